@@ -1,0 +1,1 @@
+"""Schedule rules and tensor intrinsics, one file per operator family and target."""

@@ -1,0 +1,1 @@
+"""Tuners: configuration spaces, explorers, samplers, initialisers, cost models, measuring, MetaSchedule adapters."""

@@ -1,0 +1,46 @@
+"""Graph passes, kernel schedules, tuners and a VTA backend that plug into stock Apache TVM.
+
+``import tvm_ext`` registers names (pipelines, target tags) and builds nothing; the parts are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tvm_ext.registration import register
+
+__version__ = "0.1.0"
+__all__ = ["CompiledModel", "__version__", "compile", "errors", "graph", "import_model", "load", "passes", "pipeline"]
+
+if TYPE_CHECKING:
+    from tvm_ext.compiler import compile
+    from tvm_ext.artifact import CompiledModel, load
+    from tvm_ext.frontend import import_model
+
+# Public name -> "module:attribute" ("module" alone: the module itself).
+_LAZY = {
+    "CompiledModel": "tvm_ext.artifact:CompiledModel",
+    "compile": "tvm_ext.compiler:compile",
+    "errors": "tvm_ext.errors",
+    "graph": "tvm_ext.graph",
+    "import_model": "tvm_ext.frontend:import_model",
+    "load": "tvm_ext.artifact:load",
+    "passes": "tvm_ext.passes",
+    "pipeline": "tvm_ext.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tvm_ext' has no attribute '{name}'")
+    module, _, attribute = _LAZY[name].partition(":")
+    value = importlib.import_module(module)
+    return getattr(value, attribute) if attribute else value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+register()

@@ -1,0 +1,1 @@
+"""Latency of one model under several engines, side by side in one run."""

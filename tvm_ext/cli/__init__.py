@@ -1,0 +1,1 @@
+"""The command line ``tvm-ext``: one file per command."""

@@ -1,0 +1,64 @@
+"""Every error the package raises on purpose, and the exit code the command line gives it.
+
+A message is one sentence that names the place (file, function, node, tensor), what was expected, what was found, and what to try.
+"""
+
+
+class TvmExtError(Exception):
+    """Base of all errors raised on purpose; ``exit_code`` is what ``tvm-ext`` exits with."""
+
+    exit_code = 1
+
+
+class ModelError(TvmExtError):
+    """The model file is missing, unreadable, damaged, or not in a format that can be imported."""
+
+    exit_code = 3
+
+
+class UnsupportedOperatorError(ModelError):
+    """The model is sound, but holds operators that cannot be imported; the message lists every such node."""
+
+    exit_code = 4
+
+
+class InputError(TvmExtError):
+    """An input has the wrong name, shape or dtype, or is missing."""
+
+    exit_code = 5
+
+
+class TargetError(TvmExtError):
+    """The compilation target is unknown or cannot be used here."""
+
+    exit_code = 6
+
+
+class OutputError(TvmExtError):
+    """A result cannot be written: the folder exists, is read-only, or the disk is full."""
+
+    exit_code = 7
+
+
+class CheckError(TvmExtError):
+    """A result differs from its reference by more than the tolerance."""
+
+    exit_code = 8
+
+
+class CompileError(TvmExtError):
+    """TVM could not compile or run a module that was imported without error."""
+
+    exit_code = 9
+
+
+class MissingPackageError(TvmExtError):
+    """An optional package is needed for what was asked; the message names the extra to install."""
+
+    exit_code = 10
+
+
+class OptionError(TvmExtError, ValueError):
+    """An option has a value that is not one of its candidates."""
+
+    exit_code = 2

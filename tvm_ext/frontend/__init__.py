@@ -1,0 +1,1 @@
+"""From a model file or a framework object to a Relax module."""

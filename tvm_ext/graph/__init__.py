@@ -1,0 +1,1 @@
+"""Read-only dataflow view of a Relax function, shared by all graph passes."""

@@ -1,0 +1,1 @@
+"""One graph pass per file."""

@@ -1,0 +1,1 @@
+"""VTA hardware configurations as JSON, in upstream's key names."""
