@@ -62,3 +62,9 @@ class OptionError(TvmExtError, ValueError):
     """An option has a value that is not one of its candidates."""
 
     exit_code = 2
+
+
+class GraphError(TvmExtError):
+    """A dataflow graph, an order of its nodes, or a plan for it is not valid."""
+
+    exit_code = 11
