@@ -1,0 +1,138 @@
+"""Options and helpers that the commands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tvm_ext.errors import OutputError
+
+Shapes = dict[str, list[int]]
+
+
+class InputShape(click.ParamType):
+    """``NAME:1,3,224,224``; the name may itself hold colons."""
+
+    name = "NAME:DIMS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, list[int]]:
+        """Parse one occurrence of the option."""
+        if isinstance(value, tuple):
+            return value
+        name, separator, dims = str(value).rpartition(":")
+        try:
+            shape = [int(dim) for dim in dims.replace("x", ",").split(",")] if dims.strip() else []
+        except ValueError:
+            shape = [0]
+        if not separator or not name or any(dim <= 0 for dim in shape):
+            self.fail(
+                f"{value!r} is not of the form NAME:1,3,224,224 with positive whole numbers", param, ctx
+            )
+        return name, shape
+
+
+def _collect_shapes(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, list[int]], ...]
+) -> Shapes:
+    shapes: Shapes = {}
+    for name, shape in value:
+        if name in shapes:
+            raise click.BadParameter(f"input {name!r} is given twice", ctx, param)
+        shapes[name] = shape
+    return shapes
+
+
+model_argument = click.argument("model", type=click.Path(path_type=Path))
+target_option = click.option(
+    "--target",
+    default="native",
+    show_default=True,
+    help='What to compile for: "native" (this CPU), a TVM target kind or tag, or a JSON dictionary.',
+)
+input_shape_option = click.option(
+    "--input-shape",
+    "input_shapes",
+    type=InputShape(),
+    multiple=True,
+    callback=_collect_shapes,
+    help="Shape of an input whose dimensions the model leaves open; repeat for further inputs.",
+)
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
+
+
+def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the ``tvm_ext`` pipeline to a command; they arrive as keyword arguments of those names."""
+    command = click.option(
+        "--disable",
+        default="",
+        metavar="PHASES",
+        help="Phases of the pipeline to leave out, comma-separated.",
+    )(command)
+    return click.option(
+        "--dump-dir",
+        type=click.Path(path_type=Path),
+        help="Write the module after each phase into this folder.",
+    )(command)
+
+
+@contextmanager
+def step_display(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show the running step and its time on stderr, when it is a terminal; gives a function to call with each step."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("start")
+        yield lambda step: progress.update(task, description=step)
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Write a file so that it appears whole or not at all.
+
+    Raises
+    ------
+    OutputError
+        If the path cannot be written or the disk is full.
+    """
+    payload = data.encode() if isinstance(data, str) else data
+    partial: str | None = None
+    try:
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
+            path.write_bytes(payload)
+            return
+        handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(payload)
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+        partial = None
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if partial is not None and os.path.exists(partial):
+            os.unlink(partial)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON on stdout."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def elapsed(start: float) -> str:
+    """Spell the seconds since ``start`` (of ``time.perf_counter``)."""
+    return f"{time.perf_counter() - start:.1f} s"

@@ -1,0 +1,59 @@
+"""``tvm-ext compile``: from a model file to an artifact folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tvm_ext.cli.common import (
+    Shapes,
+    elapsed,
+    input_shape_option,
+    json_flag,
+    model_argument,
+    pipeline_options,
+    print_json,
+    step_display,
+    target_option,
+)
+
+
+@click.command()
+@model_argument
+@target_option
+@input_shape_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
+@click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
+@pipeline_options
+@json_flag
+def command(
+    model: Path, target: str, input_shapes: Shapes, output: Path, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
+    from tvm_ext.artifact import check_destination
+    from tvm_ext.compiler import compile
+    from tvm_ext.inputs import describe
+
+    start = time.perf_counter()
+    check_destination(output, force)
+    with step_display(quiet=as_json) as report:
+        compiled = compile(model, target, input_shapes=input_shapes, progress=report, **options)
+        report("write")
+        compiled.save(output, force=force)
+    if as_json:
+        print_json(compiled.metadata)
+        return
+    statistics = compiled.metadata["decisions"]["statistics"]
+    click.echo(f"{output}: compiled {model} for {compiled.metadata['target']['kind']} in {elapsed(start)}")
+    for title, specs in (("inputs", compiled.inputs), ("outputs", compiled.outputs)):
+        click.echo(f"  {title:8} {', '.join(map(describe, specs))}")
+    if statistics:
+        click.echo(f"  kernels  {statistics['kernels']} ({statistics['kernel_calls']} calls)")
+        click.echo(
+            f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors"
+        )
+    for note in compiled.metadata["decisions"]["import"]:
+        click.echo(f"  import   {note}")

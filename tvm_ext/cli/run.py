@@ -1,0 +1,91 @@
+"""``tvm-ext run``: run an artifact on given or random inputs, and compare with onnxruntime if asked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from tvm_ext.cli.common import json_flag, print_json, write_atomically
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several."
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the random inputs used when none are given."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
+@click.option(
+    "--check", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Compare with onnxruntime."
+)
+@click.option(
+    "--tolerance",
+    default=1e-4,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Largest error allowed by --check, as a share of the output's standard deviation.",
+)
+@json_flag
+def command(
+    artifact: Path,
+    inputs: tuple[str, ...],
+    seed: int,
+    output: Path | None,
+    check: Path | None,
+    tolerance: float,
+    as_json: bool,
+) -> None:
+    """Run ARTIFACT, a folder that `tvm-ext compile` wrote."""
+    from tvm_ext.artifact import load
+    from tvm_ext.inputs import random_inputs, read_inputs
+    from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
+
+    compiled = load(artifact)
+    arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
+    start = time.perf_counter()
+    results = compiled.run(arrays)
+    seconds = time.perf_counter() - start
+    rows = [_summary(name, array) for name, array in results.items()]
+    if output is not None:
+        _save(output, results)
+    errors = compare_outputs(results, onnxruntime_outputs(check, arrays)) if check else []
+    if as_json:
+        print_json({"outputs": rows, "seconds": seconds, "check": [vars(error) for error in errors]})
+    else:
+        kind = "given" if inputs else f"random (seed {seed})"
+        click.echo(f"{artifact}: ran on {kind} inputs in {seconds * 1e3:.2f} ms (first run, not warmed up)")
+        for row in rows:
+            click.echo(
+                f"  {row['name']}: {row['dtype']}{row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}"
+            )
+        for error in errors:
+            click.echo(
+                f"  check {error.name}: largest absolute error {error.absolute:.3g}, "
+                f"relative to the standard deviation {error.relative:.3g}"
+            )
+    require_agreement(errors, tolerance)
+
+
+def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
+    values = array.astype("float64") if array.size else np.zeros(1)
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+    }
+
+
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    import io
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,192 @@
+"""``tvm_ext.compile``: from a model, in whatever form, to a :class:`~tvm_ext.artifact.CompiledModel`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.artifact import FORMAT, CompiledModel
+from tvm_ext.errors import CompileError, TvmExtError
+from tvm_ext.frontend import ImportedModel, import_model
+from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
+from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
+from tvm_ext.target import resolve_target
+
+Progress = Callable[[str], None]
+"""Called with the name of each step as it begins."""
+
+RECORDED_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "torch")
+
+
+def compile(
+    model: Any,
+    target: str | Mapping[str, Any] | tvm.target.Target | None = None,
+    params: Mapping[str, Any] | None = None,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CompiledModel:
+    """Import a model, run the ``tvm_ext`` pipeline on it, and generate code.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto, torch.export.ExportedProgram, torch.nn.Module, tvm.IRModule or ImportedModel
+        What to compile. An ``nn.Module`` needs ``example_inputs``.
+    target : str, dict or tvm.target.Target, optional
+        See :func:`tvm_ext.target.resolve_target`; this machine's CPU by default.
+    params : mapping from name to array, optional
+        Values for the weights of an IRModule that takes them as parameters.
+    input_shapes : mapping from input name to shape, optional
+        Values for dimensions that the model leaves open.
+    example_inputs : sequence of torch.Tensor, optional
+        Example inputs of an ``nn.Module``, in call order.
+    progress : callable, optional
+        Called with the name of each step as it begins.
+    **options
+        Fields of :class:`tvm_ext.pipeline.PipelineOptions`.
+
+    Returns
+    -------
+    CompiledModel
+
+    Raises
+    ------
+    TvmExtError
+        One of its subclasses, with a sentence that says what is wrong and what to try.
+    """
+    parsed = PipelineOptions.from_keywords(options)
+    resolved = resolve_target(target)
+    report = progress or (lambda step: None)
+    report("import")
+    imported = (
+        model
+        if isinstance(model, ImportedModel)
+        else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
+    )
+    lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report)
+    report("generate code")
+    start = time.perf_counter()
+    executable = generate_code(lowered, resolved)
+    seconds["generate code"] = time.perf_counter() - start
+    return CompiledModel(executable, _metadata(imported, resolved, parsed, statistics, seconds))
+
+
+def lower(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    options: PipelineOptions,
+    report: Progress = lambda step: None,
+    after_phase: Callable[[Phase, tvm.IRModule], None] | None = None,
+) -> tuple[tvm.IRModule, ModuleStatistics | None, dict[str, float]]:
+    """Run the pipeline phase by phase.
+
+    Returns
+    -------
+    tuple
+        The lowered module, its statistics (None when memory planning was switched off), seconds by phase.
+
+    Raises
+    ------
+    CompileError
+        If a pass fails; the message names the phase.
+    """
+    instrument = StatisticsInstrument()
+    seconds: dict[str, float] = {}
+    with target, tvm.transform.PassContext(instruments=[instrument]):
+        for phase, phase_pass in phase_passes(target, options):
+            report(phase.name)
+            start = time.perf_counter()
+            try:
+                mod = phase_pass(mod)
+            except TvmExtError:
+                raise
+            except Exception as error:  # TVM raises whatever its C++ side threw
+                raise CompileError(f"phase {phase.name} failed: {summary_line(error)}") from error
+            seconds[phase.name] = time.perf_counter() - start
+            if after_phase is not None:
+                after_phase(phase, mod)
+    return mod, instrument.statistics, seconds
+
+
+def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+    """Build the executable of a module that went through the whole pipeline.
+
+    Raises
+    ------
+    CompileError
+        If TVM cannot generate code for it.
+    """
+    try:
+        return relax.build(mod, target, relax_pipeline=None)
+    except Exception as error:  # TVM raises whatever its C++ side threw
+        raise CompileError(
+            f"code generation for target {target.kind.name} failed: {summary_line(error)}"
+        ) from error
+
+
+def summary_line(error: BaseException) -> str:
+    """Pick the line of a TVM error that says what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "Error:" in line or "Check failed" in line:
+            return line
+    return lines[-1] if lines else type(error).__name__
+
+
+def recorded_versions() -> dict[str, str]:
+    """Versions of the packages that a compilation depends on."""
+    found = {}
+    for package in RECORDED_PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _metadata(
+    imported: ImportedModel,
+    target: tvm.target.Target,
+    options: PipelineOptions,
+    statistics: ModuleStatistics | None,
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    def rows(specs: Sequence[Any]) -> list[dict[str, Any]]:
+        return [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in specs]
+
+    dump_dir = None if options.dump_dir is None else str(options.dump_dir)
+    return {
+        "format": FORMAT,
+        "name": Path(imported.source).stem,
+        "source": imported.source,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "target": _plain(target.export()),
+        "device": str(tvm.runtime.Device(target.get_target_device_type(), 0)).partition(":")[0],
+        "inputs": rows(imported.inputs),
+        "outputs": rows(imported.outputs),
+        "versions": recorded_versions(),
+        "decisions": {
+            "import": list(imported.notes),
+            "options": {"disable": list(options.disable), "dump_dir": dump_dir},
+            "seconds": {name: round(value, 4) for name, value in seconds.items()},
+            "statistics": None if statistics is None else vars(statistics) | {},
+        },
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Convert TVM's containers to what JSON knows."""
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return [_plain(item) for item in value]

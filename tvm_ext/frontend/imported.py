@@ -1,0 +1,49 @@
+"""What importing a model gives, whatever it was imported from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype of a model's input or output.
+
+    Attributes
+    ----------
+    name : str
+        As the model file spells it, also where TVM needs another identifier.
+    shape : tuple of int or str
+        A string is a symbolic dimension.
+    dtype : str
+        As numpy spells it, for example ``"float32"``.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model as a Relax module.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        Its function ``main`` takes exactly ``inputs``, in that order; weights are constants inside it.
+    inputs, outputs : tuple of TensorSpec
+        The interface of ``main``.
+    source : str
+        The path of the model file, or what kind of object it came from.
+    notes : tuple of str
+        One sentence for each thing that importing did to the model.
+    """
+
+    mod: tvm.IRModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    source: str
+    notes: tuple[str, ...]

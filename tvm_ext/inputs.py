@@ -1,0 +1,165 @@
+"""Input tensors of a model: checked against what it declares, made up at random, or read from .npy and .npz files."""
+
+from __future__ import annotations
+
+import difflib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tvm_ext.errors import InputError
+from tvm_ext.frontend.imported import TensorSpec
+
+
+def describe(spec: TensorSpec) -> str:
+    """Spell a tensor as ``name: float32[1,3,224,224]``."""
+    return f"{spec.name}: {spec.dtype}[{','.join(map(str, spec.shape))}]"
+
+
+def check_inputs(
+    specs: Sequence[TensorSpec], given: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Match given arrays with the declared inputs.
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+        The declared inputs; a string in a shape is a symbolic dimension, equal wherever it appears.
+    given : mapping from name to array, or sequence of arrays
+        A sequence is taken in the order of ``specs``.
+
+    Returns
+    -------
+    dict
+        Contiguous arrays by name, in the order of ``specs``.
+
+    Raises
+    ------
+    InputError
+        If a name, count, shape or dtype differs; the message says which, what was expected and what was found.
+    """
+    expected = "; expected " + ", ".join(map(describe, specs)) if specs else "; the model takes no inputs"
+    names = [spec.name for spec in specs]
+    if not isinstance(given, Mapping):
+        if len(given) != len(specs):
+            raise InputError(f"{len(given)} inputs given where {len(specs)} are needed{expected}")
+        given = dict(zip(names, given, strict=True))
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            raise InputError(
+                f"the model has no input {name!r}{f', did you mean {near[0]!r}?' if near else ''}{expected}"
+            )
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InputError(f"no value for input {', '.join(map(repr, missing))}{expected}")
+    bound: dict[str, int] = {}
+    return {spec.name: _check_one(spec, np.asarray(given[spec.name]), bound) for spec in specs}
+
+
+def _check_one(spec: TensorSpec, array: np.ndarray, bound: dict[str, int]) -> np.ndarray:
+    found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+    if array.dtype.name != spec.dtype:
+        raise InputError(
+            f"input {describe(spec)}: found dtype {array.dtype}; convert it with array.astype({spec.dtype!r})"
+        )
+    if array.ndim != len(spec.shape):
+        raise InputError(f"input {describe(spec)}: expected {len(spec.shape)} dimensions, found {found}")
+    for axis, (dimension, extent) in enumerate(zip(spec.shape, array.shape, strict=True)):
+        wanted = bound.setdefault(dimension, extent) if isinstance(dimension, str) else dimension
+        if wanted != extent:
+            raise InputError(f"input {describe(spec)}: dimension {axis} must be {wanted}, found {found}")
+    return np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns a scalar into a vector
+
+
+def random_inputs(
+    specs: Sequence[TensorSpec], seed: int = 0, dimensions: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Make up inputs: floats from a standard normal, integers and booleans 0 or 1 (a valid index of any table).
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+        What to make.
+    seed : int
+        Same seed, same arrays.
+    dimensions : mapping, optional
+        Values of symbolic dimensions; 1 for any that is not named.
+    """
+    generator = np.random.default_rng(seed)
+    arrays = {}
+    for spec in specs:
+        shape = [(dimensions or {}).get(dim, 1) if isinstance(dim, str) else dim for dim in spec.shape]
+        if spec.dtype.startswith(("int", "uint", "bool")):
+            arrays[spec.name] = generator.integers(0, 2, shape).astype(spec.dtype)
+        else:
+            arrays[spec.name] = generator.standard_normal(shape).astype(_numpy_dtype(spec.dtype))
+    return arrays
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # bfloat16 and the float8 types; comes with onnx
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read inputs named on a command line.
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+        The declared inputs.
+    arguments : sequence of str
+        ``file.npz`` (arrays by name), ``name=file.npy``, or ``file.npy`` for a model with a single input.
+
+    Raises
+    ------
+    InputError
+        If a file is missing or is not what its ending says, or an array does not fit (see :func:`check_inputs`).
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for argument in arguments:
+        name, separator, path = argument.rpartition("=")
+        if separator and not Path(argument).exists():
+            arrays[name] = _load_array(Path(path))
+        elif argument.endswith(".npz"):
+            arrays.update(_load_archive(Path(argument)))
+        elif len(specs) == 1:
+            arrays[specs[0].name] = _load_array(Path(argument))
+        else:
+            names = ", ".join(spec.name for spec in specs)
+            raise InputError(f"{argument}: say which input it is, NAME={argument}, with NAME one of {names}")
+    return check_inputs(specs, arrays)
+
+
+def _load_array(path: Path) -> np.ndarray:
+    loaded = _load(path)
+    if not isinstance(loaded, np.ndarray):
+        raise InputError(f"{path} is an .npz archive; give it without NAME=")
+    return loaded
+
+
+def _load_archive(path: Path) -> dict[str, np.ndarray]:
+    loaded = _load(path)
+    if isinstance(loaded, np.ndarray):
+        raise InputError(f"{path} ends in .npz but holds a single array; rename it to .npy")
+    with loaded as archive:
+        try:
+            return {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path} cannot be read as NumPy data: {error}") from None
+
+
+def _load(path: Path) -> np.ndarray | np.lib.npyio.NpzFile:
+    try:
+        return np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read as NumPy data (.npy or .npz): {error}") from None

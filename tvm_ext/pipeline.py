@@ -1,0 +1,214 @@
+"""The table of contents of a compilation: the Relax pipeline ``tvm_ext``, phase by phase.
+
+``tvm.compile(mod, target, relax_pipeline="tvm_ext")`` runs it; ``relax.get_pipeline("tvm_ext", **options)`` takes options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.target import native_target
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Options of the ``tvm_ext`` pipeline, given as keyword arguments to ``relax.get_pipeline("tvm_ext", ...)``.
+
+    Attributes
+    ----------
+    disable : tuple of str
+        Names of phases to leave out; see :data:`PHASES`. Without ``legalize``, ``lower`` or ``finalize`` the module
+        can only be built if it already is in the form that phase produces.
+    dump_dir : str or Path, optional
+        Folder that receives the module after each phase as ``NN_phase.py`` (TVMScript, constants left out).
+    """
+
+    disable: tuple[str, ...] = ()
+    dump_dir: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        names = [phase.name for phase in PHASES]
+        if isinstance(self.disable, str):
+            object.__setattr__(self, "disable", tuple(filter(None, self.disable.split(","))))
+        object.__setattr__(self, "disable", tuple(self.disable))
+        for name in self.disable:
+            if name not in names:
+                raise OptionError(
+                    f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}"
+                )
+
+    @classmethod
+    def from_keywords(cls, options: dict[str, Any]) -> PipelineOptions:
+        """Build from keyword arguments.
+
+        Raises
+        ------
+        OptionError
+            If a keyword is not an option; the message lists the options.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise OptionError(
+                    f"unknown option {name!r} of pipeline tvm_ext, candidates are {', '.join(known)}"
+                )
+        return cls(**options)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named step of the pipeline; ``passes(target, options)`` lists the passes it runs, in order."""
+
+    name: str
+    summary: str
+    passes: Callable[[tvm.target.Target, PipelineOptions], Sequence[tvm.transform.Pass]]
+
+
+def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.FoldConstant(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def _dispatch(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
+
+
+def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+    ]
+
+
+def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [relax.transform.FuseOps(), relax.transform.FuseTIR()]
+
+
+def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    passes = []
+    if ms.Database.current():
+        passes.append(relax.transform.MetaScheduleApplyDatabase(enable_warning=False))
+    if "gpu" in target.keys:
+        # A GPU kernel without thread bindings does not compile, so this is TVM's own list for GPUs.
+        from tvm.s_tir import dlight
+
+        rules = ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback")
+        passes.append(dlight.ApplyDefaultSchedule(*(getattr(dlight.gpu, rule)() for rule in rules)))
+    return passes
+
+
+def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+    ]
+
+
+def _memory(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [relax.transform.StaticPlanBlockMemory()]
+
+
+def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [
+        relax.transform.RewriteCUDAGraph(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ]
+
+
+PHASES: tuple[Phase, ...] = (
+    Phase(
+        "canonicalize", "inference form: batch norm and friends decomposed, constants folded", _canonicalize
+    ),
+    Phase("dispatch", "sampling, sort and scan handed to library kernels", _dispatch),
+    Phase("legalize", "every operator becomes a call of a TIR kernel", _legalize),
+    Phase("fuse", "kernels merged with their neighbours", _fuse),
+    Phase(
+        "schedule",
+        "tuned schedules from the current MetaSchedule database, default schedules for a GPU",
+        _schedule,
+    ),
+    Phase("lower", "destination-passing calls, explicit allocation", _lower),
+    Phase("memory", "storage shared between tensors that never live at once", _memory),
+    Phase("finalize", "virtual machine instructions", _finalize),
+)
+
+
+def phase_passes(
+    target: tvm.target.Target, options: PipelineOptions
+) -> list[tuple[Phase, tvm.transform.Pass]]:
+    """List the phases that are switched on, each with one pass that runs it; instruments see it as ``tvm_ext.NAME``."""
+    enabled = [phase for phase in PHASES if phase.name not in options.disable]
+    chain = []
+    for number, phase in enumerate(enabled):
+        passes = list(phase.passes(target, options))
+        if options.dump_dir is not None:
+            passes.append(_dump_pass(Path(options.dump_dir), f"{number:02d}_{phase.name}.py"))
+        chain.append((phase, tvm.transform.Sequential(passes, name=f"tvm_ext.{phase.name}")))
+    return chain
+
+
+def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
+    """Build the pipeline as one module pass.
+
+    Parameters
+    ----------
+    **options
+        The fields of :class:`PipelineOptions`.
+
+    Returns
+    -------
+    tvm.transform.Pass
+        A pass over an IRModule with Relax functions. It compiles for the current target (``with target:``, as
+        ``tvm.compile`` sets it), or for this machine's CPU when there is none.
+
+    Raises
+    ------
+    OptionError
+        If an option or its value is unknown.
+    """
+    parsed = PipelineOptions.from_keywords(options)
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
+    def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=True) or native_target()
+        with target:
+            for _, phase_pass in phase_passes(target, parsed):
+                mod = phase_pass(mod)
+        return mod
+
+    return _pipeline
+
+
+def _dump_pass(folder: Path, file_name: str) -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name=f"tvm_ext.dump.{file_name}")
+    def _dump(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / file_name).write_text(mod.script(show_meta=False), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(
+                f"option dump_dir: cannot write {folder / file_name}: {error.strerror}"
+            ) from None
+        return mod
+
+    return _dump
