@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 from tvm_ext.registration import register
 
 __version__ = "0.1.0"
-__all__ = ["CompiledModel", "__version__", "compile", "errors", "graph", "import_model", "load", "passes", "pipeline"]
+__all__ = [
+    "CompiledModel",
+    "__version__",
+    "compile",
+    "errors",
+    "graph",
+    "import_model",
+    "load",
+    "passes",
+    "pipeline",
+]
 
 if TYPE_CHECKING:
-    from tvm_ext.compiler import compile
     from tvm_ext.artifact import CompiledModel, load
+    from tvm_ext.compiler import compile
     from tvm_ext.frontend import import_model
 
 # Public name -> "module:attribute" ("module" alone: the module itself).

@@ -130,9 +130,7 @@ class CompiledModel:
                 shutil.rmtree(folder)
             partial.rename(folder)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {folder}: {error.strerror or error}{_space_hint(error)}"
-            ) from None
+            raise OutputError(f"cannot write {folder}: {error.strerror or error}{_space_hint(error)}") from None
         finally:
             if partial is not None and partial.exists():
                 shutil.rmtree(partial, ignore_errors=True)
@@ -144,11 +142,7 @@ class CompiledModel:
         try:
             self.executable.export_library(str(partial / LIBRARY), workspace_dir=str(workspace))
         except RuntimeError as error:
-            if (
-                "No space left" in str(error)
-                or "File size limit" in str(error)
-                or "File too large" in str(error)
-            ):
+            if "No space left" in str(error) or "File size limit" in str(error) or "File too large" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             raise CompileError(
                 f"the library could not be linked (a C++ compiler such as g++ is needed on PATH): {_last_line(error)}"
@@ -167,9 +161,7 @@ def check_destination(folder: Path, force: bool) -> None:
     """
     if folder.is_dir() and not folder.is_symlink():
         if not force and any(folder.iterdir()):
-            raise OutputError(
-                f"{folder} exists already; give another folder, or --force to replace the artifact in it"
-            )
+            raise OutputError(f"{folder} exists already; give another folder, or --force to replace the artifact in it")
         strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LIBRARY, METADATA))
         if strangers:
             raise OutputError(
@@ -203,9 +195,7 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
         metadata = json.loads(path.read_text(encoding="utf-8"))
         version = metadata["format"]
         if version != FORMAT:
-            raise ModelError(
-                f"{path}: format {version!r} is not known to this version, compile the model again"
-            )
+            raise ModelError(f"{path}: format {version!r} is not known to this version, compile the model again")
         for key in ("inputs", "outputs", "device", "target"):
             metadata[key]
         _specs(metadata["inputs"]), _specs(metadata["outputs"])
@@ -237,14 +227,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    return next(
-        (line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__
-    )
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 def _space_hint(error: OSError) -> str:
-    return (
-        "; free some space or write elsewhere"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        else ""
-    )
+    return "; free some space or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""

@@ -128,9 +128,7 @@ def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     try:
         return relax.build(mod, target, relax_pipeline=None)
     except Exception as error:  # TVM raises whatever its C++ side threw
-        raise CompileError(
-            f"code generation for target {target.kind.name} failed: {summary_line(error)}"
-        ) from error
+        raise CompileError(f"code generation for target {target.kind.name} failed: {summary_line(error)}") from error
 
 
 def summary_line(error: BaseException) -> str:

@@ -41,9 +41,7 @@ class PipelineOptions:
         object.__setattr__(self, "disable", tuple(self.disable))
         for name in self.disable:
             if name not in names:
-                raise OptionError(
-                    f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}"
-                )
+                raise OptionError(f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}")
 
     @classmethod
     def from_keywords(cls, options: dict[str, Any]) -> PipelineOptions:
@@ -57,9 +55,7 @@ class PipelineOptions:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise OptionError(
-                    f"unknown option {name!r} of pipeline tvm_ext, candidates are {', '.join(known)}"
-                )
+                raise OptionError(f"unknown option {name!r} of pipeline tvm_ext, candidates are {', '.join(known)}")
         return cls(**options)
 
 
@@ -136,9 +132,7 @@ def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 
 
 PHASES: tuple[Phase, ...] = (
-    Phase(
-        "canonicalize", "inference form: batch norm and friends decomposed, constants folded", _canonicalize
-    ),
+    Phase("canonicalize", "inference form: batch norm and friends decomposed, constants folded", _canonicalize),
     Phase("dispatch", "sampling, sort and scan handed to library kernels", _dispatch),
     Phase("legalize", "every operator becomes a call of a TIR kernel", _legalize),
     Phase("fuse", "kernels merged with their neighbours", _fuse),
@@ -153,9 +147,7 @@ PHASES: tuple[Phase, ...] = (
 )
 
 
-def phase_passes(
-    target: tvm.target.Target, options: PipelineOptions
-) -> list[tuple[Phase, tvm.transform.Pass]]:
+def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tuple[Phase, tvm.transform.Pass]]:
     """List the phases that are switched on, each with one pass that runs it; instruments see it as ``tvm_ext.NAME``."""
     enabled = [phase for phase in PHASES if phase.name not in options.disable]
     chain = []
@@ -206,9 +198,7 @@ def _dump_pass(folder: Path, file_name: str) -> tvm.transform.Pass:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file_name).write_text(mod.script(show_meta=False), encoding="utf-8")
         except OSError as error:
-            raise OutputError(
-                f"option dump_dir: cannot write {folder / file_name}: {error.strerror}"
-            ) from None
+            raise OutputError(f"option dump_dir: cannot write {folder / file_name}: {error.strerror}") from None
         return mod
 
     return _dump

@@ -65,9 +65,7 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
     if isinstance(config, Mapping):
         config = dict(config)
     elif not isinstance(config, str):
-        raise TargetError(
-            f"a target is a string, a dictionary or a tvm.target.Target; found {type(config).__name__}"
-        )
+        raise TargetError(f"a target is a string, a dictionary or a tvm.target.Target; found {type(config).__name__}")
     try:
         resolved = tvm.target.Target(config)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -82,14 +80,10 @@ def _check_mcpu(target: tvm.target.Target, mcpu: str) -> None:
     triple = str(target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple()
     known = [
         str(name)
-        for name in tvm.target.codegen.llvm_get_cpu_archlist(
-            tvm.target.Target({"kind": "llvm", "mtriple": triple})
-        )
+        for name in tvm.target.codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
     ]
     if known and mcpu not in known:
-        raise TargetError(
-            f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}"
-        )
+        raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}")
 
 
 def _nearest(word: str, candidates: list[str]) -> str:
@@ -98,9 +92,7 @@ def _nearest(word: str, candidates: list[str]) -> str:
 
 
 def _explain(config: str | dict[str, Any], error: Exception) -> str:
-    kinds = sorted(
-        str(kind) for kind in tvm.target.Target.list_kinds() if str(kind) not in ("test", "composite")
-    )
+    kinds = sorted(str(kind) for kind in tvm.target.Target.list_kinds() if str(kind) not in ("test", "composite"))
     if isinstance(config, dict):
         reason = str(error).splitlines()[0].split(". Target creation")[0]
         return f"target {json.dumps(config)} is not valid: {reason}; known kinds are {', '.join(kinds)}"

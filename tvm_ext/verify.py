@@ -40,9 +40,7 @@ def output_error(name: str, result: np.ndarray, reference: np.ndarray) -> Output
         return OutputDifference(name, 0.0, 0.0)
     a, b = result.astype("float64"), reference.astype("float64")
     finite = np.isfinite(b)
-    same_specials = np.array_equal(a[~finite], b[~finite], equal_nan=True) and bool(
-        np.isfinite(a[finite]).all()
-    )
+    same_specials = np.array_equal(a[~finite], b[~finite], equal_nan=True) and bool(np.isfinite(a[finite]).all())
     if not same_specials:
         return OutputDifference(name, float("inf"), float("inf"))
     if not finite.any():
@@ -52,9 +50,7 @@ def output_error(name: str, result: np.ndarray, reference: np.ndarray) -> Output
     return OutputDifference(name, absolute, absolute / scale)
 
 
-def compare_outputs(
-    results: Mapping[str, np.ndarray], reference: Sequence[np.ndarray]
-) -> list[OutputDifference]:
+def compare_outputs(results: Mapping[str, np.ndarray], reference: Sequence[np.ndarray]) -> list[OutputDifference]:
     """Measure all outputs, matched by position.
 
     Raises
@@ -63,13 +59,8 @@ def compare_outputs(
         If the numbers of outputs differ.
     """
     if len(results) != len(reference):
-        raise CheckError(
-            f"{len(results)} outputs where the reference has {len(reference)}; is it the same model?"
-        )
-    return [
-        output_error(name, value, other)
-        for (name, value), other in zip(results.items(), reference, strict=True)
-    ]
+        raise CheckError(f"{len(results)} outputs where the reference has {len(reference)}; is it the same model?")
+    return [output_error(name, value, other) for (name, value), other in zip(results.items(), reference, strict=True)]
 
 
 def require_agreement(errors: Sequence[OutputDifference], tolerance: float) -> None:
@@ -88,9 +79,7 @@ def require_agreement(errors: Sequence[OutputDifference], tolerance: float) -> N
         )
 
 
-def onnxruntime_outputs(
-    model: str | Path | bytes | Any, inputs: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
+def onnxruntime_outputs(model: str | Path | bytes | Any, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Run an ONNX model (path, bytes or ModelProto) in onnxruntime on the CPU.
 
     Raises

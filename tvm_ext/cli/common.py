@@ -24,9 +24,7 @@ class InputShape(click.ParamType):
 
     name = "NAME:DIMS"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, list[int]]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, list[int]]:
         """Parse one occurrence of the option."""
         if isinstance(value, tuple):
             return value
@@ -36,15 +34,11 @@ class InputShape(click.ParamType):
         except ValueError:
             shape = [0]
         if not separator or not name or any(dim <= 0 for dim in shape):
-            self.fail(
-                f"{value!r} is not of the form NAME:1,3,224,224 with positive whole numbers", param, ctx
-            )
+            self.fail(f"{value!r} is not of the form NAME:1,3,224,224 with positive whole numbers", param, ctx)
         return name, shape
 
 
-def _collect_shapes(
-    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, list[int]], ...]
-) -> Shapes:
+def _collect_shapes(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, list[int]], ...]) -> Shapes:
     shapes: Shapes = {}
     for name, shape in value:
         if name in shapes:

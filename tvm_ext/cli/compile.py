@@ -52,8 +52,6 @@ def command(
         click.echo(f"  {title:8} {', '.join(map(describe, specs))}")
     if statistics:
         click.echo(f"  kernels  {statistics['kernels']} ({statistics['kernel_calls']} calls)")
-        click.echo(
-            f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors"
-        )
+        click.echo(f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors")
     for note in compiled.metadata["decisions"]["import"]:
         click.echo(f"  import   {note}")

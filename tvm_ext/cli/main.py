@@ -66,12 +66,8 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
         ctx.exit()
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def cli() -> None:
     """Compile, run, measure and look into neural networks with Apache TVM."""
 

@@ -14,16 +14,10 @@ from tvm_ext.cli.common import json_flag, print_json, write_atomically
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option(
-    "--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several."
-)
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of the random inputs used when none are given."
-)
+@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs used when none are given.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
-@click.option(
-    "--check", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Compare with onnxruntime."
-)
+@click.option("--check", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Compare with onnxruntime.")
 @click.option(
     "--tolerance",
     default=1e-4,
@@ -61,9 +55,7 @@ def command(
         kind = "given" if inputs else f"random (seed {seed})"
         click.echo(f"{artifact}: ran on {kind} inputs in {seconds * 1e3:.2f} ms (first run, not warmed up)")
         for row in rows:
-            click.echo(
-                f"  {row['name']}: {row['dtype']}{row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}"
-            )
+            click.echo(f"  {row['name']}: {row['dtype']}{row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
         for error in errors:
             click.echo(
                 f"  check {error.name}: largest absolute error {error.absolute:.3g}, "
