@@ -32,8 +32,8 @@ class Entry:
     kind : str
         "tiny" (written as text, milliseconds), "light" (graph of the onnx package, made-up weights),
         "trained" (from a wheel) or "torch" (definition in :mod:`tests.zoo.nets`).
-    build : callable
-        Makes the ONNX model; called once, the result is kept on disk.
+    build : callable or None
+        Makes the ONNX model; called once, the result is kept on disk. None: the first of ``files`` is the model.
     draw : callable
         Draws one set of inputs from a random generator.
     module : callable or None
@@ -51,7 +51,7 @@ class Entry:
     name: str
     family: Family
     kind: Kind
-    build: Callable[[], onnx.ModelProto]
+    build: Callable[[], onnx.ModelProto] | None
     draw: Callable[[np.random.Generator], dict[str, Array]]
     module: Callable[[], Any] | None = None
     needs: tuple[str, ...] = ()
@@ -66,7 +66,8 @@ class Entry:
                 return f"{self.name}: the Python package '{package}' is not installed; run: pip install {package}"
         for file in self.files:
             if not file().exists():
-                return f"{self.name}: {file()} is not there; run: python scripts/fetch_zoo.py"
+                remedy = "; run: python scripts/fetch_zoo.py" if self.kind == "trained" else ""
+                return f"{self.name}: {file()} is not there{remedy}"
         return None
 
     def inputs(self, seed: int = 0) -> dict[str, Array]:
@@ -79,6 +80,8 @@ class Entry:
 
     def onnx_path(self) -> Path:
         """Path of the ONNX file, built if need be."""
+        if self.build is None:
+            return self.files[0]()
         return cached_onnx(self.name, [*self.recipe, *(file() for file in self.files)], self.build)
 
     def onnx_model(self) -> onnx.ModelProto:

@@ -43,8 +43,17 @@ def picture(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return (total - total.mean()) / total.std()
 
 
-def digits_line(rng: np.random.Generator, height: int, width: int) -> tuple[Array, str]:
+def digits_line(rng: np.random.Generator, height: int, width: int, text: str | None = None) -> tuple[Array, str]:
     """Draw dark digits on light paper, as text recognisers take it; also give the digits drawn.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Source of randomness.
+    height, width : int
+        Size of the picture in pixels.
+    text : str or None
+        The digits; None: as many random ones as fit.
 
     Returns
     -------
@@ -52,7 +61,7 @@ def digits_line(rng: np.random.Generator, height: int, width: int) -> tuple[Arra
         float32 of shape (3, height, width) in [-1, 1], and the text.
     """
     step = height * 3 // 4
-    text = "".join(str(rng.integers(10)) for _ in range(max(1, (width - step // 2) // step)))
+    text = text or "".join(str(rng.integers(10)) for _ in range(max(1, (width - step // 2) // step)))
     page = np.full((height, width), 0.9, np.float32)
     for position, digit in enumerate(text):
         left = step // 2 + position * step
@@ -83,11 +92,11 @@ def _draw_digit(box: Array, digit: int) -> None:
 def page_of_digits(rng: np.random.Generator, height: int, width: int) -> Array:
     """A page with three lines of digits, float32 (3, height, width), standardised as text detectors take it."""
     page = np.full((3, height, width), 0.9, np.float32)
-    line_height = max(8, height // 10)
+    line_height = max(8, height // 13)
     for line in range(3):
-        strip, _ = digits_line(rng, line_height, width * 3 // 4)
-        top = height // 8 + line * height // 4
-        page[:, top : top + line_height, width // 8 : width // 8 + strip.shape[2]] = strip
+        strip, _ = digits_line(rng, line_height, width * 7 // 8)
+        top, left = height * (2 * line + 1) // 6 - line_height // 2, width // 16
+        page[:, top : top + line_height, left : left + strip.shape[2]] = strip
     mean = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
     deviation = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
     return (page / 2 + 0.5 - mean) / deviation
