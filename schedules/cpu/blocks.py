@@ -1,0 +1,42 @@
+"""Small helpers over schedules that several rules use: finding blocks, reading extents, inlining an epilogue."""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+
+
+def top_blocks(schedule: Schedule) -> list[SBlockRV]:
+    """Blocks of the kernel in program order."""
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+def annotated_block(schedule: Schedule, kernel: str) -> SBlockRV | None:
+    """Find the block that is annotated as computing ``kernel``."""
+    for block in top_blocks(schedule):
+        if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) == kernel:
+            return block
+    return None
+
+
+def loop_extents(schedule: Schedule, block: SBlockRV) -> list[int]:
+    """Extents of the loops around a block, outermost first."""
+    return [int(schedule.get(loop).extent) for loop in schedule.get_loops(block)]
+
+
+def inline_epilogue(schedule: Schedule, compute: SBlockRV) -> SBlockRV:
+    """Inline what follows ``compute`` into the block that stores the result, and return that block.
+
+    Without an epilogue the result itself is split off: computed in a buffer of its own, then stored.
+    """
+    blocks = top_blocks(schedule)
+    names = [schedule.get(block).name_hint for block in blocks]
+    position = names.index(schedule.get(compute).name_hint)
+    after = blocks[position + 1 :]
+    if not after:
+        return schedule.cache_write(compute, 0, "global")
+    for block in after[:-1]:
+        schedule.compute_inline(block)
+    return after[-1]

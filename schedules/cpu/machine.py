@@ -1,0 +1,104 @@
+"""What a CPU offers to a kernel, as one frozen row: vector width, registers, cache sizes, cores.
+
+The instruction set comes from the target; cache sizes come from this machine when the target is this machine's CPU,
+and from the row of the instruction set otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import tvm
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU as the schedule rules see it.
+
+    Attributes
+    ----------
+    isa : str
+        Name of the instruction-set row.
+    vector_bits : int
+        Width of a vector register.
+    vector_registers : int
+        How many there are.
+    dot_product : str
+        Instruction family for 8-bit dot products: ``"vnni"``, ``"sdot"`` or ``""``.
+    l1, l2, l3 : int
+        Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
+    cores : int
+        Physical cores.
+    """
+
+    isa: str
+    vector_bits: int
+    vector_registers: int
+    dot_product: str = ""
+    l1: int = 32 << 10
+    l2: int = 512 << 10
+    l3: int = 8 << 20
+    cores: int = 1
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of ``dtype`` in one vector register."""
+        return max(1, self.vector_bits // tvm.DataType(dtype).bits)
+
+
+# LLVM features that a row needs, best first.
+ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
+    (frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"}), Machine("avx512", 512, 32, "vnni", l2=1 << 20)),
+    (frozenset({"avx512f", "avx512bw", "avx512vl"}), Machine("avx512", 512, 32, l2=1 << 20)),
+    (frozenset({"avx2", "fma", "avxvnni"}), Machine("avx2", 256, 16, "vnni")),
+    (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16)),
+    (frozenset({"sse4.1"}), Machine("sse4", 128, 16)),
+    (frozenset({"neon", "dotprod"}), Machine("neon", 128, 32, "sdot", l1=64 << 10)),
+    (frozenset({"neon"}), Machine("neon", 128, 32)),
+    (frozenset(), Machine("generic", 128, 16)),
+)
+
+
+def machine_of(target: tvm.target.Target) -> Machine:
+    """Describe the CPU of a target."""
+    host = target if target.kind.name == "llvm" else (target.host or target)
+    attributes = host.attrs
+    return _machine(
+        str(attributes.get("mtriple", "")),
+        str(attributes.get("mcpu", "")),
+        ",".join(str(attribute) for attribute in attributes.get("mattr", ())),
+        int(attributes.get("num-cores", 0)),
+    )
+
+
+@lru_cache(maxsize=64)
+def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
+    config: dict[str, object] = {"kind": "llvm"}
+    if triple:
+        config["mtriple"] = triple
+    if mcpu:
+        config["mcpu"] = mcpu
+    if mattr:
+        config["mattr"] = mattr.split(",")
+    features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
+    row = next(machine for needed, machine in ROWS if needed <= features)
+    if mcpu == tvm.target.codegen.llvm_get_system_cpu():
+        row = replace(row, **_host_caches())
+    if not cores:
+        from tvm_ext.target import physical_cores
+
+        cores = physical_cores()
+    return replace(row, cores=cores)
+
+
+def _host_caches() -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            if kind in ("Data", "Unified") and level in "123":
+                sizes[f"l{level}"] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
+        except (OSError, ValueError):
+            continue
+    return sizes
