@@ -1,0 +1,127 @@
+"""Measure one model in several engines, side by side in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.bench.contender import Contender, choose_contenders
+from tvm_ext.bench.course import Course, Progress
+from tvm_ext.bench.result import BenchResult
+from tvm_ext.bench.subject import open_subject
+from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.target import physical_cores, resolve_target
+
+MINIMUM_REPEATS = 10
+
+
+def compare(
+    model: Any,
+    engines: Sequence[str | Contender] | None = None,
+    *,
+    target: str | Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray] | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    repeats: int = MINIMUM_REPEATS,
+    budget: float = 30.0,
+    timeout: float = 600.0,
+    noise: bool = True,
+    progress: Progress | None = None,
+) -> BenchResult:
+    """Measure the latency of a model in several engines, interleaved.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto, torch.export.ExportedProgram, torch.nn.Module or tvm.IRModule
+        What to run; see :func:`tvm_ext.bench.subject.open_subject`.
+    engines : sequence of str or Contender, optional
+        Engines to measure; by default all that are installed and run this kind of model.
+    target : str or mapping, optional
+        Target of the TVM rows, an LLVM CPU; this machine by default.
+    input_shapes, example_inputs, inputs, seed
+        See :func:`tvm_ext.bench.subject.open_subject`.
+    threads : int, optional
+        Threads of every engine; the physical cores this process may use by default.
+    repeats : int
+        Timed runs of each engine, at least 10. Quick models get more; see :mod:`tvm_ext.bench.plan`.
+    budget : float
+        Seconds the timed runs of one engine may take; a slower engine gets fewer runs, at least 3, and a note says so.
+    timeout : float
+        Seconds an engine may take to compile, or for one turn of runs, before it is given up.
+    noise : bool
+        Measure the quickest engine twice, in two processes, to learn how far equal things differ.
+    progress : callable, optional
+        Called before each step.
+
+    Returns
+    -------
+    BenchResult
+        An engine that fails costs its own row only: the row says why.
+
+    Raises
+    ------
+    ModelError, InputError
+        If the model or its inputs cannot be used by any engine.
+    OptionError
+        If an engine, thread count or number of repeats is out of range, or an engine does not run this kind of model.
+    MissingPackageError
+        If an engine that was asked for is not installed.
+    TargetError
+        If the target is unknown, or is not a CPU.
+    """
+    _check_options(threads, repeats, budget, timeout)
+    if inputs is not None and input_shapes:
+        raise OptionError("give inputs or input_shapes, not both: arrays have shapes already")
+    load_average = os.getloadavg()[0]
+    target_text = cpu_target(target)
+    with open_subject(
+        model, input_shapes=input_shapes, example_inputs=example_inputs, inputs=inputs, seed=seed
+    ) as subject:
+        contenders = choose_contenders(engines, subject.kind)
+        with Course(subject, target_text, threads or physical_cores(), timeout, progress) as course:
+            course.start(contenders)
+            course.prepare(noise)
+            course.go_round(repeats, budget)
+            return course.result(load_average)
+
+
+def _check_options(threads: int | None, repeats: int, budget: float, timeout: float) -> None:
+    processors = len(os.sched_getaffinity(0))
+    if threads is not None and not 1 <= threads <= processors:
+        raise OptionError(f"threads must be 1 to {processors}, the processors this process may use; found {threads}")
+    if repeats < MINIMUM_REPEATS:
+        raise OptionError(f"repeats must be {MINIMUM_REPEATS} or more for a median worth printing; found {repeats}")
+    if budget <= 0 or timeout <= 0:
+        raise OptionError(f"budget and timeout are seconds above 0; found {budget:g} and {timeout:g}")
+
+
+def cpu_target(target: str | Mapping[str, Any] | None) -> str:
+    """Resolve a target and write it as JSON, which crosses to the workers.
+
+    Raises
+    ------
+    TargetError
+        If it is unknown, or is not a CPU.
+    """
+    resolved = resolve_target(target)
+    if resolved.kind.name != "llvm":
+        raise TargetError(
+            f"target {resolved.kind.name}: bench measures CPU code; give a target of kind llvm, such as native"
+        )
+    return json.dumps({key: _plain(value) for key, value in resolved.export().items() if key != "tag"})
+
+
+def _plain(value: Any) -> Any:
+    """Convert TVM's containers to what JSON knows."""
+    if isinstance(value, bool | int | str):
+        return value
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value]

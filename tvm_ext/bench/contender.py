@@ -1,0 +1,69 @@
+"""The rows a comparison is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_ext.bench.engines import ENGINES
+from tvm_ext.bench.protocol import ModelKind
+from tvm_ext.errors import MissingPackageError, OptionError
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row to be: an engine, what to call it, and its options.
+
+    Attributes
+    ----------
+    engine : str
+        A key of :data:`tvm_ext.bench.engines.ENGINES`.
+    label : str
+        Name of the row; the engine's name if left out.
+    options : mapping
+        Keyword arguments of ``tvm_ext.compile``, for the engine ``tvm_ext`` only.
+    """
+
+    engine: str
+    label: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise OptionError(f"unknown engine {self.engine!r}, candidates are {', '.join(ENGINES)}")
+        if self.options and self.engine != "tvm_ext":
+            raise OptionError(f"engine {self.engine!r} takes no options, only tvm_ext does")
+        if not self.label:
+            object.__setattr__(self, "label", self.engine)
+
+
+def choose_contenders(engines: Sequence[str | Contender] | None, kind: ModelKind) -> list[Contender]:
+    """Check the engines asked for, or choose all that can run here.
+
+    Raises
+    ------
+    OptionError
+        If an engine is unknown, does not run models of this kind, or two rows have one label.
+    MissingPackageError
+        If an engine that was asked for is not installed.
+    """
+    if engines is None:
+        return [Contender(name) for name, info in ENGINES.items() if info.runs(kind) and not info.missing(kind)]
+    contenders = [item if isinstance(item, Contender) else Contender(item) for item in engines]
+    if not contenders:
+        raise OptionError(f"no engine given; candidates are {', '.join(ENGINES)}")
+    labels = [contender.label for contender in contenders]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise OptionError(f"two rows are called {label!r}; give each its own label")
+    for contender in contenders:
+        info = ENGINES[contender.engine]
+        if not info.runs(kind):
+            able = ", ".join(name for name, other in ENGINES.items() if other.runs(kind))
+            raise OptionError(f"engine {info.name} does not run models of kind {kind}; these do: {able}")
+        if missing := info.missing(kind):
+            raise MissingPackageError(
+                f"engine {info.name} needs {', '.join(missing)} for models of kind {kind}: {info.install}"
+            )
+    return contenders

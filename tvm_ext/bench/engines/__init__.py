@@ -1,0 +1,66 @@
+"""The engines a model can be measured in: one row here, one file each.
+
+The file of an engine is imported in the worker only. It defines ``version() -> str`` and a class ``Engine`` (see
+:class:`tvm_ext.bench.protocol.Engine`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_ext.bench.protocol import ModelKind
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """An engine that can be asked for.
+
+    Attributes
+    ----------
+    name : str
+        What the user writes.
+    packages : mapping of str to tuple of str
+        For each kind of model file the engine runs, the modules that must be importable.
+    install : str
+        How to get them.
+    file : Path
+        Python file that holds the engine.
+    """
+
+    name: str
+    packages: Mapping[ModelKind, tuple[str, ...]]
+    install: str
+    file: Path
+
+    def runs(self, kind: ModelKind) -> bool:
+        """Tell whether the engine runs models of this kind."""
+        return kind in self.packages
+
+    def missing(self, kind: ModelKind) -> list[str]:
+        """List the modules that are needed for this kind and not installed, without importing any."""
+        return [package for package in self.packages[kind] if importlib.util.find_spec(package) is None]
+
+
+def _row(name: str, packages: Mapping[ModelKind, tuple[str, ...]], install: str) -> tuple[str, EngineInfo]:
+    return name, EngineInfo(name, packages, install, Path(__file__).with_name(f"{name}_engine.py"))
+
+
+_TVM: Mapping[ModelKind, tuple[str, ...]] = {"onnx": ("tvm",), "pt2": ("tvm", "torch"), "ir": ("tvm",)}
+
+# In the order of the table that a user sees.
+ENGINES: dict[str, EngineInfo] = dict(
+    (
+        _row("tvm", _TVM, "pip install torch"),
+        _row("tvm_ext", _TVM, "pip install torch"),
+        _row(
+            "onnxruntime",
+            {"onnx": ("onnxruntime",), "pt2": ("onnxruntime", "torch", "onnxscript")},
+            "pip install 'tvm-ext[bench]' torch onnxscript",
+        ),
+        _row("openvino", {"onnx": ("openvino",), "pt2": ("openvino", "torch")}, "pip install 'tvm-ext[bench]' torch"),
+        _row("torch", {"pt2": ("torch",)}, "pip install torch"),
+    )
+)

@@ -1,0 +1,69 @@
+"""OpenVINO on the CPU, tuned for latency, held to float32 (by itself it picks bfloat16 where the CPU has it)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino
+
+if TYPE_CHECKING:
+    from tvm_ext.bench.protocol import Facts, Job
+
+
+def version() -> str:
+    """Version of OpenVINO."""
+    return str(openvino.__version__).partition("-")[0]
+
+
+class Engine:
+    """One inference request on a model compiled for fixed input shapes."""
+
+    def __init__(self, job: Job) -> None:
+        core = openvino.Core()
+        start = time.perf_counter()
+        model = _read(core, job)
+        ports = _ports(model, job)
+        model.reshape({port: list(array.shape) for port, array in ports})
+        imported = time.perf_counter()
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": job["threads"],
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+        }
+        compiled = core.compile_model(model, "CPU", settings)
+        self.facts: Facts = {
+            "import_seconds": imported - start,
+            "compile_seconds": time.perf_counter() - imported,
+        }
+        self._request = compiled.create_infer_request()
+        for position, (_, array) in enumerate(ports):
+            self._request.set_input_tensor(position, openvino.Tensor(array))
+        self._outputs = len(compiled.outputs)
+
+    def run(self) -> None:
+        """Run the request."""
+        self._request.infer()
+
+    def outputs(self) -> list[np.ndarray]:
+        """Copy the outputs of the latest run."""
+        return [np.array(self._request.get_output_tensor(index).data) for index in range(self._outputs)]
+
+
+def _read(core: Any, job: Job) -> Any:
+    if job["kind"] == "onnx":
+        return core.read_model(job["model"])
+    import torch
+
+    return openvino.convert_model(torch.export.load(job["model"]))
+
+
+def _ports(model: Any, job: Job) -> list[tuple[Any, np.ndarray]]:
+    """Pair each input of the model with its array: by name for ONNX, by position for torch, which keeps no names."""
+    if job["kind"] == "onnx":
+        return [
+            (port, next(array for name, array in job["inputs"].items() if name in port.names)) for port in model.inputs
+        ]
+    return list(zip(model.inputs, job["inputs"].values(), strict=True))

@@ -1,0 +1,42 @@
+"""PyTorch, eager: the exported program run operator by operator, float32 on the CPU."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from tvm_ext.bench.protocol import Facts, Job
+
+
+def version() -> str:
+    """Version of PyTorch."""
+    return str(torch.__version__)
+
+
+class Engine:
+    """The module of an exported program with its arguments."""
+
+    def __init__(self, job: Job) -> None:
+        torch.set_num_threads(job["threads"])
+        torch.set_num_interop_threads(1)
+        start = time.perf_counter()
+        program = torch.export.load(job["model"])
+        self._module = program.module()
+        self.facts: Facts = {"import_seconds": time.perf_counter() - start, "compile_seconds": 0.0}
+        tensors = [torch.from_numpy(array) for array in job["inputs"].values()]
+        self._arguments, self._keywords = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
+        self._result: Any = None
+
+    def run(self) -> None:
+        """Call the module."""
+        with torch.inference_mode():
+            self._result = self._module(*self._arguments, **self._keywords)
+
+    def outputs(self) -> list[np.ndarray]:
+        """Copy the outputs of the latest run."""
+        return [value.numpy().copy() for value in pytree.tree_leaves(self._result) if value is not None]

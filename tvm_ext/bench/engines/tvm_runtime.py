@@ -1,0 +1,48 @@
+"""What both TVM engines share: reading the model and running it in the Relax virtual machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.bench.protocol import Job
+from tvm_ext.frontend import ImportedModel, import_model
+
+
+def read(job: Job) -> ImportedModel:
+    """Import the model of a job with its input shapes bound."""
+    shapes = {name: list(array.shape) for name, array in job["inputs"].items()}
+    if job["kind"] == "ir":
+        return import_model(tvm.ir.load_json(Path(job["model"]).read_text(encoding="utf-8")), input_shapes=shapes)
+    return import_model(job["model"], input_shapes=shapes)
+
+
+class Machine:
+    """A compiled module in the virtual machine, with its arguments."""
+
+    def __init__(self, executable: Any, job: Job) -> None:
+        device = tvm.cpu()
+        self._main = relax.VirtualMachine(executable, device)["main"]
+        self._arguments = [tvm.runtime.tensor(array, device) for array in job["inputs"].values()]
+        self._result: Any = None
+
+    def run(self) -> None:
+        """Call ``main``."""
+        self._result = self._main(*self._arguments)
+
+    def outputs(self) -> list[np.ndarray]:
+        """Copy the outputs of the latest run."""
+        return [value.numpy() for value in _tensors(self._result)]
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, tvm.runtime.Tensor):
+        yield value
+    else:
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,211 @@
+"""What every benchmark result records: the machine, the versions, the command; and how it is written."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_ext.errors import OutputError
+from tvm_ext.target import physical_cores
+
+PACKAGES = (
+    "tvm-ext",
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "torch",
+)
+
+# The instruction-set extensions that decide how fast dense kernels can be, as /proc/cpuinfo spells them.
+ISA_EXTENSIONS = (
+    "sse4_2",
+    "avx",
+    "avx2",
+    "fma",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+)
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine.
+
+    Returns
+    -------
+    dict
+        ``cpu`` (model name), ``family`` (vendor, family, model and stepping numbers, since virtual machines shorten
+        the name), ``cores`` (physical cores this process may use), ``logical_processors``, ``isa`` (extensions
+        present, of :data:`ISA_EXTENSIONS`), ``memory_bytes`` and ``system``.
+    """
+    fields = _cpuinfo()
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    numbers = [fields.get(key, "?") for key in ("vendor_id", "cpu family", "model", "stepping")]
+    return {
+        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
+        "family": "/".join(numbers) if "vendor_id" in fields else platform.machine(),
+        "cores": physical_cores(),
+        "logical_processors": len(os.sched_getaffinity(0)),
+        "isa": [name for name in ISA_EXTENSIONS if name in flags],
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Read the fields of the first processor in /proc/cpuinfo; empty where there is no such file."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """List Python's version and that of each package of ``packages`` that is installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def command_line() -> str:
+    """Return the command that started this process, without the folder of the program."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def result_document(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, float],
+    *,
+    command: str | None = None,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Put a result into the layout that all benchmarks share.
+
+    Parameters
+    ----------
+    name : str
+        What was measured.
+    rows : sequence of mapping
+        One mapping per measured case, JSON values only.
+    summary : mapping of str to number
+        The figures worth quoting.
+    command : str, optional
+        The command that repeats the measurement; that of this process if left out.
+    notes : sequence of str
+        Sentences a reader must know, such as warnings about a busy machine; left out of the document when empty.
+
+    Returns
+    -------
+    dict
+        ``name``, ``machine``, ``versions``, ``date`` (UTC, ISO 8601), ``command``, ``rows``, ``summary`` and ``notes``.
+    """
+    document: dict[str, Any] = {
+        "name": name,
+        "machine": machine(),
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command if command is not None else command_line(),
+        "rows": [dict(row) for row in rows],
+        "summary": dict(summary),
+    }
+    if notes:
+        document["notes"] = list(notes)
+    return document
+
+
+def write_result(
+    path: str | Path,
+    *,
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, float],
+    command: str | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write a result as JSON: the whole file appears at once, or nothing does.
+
+    The parameters are those of :func:`result_document`; missing folders are made.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written.
+    """
+    document = result_document(name, rows, summary, command=command, notes=notes)
+    # NaN and infinity are not JSON: a reader in another language would refuse the file.
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(path, text.encode())
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Write ``content`` to ``path`` through a temporary file in the same folder.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be made or the file cannot be written (no permission, full disk, ``path`` is a folder).
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes a file that only its owner can read
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another path") from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a path that cannot be written, before a long measurement is made for it.
+
+    Raises
+    ------
+    OutputError
+        If ``path`` is a folder, or its nearest existing folder does not allow writing.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another path")

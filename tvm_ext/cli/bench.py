@@ -1,0 +1,129 @@
+"""``tvm-ext bench``: one model in several engines, side by side in one run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from tvm_ext.cli.common import Shapes, input_shape_option, model_argument, target_option
+
+PROGRESS_AFTER_SECONDS = 2.0
+
+
+@click.command()
+@model_argument
+@target_option
+@input_shape_option
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of every engine. [default: physical cores]")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=10),
+    default=10,
+    show_default=True,
+    help="Timed runs of each engine; quick models get more, so that their median is worth something.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds for the timed runs of one engine; a slower one gets fewer runs, at least 3.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds an engine may take to compile or for one turn before it is given up.",
+)
+@click.option(
+    "--engines",
+    metavar="NAMES",
+    help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch (.pt2 only). "
+    "[default: all installed]",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--json", "json_path", metavar="PATH", help='Write the result as JSON; "-" for stdout, without a table.')
+@click.option("--chart", type=click.Path(path_type=Path), help="Draw a bar chart: .png or .svg (needs matplotlib).")
+def command(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    threads: int | None,
+    repeats: int,
+    budget: float,
+    timeout: float,
+    engines: str | None,
+    seed: int,
+    json_path: str | None,
+    chart: Path | None,
+) -> None:
+    """Compare the latency of MODEL (.onnx or .pt2): stock TVM, tvm_ext, onnxruntime, OpenVINO, torch.
+
+    All engines compute in float32 with the same number of threads, each in its own process, in turns.
+    """
+    from tvm_ext.bench.chart import check_chart, write_chart
+    from tvm_ext.bench.compare import compare
+    from tvm_ext.bench.record import check_writable, result_document, write_result
+    from tvm_ext.bench.table import print_result
+    from tvm_ext.errors import CompileError
+
+    if chart is not None:
+        check_chart(chart)
+        check_writable(chart)
+    if json_path not in (None, "-"):
+        check_writable(json_path)
+    names = None if engines is None else [name.strip() for name in engines.split(",") if name.strip()]
+    with _late_progress() as progress:
+        result = compare(
+            model,
+            names,
+            target=target,
+            input_shapes=input_shapes,
+            seed=seed,
+            threads=threads,
+            repeats=repeats,
+            budget=budget,
+            timeout=timeout,
+            progress=progress,
+        )
+    name, rows, summary = f"bench {result.model}", result.json_rows(), result.summary()
+    if json_path == "-":
+        click.echo(json.dumps(result_document(name, rows, summary, notes=result.notes), indent=2))
+    else:
+        print_result(result)
+    if json_path not in (None, "-"):
+        write_result(json_path, name=name, rows=rows, summary=summary, notes=result.notes)
+    if chart is not None:
+        write_chart(result, chart)
+    if result.best is None:
+        raise CompileError(f"{model}: no engine could run the model: {result.rows[0].label}: {result.rows[0].error}")
+
+
+@contextmanager
+def _late_progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show a progress bar on stderr once the work has lasted two seconds, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2)
+    task = bar.add_task("starting", total=None)
+    timer = threading.Timer(PROGRESS_AFTER_SECONDS, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
