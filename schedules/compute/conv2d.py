@@ -39,6 +39,7 @@ def conv2d(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int = 1,
+    computed_width: int = 0,
 ) -> te.Tensor:
     """Convolve a blocked tensor with packed weights (see :func:`pack_weight`).
 
@@ -53,6 +54,8 @@ def conv2d(
         Top, left, bottom, right.
     groups : int
         ``CI / groups`` and ``CO / groups`` must be multiples of ``vi`` and ``vo`` when it is not 1.
+    computed_width : int
+        Output columns to compute, at least ``OW``; those beyond ``OW`` are dropped.
 
     Returns
     -------
@@ -64,7 +67,9 @@ def conv2d(
     top, left, bottom, right = padding
     out_h = output_extent(height, kernel_h, strides[0], top, bottom, dilation[0])
     out_w = output_extent(width, kernel_w, strides[1], left, right, dilation[1])
-    source = pad_spatial(data, padding) if any(padding) else data
+    full_w = max(out_w, computed_width)
+    right += (full_w - out_w) * strides[1]
+    source = pad_spatial(data, (top, left, bottom, right)) if top or left or bottom or right > 0 else data
     chunks_per_group = out_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
@@ -76,9 +81,11 @@ def conv2d(
         row, column = h * strides[0] + kh * dilation[0], w * strides[1] + kw * dilation[1]
         return te.sum(source[n, chunk, row, column, ii] * weight[oc, ic, kh, kw, ii, oi], [ic, kh, kw, ii])
 
-    return te.compute(
-        (batch, out_chunks, out_h, out_w, block_out), element, name="conv2d", attrs={KERNEL_ATTRIBUTE: "conv2d"}
-    )
+    shape = (batch, out_chunks, out_h, full_w, block_out)
+    result = te.compute(shape, element, name="conv2d", attrs={KERNEL_ATTRIBUTE: "conv2d"})
+    if full_w == out_w:
+        return result
+    return te.compute((*shape[:3], out_w, block_out), lambda *index: result(*index), name="crop")
 
 
 def depthwise_conv2d(

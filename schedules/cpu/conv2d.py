@@ -65,36 +65,46 @@ def divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def register_tile(width: int, chunks: int, registers: int) -> tuple[int, int]:
+def register_tile(width: int, chunks: int, registers: int, exact: bool = False) -> tuple[int, int]:
     """Choose the register tile (columns, vectors) of an output ``width`` columns x ``chunks`` vectors.
 
     One step of the reduction issues ``columns * vectors`` multiply-adds, ``columns`` broadcasts and ``vectors`` loads;
-    all of them are live at once. A tile of fewer than 8 multiply-adds waits for its own results.
+    the accumulators, the loaded vectors and one broadcast are live at once. Fewer than 8 accumulators wait for their
+    own results. A width that is no multiple of ``columns`` is rounded up, and the columns too many are thrown away:
+    a narrower last tile would need code of its own, whose registers LLVM allocates together with the main tile's.
+
+    Parameters
+    ----------
+    exact : bool
+        Only consider divisors of ``width``.
     """
     best, best_cost = (1, 1), float("inf")
     for vectors in (vectors for vectors in (1, 2, 3, 4) if chunks % vectors == 0):
         for columns in range(1, min(width, registers) + 1):
-            live = columns * vectors + vectors + (columns if vectors > 1 else 1)
-            if live > registers - 2:
+            if columns * vectors + vectors + 1 > registers - 1 or (exact and width % columns):
                 continue
-            full, rest = divmod(width, columns)
-            steps = [columns] * full + ([rest] if rest else [])
-            cost = sum(max(count * vectors, 8, (count + vectors) * 0.9) + 0.5 for count in steps) / vectors
-            # Between equals the squarer tile needs fewer loads.
-            cost += 1e-3 * abs(columns - 4 * vectors)
+            step = max(columns * vectors, 8, (columns + vectors) * 0.9) + 0.5
+            cost = -(-width // columns) * step / vectors
+            cost += 1e-3 * abs(columns - 4 * vectors)  # between equals the squarer tile needs fewer loads
             if cost < best_cost:
                 best, best_cost = (columns, vectors), cost
     return best
 
 
+def computed_width(width: int, chunks: int, machine: Machine) -> int:
+    """Round an output width up to whole register tiles; see :func:`register_tile`."""
+    columns, _ = register_tile(width, chunks, machine.vector_registers)
+    return -(-width // columns) * columns
+
+
 def conv_tile(shape: ConvShape, machine: Machine) -> ConvTile:
     """Choose register tile, rows of a task and division of channels, so that the slowest core has the least to do."""
-    columns, vectors = register_tile(shape.out_w, shape.out_chunks, machine.vector_registers)
+    columns, vectors = register_tile(shape.out_w, shape.out_chunks, machine.vector_registers, exact=True)
     parallel = machine.cores > 1 and shape.flops >= PARALLEL_FLOPS
     groups = shape.out_chunks // vectors
     best, best_cost = (shape.out_h, 1), float("inf")
-    for rows in range(1, shape.out_h + 1):
-        row_tasks = -(-shape.out_h // rows)
+    for rows in divisors(shape.out_h):
+        row_tasks = shape.out_h // rows
         input_bytes = ((rows - 1) * shape.stride_h + shape.kernel_h) * shape.input_row_bytes
         if rows > 1 and input_bytes > machine.l2 // 2:
             break
@@ -159,7 +169,7 @@ def _apply_tile(schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlock
     schedule.compute_at(conv, strip, preserve_unit_loops=True)
     schedule.set_scope(conv, 0, "local")
     n, vector_in, row_in, column_in, lanes_in, ic, kh, kw, ii = schedule.get_loops(conv)[-9:]
-    schedule.reorder(n, row_in, ic, kh, kw, ii, vector_in, column_in, lanes_in)
+    schedule.reorder(n, row_in, ic, kh, kw, ii, column_in, vector_in, lanes_in)
     schedule.vectorize(lanes_in)
     for loop in (column_in, vector_in, column, vector):
         schedule.unroll(loop)
