@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.zoo import get
 
+from tests.zoo import get
 from tvm_ext.bench.engines import ENGINES, EngineInfo
 
 PREAMBLE = """

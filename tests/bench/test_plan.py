@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -56,5 +57,5 @@ def test_nobody_always_follows_the_same_engine(contenders: int) -> None:
     before = Counter()
     for round_number in range(ROUNDS):
         order = turn_order(contenders, round_number)
-        before.update(pair for pair in zip(order, order[1:], strict=False) if pair[1] == 0)
+        before.update(pair for pair in pairwise(order) if pair[1] == 0)
     assert max(before.values(), default=0) < ROUNDS

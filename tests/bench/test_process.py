@@ -17,6 +17,12 @@ JOB: dict[str, Any] = {"do": "prepare", "job": {}}
 TIMED = {"do": "time", "warm_runs": 0, "warm_seconds": 0.0, "runs": 3}
 
 
+def prepare_and_time(worker: WorkerProcess) -> None:
+    worker.wait("starting", 60)
+    worker.ask(JOB, "compiling", 0.5)
+    worker.ask(TIMED, "running", 10)
+
+
 def state(pid: int) -> str:
     """Letter of the process state: R running, S sleeping, T stopped, Z ended; empty when it is gone."""
     try:
@@ -35,7 +41,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def test_a_worker_prepares_runs_and_times(tmp_path: Path) -> None:
-    with WorkerProcess(engine_file(tmp_path, "good", ""), threads=1) as worker:
+    with WorkerProcess(engine_file(tmp_path, "good", ""), threads=1, scratch=tmp_path) as worker:
         assert worker.wait("starting", 60) == {"version": "1.0"}
         assert worker.ask(JOB, "compiling", 10)["facts"] == {"import_seconds": 0.25, "compile_seconds": 0.5}
         assert worker.ask({"do": "first"}, "running", 10)["outputs"][0].tolist() == [0, 1, 2, 3]
@@ -50,19 +56,19 @@ def test_a_worker_loads_nothing_but_its_engine(tmp_path: Path) -> None:
     def version():
         return ",".join(name for name in ("tvm", "torch", "tvm_ext", "onnxruntime", "rich") if name in sys.modules)
     """
-    with WorkerProcess(engine_file(tmp_path, "bare", body), threads=1) as worker:
+    with WorkerProcess(engine_file(tmp_path, "bare", body), threads=1, scratch=tmp_path) as worker:
         assert worker.wait("starting", 60)["version"] == ""
 
 
 def test_threads_are_pinned_through_the_environment(tmp_path: Path) -> None:
     body = 'def version():\n    return os.environ["OMP_NUM_THREADS"] + os.environ["TVM_NUM_THREADS"]'
-    with WorkerProcess(engine_file(tmp_path, "env", body), threads=3) as worker:
+    with WorkerProcess(engine_file(tmp_path, "env", body), threads=3, scratch=tmp_path) as worker:
         assert worker.wait("starting", 60)["version"] == "33"
     assert set(thread_environment(2).values()) == {"2"}
 
 
 def test_a_worker_is_frozen_while_it_is_not_asked(tmp_path: Path) -> None:
-    with WorkerProcess(engine_file(tmp_path, "spinner", engines.SPINNER), threads=1) as worker:
+    with WorkerProcess(engine_file(tmp_path, "spinner", engines.SPINNER), threads=1, scratch=tmp_path) as worker:
         worker.wait("starting", 60)
         assert eventually(lambda: state(worker.pid) == "T")
         before = processor_seconds(worker.pid)
@@ -85,17 +91,15 @@ def test_a_worker_is_frozen_while_it_is_not_asked(tmp_path: Path) -> None:
     ],
 )
 def test_every_way_to_fail_is_one_sentence_and_leaves_no_process(tmp_path: Path, body: str, pattern: str) -> None:
-    with WorkerProcess(engine_file(tmp_path, "bad", body), threads=1) as worker:
+    with WorkerProcess(engine_file(tmp_path, "bad", body), threads=1, scratch=tmp_path) as worker:
         pid = worker.pid
         with pytest.raises(EngineFailure, match=pattern):
-            worker.wait("starting", 60)
-            worker.ask(JOB, "compiling", 0.5)
-            worker.ask(TIMED, "running", 10)
+            prepare_and_time(worker)
         assert state(pid) == ""
 
 
 def test_asking_a_worker_that_was_killed(tmp_path: Path) -> None:
-    with WorkerProcess(engine_file(tmp_path, "good", ""), threads=1) as worker:
+    with WorkerProcess(engine_file(tmp_path, "good", ""), threads=1, scratch=tmp_path) as worker:
         worker.wait("starting", 60)
         os.kill(worker.pid, 9)
         with pytest.raises(EngineFailure, match=r"SIGKILL \(out of memory\?\) while compiling"):
@@ -104,7 +108,7 @@ def test_asking_a_worker_that_was_killed(tmp_path: Path) -> None:
 
 
 def test_closing_ends_what_the_engine_started(tmp_path: Path) -> None:
-    with WorkerProcess(engine_file(tmp_path, "parent", engines.GRANDCHILD), threads=1) as worker:
+    with WorkerProcess(engine_file(tmp_path, "parent", engines.GRANDCHILD), threads=1, scratch=tmp_path) as worker:
         worker.wait("starting", 60)
         pid = int(worker.ask(JOB, "compiling", 10)["facts"]["notes"][0].split()[1])
         assert state(pid) != ""

@@ -186,7 +186,7 @@ class Course:
 
     def _open(self, contender: Contender) -> Lane:
         try:
-            worker = WorkerProcess(ENGINES[contender.engine].file, self._threads)
+            worker = WorkerProcess(ENGINES[contender.engine].file, self._threads, self._subject.scratch)
         except OSError as error:
             return Lane(contender, None, error=f"its process could not be started: {error.strerror}")
         return Lane(contender, self._stack.enter_context(worker))

@@ -41,13 +41,15 @@ class WorkerProcess:
         File of the engine.
     threads : int
         Threads its pools are pinned to.
+    scratch : Path
+        Folder for its temporary files, which it may leave behind when it is killed.
     """
 
-    def __init__(self, engine_file: Path, threads: int) -> None:
+    def __init__(self, engine_file: Path, threads: int, scratch: Path) -> None:
         self._connection, theirs = Pipe(duplex=True)
         self._log = tempfile.TemporaryFile()
         self._frozen = False
-        environment = os.environ | thread_environment(threads)
+        environment = os.environ | thread_environment(threads) | {"TMPDIR": str(scratch)}
         arguments = [str(theirs.fileno()), str(os.getpid()), str(engine_file)]
         try:
             # -P: the folder of the script holds modules of ours, which must not hide others of the same name.

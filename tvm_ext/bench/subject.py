@@ -14,6 +14,7 @@ import numpy as np
 from tvm_ext.bench.protocol import ModelKind
 from tvm_ext.errors import InputError, MissingPackageError, ModelError
 from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.frontend.onnx_model import load_onnx
 from tvm_ext.inputs import check_inputs, describe, random_inputs
 
 SUFFIXES: dict[str, ModelKind] = {".onnx": "onnx", ".pt2": "pt2"}
@@ -35,6 +36,8 @@ class Subject:
         One array per input, in the order of the model.
     dimensions : dict of str to int
         Value of each symbolic dimension.
+    scratch : Path
+        Folder for temporary files, deleted with all it holds when the subject is closed.
     notes : tuple of str
         One sentence for each choice that was made for the user.
     """
@@ -44,6 +47,7 @@ class Subject:
     path: Path
     inputs: dict[str, np.ndarray]
     dimensions: dict[str, int]
+    scratch: Path
     notes: tuple[str, ...] = ()
 
 
@@ -74,7 +78,7 @@ def open_subject(
     Yields
     ------
     Subject
-        Its file is deleted afterwards if it was made here.
+        Its scratch folder, and the file in it if one was made, are deleted afterwards.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def open_subject(
                 arrays = {spec.name: np.ascontiguousarray(array) for spec, array in zip(bound, examples, strict=True)}
             else:
                 arrays = random_inputs(bound, seed)
-        yield Subject(name, kind, path, arrays, _dimensions(specs, arrays), tuple(notes))
+        yield Subject(name, kind, path, arrays, _dimensions(specs, arrays), Path(folder), tuple(notes))
 
 
 _Opened = tuple[str, ModelKind, Path, list[TensorSpec], list[np.ndarray] | None]
@@ -106,12 +110,12 @@ def _open(model: Any, folder: Path, example_inputs: Sequence[Any] | None) -> _Op
     if isinstance(model, str | Path):
         path = Path(model)
         kind = SUFFIXES.get(path.suffix.lower())
-        if kind is None:
-            raise ModelError(f"{path}: bench reads .onnx and .pt2 files; found {path.suffix or 'no suffix'!r}")
-        if not path.is_file():
+        if kind is None and path.is_file():
+            raise ModelError(f"{path}: bench reads .onnx and .pt2 files; found {path.suffix or 'no suffix'}")
+        if not path.is_file() or kind is None:
             raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a model file")
         if kind == "onnx":
-            return path.stem, kind, path, _onnx_specs(path), None
+            return path.stem, kind, path, _graph_inputs(load_onnx(path).proto, str(path)), None
         return path.stem, kind, path, *_torch_specs(_load_program(path))
     owner = type(model).__module__.partition(".")[0]
     if owner == "onnx":
@@ -177,19 +181,6 @@ def _dimensions(specs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]) -
         for size, extent in zip(spec.shape, arrays[spec.name].shape, strict=True)
         if isinstance(size, str)
     }
-
-
-def _onnx_specs(path: Path) -> list[TensorSpec]:
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except (DecodeError, ValueError):
-        raise ModelError(f"{path} is not an ONNX model, or is damaged; export it again") from None
-    return _graph_inputs(model, str(path))
 
 
 def _graph_inputs(model: Any, source: str) -> list[TensorSpec]:

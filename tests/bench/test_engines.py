@@ -1,0 +1,144 @@
+"""Each engine on small models: right outputs, the threads and the precision that were asked for."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.zoo import get
+from tvm_ext.bench import Contender, compare
+from tvm_ext.bench.engines import ENGINES
+from tvm_ext.bench.protocol import Job
+
+TINY = ["tiny_cnn", "tiny_mlp", "tiny_transformer"]
+
+
+def job(model: Path, inputs: dict[str, np.ndarray], **fields: Any) -> Job:
+    base: Job = {
+        "model": str(model),
+        "kind": "onnx",
+        "inputs": inputs,
+        "dimensions": {},
+        "threads": 1,
+        "target": '{"kind": "llvm"}',
+        "options": {},
+    }
+    return base | fields  # type: ignore[return-value]
+
+
+def load(name: str) -> Any:
+    for package in ENGINES[name].packages["onnx" if name != "torch" else "pt2"]:
+        pytest.importorskip(package)
+    return importlib.import_module(f"tvm_ext.bench.engines.{name}_engine")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_all_engines_agree(name: str) -> None:
+    entry = get(name)
+    result = compare(entry.onnx_path(), inputs=entry.inputs(1), threads=1, noise=False)
+    for row in result.rows:
+        assert row.error is None, f"{row.label}: {row.error}"
+        assert row.runs >= 10
+        if row.engine != result.reference:
+            assert row.relative_error is not None
+            assert row.relative_error < 1e-4
+        if row.engine in ("tvm", "tvm_ext"):
+            assert row.kernels is not None
+            assert row.kernel_calls is not None
+            assert row.kernels <= row.kernel_calls
+            assert row.planned_bytes is not None
+            assert row.compile_seconds is not None
+    assert {"tvm", "tvm_ext"} <= {row.engine for row in result.rows}
+
+
+def test_options_reach_tvm_ext() -> None:
+    entry = get("tiny_cnn")
+    fused = Contender("tvm_ext", "fused")
+    single = Contender("tvm_ext", "single", options={"disable": "fuse"})
+    result = compare(entry.onnx_path(), [fused, single], inputs=entry.inputs(1), noise=False)
+    assert result["fused"].error is None
+    assert result["single"].error is None
+    assert (result["single"].kernel_calls or 0) > (result["fused"].kernel_calls or 0)
+
+
+def test_a_wrong_option_is_the_error_of_its_row() -> None:
+    result = compare(get("tiny_mlp").onnx_path(), [Contender("tvm_ext", options={"disable": "phase7"})], noise=False)
+    assert "unknown phase 'phase7'" in (result["tvm_ext"].error or "")
+
+
+def test_openvino_computes_in_float32_with_the_threads_asked_for() -> None:
+    module = load("openvino")
+    entry = get("tiny_mlp")
+    engine = module.Engine(job(entry.onnx_path(), entry.inputs(1)))
+    compiled = engine._request.get_compiled_model()
+    assert compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
+
+
+def test_onnxruntime_uses_the_cpu_with_the_threads_asked_for() -> None:
+    module = load("onnxruntime")
+    entry = get("tiny_mlp")
+    engine = module.Engine(job(entry.onnx_path(), entry.inputs(1)))
+    assert engine._session.get_providers() == ["CPUExecutionProvider"]
+    assert engine._session.get_session_options().intra_op_num_threads == 1
+
+
+def test_tvm_takes_its_threads_from_the_environment() -> None:
+    import os
+    import subprocess
+    import sys
+
+    from tvm_ext.bench.process import thread_environment
+
+    code = "import tvm; print(tvm.get_global_func('runtime.NumThreads')())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | thread_environment(1), capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "1"
+
+
+@pytest.mark.torch
+def test_torch_programs_run_everywhere(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+
+    class Two(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 6)
+
+        def forward(self, x: Any, scale: Any) -> Any:
+            hidden = torch.relu(self.linear(x))
+            return hidden * scale, hidden.sum(dim=1)
+
+    program = torch.export.export(Two().eval(), (torch.randn(4, 8), torch.randn(6)))
+    path = tmp_path / "two.pt2"
+    torch.export.save(program, path)
+    result = compare(path, noise=False)
+    assert result.reference == "torch"
+    assert {row.engine for row in result.rows} >= {"tvm", "tvm_ext", "torch"}
+    for row in result.rows:
+        assert row.error is None, f"{row.label}: {row.error}"
+        if row.engine != "torch":
+            assert row.relative_error is not None
+            assert row.relative_error < 1e-5
+
+
+def test_modules_run_in_the_tvm_engines() -> None:
+    from tvm.script import ir as I
+    from tvm.script import relax as R
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(b: R.Tensor((3, 4), "float32"), a: R.Tensor((4,), "float32")) -> R.Tensor((3, 4), "float32"):
+            return R.nn.relu(R.add(b, a))
+
+    result = compare(Module, noise=False)
+    assert [row.engine for row in result.rows] == ["tvm", "tvm_ext"]
+    assert all(row.error is None for row in result.rows)
+    assert result.reference is None

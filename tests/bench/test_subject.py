@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.zoo import get
+from tvm_ext.bench.subject import open_subject
+from tvm_ext.errors import InputError, ModelError
+
+
+def model_with_input(*shape: int | str | None, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(name, dtype, shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "negate", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def shapes(subject: Any) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in subject.inputs.items()}
+
+
+def test_onnx_file_is_used_where_it_lies() -> None:
+    path = get("tiny_transformer").onnx_path()
+    with open_subject(path) as subject:
+        assert (subject.name, subject.kind, subject.path) == (path.stem, "onnx", path)
+        assert shapes(subject) == {"tokens": (1, 12)}
+        assert set(np.unique(subject.inputs["tokens"])) <= {0, 1}  # valid in a vocabulary of any size
+
+
+def test_proto_is_written_to_a_file_that_goes_away() -> None:
+    model = model_with_input(2, 3)
+    with open_subject(model, seed=5) as subject:
+        assert onnx.load(subject.path) == model
+        assert subject.name == "negate"
+        expected = np.random.default_rng(5).standard_normal((2, 3)).astype("float32")
+        np.testing.assert_array_equal(subject.inputs["x"], expected)
+    assert not subject.path.exists()
+
+
+def test_weights_listed_as_inputs_are_no_inputs() -> None:
+    model = model_with_input(2)
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2]))
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, [2], [1, 2]))
+    with open_subject(model) as subject:
+        assert list(subject.inputs) == ["x"]
+
+
+def test_open_batch_is_one_and_said() -> None:
+    with open_subject(model_with_input("batch", 3)) as subject:
+        assert shapes(subject) == {"x": (1, 3)}
+        assert subject.dimensions == {"batch": 1}
+        assert subject.notes == ("dimension 0 of input x is open and was set to 1",)
+
+
+def test_shapes_bind_dimensions() -> None:
+    with open_subject(model_with_input("batch", "width"), input_shapes={"x": [4, 5]}) as subject:
+        assert shapes(subject) == {"x": (4, 5)}
+        assert subject.dimensions == {"batch": 4, "width": 5}
+        assert subject.notes == ()
+
+
+def test_given_arrays_are_used() -> None:
+    array = np.full((4, 5), 7, "float32")
+    with open_subject(model_with_input("batch", "width"), inputs={"x": array}) as subject:
+        np.testing.assert_array_equal(subject.inputs["x"], array)
+        assert subject.dimensions == {"batch": 4, "width": 5}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "pattern"),
+    [
+        (("batch", "width"), {}, r"x: float32\[1,width\].*--input-shape x:1,N"),
+        (("batch", 3), {"input_shapes": {"x": [4, 5]}}, r"dimension 1 must be 3, found 5"),
+        (("n", "n"), {"input_shapes": {"x": [4, 5]}}, r"dimension 1 must be 4, found 5"),
+        (("batch", 3), {"input_shapes": {"x": [4]}}, r"has 2 dimensions; the shape given has 1"),
+        (("batch", 3), {"input_shapes": {"z": [4]}}, r"no input 'z'; its inputs are x: float32\[batch,3\]"),
+        ((2, 3), {"inputs": {"x": np.zeros((2, 3), "int8")}}, r"found dtype int8"),
+    ],
+)
+def test_shapes_that_do_not_fit(shape: tuple[Any, ...], options: dict[str, Any], pattern: str) -> None:
+    with pytest.raises(InputError, match=pattern), open_subject(model_with_input(*shape), **options):
+        pass
+
+
+def test_strings_cannot_be_made_up() -> None:
+    with pytest.raises(InputError, match="'x' is not a tensor of numbers"):
+        open_subject(model_with_input(2, dtype=TensorProto.STRING)).__enter__()
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(get("tiny_mlp").onnx_path().read_bytes()[:300])
+    text = tmp_path / "notes.txt"
+    text.write_text("hello")
+    folder = tmp_path / "folder.onnx"
+    folder.mkdir()
+    for path, pattern in (
+        (damaged, "damaged.onnx"),
+        (text, r"reads .onnx and .pt2 files; found .txt"),
+        (folder, "is a folder"),
+        (tmp_path / "missing.onnx", "no such file"),
+        (42, "found int"),
+    ):
+        with pytest.raises(ModelError, match=pattern):
+            open_subject(path).__enter__()
+
+
+def test_module_keeps_its_parameters_in_order() -> None:
+    from tvm.script import ir as I
+    from tvm.script import relax as R
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(b: R.Tensor(("n", 4), "float32"), a: R.Tensor((4,), "float32")) -> R.Tensor(("n", 4), "float32"):
+            return R.add(b, a)
+
+    with open_subject(Module, input_shapes={"b": [3, 4]}) as subject:
+        assert subject.kind == "ir"
+        assert shapes(subject) == {"b": (3, 4), "a": (4,)}
+        assert list(subject.inputs) == ["b", "a"]
+        assert subject.path.stat().st_size > 0
+
+
+@pytest.mark.torch
+def test_torch_programs_bring_their_own_inputs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Embedding(9, 4)
+    tokens = torch.tensor([[8, 7, 6]])
+    program = torch.export.export(module, (tokens,), dynamic_shapes=({1: torch.export.Dim("length")},))
+    torch.export.save(program, tmp_path / "embedding.pt2")
+    for model, options in ((program, {}), (tmp_path / "embedding.pt2", {}), (module, {"example_inputs": (tokens,)})):
+        with open_subject(model, **options) as subject:
+            assert subject.kind == "pt2"
+            np.testing.assert_array_equal(subject.inputs["input"], [[8, 7, 6]])
+    with open_subject(program, input_shapes={"input": [1, 5]}) as subject:
+        assert shapes(subject) == {"input": (1, 5)}
+
+
+@pytest.mark.torch
+def test_torch_errors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match="give example_inputs"):
+        open_subject(torch.nn.ReLU()).__enter__()
+    path = tmp_path / "damaged.pt2"
+    path.write_bytes(b"PK not really")
+    with pytest.raises(ModelError, match=r"damaged\.pt2 is not a program"):
+        open_subject(path).__enter__()
