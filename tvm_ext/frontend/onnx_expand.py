@@ -1,0 +1,79 @@
+"""Bodies of ONNX operators that ONNX itself defines by simpler ones (``Celu``, ``Swish``, ``CenterCropPad``, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from tvm_ext.frontend.onnx_graph import domain_of, subgraphs
+from tvm_ext.frontend.onnx_values import Value
+
+
+def function_body(
+    node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]
+) -> onnx.FunctionProto | None:
+    """Definition of a node's operator, with the node's attributes filled in.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+    inputs : sequence of Value or None
+        Some definitions depend on the types of the inputs.
+    opsets : mapping from str to int
+        Version of each operator domain.
+
+    Returns
+    -------
+    onnx.FunctionProto or None
+        None for an operator without a definition.
+    """
+    domain = domain_of(node)
+    version = opsets.get(domain)
+    if version is None or not onnx.defs.has(node.op_type, version, domain):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, version, domain)
+    body = onnx.FunctionProto()
+    if schema.has_function:
+        known = [number for number in schema.function_opset_versions if number <= version]
+        if not known:
+            return None
+        body.ParseFromString(schema.get_function_with_opset_version(max(known)))
+    elif schema.has_context_dependent_function:
+        known = [number for number in schema.context_dependent_function_opset_versions if number <= version]
+        types = [(value.type if value else None) or onnx.TypeProto() for value in inputs]
+        if not known:
+            return None
+        body.ParseFromString(
+            schema.get_context_dependent_function_with_opset_version(
+                max(known), node.SerializeToString(), [item.SerializeToString() for item in types]
+            )
+        )
+    else:
+        return None
+    if not body.node:
+        return None
+    given = {name: item.default_value for name, item in schema.attributes.items() if item.default_value.name}
+    given |= {item.name: item for item in node.attribute}
+    for step in body.node:
+        _fill_in_attributes(step, given)
+    return body
+
+
+def _fill_in_attributes(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> None:
+    """Replace attributes that refer to one of the function by its value; drop those that the caller left out."""
+    kept = []
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            kept.append(attribute)
+        elif attribute.ref_attr_name in given:
+            filled = onnx.AttributeProto()
+            filled.CopyFrom(given[attribute.ref_attr_name])
+            filled.name = attribute.name
+            kept.append(filled)
+    kept = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            _fill_in_attributes(inner, given)

@@ -1,0 +1,294 @@
+"""Walks an ONNX graph once, in order, and leaves only what depends on the inputs of the model.
+
+For every tensor it knows the type and, where there is one, the constant value; with static input shapes that settles
+``Shape`` and everything computed from it, the conditions of ``If`` included. Types come from ONNX's own shape
+inference, one node at a time, values from its reference implementation, so one pass is enough where repeated inference
+and folding of the whole model would have to be iterated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tvm_ext.frontend.onnx_evaluate import Evaluator
+from tvm_ext.frontend.onnx_expand import function_body
+from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs, topological_order, without_dead
+from tvm_ext.frontend.onnx_infer import MalformedNodeError, TypeInference
+from tvm_ext.frontend.onnx_simplify import constant_attribute, passed_through, shape_value
+from tvm_ext.frontend.onnx_values import Scope, Value, common_type, constant_value, element_type_only
+
+
+class Folder:
+    """Folds one model.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Checked; its functions are inlined already.
+    is_supported : callable
+        Says of (domain, operator) whether the importer can convert it; if not, the node is replaced by the body that
+        ONNX defines for it, where there is one.
+
+    Attributes
+    ----------
+    nodes : list of onnx.NodeProto
+        What is left of the main graph; every node has a unique name.
+    outputs : list of Value
+        The outputs of the main graph.
+    constants : dict from str to Value
+        The constants that nodes read or that are outputs.
+    labels : dict from str to str
+        For each node's name, words for the node of the model that it comes from.
+    types : dict from str to onnx.TypeProto
+        Types of the tensors that nodes make, subgraphs included, as far as they are known.
+    folded, simplified, branches : int
+        Nodes replaced by constants, by their input, and ``If`` nodes by one of their branches.
+    expanded : Counter
+        Nodes replaced by the body of their operator, by operator.
+    dropped : list of str
+        A sentence for each branch that was left out because it cannot run.
+    """
+
+    def __init__(self, model: onnx.ModelProto, is_supported: Callable[[str, str], bool]) -> None:
+        self._opsets = {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
+        self._is_supported = is_supported
+        self._infer = TypeInference(self._opsets, model.ir_version)
+        self._evaluate = Evaluator(self._opsets)
+        self._taken: set[str] = set()
+        self._graph = model.graph
+        self.nodes: list[onnx.NodeProto] = []
+        self.outputs: list[Value] = []
+        self.constants: dict[str, Value] = {}
+        self.labels: dict[str, str] = {}
+        self.types: dict[str, onnx.TypeProto] = {}
+        self.folded = self.simplified = self.branches = 0
+        self.expanded: Counter[str] = Counter()
+        self.dropped: list[str] = []
+
+    def run(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+        """Fold the graph, given its inputs with their bound shapes.
+
+        Raises
+        ------
+        MalformedNodeError
+            If a node cannot work on what it is given.
+        """
+        graph = self._graph
+        outputs = {value.name for value in graph.output}
+        scope = Scope(self.nodes, outputs)
+        self._taken |= outputs | {value.name for value in graph.input}
+        self._taken.update(name for node in graph.node for name in node.output)
+        for tensor in graph.initializer:
+            scope.values[tensor.name] = constant_value(tensor.name, tensor)
+            self._taken.add(tensor.name)
+        for value in inputs:
+            scope.values[value.name] = Value(value.name, value.type)
+        self._fold_nodes(graph, scope)
+        self.outputs = [scope[value.name] for value in graph.output]
+        for value in self.outputs:
+            self._read(value)
+        self.nodes[:] = without_dead(self.nodes, outputs)
+
+    def _fold_nodes(self, graph: onnx.GraphProto, scope: Scope) -> None:
+        for node in topological_order(graph.node, scope.visible())[0]:
+            self._fold_node(node, scope, scope.path + node_label(node))
+
+    def _fold_node(self, node: onnx.NodeProto, scope: Scope, label: str) -> None:
+        operator = (domain_of(node), node.op_type)
+        inputs = [scope[name] if name else None for name in node.input]
+        constant = constant_attribute(node) if operator == ("", "Constant") else None
+        if constant is not None:
+            self._define_constant(node.output[0], constant, scope)
+            return
+        if operator == ("", "If"):
+            self._fold_if(node, inputs[0], scope, label)
+            return
+        body = None if self._is_supported(*operator) else function_body(node, inputs, self._opsets)
+        if body is not None:
+            self.expanded[node.op_type] += 1
+            self._inline_function(node, inputs, body, scope, label)
+            return
+        types = self._infer(node, inputs, label, strict=scope.typed) if not any(subgraphs(node)) else []
+        shape = shape_value(node, inputs)
+        if shape is not None:
+            self.folded += 1
+            self._define_constant(node.output[0], shape, scope)
+            return
+        same = passed_through(node, inputs, types)
+        if same is not None:
+            self.simplified += 1
+            self._alias(node.output[0], same, scope, label)
+            return
+        results = self._evaluate(node, inputs, types)
+        if results is None:
+            self._emit(node, inputs, types, scope, label)
+            return
+        self.folded += 1
+        for name, array in zip(node.output, results, strict=False):
+            if name:
+                self._define_constant(name, array, scope)
+
+    def _emit(
+        self,
+        original: onnx.NodeProto,
+        inputs: Sequence[Value | None],
+        types: Sequence[onnx.TypeProto | None],
+        scope: Scope,
+        label: str,
+    ) -> None:
+        """Put a node into the prepared graph, its subgraphs folded."""
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        node.domain = domain_of(original)
+        node.name = self._node_name(original, label)
+        for subgraph in subgraphs(node):
+            self._fold_subgraph(subgraph, scope, label, typed=False)
+        del node.input[:]
+        node.input.extend(self._read(value) for value in inputs)
+        del node.output[:]
+        for position, name in enumerate(original.output):
+            value = Value(self._tensor_name(name, scope) if name else "", types[position] if types else None)
+            node.output.append(value.name)
+            if value.type is not None:
+                self.types[value.name] = value.type
+            if name:
+                scope.values[name] = value
+        scope.nodes.append(node)
+
+    def _read(self, value: Value | None) -> str:
+        """Name of a tensor in the prepared graph, of which it becomes a part if it is a constant."""
+        if value is None:
+            return ""
+        if value.constant is not None:
+            self.constants[value.name] = value
+        return value.name
+
+    def _define_constant(self, name: str, constant: np.ndarray | onnx.TensorProto, scope: Scope) -> None:
+        scope.values[name] = constant_value(self._tensor_name(name, scope), constant)
+
+    def _alias(self, name: str, value: Value, scope: Scope, label: str) -> None:
+        """Let a name stand for a tensor; an output of a graph has to be made by a node of its own."""
+        if name not in scope.outputs:
+            scope.values[name] = value
+        elif value.constant is not None and scope.outer is None:
+            self._define_constant(name, value.constant, scope)
+        else:
+            self._emit(helper.make_node("Identity", [""], [name]), [value], [value.type], scope, label)
+
+    def _fold_if(self, node: onnx.NodeProto, condition: Value | None, scope: Scope, label: str) -> None:
+        """Keep the branch that is taken, where that is known, or that is possible; else both."""
+        if condition is not None and condition.array is not None:
+            self._inline_branch(node, bool(condition.array.all()), scope, label)
+            return
+        trial = onnx.NodeProto()
+        trial.CopyFrom(node)
+        types: dict[bool, list[onnx.TypeProto | None]] = {}
+        faults = {}
+        for taken in (True, False):
+            try:
+                types[taken] = self._fold_subgraph(_branch(trial, taken, label), scope, label, typed=True)
+            except MalformedNodeError as error:
+                faults[taken] = error
+        if not faults:
+            agreed = [common_type(one, other) for one, other in zip(types[True], types[False], strict=True)]
+            self._emit(trial, [condition], agreed, scope, label)
+        elif len(faults) == 2:
+            raise faults[True]
+        else:
+            # Models for several sampling rates or layouts choose so, by an input; with one shape bound, one is left.
+            ((impossible, reason),) = faults.items()
+            self.dropped.append(
+                f"left out the {'then' if impossible else 'else'} branch of {label}, which cannot run with these input "
+                f"shapes ({reason})"
+            )
+            self._inline_branch(node, not impossible, scope, label)
+
+    def _inline_branch(self, node: onnx.NodeProto, taken: bool, scope: Scope, label: str) -> None:
+        """Replace an ``If`` by the nodes of one branch."""
+        branch = _branch(node, taken, label)
+        self.branches += 1
+        inner = self._enter(branch, Scope(scope.nodes, set(), scope, f"{label}: "))
+        self._fold_nodes(branch, inner)
+        for name, output in zip(node.output, branch.output, strict=True):
+            if name:
+                self._alias(name, inner[output.name], scope, label)
+
+    def _inline_function(
+        self,
+        node: onnx.NodeProto,
+        inputs: Sequence[Value | None],
+        body: onnx.FunctionProto,
+        scope: Scope,
+        label: str,
+    ) -> None:
+        """Replace a node by the nodes that ONNX defines it by."""
+        inner = Scope(scope.nodes, set(), scope, f"{label}: ")
+        for name, actual in zip(body.input, inputs, strict=False):
+            if actual is not None:
+                inner.values[name] = actual
+        left_out = set(body.input) - inner.values.keys()
+        for step in body.node:
+            for position, name in enumerate(step.input):
+                if name in left_out:
+                    step.input[position] = ""
+            self._fold_node(step, inner, inner.path + step.op_type)
+        for name, output in zip(node.output, body.output, strict=False):
+            if name:
+                self._alias(name, inner[output], scope, label)
+
+    def _enter(self, graph: onnx.GraphProto, scope: Scope) -> Scope:
+        for tensor in graph.initializer:
+            scope.values[tensor.name] = constant_value(self._tensor_name(tensor.name, scope), tensor)
+        return scope
+
+    def _fold_subgraph(
+        self, graph: onnx.GraphProto, scope: Scope, label: str, typed: bool
+    ) -> list[onnx.TypeProto | None]:
+        """Fold a graph inside a node in place, and give the types of its outputs; its constants move to the main graph."""
+        inner = self._enter(graph, Scope([], {value.name for value in graph.output}, scope, f"{label}: ", typed))
+        for value in graph.input:
+            inner.values[value.name] = Value(self._tensor_name(value.name, inner), element_type_only(value.type))
+            value.name = inner[value.name].name
+        self._fold_nodes(graph, inner)
+        types = []
+        for output in graph.output:
+            made = inner[output.name]
+            if made.constant is not None or output.name not in inner.values:
+                # Only a node inside can give a subgraph's output.
+                self._emit(helper.make_node("Identity", [""], [output.name]), [made], [made.type], inner, label)
+                made = inner[output.name]
+            types.append(made.type)
+            output.CopyFrom(helper.make_value_info(made.name, made.type or output.type))
+        del graph.node[:], graph.initializer[:], graph.value_info[:]
+        graph.node.extend(without_dead(inner.nodes, {output.name for output in graph.output}))
+        return types
+
+    def _tensor_name(self, name: str, scope: Scope) -> str:
+        """Name for a tensor: its own in the main graph, where names are unique, else one that is not yet taken."""
+        unique, number = name, 1
+        while scope.outer is not None and unique in self._taken:
+            unique, number = f"{name}_{number}", number + 1
+        self._taken.add(unique)
+        return unique
+
+    def _node_name(self, node: onnx.NodeProto, label: str) -> str:
+        base = node.name or f"{node.op_type}_{next((name for name in node.output if name), 'node')}"
+        name, number = base, 1
+        while name in self.labels:
+            name, number = f"{base}_{number}", number + 1
+        self.labels[name] = label
+        return name
+
+
+def _branch(node: onnx.NodeProto, taken: bool, label: str) -> onnx.GraphProto:
+    """Graph of one branch of an ``If``."""
+    wanted = "then_branch" if taken else "else_branch"
+    for attribute in node.attribute:
+        if attribute.name == wanted and len(attribute.g.output) == len(node.output):
+            return attribute.g
+    raise MalformedNodeError(f"{label} has no {wanted} that gives its {len(node.output)} outputs")

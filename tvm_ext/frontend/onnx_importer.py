@@ -1,0 +1,218 @@
+"""Converts a prepared ONNX model to Relax with TVM's converters and those of this package."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import helper, numpy_helper
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tvm_ext.frontend.onnx_graph import domain_of
+from tvm_ext.frontend.onnx_model import default_opset
+from tvm_ext.frontend.onnx_prepare import PreparedModel
+from tvm_ext.frontend.onnx_support import UnsupportedNode, converter, unsupported_error
+from tvm_ext.frontend.onnx_values import known_shape
+
+NO_CONVERTER = "there is no converter for it"
+
+# Their one output is a Relax tuple (a sequence), not a list of outputs.
+SEQUENCE_OPERATORS = frozenset(
+    """
+    ConcatFromSequence Optional OptionalGetElement SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
+    SplitToSequence
+    """.split()
+)
+
+
+class OnnxImporter(onnx_frontend.ONNXGraphImporter):
+    """Imports one prepared model; a node that fails does not keep the rest from being tried.
+
+    Differs from TVM's importer in that operators are looked up by domain as well, the converters of
+    ``tvm_ext.frontend.onnx_ops`` come first, the branches of ``If`` are computed only when taken, every tensor of the
+    model is a Relax variable named after it, and all failures end up in one error.
+
+    Parameters
+    ----------
+    prepared : PreparedModel
+    source : str
+        Begins the error message.
+
+    Attributes
+    ----------
+    origins : dict from str to str
+        For each Relax variable that is an output of a node: words for that node.
+    """
+
+    def __init__(self, prepared: PreparedModel, source: str) -> None:
+        super().__init__(shape_dict={}, dtype_dict={})
+        self.origins: dict[str, str] = {}
+        self._prepared = prepared
+        self._source = source
+        self._failures: list[UnsupportedNode] = []
+        self._opsets = {
+            ("" if item.domain == "ai.onnx" else item.domain): item.version for item in prepared.proto.opset_import
+        }
+
+    def run(self) -> tvm.IRModule:
+        """Convert the model.
+
+        Raises
+        ------
+        UnsupportedOperatorError
+            Listing every node that cannot be converted.
+        """
+        proto = self._prepared.proto
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mod = self.from_onnx(proto.graph, default_opset(proto))
+        if any(node.op_type == "If" for node in proto.graph.node):
+            mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
+        return mod
+
+    def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            try:
+                self._nodes[tensor.name] = relax.const(tvm.runtime.tensor(numpy_helper.to_array(tensor)))
+            except (TypeError, ValueError, RuntimeError) as error:
+                dtype = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+                reason = f"TVM has no tensors of dtype {dtype} ({_reason(error)})"
+                self._failures.append(UnsupportedNode(f"initializer {tensor.name!r}", "", reason))
+
+    def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
+        for spec in self._prepared.inputs:
+            variable = self._new_var(self._variable_name(spec.name), shape=list(spec.shape), dtype=spec.dtype)
+            self._nodes[spec.name] = self._inputs[spec.name] = variable
+            self._input_names.append(spec.name)
+        self._num_input = len(self._prepared.inputs)
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Leave it to the conversion, which finds nodes that fail for other reasons in the same go."""
+
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        self._convert_nodes(graph)
+        if self._failures:
+            raise unsupported_error(self._source, self._failures)
+
+    def _convert_nodes(self, graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if all(not name or name in self._nodes for name in node.input):  # else it reads what a failed node makes
+                self._construct_node(node)
+
+    def _construct_node(self, node: onnx.NodeProto) -> None:
+        domain = domain_of(node)
+        label = self._prepared.labels[node.name]
+        try:
+            if (domain, node.op_type) == ("", "If"):
+                results = self._convert_if(node)
+            elif converter(domain, node.op_type) is None:
+                raise NotImplementedError(NO_CONVERTER)
+            else:
+                results = self._convert_node(node, domain)
+        except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
+            if not isinstance(error, _BranchFailedError):
+                self._failures.append(UnsupportedNode(label, domain, _reason(error)))
+            for name in filter(None, node.output):
+                self._stand_in(name)
+            return
+        for name, result in zip(node.output, results, strict=False):
+            if name:
+                self._nodes[name] = self._bind(result, name, label)
+
+    def _convert_node(self, node: onnx.NodeProto, domain: str) -> list[Any]:
+        inputs = onnx_frontend.onnx_input()
+        inputs.extend(self._nodes[name] if name else None for name in node.input)
+        attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
+        attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+        convert = converter(domain, node.op_type).get_converter(self._opsets.get(domain, 1))
+        result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
+        if isinstance(result, relax.Expr):
+            result = self.bb.normalize(result)
+        if node.op_type in SEQUENCE_OPERATORS or not isinstance(getattr(result, "ty", None), relax.TupleType):
+            results = [result]
+        elif isinstance(result, relax.Tuple):
+            results = list(result.fields)
+        else:
+            result = self.bb.emit(result)
+            results = [relax.TupleGetItem(result, index) for index in range(len(result.ty.fields))]
+        if any(node.output[len(results) :]):
+            raise NotImplementedError(f"only the first {len(results)} of its {len(node.output)} outputs can be had")
+        return results
+
+    def _convert_if(self, node: onnx.NodeProto) -> list[Any]:
+        """Convert to a Relax ``If`` whose branches hold their own bindings, so that only one is computed."""
+        condition = self._nodes[node.input[0]]
+        if condition.ty.ndim != 0:
+            condition = self.bb.emit(relax.op.reshape(condition, relax.ShapeExpr([])))
+        graphs = {attribute.name: attribute.g for attribute in node.attribute}
+        failed = len(self._failures)
+        branches = [self._convert_branch(graphs[name]) for name in ("then_branch", "else_branch")]
+        if len(self._failures) > failed:
+            raise _BranchFailedError
+        result = self.bb.emit(relax.If(condition, *branches))
+        if len(node.output) == 1:
+            return [result]
+        return [relax.TupleGetItem(result, index) for index in range(len(node.output))]
+
+    def _convert_branch(self, graph: onnx.GraphProto) -> relax.SeqExpr | None:
+        around = dict(self._nodes)
+        self.bb._begin_binding_block()
+        self._convert_nodes(graph)
+        outputs = [self._nodes.get(value.name) for value in graph.output]
+        block = self.bb._end_block()
+        self._nodes = around
+        if any(output is None for output in outputs):
+            return None
+        return relax.SeqExpr([block], outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+
+    def _bind(self, result: Any, name: str, label: str) -> Any:
+        """Give a result a variable named after the tensor; constants, shapes and tuples stay what they are."""
+        if isinstance(result, relax.ShapeExpr) and all(isinstance(dim, tvm.tirx.IntImm) for dim in result.values):
+            return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
+        if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
+            return result
+        variable = self.bb.emit(result, name_hint=_identifier(name))
+        self.origins[variable.name] = label
+        return variable
+
+    def _stand_in(self, name: str) -> None:
+        """Put zeros in the place of a tensor that could not be made, if its type is known, to try what reads it."""
+        type_proto = self._prepared.types.get(name)
+        shape = known_shape(type_proto)
+        if type_proto is not None and shape is not None:
+            dtype = helper.tensor_dtype_to_np_dtype(type_proto.tensor_type.elem_type).name
+            self._nodes[name] = self.bb.emit(relax.op.zeros(shape, dtype))
+
+    def _variable_name(self, name: str) -> str:
+        return str(self._name_supply.fresh_name(_identifier(name)))
+
+
+class _BranchFailedError(Exception):
+    """A node inside an ``If`` failed, and was recorded."""
+
+
+def _identifier(name: str) -> str:
+    """Spell a tensor's name as an identifier."""
+    spelled = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return spelled if spelled[:1].isalpha() or spelled[:1] == "_" else f"tensor_{spelled}"
+
+
+def _attribute_value(attribute: onnx.AttributeProto) -> Any:
+    """Value of an attribute in the form in which TVM's converters expect it."""
+    value = helper.get_attribute_value(attribute)
+    return tuple(value) if isinstance(value, list) or hasattr(value, "extend") else value
+
+
+def _reason(error: Exception) -> str:
+    """Pick from an error what a user can make sense of: the last line, without TVM's traceback and source positions."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = next((line for line in lines if "Check failed" in line), lines[-1] if lines else "")
+    text = re.sub(r"^.*?(InternalError: )?Check failed: .*? is false: ", "", text)
+    if isinstance(error, AttributeError | KeyError | IndexError | TypeError | AssertionError) or not text:
+        return f"its converter failed with {type(error).__name__}{f': {text}' if text else ''}"
+    return text

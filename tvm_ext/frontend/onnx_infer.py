@@ -1,0 +1,87 @@
+"""Types of the outputs of ONNX nodes, one node at a time, by the shape inference of ``onnx``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import helper, shape_inference
+
+from tvm_ext.frontend.onnx_graph import domain_of
+from tvm_ext.frontend.onnx_values import Value
+
+INFERENCE_DATA_LIMIT = 4096
+"""Elements; larger constants are never shapes, axes or pads, so shape inference is not shown them."""
+
+
+class MalformedNodeError(Exception):
+    """A node breaks the rules of its operator. The file that it is in is known further up."""
+
+
+class TypeInference:
+    """Infers types for the operator sets of one model.
+
+    Parameters
+    ----------
+    opsets : mapping from str to int
+        Version of each operator domain.
+    ir_version : int
+        Of the model.
+    """
+
+    def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
+        self._opsets = opsets
+        self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._ir_version = ir_version
+
+    def __call__(
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], label: str, strict: bool
+    ) -> list[onnx.TypeProto | None]:
+        """Infer the outputs of a node without subgraphs.
+
+        Parameters
+        ----------
+        node : onnx.NodeProto
+        inputs : sequence of Value or None
+            None for an optional input that is left out.
+        label : str
+            Words for the node, for the error message.
+        strict : bool
+            Whether to raise when the node cannot work on these inputs; their types must all be known for that.
+
+        Returns
+        -------
+        list of onnx.TypeProto or None
+            None where nothing can be said.
+
+        Raises
+        ------
+        MalformedNodeError
+            If the node cannot work on these inputs.
+        """
+        unknown: list[onnx.TypeProto | None] = [None] * len(node.output)
+        domain = domain_of(node)
+        version = self._opsets.get(domain)
+        if version is None or not onnx.defs.has(node.op_type, version, domain):
+            return unknown
+        types, data = {}, {}
+        for name, value in zip(node.input, inputs, strict=True):
+            if value is None:
+                continue
+            types[name] = value.type or onnx.TypeProto()
+            if value.constant is not None and (value.size or 0) <= INFERENCE_DATA_LIMIT:
+                data[name] = value.tensor()
+        try:
+            found = shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, version, domain),
+                node,
+                types,
+                data,
+                opset_imports=self._imports,
+                ir_version=self._ir_version,
+            )
+        except shape_inference.InferenceError as error:
+            if strict and all(value is None or value.shape is not None for value in inputs):
+                raise MalformedNodeError(f"{label}: {' '.join(str(error).split())}") from None
+            return unknown
+        return [found.get(name) for name in node.output]

@@ -1,0 +1,176 @@
+"""Brings an ONNX model into the form that TVM's importer takes: static shapes, shape arithmetic folded, names unique."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper, version_converter
+from onnx.inliner import inline_local_functions
+
+from tvm_ext.errors import ModelError
+from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.frontend.onnx_check import check_graph
+from tvm_ext.frontend.onnx_fold import Folder
+from tvm_ext.frontend.onnx_graph import reads
+from tvm_ext.frontend.onnx_infer import MalformedNodeError
+from tvm_ext.frontend.onnx_inputs import bind_inputs
+from tvm_ext.frontend.onnx_model import OnnxModel, default_opset
+from tvm_ext.frontend.onnx_values import element_count
+
+OLDEST_OPSET = 7
+"""Before it, broadcasting was spelled out by attributes that no importer knows any more."""
+
+CONSTANTS_NEED_NOT_BE_INPUTS = 4
+"""The first ONNX IR version of which that is true."""
+
+LARGE_TENSOR = 4096
+"""Elements; larger initializers are set aside while other code copies or serialises the model."""
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """An ONNX model that can be imported.
+
+    Attributes
+    ----------
+    proto : onnx.ModelProto
+        Static input shapes; every node has a unique name.
+    inputs : tuple of TensorSpec
+        In the order of the graph's inputs.
+    labels : mapping from str to str
+        For each node's name, words for the node of the original model that it comes from.
+    types : mapping from str to onnx.TypeProto
+        Types of the tensors that nodes make, subgraphs included, as far as they are known.
+    notes : tuple of str
+        What was done, one sentence each.
+    """
+
+    proto: onnx.ModelProto
+    inputs: tuple[TensorSpec, ...]
+    labels: Mapping[str, str]
+    types: Mapping[str, onnx.TypeProto]
+    notes: tuple[str, ...]
+
+
+def prepare(
+    model: OnnxModel,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    is_supported: Callable[[str, str], bool] = lambda domain, operator: True,
+) -> PreparedModel:
+    """Bind input shapes, infer, fold and simplify.
+
+    Parameters
+    ----------
+    model : OnnxModel
+    input_shapes : mapping from input name to shape, optional
+        Values for dimensions that the model leaves open.
+    is_supported : callable
+        Says of (domain, operator) whether it can be imported; if not, ONNX's own definition of it is put in its place.
+
+    Raises
+    ------
+    ModelError
+        If the graph is not sound.
+    InputError
+        If the shapes do not fit, or dimensions are left without a value.
+    """
+    proto, notes = model.proto, []
+    check_graph(proto, model.source)
+    if proto.functions:
+        names = sorted({function.name for function in proto.functions})
+        proto = _on_skeleton(proto, inline_local_functions, model.source, f"inline the functions {', '.join(names)}")
+        notes.append(f"inlined the functions {', '.join(names)}")
+    opset = default_opset(proto)
+    if opset < OLDEST_OPSET:
+        proto = _on_skeleton(
+            proto,
+            lambda skeleton: version_converter.convert_version(skeleton, OLDEST_OPSET),
+            model.source,
+            f"convert operator set version {opset} to {OLDEST_OPSET}",
+        )
+        notes.append(f"converted operator set version {opset} to {OLDEST_OPSET}")
+    inputs, input_notes = bind_inputs(proto.graph, input_shapes, model.source)
+    notes += input_notes
+    element_types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
+    given = [helper.make_tensor_value_info(spec.name, element_types[spec.name], spec.shape) for spec in inputs]
+    folder = Folder(proto, is_supported)
+    try:
+        folder.run(given)
+    except MalformedNodeError as error:
+        shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in inputs)
+        raise ModelError(
+            f"{model.source}: {error} (with inputs {shapes}); give input shapes that fit the model, or export it again"
+        ) from None
+    notes += _fold_notes(folder, len(proto.graph.node))
+    return PreparedModel(_assemble(proto, given, folder), tuple(inputs), folder.labels, folder.types, tuple(notes))
+
+
+def _on_skeleton(
+    proto: onnx.ModelProto, change: Callable[[onnx.ModelProto], onnx.ModelProto], source: str, what: str
+) -> onnx.ModelProto:
+    """Apply a function of ``onnx`` that copies the model several times to a copy without the large weights."""
+    graph = proto.graph
+    large = [tensor for tensor in graph.initializer if element_count(tensor.dims) > LARGE_TENSOR]
+    listed = {value.name for value in graph.input}
+    set_aside = [
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in large
+        if tensor.name not in listed
+    ]
+    skeleton = onnx.ModelProto(
+        ir_version=proto.ir_version,
+        opset_import=proto.opset_import,
+        functions=proto.functions,
+        graph=onnx.GraphProto(
+            name=graph.name or "main",
+            node=graph.node,
+            input=[*graph.input, *set_aside],
+            output=graph.output,
+            initializer=[tensor for tensor in graph.initializer if element_count(tensor.dims) <= LARGE_TENSOR],
+        ),
+    )
+    try:
+        changed = change(skeleton)
+    except Exception as error:  # the C++ side of onnx throws RuntimeError, ValueError and its own classes
+        raise ModelError(
+            f"{source}: onnx cannot {what}: {' '.join(str(error).split())}; export the model again with a newer opset"
+        ) from None
+    kept = [value for value in changed.graph.input if value.name in listed]
+    del changed.graph.input[:]
+    changed.graph.input.extend(kept)
+    changed.graph.initializer.extend(large)
+    return changed
+
+
+def _fold_notes(folder: Folder, before: int) -> list[str]:
+    notes = list(folder.dropped)
+    for operator, number in folder.expanded.items():
+        notes.append(f"expanded {number} {operator} node{'s' * (number > 1)} by the definition of ONNX")
+    for number, what in (
+        (folder.folded, "folded {} node{} into constants"),
+        (folder.branches, "replaced {} If node{} by the branch taken"),
+        (folder.simplified, "removed {} node{} that change nothing"),
+    ):
+        if number:
+            notes.append(what.format(number, "s" * (number > 1)))
+    if before != len(folder.nodes):
+        notes.append(f"of {before} nodes {len(folder.nodes)} are left")
+    return notes
+
+
+def _assemble(proto: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], folder: Folder) -> onnx.ModelProto:
+    outputs = [
+        helper.make_value_info(declared.name, value.type or declared.type)
+        for declared, value in zip(proto.graph.output, folder.outputs, strict=True)
+    ]
+    graph = onnx.GraphProto(name=proto.graph.name or "main", node=folder.nodes, input=inputs, output=outputs)
+    read = {name for node in folder.nodes for name in reads(node)} | {value.name for value in outputs}
+    graph.initializer.extend(value.tensor() for name, value in folder.constants.items() if name in read)
+    return onnx.ModelProto(
+        ir_version=max(proto.ir_version, CONSTANTS_NEED_NOT_BE_INPUTS),
+        opset_import=proto.opset_import,
+        producer_name=proto.producer_name,
+        graph=graph,
+    )
