@@ -1,9 +1,9 @@
 """Whole numbers that may depend on symbolic dimensions, such as ``4 * m * n + 4 * n``.
 
-A size is an ``int`` where it is known and a :class:`Symbolic` where it is not; arithmetic between the two gives an ``int``
-again as soon as all symbols cancel. A :class:`Symbolic` is a polynomial with integer coefficients over *atoms*: a symbol,
-or a function of other sizes that is not a polynomial (``floordiv``, ``floormod``, ``min``, ``max``). Polynomials are kept
-in one canonical form, so sizes with the same polynomial compare equal.
+A size is an ``int`` where it is known and a :class:`Symbolic` where it is not; arithmetic between the two gives an
+``int`` again as soon as all symbols cancel. A :class:`Symbolic` is a polynomial with integer coefficients over *atoms*:
+a symbol, or a function of other sizes that is no polynomial (``floordiv``, ``floormod``, ``min``, ``max``). Polynomials
+are kept in one canonical form, so sizes with the same polynomial compare equal.
 """
 
 from __future__ import annotations
@@ -112,22 +112,22 @@ class Symbolic:
 
 
 def symbol(name: str) -> Symbolic:
-    """The size that is called ``name``, for instance a symbolic batch."""
+    """Make the size that is called ``name``, for instance a symbolic batch."""
     return Symbolic((((name,), 1),))
 
 
 def minimum(left: Dim, right: Dim) -> Dim:
-    """The smaller of two sizes."""
+    """Take the smaller of two sizes."""
     return left if left == right else _apply("min", left, right)
 
 
 def maximum(left: Dim, right: Dim) -> Dim:
-    """The larger of two sizes."""
+    """Take the larger of two sizes."""
     return left if left == right else _apply("max", left, right)
 
 
 def product(sizes: Iterable[Dim]) -> Dim:
-    """The product of sizes; 1 for none."""
+    """Multiply sizes; 1 for none."""
     result: Dim = 1
     for size in sizes:
         result = result * size
@@ -135,7 +135,7 @@ def product(sizes: Iterable[Dim]) -> Dim:
 
 
 def symbols_of(size: Dim | None) -> frozenset[str]:
-    """The names of all symbols in a size."""
+    """Collect the names of all symbols in a size."""
     if not isinstance(size, Symbolic):
         return frozenset()
     found: set[str] = set()
@@ -173,7 +173,7 @@ def substitute(size: Dim, values: Mapping[str, Dim]) -> Dim:
 
 
 def evaluate(size: Dim, values: Mapping[str, int], what: str = "size") -> int:
-    """The value of a size when its symbols have the given values.
+    """Compute the value of a size when its symbols have the given values.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def evaluate(size: Dim, values: Mapping[str, int], what: str = "size") -> int:
 
 
 def apply_function(function: str, left: Dim, right: Dim) -> Dim:
-    """One of ``floordiv``, ``floormod``, ``min`` and ``max`` of two sizes."""
+    """Apply one of ``floordiv``, ``floormod``, ``min`` and ``max`` to two sizes."""
     if function == "floordiv":
         return left // right
     if function == "floormod":

@@ -1,0 +1,121 @@
+"""Reads a Relax function into a :class:`~tvm_ext.graph.dataflow.DataflowGraph`: where TVM objects become plain data.
+
+Works on high-level operators, on ``call_tir`` before and after fusion, and on a module whose memory is planned. One
+binding becomes one node, in the same order, so a plan made on the graph can be applied to the function by position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.errors import OptionError
+from tvm_ext.graph.dataflow import DataflowGraph
+from tvm_ext.graph.flops import Flops
+from tvm_ext.graph.relax_function import FunctionReader
+from tvm_ext.graph.symbolic import Dim
+from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes, prim_func_flops
+
+
+def from_relax(mod: Any, function: str = "main") -> DataflowGraph:
+    """Read the dataflow view of a Relax function.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule or tvm.relax.Function
+        A module, or a function that calls nothing of a module.
+    function : str
+        Which function of the module.
+
+    Returns
+    -------
+    graph : DataflowGraph
+        Functions it calls are in :attr:`Node.regions` of the calls. An operator or a function that is not known gets
+        ``flops=None``; it never fails.
+
+    Raises
+    ------
+    OptionError
+        When the module has no Relax function of that name.
+    GraphError
+        When an operand is itself a call: the function is not in A-normal form.
+    """
+    if isinstance(mod, relax.Function):
+        return FunctionReader(ModuleReader(None), function).read(mod)
+    if not isinstance(mod, tvm.IRModule):
+        raise OptionError(
+            f"a dataflow graph is read from an IRModule or a relax.Function, not from {type(mod).__name__}"
+        )
+    return ModuleReader(mod).graph(function)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What all calls of one PrimFunc have in common.
+
+    Attributes
+    ----------
+    flops : Flops or None
+        Arithmetic of one call, in the symbols of the PrimFunc; None where there is no static count.
+    shapes : tuple of shapes
+        Of its parameters, a scalar being a shape of one size.
+    is_reshape : bool
+        It copies its operand without changing the order of the elements.
+    """
+
+    flops: Flops | None
+    shapes: tuple[tuple[Dim, ...], ...]
+    is_reshape: bool
+
+
+class ModuleReader:
+    """Reads each function of a module once."""
+
+    def __init__(self, mod: Any) -> None:
+        self._functions: dict[str, Any] = {}
+        if mod is not None:
+            self._functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+        self._graphs: dict[str, DataflowGraph | None] = {}
+        self._kernels: dict[str, Kernel | None] = {}
+        self._is_pure: dict[str, bool] = {}
+
+    def function(self, name: str) -> Any:
+        """Find a function by name; None when the module has none."""
+        return self._functions.get(name)
+
+    def graph(self, name: str) -> DataflowGraph:
+        """Read a Relax function of the module."""
+        func = self._functions.get(name)
+        if not isinstance(func, relax.Function):
+            found = ", ".join(n for n, f in self._functions.items() if isinstance(f, relax.Function)) or "none"
+            raise OptionError(f"the module has no Relax function '{name}'; its Relax functions: {found}")
+        return FunctionReader(self, name).read(func)
+
+    def callee(self, name: str) -> DataflowGraph | None:
+        """Read a function that is called; None for what is no Relax function, and inside a recursion."""
+        if name not in self._graphs:
+            self._graphs[name] = None
+            if isinstance(self._functions.get(name), relax.Function):
+                self._graphs[name] = self.graph(name)
+        return self._graphs[name]
+
+    def kernel(self, name: str) -> Kernel | None:
+        """Tell what is known of a PrimFunc; None for what is no PrimFunc."""
+        if name not in self._kernels:
+            func = self._functions.get(name)
+            self._kernels[name] = None
+            if isinstance(func, tvm.tirx.PrimFunc):
+                sizes = SizeReader()
+                flops = prim_func_flops(func, sizes)
+                is_reshape = bool(relax.analysis.has_reshape_pattern(func))
+                self._kernels[name] = Kernel(flops, tuple(parameter_shapes(func, sizes)), is_reshape)
+        return self._kernels[name]
+
+    def is_pure(self, op: Any) -> bool:
+        """Whether an operator does nothing but compute its result."""
+        if op.name not in self._is_pure:
+            self._is_pure[op.name] = bool(op.get_attr("FPurity"))
+        return self._is_pure[op.name]
