@@ -6,12 +6,14 @@ reason. Importing it loads neither torch nor TVM; a model is built when first as
 
 from __future__ import annotations
 
-from tests.zoo import light, tiny, trained
+from tests.zoo import light, tiny, torch_nets, trained
 from tests.zoo.entry import Entry
 
 __all__ = ["ZOO", "Entry", "get", "need"]
 
-ZOO: dict[str, Entry] = {entry.name: entry for entry in (*tiny.ENTRIES, *light.ENTRIES, *trained.ENTRIES)}
+ZOO: dict[str, Entry] = {
+    entry.name: entry for entry in (*tiny.ENTRIES, *light.ENTRIES, *trained.ENTRIES, *torch_nets.ENTRIES)
+}
 
 
 def get(name: str) -> Entry:

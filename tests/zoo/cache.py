@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -35,21 +36,25 @@ def cached_onnx(name: str, recipe: Iterable[Path], build: Callable[[], onnx.Mode
     """
     folder = zoo_folder() / "onnx"
     path = folder / f"{name}-{_digest(recipe)}.onnx"
-    if path.exists():
-        return path
     folder.mkdir(parents=True, exist_ok=True)
-    model = build()
-    # Written aside and moved in one step: test processes that run at once must never see half a file.
-    aside = folder / f".{name}-{os.getpid()}.part"
+    # Test processes that run at once wait for the one that builds, and never see half a file.
+    with (folder / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _write(build(), path)
+            for stale in folder.glob(f"{name}-????????.onnx"):
+                if stale != path:
+                    stale.unlink(missing_ok=True)
+    return path
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.part")
     try:
         onnx.save(model, aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    for stale in folder.glob(f"{name}-????????.onnx"):
-        if stale != path:
-            stale.unlink(missing_ok=True)
-    return path
 
 
 def _digest(recipe: Iterable[Path]) -> str:

@@ -44,8 +44,11 @@ class Entry:
         Each gives the path of a fetched file that is needed.
     recipe : tuple of Path
         Source files that decide what the model is; a change of theirs makes a kept model out of date.
+    tolerance : float
+        Largest difference between two right results for the inputs of seed 0, as a fraction of an output's deviation.
+        More than 1e-4 only where onnxruntime with and without its optimisations already differs by more than that.
     slow : bool
-        One run with stock TVM takes seconds, or the model is hundreds of megabytes: for tests marked slow.
+        Building the model, or one run with stock TVM, takes long, or it is hundreds of megabytes: for slow tests.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Entry:
     needs: tuple[str, ...] = ()
     files: tuple[Callable[[], Path], ...] = ()
     recipe: tuple[Path, ...] = field(default=(), repr=False)
+    tolerance: float = 1e-4
     slow: bool = False
 
     def missing(self) -> str | None:
