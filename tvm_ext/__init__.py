@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tvm_ext.registration import register
@@ -53,4 +55,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-register()
+# Where TVM is not imported yet its own import registers, through the entry point, and this import stays quick; where
+# that was switched off, or came first, it is done here.
+if "tvm" in sys.modules or os.environ.get("TVM_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+    register()

@@ -1,15 +1,16 @@
 """A compiled model in memory and on disk: the executable, and metadata that says what it is and how it came about.
 
-On disk it is a folder with two files, ``model.so`` (what ``Executable.export_library`` writes) and ``metadata.json``.
+On disk it is a folder with two files, ``model.so`` (a library that ``tvm.runtime.load_module`` reads) and
+``metadata.json``, which records the size and SHA-256 of the library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError
-from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.inputs import check_inputs
+from tvm_ext.library import write_library
+from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 
 LIBRARY = "model.so"
 METADATA = "metadata.json"
-FORMAT = 1
 
 
 class CompiledModel:
@@ -40,11 +42,12 @@ class CompiledModel:
         What ``run`` takes and returns.
     """
 
-    def __init__(self, executable: Any, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, executable: Any, metadata: Mapping[str, Any], origin: Path | None = None) -> None:
         self.executable = executable
         self.metadata = dict(metadata)
-        self.inputs = _specs(metadata["inputs"])
-        self.outputs = _specs(metadata["outputs"])
+        self.inputs = tensor_specs(metadata["inputs"])
+        self.outputs = tensor_specs(metadata["outputs"])
+        self._origin = origin  # the library file, where the model was loaded from one
         self._machine: relax.VirtualMachine | None = None
 
     @property
@@ -93,6 +96,8 @@ class CompiledModel:
             If an input has the wrong name, shape or dtype.
         CompileError
             If the compiled code fails at run time.
+        ModelError
+            If it returns another number of tensors than its metadata lists.
         """
         arrays = check_inputs(self.inputs, inputs)
         machine = self.virtual_machine
@@ -101,6 +106,11 @@ class CompiledModel:
         except (RuntimeError, ValueError, TypeError) as error:
             raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
         values = [value.numpy() for value in _flatten(result)]
+        if len(values) != len(self.outputs):
+            raise ModelError(
+                f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "
+                f"outputs; {REMEDY}"
+            )
         return dict(zip((spec.name for spec in self.outputs), values, strict=True))
 
     def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
@@ -117,65 +127,94 @@ class CompiledModel:
         ------
         OutputError
             If the folder exists, cannot be written, or the disk is full.
+        MissingPackageError
+            If there is no C++ compiler to link the library with.
         """
         folder = Path(folder)
         check_destination(folder, force)
-        partial: Path | None = None
+        parent = folder.absolute().parent
+        made = [path for path in (parent, *parent.parents) if not path.exists()]
         try:
-            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
-            partial.chmod(0o755)
-            self._write(partial)
-            if folder.exists():
-                shutil.rmtree(folder)
-            partial.rename(folder)
-        except OSError as error:
-            raise OutputError(f"cannot write {folder}: {error.strerror or error}{_space_hint(error)}") from None
-        finally:
-            if partial is not None and partial.exists():
-                shutil.rmtree(partial, ignore_errors=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(parent, folder.name) as partial:
+                self._write(partial)
+                _replace(folder, partial)
+        except BaseException as error:
+            for path in made:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            if isinstance(error, OSError):
+                hint = _space_hint(error)
+                raise OutputError(f"cannot write {folder}: {error.strerror or error}{hint}") from None
+            raise
         return folder
 
     def _write(self, partial: Path) -> None:
-        workspace = partial / "build"
-        workspace.mkdir()
-        try:
-            self.executable.export_library(str(partial / LIBRARY), workspace_dir=str(workspace))
-        except RuntimeError as error:
-            if "No space left" in str(error) or "File size limit" in str(error) or "File too large" in str(error):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-            raise CompileError(
-                f"the library could not be linked (a C++ compiler such as g++ is needed on PATH): {_last_line(error)}"
-            ) from error
-        shutil.rmtree(workspace)
+        library = partial / LIBRARY
+        if self._origin is not None:
+            shutil.copyfile(self._origin, library)
+            check_file(library, self.metadata["files"][LIBRARY])
+        else:
+            target = self.metadata["target"]
+            host = target.get("host", target)
+            with temporary_folder(partial, "build") as workspace:
+                write_library(self.executable, library, workspace, str(host.get("mtriple", "")))
+        self.metadata["files"] = {LIBRARY: file_record(library)}
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
 
 
+def _replace(folder: Path, partial: Path) -> None:
+    """Rename ``partial`` to ``folder``; what was there is put back if that fails."""
+    if not folder.exists():
+        partial.rename(folder)
+        return
+    aside = partial.with_name(f"{partial.name}-old")
+    folder.rename(aside)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        if not folder.exists():
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def check_destination(folder: Path, force: bool) -> None:
-    """Say early whether an artifact can be written to ``folder``.
+    """Say early whether an artifact can be written to ``folder``; a folder is made beside it to be sure.
 
     Raises
     ------
     OutputError
         If something is there that must not be replaced, or no folder can be made there.
     """
-    if folder.is_dir() and not folder.is_symlink():
-        if not force and any(folder.iterdir()):
-            raise OutputError(f"{folder} exists already; give another folder, or --force to replace the artifact in it")
-        strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LIBRARY, METADATA))
-        if strangers:
-            raise OutputError(
-                f"{folder} holds more than an artifact ({strangers[0]}); it is not replaced, give another folder"
-            )
-    elif folder.exists() or folder.is_symlink():
+    try:
+        _check_existing(folder, force)
+        parent = folder.absolute().parent
+        while not os.path.lexists(parent) and parent != parent.parent:
+            parent = parent.parent
+        if not parent.is_dir():
+            raise OutputError(f"cannot create {folder}: {parent} is not a folder")
+        with temporary_folder(parent, folder.name):
+            pass
+    except OSError as error:
+        raise OutputError(f"cannot create {folder}: {error.strerror or error}; give another folder") from None
+
+
+def _check_existing(folder: Path, force: bool) -> None:
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir():
         raise OutputError(f"{folder} exists and is not a folder; give another name")
-    parent = folder.absolute().parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    if not parent.is_dir():
-        raise OutputError(f"cannot create {folder}: {parent} is not a folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot create {folder}: no permission to write in {parent}")
+    if folder.is_mount() or not folder.name or folder.name == "..":
+        raise OutputError(f"{folder} cannot be replaced; give a folder inside it, such as {folder / 'model'}")
+    entries = sorted(entry.name for entry in folder.iterdir())
+    if entries and not force:
+        raise OutputError(f"{folder} exists already; give another folder, or --force to replace the artifact in it")
+    strangers = [name for name in entries if name not in (LIBRARY, METADATA)]
+    if strangers:
+        raise OutputError(
+            f"{folder} holds more than an artifact ({strangers[0]}); it is not replaced, give another folder"
+        )
 
 
 def load(folder: str | os.PathLike[str]) -> CompiledModel:
@@ -185,33 +224,24 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     ------
     ModelError
         If the folder is missing, is not an artifact, or was damaged.
+    TargetError
+        If its code is for another machine.
     """
     folder = Path(folder)
     path = folder / METADATA
-    if not path.is_file():
-        what = "is not an artifact (it has no metadata.json)" if folder.is_dir() else "is not a folder"
-        raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o {folder}` makes one")
+    if not os.path.isfile(path):
+        what = "is not an artifact (it has no metadata.json)" if os.path.isdir(folder) else "is not a folder"
+        raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o FOLDER` makes an artifact")
+    metadata = read_metadata(path)
+    library = folder / LIBRARY
+    if LIBRARY not in metadata["files"]:
+        raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")
+    check_file(library, metadata["files"][LIBRARY])
     try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        version = metadata["format"]
-        if version != FORMAT:
-            raise ModelError(f"{path}: format {version!r} is not known to this version, compile the model again")
-        for key in ("inputs", "outputs", "device", "target"):
-            metadata[key]
-        _specs(metadata["inputs"]), _specs(metadata["outputs"])
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} is damaged ({error!r}); compile the model again") from None
-    try:
-        library = tvm.runtime.load_module(str(folder / LIBRARY))
+        module = tvm.runtime.load_module(str(library.absolute()))
     except (RuntimeError, ValueError, OSError) as error:
-        raise ModelError(f"{folder / LIBRARY} cannot be loaded: {_first_line(error)}") from None
-    return CompiledModel(library, metadata)
-
-
-def _specs(rows: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(row["name"], tuple(row["shape"]), row["dtype"]) for row in rows)
+        raise TargetError(f"{library} cannot be loaded on this machine: {_first_line(error)}") from None
+    return CompiledModel(module, metadata, origin=library)
 
 
 def _flatten(value: Any) -> Iterator[Any]:
@@ -224,10 +254,6 @@ def _flatten(value: Any) -> Iterator[Any]:
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _last_line(error: BaseException) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 def _space_hint(error: OSError) -> str:

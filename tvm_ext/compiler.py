@@ -12,9 +12,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.artifact import FORMAT, CompiledModel
+from tvm_ext.artifact import CompiledModel
 from tvm_ext.errors import CompileError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
+from tvm_ext.metadata import FORMAT
 from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
 from tvm_ext.target import resolve_target
@@ -75,7 +76,12 @@ def compile(
     lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report)
     report("generate code")
     start = time.perf_counter()
-    executable = generate_code(lowered, resolved)
+    try:
+        executable = generate_code(lowered, resolved)
+    except CompileError as error:
+        if not parsed.disable:
+            raise
+        raise CompileError(f"{error} (phases switched off: {', '.join(parsed.disable)})") from error
     seconds["generate code"] = time.perf_counter() - start
     return CompiledModel(executable, _metadata(imported, resolved, parsed, statistics, seconds))
 
@@ -132,12 +138,13 @@ def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
 
 
 def summary_line(error: BaseException) -> str:
-    """Pick the line of a TVM error that says what went wrong."""
+    """Pick from a TVM error what says what went wrong: all of a short one, the telling line of a long one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if "Error:" in line or "Check failed" in line:
-            return line
-    return lines[-1] if lines else type(error).__name__
+    whole = " ".join(lines)
+    if len(whole) <= 300:
+        return whole or type(error).__name__
+    telling = (line for line in lines if "Error:" in line or "Check failed" in line)
+    return next(telling, lines[-1])[:300]
 
 
 def recorded_versions() -> dict[str, str]:

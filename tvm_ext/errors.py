@@ -1,6 +1,7 @@
 """Every error the package raises on purpose, and the exit code the command line gives it.
 
-A message is one sentence that names the place (file, function, node, tensor), what was expected, what was found, and what to try.
+A message is one sentence that names the place (file, function, node, tensor), what was expected, what was found, and
+what to try.
 """
 
 

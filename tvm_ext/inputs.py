@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import zipfile
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import TensorSpec
+
+_NUMPY_TYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 
 
 def describe(spec: TensorSpec) -> str:
@@ -71,7 +74,8 @@ def _check_one(spec: TensorSpec, array: np.ndarray, bound: dict[str, int]) -> np
         wanted = bound.setdefault(dimension, extent) if isinstance(dimension, str) else dimension
         if wanted != extent:
             raise InputError(f"input {describe(spec)}: dimension {axis} must be {wanted}, found {found}")
-    return np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns a scalar into a vector
+    # The name of a dtype does not tell its byte order; ascontiguousarray turns a scalar into a vector.
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
 
 
 def random_inputs(
@@ -93,19 +97,28 @@ def random_inputs(
     for spec in specs:
         shape = [(dimensions or {}).get(dim, 1) if isinstance(dim, str) else dim for dim in spec.shape]
         if spec.dtype.startswith(("int", "uint", "bool")):
-            arrays[spec.name] = generator.integers(0, 2, shape).astype(spec.dtype)
+            arrays[spec.name] = generator.integers(0, 2, shape).astype(numpy_dtype(spec.dtype))
         else:
-            arrays[spec.name] = generator.standard_normal(shape).astype(_numpy_dtype(spec.dtype))
+            arrays[spec.name] = generator.standard_normal(shape).astype(numpy_dtype(spec.dtype))
     return arrays
 
 
-def _numpy_dtype(name: str) -> np.dtype:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # bfloat16 and the float8 types; comes with onnx
+def numpy_dtype(name: str) -> np.dtype:
+    """Look up an element type by name, the small floats of ``ml_dtypes`` included.
 
-        return np.dtype(getattr(ml_dtypes, name))
+    Raises
+    ------
+    TypeError
+        If there is no numeric type of that name.
+    """
+    if _NUMPY_TYPES.fullmatch(name):
+        return np.dtype(name)
+    import ml_dtypes  # bfloat16, int4 and the float8 types; comes with onnx
+
+    scalar = getattr(ml_dtypes, name, None)
+    if isinstance(scalar, type) and issubclass(scalar, np.generic):
+        return np.dtype(scalar)
+    raise TypeError(f"{name!r} is no numeric type")
 
 
 def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[str, np.ndarray]:
@@ -126,7 +139,7 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
     arrays: dict[str, np.ndarray] = {}
     for argument in arguments:
         name, separator, path = argument.rpartition("=")
-        if separator and not Path(argument).exists():
+        if separator and not os.path.exists(argument):
             arrays[name] = _load_array(Path(path))
         elif argument.endswith(".npz"):
             arrays.update(_load_archive(Path(argument)))
@@ -140,26 +153,27 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
 
 def _load_array(path: Path) -> np.ndarray:
     loaded = _load(path)
-    if not isinstance(loaded, np.ndarray):
+    if isinstance(loaded, dict):
         raise InputError(f"{path} is an .npz archive; give it without NAME=")
     return loaded
 
 
 def _load_archive(path: Path) -> dict[str, np.ndarray]:
     loaded = _load(path)
-    if isinstance(loaded, np.ndarray):
+    if not isinstance(loaded, dict):
         raise InputError(f"{path} ends in .npz but holds a single array; rename it to .npy")
-    with loaded as archive:
-        try:
-            return {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path} cannot be read as NumPy data: {error}") from None
+    return loaded
 
 
-def _load(path: Path) -> np.ndarray | np.lib.npyio.NpzFile:
+def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     try:
-        return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as NumPy data (.npy or .npz): {error}") from None
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or 'it cannot be read as NumPy data (.npy or .npz)'}") from None
+    except Exception as error:  # damaged data makes NumPy and zipfile raise nearly anything
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} cannot be read as NumPy data (.npy or .npz): {reason}") from None

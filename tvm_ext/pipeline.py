@@ -1,10 +1,12 @@
 """The table of contents of a compilation: the Relax pipeline ``tvm_ext``, phase by phase.
 
-``tvm.compile(mod, target, relax_pipeline="tvm_ext")`` runs it; ``relax.get_pipeline("tvm_ext", **options)`` takes options.
+``tvm.compile(mod, target, relax_pipeline="tvm_ext")`` runs it, ``relax.get_pipeline("tvm_ext", **options)`` takes
+options.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -37,8 +39,12 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         names = [phase.name for phase in PHASES]
         if isinstance(self.disable, str):
-            object.__setattr__(self, "disable", tuple(filter(None, self.disable.split(","))))
+            object.__setattr__(self, "disable", tuple(filter(None, map(str.strip, self.disable.split(",")))))
+        if not isinstance(self.disable, list | tuple | set | frozenset):
+            raise OptionError(f"option disable: {self.disable!r} is not a list of phases such as {names[0]!r}")
         object.__setattr__(self, "disable", tuple(self.disable))
+        if not isinstance(self.dump_dir, str | os.PathLike | None):
+            raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_ext import errors
+
 
 def _pipeline(**options: Any) -> Any:
     """Build the ``tvm_ext`` Relax pipeline; see :func:`tvm_ext.pipeline.tvm_ext_pipeline`."""
@@ -16,8 +18,14 @@ def _pipeline(**options: Any) -> Any:
 
 
 def register() -> None:
-    """Register the ``tvm_ext`` pipeline; calling it again does nothing."""
+    """Register the ``tvm_ext`` pipeline and the error classes; calling it again changes nothing."""
+    import tvm_ffi
     from tvm import relax
 
     if "tvm_ext" not in relax.pipeline.PIPELINE_MAP:
         relax.register_pipeline("tvm_ext")(_pipeline)
+    # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
+    tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.TvmExtError):
+            tvm_ffi.register_error(f"tvm_ext.{name}", value)

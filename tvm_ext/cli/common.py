@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any
 
 import click
 
+from tvm_ext.cleanup import temporary_file
 from tvm_ext.errors import OutputError
 
 Shapes = dict[str, list[int]]
@@ -104,22 +103,15 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         If the path cannot be written or the disk is full.
     """
     payload = data.encode() if isinstance(data, str) else data
-    partial: str | None = None
     try:
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
             path.write_bytes(payload)
             return
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(payload)
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-        partial = None
+        with temporary_file(path.absolute().parent, path.name) as partial:
+            partial.write_bytes(payload)
+            partial.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        if partial is not None and os.path.exists(partial):
-            os.unlink(partial)
 
 
 def print_json(value: Any) -> None:

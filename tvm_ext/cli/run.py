@@ -15,7 +15,13 @@ from tvm_ext.cli.common import json_flag, print_json, write_atomically
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs used when none are given.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Seed of the random inputs used when none are given.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--check", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Compare with onnxruntime.")
 @click.option(

@@ -1,0 +1,80 @@
+"""Ctrl-C and other requests to stop: one line, nothing left behind, and soon, even in the middle of C++ code.
+
+Python runs a signal handler only between two of its own instructions; code generation can take minutes in one call of
+C++. So a second thread watches too, and ends the process when the first has not done so in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_SECONDS = 1.0
+
+_received: int | None = None
+_said = threading.Lock()
+
+
+def install() -> None:
+    """From now on, a signal of :data:`SIGNALS` raises KeyboardInterrupt, and ends the process if that does not."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore some, on purpose
+            signal.signal(number, _on_signal)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(read,), name="interrupt", daemon=True).start()
+
+
+def received() -> bool:
+    """Tell whether a request to stop has come, whatever became of the exception."""
+    return _received is not None
+
+
+def exit_code() -> int:
+    """Code of a process that was asked to stop: 128 plus the number of the signal, 130 for Ctrl-C."""
+    return 128 + (_received or signal.SIGINT)
+
+
+def finish() -> None:
+    """Say, once, that the command was interrupted; clean up what is still there."""
+    from tvm_ext.cleanup import end_children, remove_temporaries
+
+    end_children()
+    remove_temporaries()
+    if _said.acquire(blocking=False):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write("tvm-ext: interrupted\n")
+            sys.stderr.flush()
+
+
+def ignore() -> None:
+    """Ignore further requests; for the moments in which the process ends anyway."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _received
+    if _received is None:
+        _received = number
+        raise KeyboardInterrupt
+
+
+def _watch(read: int) -> None:
+    global _received
+    number = 0
+    while number not in SIGNALS:  # other signals that Python handles come by here as well
+        number = os.read(read, 1)[0]
+    select.select([read], [], [], GRACE_SECONDS)  # a second request ends the wait
+    _received = number
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K\x1b[?25h")  # the progress display has hidden the cursor
+    finish()
+    os._exit(exit_code())

@@ -1,0 +1,128 @@
+"""Reading ``metadata.json`` of an artifact: every field that a run depends on is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tvm_ext.errors import ModelError
+from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.inputs import numpy_dtype
+
+FORMAT = 1
+REMEDY = "compile the model again"
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read and check the metadata of an artifact.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read, is not JSON, has another format version, or a field is missing or of another type.
+    """
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is damaged, it is not JSON ({error}); {REMEDY}") from None
+    if not isinstance(metadata, dict):
+        raise ModelError(f"{path} is damaged, it holds no JSON object; {REMEDY}")
+    version = metadata.get("format")
+    if version != FORMAT or isinstance(version, bool):
+        raise ModelError(f"{path}: format {version!r} is not the one this version reads ({FORMAT}); {REMEDY}")
+    try:
+        _check(metadata)
+    except _Damage as damage:
+        raise ModelError(f"{path} is damaged, field {damage}; {REMEDY}") from None
+    return metadata
+
+
+def tensor_specs(rows: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    """Build the specs that the field ``inputs`` or ``outputs`` lists."""
+    return tuple(TensorSpec(row["name"], tuple(row["shape"]), row["dtype"]) for row in rows)
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file, as the field ``files`` records them."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def check_file(path: Path, record: Mapping[str, Any]) -> None:
+    """Compare a file with its record; code that was damaged would crash the process that loads it.
+
+    Raises
+    ------
+    ModelError
+        If the file is missing, or is not the one that was recorded.
+    """
+    try:
+        found = file_record(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from None
+    for key, what in (("bytes", "size in bytes"), ("sha256", "SHA-256")):
+        if found[key] != record[key]:
+            raise ModelError(
+                f"{path} is damaged: its {what} is {found[key]} where metadata.json says {record[key]}; {REMEDY}"
+            )
+
+
+class _Damage(Exception):
+    """A field is not what it must be; the message names it and says how."""
+
+
+def _check(metadata: Mapping[str, Any]) -> None:
+    for side in ("inputs", "outputs"):
+        rows = _typed(metadata, side, list)
+        for index, row in enumerate(rows):
+            place = f"{side}[{index}]"
+            if not isinstance(row, dict):
+                raise _Damage(f"{place} is not an object")
+            _typed(row, "name", str, place)
+            _check_dtype(_typed(row, "dtype", str, place), place)
+            for dimension in _typed(row, "shape", list, place):
+                if isinstance(dimension, bool) or not isinstance(dimension, int | str):
+                    raise _Damage(f"{place}.shape holds {dimension!r}, which is no dimension")
+                if isinstance(dimension, int) and not 0 <= dimension < 2**63:
+                    raise _Damage(f"{place}.shape holds {dimension}, which is no dimension")
+        names = [row["name"] for row in rows]
+        if len(set(names)) < len(names):
+            raise _Damage(f"{side} names a tensor twice")
+    _check_device(_typed(metadata, "device", str))
+    _typed(_typed(metadata, "target", dict), "kind", str, "target")
+    for name, record in _typed(metadata, "files", dict).items():
+        if not isinstance(record, dict):
+            raise _Damage(f"files.{name} is not an object")
+        _typed(record, "bytes", int, f"files.{name}")
+        _typed(record, "sha256", str, f"files.{name}")
+
+
+def _typed(row: Mapping[str, Any], key: str, kind: type, place: str = "") -> Any:
+    name = f"{place}.{key}" if place else key
+    if key not in row:
+        raise _Damage(f"{name} is missing")
+    if not isinstance(row[key], kind):
+        raise _Damage(f"{name} is {type(row[key]).__name__} where {kind.__name__} is needed")
+    return row[key]
+
+
+def _check_device(name: str) -> None:
+    try:
+        tvm.device(name)
+    except ValueError:
+        raise _Damage(f"device is {name!r}, which TVM does not know") from None
+
+
+def _check_dtype(name: str, place: str) -> None:
+    try:
+        numpy_dtype(name)
+    except TypeError:
+        raise _Damage(f"{place}.dtype is {name!r}, which is no type of tensor elements") from None
