@@ -17,6 +17,9 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.schedules import cpu
+from tvm_ext.schedules.rule import apply_schedule_rules
 from tvm_ext.target import native_target
 
 
@@ -77,6 +80,7 @@ class Phase:
 def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         relax.transform.CanonicalizeBindings(),
+        relax.transform.FoldBatchnormToConv2D(),
         relax.transform.DecomposeOpsForInference(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
@@ -85,6 +89,12 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
 
 def _dispatch(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
+
+
+def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    if target.kind.name != "llvm":
+        return []
+    return [blocked_layout(), relax.transform.DeadCodeElimination()]
 
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
@@ -109,6 +119,8 @@ def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 
         rules = ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback")
         passes.append(dlight.ApplyDefaultSchedule(*(getattr(dlight.gpu, rule)() for rule in rules)))
+    elif target.kind.name == "llvm":
+        passes.append(apply_schedule_rules(cpu.RULES))
     return passes
 
 
@@ -140,11 +152,12 @@ def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 PHASES: tuple[Phase, ...] = (
     Phase("canonicalize", "inference form: batch norm and friends decomposed, constants folded", _canonicalize),
     Phase("dispatch", "sampling, sort and scan handed to library kernels", _dispatch),
+    Phase("layout", "convolution chains in the blocked layout NCHW{v}c, weights packed (CPU)", _layout),
     Phase("legalize", "every operator becomes a call of a TIR kernel", _legalize),
     Phase("fuse", "kernels merged with their neighbours", _fuse),
     Phase(
         "schedule",
-        "tuned schedules from the current MetaSchedule database, default schedules for a GPU",
+        "tuned schedules from the current MetaSchedule database, then schedule rules",
         _schedule,
     ),
     Phase("lower", "destination-passing calls, explicit allocation", _lower),

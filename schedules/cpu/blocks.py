@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
-
+from tvm.tirx import IntImm, IterVar
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 
 
@@ -40,3 +40,13 @@ def inline_epilogue(schedule: Schedule, compute: SBlockRV) -> SBlockRV:
     for block in after[:-1]:
         schedule.compute_inline(block)
     return after[-1]
+
+
+def is_spatial(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether every axis of a block is data-parallel."""
+    return all(int(iter_var.iter_type) == IterVar.DataPar for iter_var in schedule.get(block).iter_vars)
+
+
+def static_extents(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether all loops around a block have extents that are known now."""
+    return all(isinstance(schedule.get(loop).extent, IntImm) for loop in schedule.get_loops(block))

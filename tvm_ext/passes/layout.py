@@ -1,0 +1,176 @@
+"""Put convolution networks into the blocked layout NCHW{v}c, and convert only at the borders.
+
+before: ``y = conv2d(x, w); z = relu(y); mean(z)`` over NCHW tensors
+after:  ``x' = to_blocked(x); y' = conv2d_blocked(x', w'); z' = relu(y'); mean'(z')`` with ``w'`` packed at compile time
+
+A value is blocked where it is made by an operator that gains from it (a convolution) and stays so through operators that
+do not care (:mod:`tvm_ext.passes.layout_rules`); any other use gets a plain copy, made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.schedules.compute.layout import from_blocked, to_blocked
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+
+ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
+"""Kinds of kernel as ``relax.transform.FuseOps`` reads them from the attribute ``op_pattern``."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A tensor in blocked layout.
+
+    Attributes
+    ----------
+    var : relax.Var
+        Shape ``(N, ceil(C / v), H, W, v)``.
+    channels : int
+        ``C``; lanes beyond it hold values that nothing may depend on.
+    """
+
+    var: relax.Expr
+    channels: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``var``."""
+        return tuple(int(extent) for extent in self.var.ty.shape)
+
+    @property
+    def block(self) -> int:
+        """Channels in a block."""
+        return self.shape[4]
+
+    @property
+    def full(self) -> bool:
+        """Whether the last block is full."""
+        return self.shape[1] * self.block == self.channels
+
+
+def channel_block(channels: int, lanes: int) -> int:
+    """Choose the block for ``channels``: wide vectors, few wasted lanes.
+
+    A block of half the vector width has to save 30 % of the lanes to be worth it, a quarter 50 %.
+    """
+    candidates = [(lanes, 1.0), (lanes // 2, 1.3), (lanes // 4, 2.0)]
+    return min(
+        (block for block, _ in candidates if block >= 2),
+        key=lambda block: -(-channels // block) * block * dict(candidates)[block],
+        default=lanes,
+    )
+
+
+Rule = Callable[["BlockedLayoutMutator", relax.Call], Blocked | None]
+
+
+def blocked_layout() -> tvm.transform.Pass:
+    """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
+    def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        rewriter = BlockedLayoutMutator(mod, machine)
+        for global_var, function in mod.functions.items():
+            if isinstance(function, relax.Function) and _is_straight(function):
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _blocked_layout
+
+
+def _is_straight(function: relax.Function) -> bool:
+    """Whether a function is neither fused already nor holds an ``If`` or an inner function."""
+    if function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs):
+        return False
+    found = []
+    relax.analysis.post_order_visit(
+        function.body, lambda node: found.append(node) if isinstance(node, relax.If | relax.Function) else None
+    )
+    return not found
+
+
+@mutator
+class BlockedLayoutMutator(PyExprMutator):
+    """Rewrites one module; rules ask it for operands and let it emit kernels."""
+
+    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+        super().__init__(mod)
+        self.machine = machine
+        self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
+        self.plain_copies: dict[relax.Var, relax.Var] = {}
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Let a rule take the binding; otherwise keep it, with plain operands."""
+        # Imported here: the table of rules needs the classes of this module.
+        from tvm_ext.passes.layout_rules import take
+
+        result = take(self, binding.value)
+        if result is None:
+            super().visit_var_binding_(binding)
+            return
+        self.blocked[binding.var] = result
+        if not isinstance(binding.var, relax.DataflowVar) and isinstance(result, Blocked):
+            plain = self.kernel(from_blocked, [result.var], "from_blocked", INJECTIVE, channels=result.channels)
+            in_dataflow = self.builder_.current_block_is_dataflow()
+            self.set_var_remap(
+                binding.var, self.builder_.emit_output(plain) if in_dataflow else self.builder_.emit(plain)
+            )
+
+    def visit_var_(self, op: relax.Var) -> relax.Expr:
+        """Replace a use of a blocked value by its plain copy."""
+        plain = self._use(op)
+        return super().visit_var_(op) if plain is None else plain
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
+        """Replace a use of a blocked value by its plain copy."""
+        plain = self._use(op)
+        return super().visit_dataflow_var_(op) if plain is None else plain
+
+    def _use(self, var: relax.Var) -> relax.Expr | None:
+        value = self.blocked.get(var)
+        if value is None or not isinstance(var, relax.DataflowVar):
+            return None
+        if var not in self.plain_copies:
+            if isinstance(value, tuple):
+                self.plain_copies[var] = self.builder_.emit(relax.Tuple([self.to_plain(item) for item in value]))
+            else:
+                self.plain_copies[var] = self.to_plain(value)
+        return self.plain_copies[var]
+
+    def to_plain(self, value: Blocked) -> relax.Var:
+        """Emit the conversion of a blocked value to NCHW."""
+        return self.emit_kernel(from_blocked, [value.var], "from_blocked", INJECTIVE, channels=value.channels)
+
+    def to_block(self, expr: relax.Expr, block: int) -> Blocked:
+        """Give an operand (as it stands in the old function) in blocks of ``block`` channels."""
+        value = self.blocked.get(expr) if isinstance(expr, relax.Var) else None
+        if isinstance(value, Blocked) and value.block == block:
+            return value
+        plain = self.visit_expr(expr)
+        channels = int(plain.ty.shape[1])
+        if block == 1:
+            batch, _, height, width = plain.ty.shape
+            return Blocked(self.builder_.emit(relax.op.reshape(plain, (batch, channels, height, width, 1))), channels)
+        return Blocked(self.emit_kernel(to_blocked, [plain], "to_blocked", INJECTIVE, block=block), channels)
+
+    def kernel(
+        self, compute: Callable[..., Any], args: list[relax.Expr], name: str, pattern: int, **attributes: Any
+    ) -> relax.Call:
+        """Call a tensor expression on Relax arguments; ``pattern`` tells FuseOps what may be fused to it."""
+        return self.builder_.call_te(
+            compute, *args, **attributes, primfunc_name_hint=name, primfunc_attrs={"op_pattern": pattern}
+        )
+
+    def emit_kernel(
+        self, compute: Callable[..., Any], args: list[relax.Expr], name: str, pattern: int, **attributes: Any
+    ) -> relax.Var:
+        """Emit what :meth:`kernel` makes."""
+        return self.builder_.emit(self.kernel(compute, args, name, pattern, **attributes))
