@@ -1,1 +1,109 @@
 """From a model file or a framework object to a Relax module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_ext.errors import ModelError, OptionError
+
+if TYPE_CHECKING:
+    from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+
+__all__ = ["ImportedModel", "TensorSpec", "import_model"]
+
+ACCEPTED = (
+    "a path to an .onnx or .pt2 file, an onnx.ModelProto, a torch.export.ExportedProgram, a torch.nn.Module with "
+    "example_inputs, or a tvm.IRModule"
+)
+
+
+def import_model(
+    model: Any,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    verify: bool = False,
+) -> ImportedModel:
+    """Import a model as a Relax module.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto, torch.export.ExportedProgram, torch.nn.Module or tvm.IRModule
+        A path ends in ``.pt2`` for an exported PyTorch program; any other file has to be ONNX.
+    input_shapes : mapping from input name to shape, optional
+        For ONNX: values of dimensions that the model leaves open.
+    example_inputs : sequence of torch.Tensor, optional
+        For a ``torch.nn.Module``: inputs to trace it with, in call order.
+    params : mapping from name to array, optional
+        For an IRModule: values for parameters of ``main`` that are weights.
+    verify : bool
+        For ONNX: compare the prepared model with the original in onnxruntime.
+
+    Returns
+    -------
+    ImportedModel
+
+    Raises
+    ------
+    ModelError
+        If the model is missing, damaged or of a kind that cannot be imported.
+    UnsupportedOperatorError
+        If operators in it cannot be imported; every such node is listed.
+    InputError
+        If shapes or parameters do not fit the model, or dimensions are left open.
+    OptionError
+        If an option is given that does not apply to this kind of model.
+    """
+    kind = _kind(model)
+    given = {"input_shapes": input_shapes, "example_inputs": example_inputs, "params": params, "verify": verify or None}
+    for option, value in given.items():
+        if value is not None and option not in OPTIONS[kind]:
+            applies = " or ".join(name for name, options in OPTIONS.items() if option in options)
+            raise OptionError(f"option {option} applies to {applies}, and this is {kind}")
+    if kind == "an ONNX model":
+        from tvm_ext.frontend.onnx_import import import_onnx
+
+        return import_onnx(model, input_shapes, verify)
+    if kind == "an IRModule":
+        from tvm_ext.frontend.relax_module import import_module
+
+        return import_module(model, params)
+    from tvm_ext.frontend.torch_model import import_torch
+
+    return import_torch(model, example_inputs)
+
+
+# Which options each kind of model takes.
+OPTIONS = {
+    "an ONNX model": ("input_shapes", "verify"),
+    "a PyTorch model": ("example_inputs",),
+    "an IRModule": ("params",),
+}
+
+
+def _kind(model: Any) -> str:
+    """Tell what a model is without importing the framework that it comes from."""
+    if isinstance(model, str | os.PathLike):
+        return "a PyTorch model" if Path(model).suffix == ".pt2" else "an ONNX model"
+    if isinstance(model, bytes):
+        return "an ONNX model"
+    classes = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
+    if classes & {"onnx.ModelProto", "onnx_ml_pb2.ModelProto"}:
+        return "an ONNX model"
+    if classes & {"torch.Module", "torch.ExportedProgram"}:
+        return "a PyTorch model"
+    if "tvm.IRModule" in classes:
+        return "an IRModule"
+    raise ModelError(f"a {type(model).__module__}.{type(model).__qualname__} cannot be imported; give {ACCEPTED}")
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ImportedModel", "TensorSpec"):
+        from tvm_ext.frontend import imported
+
+        return getattr(imported, name)
+    raise AttributeError(f"module 'tvm_ext.frontend' has no attribute {name!r}")

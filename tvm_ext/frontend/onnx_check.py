@@ -1,8 +1,8 @@
 """Checks that an ONNX graph is well formed, before anything is computed from it.
 
-``onnx.checker.check_model`` stops at the first fault, needs the whole model in one protobuf message (2 GB at most), and
-mistakes an operator it does not know for a broken file. Here the structure is checked by name, and its C++ half is asked
-about one node at a time.
+``onnx.checker.check_model`` stops at the first fault, needs the whole model in one protobuf message (2 GB at most),
+and mistakes an operator it does not know for a broken file. Here the structure is checked by name, and its C++ half is
+asked about one node at a time.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _check_names(graph: onnx.GraphProto, outer: set[str], source: str) -> None:
     twice = [name for name, count in made.items() if count > 1 or name in given]
     if twice:
         raise ModelError(
-            f"{where}tensor {listed(list(map(repr, twice)), ', ')} is made by more than one node or is also an input, so "
-            "its value is ambiguous; give each tensor its own name"
+            f"{where}tensor {listed(list(map(repr, twice)), ', ')} is made by more than one node or is also an input, "
+            "so its value is ambiguous; give each tensor its own name"
         )
     order, faulty = topological_order(graph.node, given | outer)
     if faulty:

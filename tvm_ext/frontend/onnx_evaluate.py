@@ -43,8 +43,8 @@ class Evaluator:
     opsets : mapping from str to int
         Version of each operator domain.
     budget : int
-        Bytes by which results may exceed what they were computed from, in sum over a model. A file of a few bytes can ask
-        for terabytes (``ConstantOfShape``), above all a damaged one.
+        Bytes by which results may exceed what they were computed from, in sum over a model. A file of a few bytes can
+        ask for terabytes (``ConstantOfShape``), above all a damaged one.
     """
 
     def __init__(self, opsets: Mapping[str, int], budget: int = 2**31) -> None:

@@ -249,7 +249,7 @@ class Folder:
     def _fold_subgraph(
         self, graph: onnx.GraphProto, scope: Scope, label: str, typed: bool
     ) -> list[onnx.TypeProto | None]:
-        """Fold a graph inside a node in place, and give the types of its outputs; its constants move to the main graph."""
+        """Fold a graph inside a node in place, moving its constants to the main graph; give its output types."""
         inner = self._enter(graph, Scope([], {value.name for value in graph.output}, scope, f"{label}: ", typed))
         for value in graph.input:
             inner.values[value.name] = Value(self._tensor_name(value.name, inner), element_type_only(value.type))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx
-import tvm
-from tvm import relax
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.frontend.onnx_importer import OnnxImporter
-from tvm_ext.frontend.onnx_model import load_onnx
+from tvm_ext.frontend.onnx_model import OnnxModel, load_onnx
 from tvm_ext.frontend.onnx_prepare import prepare
-from tvm_ext.frontend.onnx_support import is_supported
+from tvm_ext.frontend.onnx_support import UnsupportedNode, is_supported, unsupported_error
+from tvm_ext.frontend.onnx_verify import verify_prepared
+from tvm_ext.frontend.relax_check import origin_of, unlowered_calls
+from tvm_ext.frontend.relax_module import output_specs
 
 
 def import_onnx(
@@ -23,22 +23,53 @@ def import_onnx(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     verify: bool = False,
 ) -> ImportedModel:
-    loaded = load_onnx(model)
+    """Import an ONNX model.
+
+    Parameters
+    ----------
+    model : path, bytes or onnx.ModelProto
+    input_shapes : mapping from input name to shape, optional
+        Values for dimensions that the model leaves open.
+    verify : bool
+        Compare the prepared model with the original in onnxruntime, on random inputs.
+
+    Raises
+    ------
+    ModelError
+        If the file is missing, not ONNX, damaged, or breaks the rules of ONNX.
+    UnsupportedOperatorError
+        If nodes cannot be imported; all of them are listed.
+    InputError
+        If ``input_shapes`` does not fit the model, or leaves dimensions open.
+    CheckError
+        If ``verify`` finds that preparing changed the results.
+    MissingPackageError
+        If ``verify`` is asked for and onnxruntime is not installed.
+    """
+    source = "ModelProto" if isinstance(model, onnx.ModelProto) else "bytes" if isinstance(model, bytes) else str(model)
+    try:
+        return _import(load_onnx(model), input_shapes, verify)
+    except UnicodeDecodeError:  # protobuf looks at the bytes of a name when it is first read
+        raise ModelError(f"{source}: a name in the model is not valid text; the file is damaged") from None
+    except RecursionError:
+        raise ModelError(f"{source}: graphs are nested too deeply in each other; the file is damaged") from None
+    except MemoryError:
+        raise ModelError(f"{source}: not enough memory to import the model") from None
+
+
+def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[int]] | None, verify: bool) -> ImportedModel:
     prepared = prepare(loaded, input_shapes, is_supported)
+    if verify:
+        verify_prepared(loaded, prepared)
     importer = OnnxImporter(prepared, loaded.source)
     mod = importer.run()
-    outputs = output_specs(mod, [value.name for value in prepared.proto.graph.output], loaded.source)
+    faults = [
+        UnsupportedNode(
+            origin_of(call.variable, mod, importer.origins), "", f"its Relax operator {call.operator}: {call.reason}"
+        )
+        for call in unlowered_calls(mod)
+    ]
+    if faults:
+        raise unsupported_error(loaded.source, faults)
+    outputs = output_specs(mod, [value.name for value in prepared.skeleton.graph.output], loaded.source)
     return ImportedModel(mod, prepared.inputs, outputs, loaded.source, prepared.notes)
-
-
-def output_specs(mod: tvm.IRModule, names: Sequence[str], source: str) -> tuple[TensorSpec, ...]:
-    """Describe what ``main`` returns."""
-    returned = mod["main"].ret_ty
-    fields = list(returned.fields) if isinstance(returned, relax.TupleType) else [returned]
-    specs = []
-    for name, field in zip(names, fields, strict=True):
-        if not isinstance(field, relax.TensorType) or field.shape is None:
-            raise ModelError(f"{source}: output {name!r} is not a tensor of known rank: {field}")
-        shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else str(dim) for dim in field.shape)
-        specs.append(TensorSpec(name, shape, str(field.dtype)))
-    return tuple(specs)

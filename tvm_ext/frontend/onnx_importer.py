@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import tvm
-from onnx import helper, numpy_helper
+from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -17,7 +18,10 @@ from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
 from tvm_ext.frontend.onnx_support import UnsupportedNode, converter, unsupported_error
-from tvm_ext.frontend.onnx_values import known_shape
+from tvm_ext.frontend.onnx_values import element_type, known_shape
+from tvm_ext.frontend.relax_check import error_line
+
+TAKE = tvm.ir.Op.get("relax.take")
 
 NO_CONVERTER = "there is no converter for it"
 
@@ -30,7 +34,7 @@ SEQUENCE_OPERATORS = frozenset(
 )
 
 
-class OnnxImporter(onnx_frontend.ONNXGraphImporter):
+class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     """Imports one prepared model; a node that fails does not keep the rest from being tried.
 
     Differs from TVM's importer in that operators are looked up by domain as well, the converters of
@@ -49,6 +53,8 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         For each Relax variable that is an output of a node: words for that node.
     """
 
+    _nodes: dict[str, Any]
+
     def __init__(self, prepared: PreparedModel, source: str) -> None:
         super().__init__(shape_dict={}, dtype_dict={})
         self.origins: dict[str, str] = {}
@@ -56,7 +62,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         self._source = source
         self._failures: list[UnsupportedNode] = []
         self._opsets = {
-            ("" if item.domain == "ai.onnx" else item.domain): item.version for item in prepared.proto.opset_import
+            ("" if item.domain == "ai.onnx" else item.domain): item.version for item in prepared.skeleton.opset_import
         }
 
     def run(self) -> tvm.IRModule:
@@ -67,22 +73,22 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         UnsupportedOperatorError
             Listing every node that cannot be converted.
         """
-        proto = self._prepared.proto
+        model = self._prepared.skeleton
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            mod = self.from_onnx(proto.graph, default_opset(proto))
-        if any(node.op_type == "If" for node in proto.graph.node):
+            mod = self.from_onnx(model.graph, default_opset(model))
+        if any(node.op_type == "If" for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
         return mod
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
-        for tensor in graph.initializer:
+        for name, value in self._prepared.constants.items():
             try:
-                self._nodes[tensor.name] = relax.const(tvm.runtime.tensor(numpy_helper.to_array(tensor)))
+                self._nodes[name] = relax.const(tvm.runtime.tensor(value.decode()))
             except (TypeError, ValueError, RuntimeError) as error:
-                dtype = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
-                reason = f"TVM has no tensors of dtype {dtype} ({_reason(error)})"
-                self._failures.append(UnsupportedNode(f"initializer {tensor.name!r}", "", reason))
+                dtype = onnx.TensorProto.DataType.Name(element_type(value.type)).lower()
+                reason = f"TVM has no tensors of dtype {dtype} ({error_line(error)})"
+                self._failures.append(UnsupportedNode(f"initializer {name!r}", "", reason))
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
         for spec in self._prepared.inputs:
@@ -110,13 +116,13 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         try:
             if (domain, node.op_type) == ("", "If"):
                 results = self._convert_if(node)
-            elif converter(domain, node.op_type) is None:
+            elif (found := converter(domain, node.op_type)) is None:
                 raise NotImplementedError(NO_CONVERTER)
             else:
-                results = self._convert_node(node, domain)
+                results = self._convert_node(node, found.get_converter(self._opsets.get(domain, 1)))
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, _BranchFailedError):
-                self._failures.append(UnsupportedNode(label, domain, _reason(error)))
+                self._failures.append(UnsupportedNode(label, domain, error_line(error)))
             for name in filter(None, node.output):
                 self._stand_in(name)
             return
@@ -124,12 +130,11 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
             if name:
                 self._nodes[name] = self._bind(result, name, label)
 
-    def _convert_node(self, node: onnx.NodeProto, domain: str) -> list[Any]:
+    def _convert_node(self, node: onnx.NodeProto, convert: Callable[..., Any]) -> list[Any]:
         inputs = onnx_frontend.onnx_input()
         inputs.extend(self._nodes[name] if name else None for name in node.input)
         attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
-        convert = converter(domain, node.op_type).get_converter(self._opsets.get(domain, 1))
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
         if isinstance(result, relax.Expr):
             result = self.bb.normalize(result)
@@ -176,6 +181,9 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
             return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
+        if _reads_unchecked(result):
+            # A wrong index given to the model must not read or crash outside the table.
+            result = relax.op.take(result.args[0], result.args[1], result.attrs.axis, mode="clip")
         variable = self.bb.emit(result, name_hint=_identifier(name))
         self.origins[variable.name] = label
         return variable
@@ -196,6 +204,10 @@ class _BranchFailedError(Exception):
     """A node inside an ``If`` failed, and was recorded."""
 
 
+def _reads_unchecked(result: relax.Expr) -> bool:
+    return isinstance(result, relax.Call) and result.op == TAKE and result.attrs.mode == "fast"
+
+
 def _identifier(name: str) -> str:
     """Spell a tensor's name as an identifier."""
     spelled = re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -206,13 +218,3 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
     """Value of an attribute in the form in which TVM's converters expect it."""
     value = helper.get_attribute_value(attribute)
     return tuple(value) if isinstance(value, list) or hasattr(value, "extend") else value
-
-
-def _reason(error: Exception) -> str:
-    """Pick from an error what a user can make sense of: the last line, without TVM's traceback and source positions."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = next((line for line in lines if "Check failed" in line), lines[-1] if lines else "")
-    text = re.sub(r"^.*?(InternalError: )?Check failed: .*? is false: ", "", text)
-    if isinstance(error, AttributeError | KeyError | IndexError | TypeError | AssertionError) or not text:
-        return f"its converter failed with {type(error).__name__}{f': {text}' if text else ''}"
-    return text

@@ -48,8 +48,8 @@ def bind_inputs(
     Raises
     ------
     InputError
-        If a name, rank or dimension does not fit the model, or dimensions are left without a value; the message then holds
-        the ``--input-shape`` options to complete.
+        If a name, rank or dimension does not fit the model, or dimensions are left without a value; the message then
+        holds the ``--input-shape`` options to complete.
     UnsupportedOperatorError
         If an input is not a tensor.
     """
@@ -96,7 +96,7 @@ def bind_inputs(
 
 
 def _declared(value: onnx.ValueInfoProto, source: str) -> list[int | str | None] | None:
-    """Dimensions that the model declares: a number, a name, or None; None in place of all when even the rank is open."""
+    """Dimensions that the model declares: a number, a name, or None; None in place of all when the rank is open."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise UnsupportedOperatorError(

@@ -105,8 +105,8 @@ def _read(path: Path) -> bytes:
             raise ModelError(f"{path} is empty; {EXPORT_AGAIN}")
         if size > PROTOBUF_LIMIT:
             raise ModelError(
-                f"{path} has {size / 1e9:.1f} GB, more than protobuf can read in one file (2 GB); save it with external "
-                f"data: onnx.save(model, path, save_as_external_data=True)"
+                f"{path} has {size / 1e9:.1f} GB, more than protobuf can read in one file (2 GB); save it with "
+                "external data: onnx.save(model, path, save_as_external_data=True)"
             )
         return path.read_bytes()
     except OSError as error:

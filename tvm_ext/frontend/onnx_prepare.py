@@ -1,4 +1,4 @@
-"""Brings an ONNX model into the form that TVM's importer takes: static shapes, shape arithmetic folded, names unique."""
+"""Brings an ONNX model into the form that TVM's importer takes: static shapes, folded, every node with a name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_ext.frontend.onnx_graph import reads
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_inputs import bind_inputs
 from tvm_ext.frontend.onnx_model import OnnxModel, default_opset
-from tvm_ext.frontend.onnx_values import element_count
+from tvm_ext.frontend.onnx_values import Value, element_count
 
 OLDEST_OPSET = 7
 """Before it, broadcasting was spelled out by attributes that no importer knows any more."""
@@ -35,8 +35,10 @@ class PreparedModel:
 
     Attributes
     ----------
-    proto : onnx.ModelProto
-        Static input shapes; every node has a unique name.
+    skeleton : onnx.ModelProto
+        The model without its initializers, with static input shapes and a unique name for every node.
+    constants : mapping from str to Value
+        What the initializers are to be; large ones share their memory with the original model.
     inputs : tuple of TensorSpec
         In the order of the graph's inputs.
     labels : mapping from str to str
@@ -47,11 +49,20 @@ class PreparedModel:
         What was done, one sentence each.
     """
 
-    proto: onnx.ModelProto
+    skeleton: onnx.ModelProto
+    constants: Mapping[str, Value]
     inputs: tuple[TensorSpec, ...]
     labels: Mapping[str, str]
     types: Mapping[str, onnx.TypeProto]
     notes: tuple[str, ...]
+
+    def to_proto(self) -> onnx.ModelProto:
+        """Put the whole model together, a copy of its weights included."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.skeleton)
+        for value in self.constants.values():
+            proto.graph.initializer.append(value.tensor())
+        return proto
 
 
 def prepare(
@@ -104,7 +115,10 @@ def prepare(
             f"{model.source}: {error} (with inputs {shapes}); give input shapes that fit the model, or export it again"
         ) from None
     notes += _fold_notes(folder, len(proto.graph.node))
-    return PreparedModel(_assemble(proto, given, folder), tuple(inputs), folder.labels, folder.types, tuple(notes))
+    read = {name for node in folder.nodes for name in reads(node)} | {value.name for value in folder.outputs}
+    constants = {name: value for name, value in folder.constants.items() if name in read}
+    skeleton = _skeleton(proto, given, folder)
+    return PreparedModel(skeleton, constants, tuple(inputs), folder.labels, folder.types, tuple(notes))
 
 
 def _on_skeleton(
@@ -160,17 +174,14 @@ def _fold_notes(folder: Folder, before: int) -> list[str]:
     return notes
 
 
-def _assemble(proto: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], folder: Folder) -> onnx.ModelProto:
+def _skeleton(proto: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], folder: Folder) -> onnx.ModelProto:
     outputs = [
         helper.make_value_info(declared.name, value.type or declared.type)
         for declared, value in zip(proto.graph.output, folder.outputs, strict=True)
     ]
-    graph = onnx.GraphProto(name=proto.graph.name or "main", node=folder.nodes, input=inputs, output=outputs)
-    read = {name for node in folder.nodes for name in reads(node)} | {value.name for value in outputs}
-    graph.initializer.extend(value.tensor() for name, value in folder.constants.items() if name in read)
     return onnx.ModelProto(
         ir_version=max(proto.ir_version, CONSTANTS_NEED_NOT_BE_INPUTS),
         opset_import=proto.opset_import,
         producer_name=proto.producer_name,
-        graph=graph,
+        graph=onnx.GraphProto(name=proto.graph.name or "main", node=folder.nodes, input=inputs, output=outputs),
     )

@@ -35,10 +35,16 @@ class Value:
 
     @property
     def array(self) -> np.ndarray | None:
-        """The constant as an array, None when it is not a constant."""
-        if isinstance(self.constant, onnx.TensorProto):
-            self.constant = numpy_helper.to_array(self.constant)
+        """The constant as an array, which is kept; None when it is not a constant."""
+        if self.constant is not None:
+            self.constant = self.decode()
         return self.constant
+
+    def decode(self) -> np.ndarray:
+        """Decode the constant into an array, which is not kept (two copies of large weights would be)."""
+        if isinstance(self.constant, onnx.TensorProto):
+            return numpy_helper.to_array(self.constant)
+        return np.asarray(self.constant)
 
     @property
     def size(self) -> int | None:
@@ -86,7 +92,7 @@ class Scope:
         self.outputs = outputs
         self.outer = outer
         self.path = path
-        self.typed = typed and (outer is None or outer.typed)
+        self.typed: bool = typed and (outer is None or outer.typed)
         self.values: dict[str, Value] = {}
 
     def __getitem__(self, name: str) -> Value:

@@ -1,0 +1,96 @@
+"""Takes a Relax module as a model: weights bound, inputs and outputs described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.errors import InputError, ModelError
+from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+
+
+def import_module(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> ImportedModel:
+    """Describe a Relax module that is there already.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Its function ``main`` takes and returns tensors.
+    params : mapping from parameter name to array, optional
+        Values of parameters of ``main`` that are weights; they become constants.
+
+    Raises
+    ------
+    ModelError
+        If there is no such ``main``.
+    InputError
+        If ``params`` does not fit its parameters.
+    """
+    source = "IRModule"
+    names = [variable.name_hint for variable in mod.get_global_vars()]
+    if "main" not in names or not isinstance(mod["main"], relax.Function):
+        listed = ", ".join(names) or "nothing"
+        raise ModelError(
+            f"{source}: it needs a Relax function main, and holds {listed}; rename the entry function to main"
+        )
+    notes = []
+    if params:
+        bound = _checked_params(mod["main"], params, source)
+        mod = relax.transform.BindParams("main", bound)(mod)
+        notes.append(f"bound {len(bound)} parameters to constants")
+    parameters = mod["main"].params
+    inputs = tuple(_spec(variable.name, variable.ty, f"{source}: parameter", source) for variable in parameters)
+    fields = _returned(mod)
+    names = ["output"] if len(fields) == 1 else [f"output_{index}" for index in range(len(fields))]
+    return ImportedModel(mod, inputs, output_specs(mod, names, source), source, tuple(notes))
+
+
+def output_specs(mod: tvm.IRModule, names: Sequence[str], source: str) -> tuple[TensorSpec, ...]:
+    """Describe the tensors that ``main`` returns.
+
+    Raises
+    ------
+    ModelError
+        If it returns something that is not a tensor of known rank.
+    """
+    return tuple(
+        _spec(name, field, f"{source}: output", source) for name, field in zip(names, _returned(mod), strict=True)
+    )
+
+
+def _returned(mod: tvm.IRModule) -> list[Any]:
+    returned = mod["main"].ret_ty
+    return list(returned.fields) if isinstance(returned, relax.TupleType) else [returned]
+
+
+def _spec(name: str, ty: Any, what: str, source: str) -> TensorSpec:
+    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+        raise ModelError(f"{what} {name!r} has to be a tensor of known rank and is {ty}")
+    shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else str(dim) for dim in ty.shape)
+    return TensorSpec(name, shape, str(ty.dtype))
+
+
+def _checked_params(main: relax.Function, params: Mapping[str, Any], source: str) -> dict[str, tvm.runtime.Tensor]:
+    parameters = {variable.name: variable for variable in main.params}
+    bound = {}
+    for name, value in params.items():
+        if name not in parameters:
+            raise InputError(
+                f"{source}: main has no parameter {name!r} to bind; its parameters are {', '.join(parameters)}"
+            )
+        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        spec = _spec(name, parameters[name].ty, f"{source}: parameter", source)
+        fits = len(spec.shape) == array.ndim and all(
+            isinstance(dim, str) or dim == extent for dim, extent in zip(spec.shape, array.shape, strict=False)
+        )
+        if not fits or array.dtype.name != spec.dtype:
+            raise InputError(
+                f"{source}: parameter {name!r} is {spec.dtype}{list(spec.shape)}, the value given for it is "
+                f"{array.dtype}{list(array.shape)}"
+            )
+        bound[name] = tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
+    return bound
