@@ -9,8 +9,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.zoo import get
+from tvm_ext.bench.sources import bind_dimensions
 from tvm_ext.bench.subject import open_subject
-from tvm_ext.errors import InputError, ModelError
+from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.frontend.imported import TensorSpec
 
 
 def model_with_input(*shape: int | str | None, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -53,14 +55,13 @@ def test_open_batch_is_one_and_said() -> None:
     with open_subject(model_with_input("batch", 3)) as subject:
         assert shapes(subject) == {"x": (1, 3)}
         assert subject.dimensions == {"batch": 1}
-        assert subject.notes == ("dimension 0 of input x is open and was set to 1",)
+        assert subject.notes == ("bound dimension 0 of input 'x', the batch, to 1",)
 
 
 def test_shapes_bind_dimensions() -> None:
     with open_subject(model_with_input("batch", "width"), input_shapes={"x": [4, 5]}) as subject:
         assert shapes(subject) == {"x": (4, 5)}
         assert subject.dimensions == {"batch": 4, "width": 5}
-        assert subject.notes == ()
 
 
 def test_given_arrays_are_used() -> None:
@@ -73,11 +74,11 @@ def test_given_arrays_are_used() -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "pattern"),
     [
-        (("batch", "width"), {}, r"x: float32\[1,width\].*--input-shape x:1,N"),
-        (("batch", 3), {"input_shapes": {"x": [4, 5]}}, r"dimension 1 must be 3, found 5"),
-        (("n", "n"), {"input_shapes": {"x": [4, 5]}}, r"dimension 1 must be 4, found 5"),
-        (("batch", 3), {"input_shapes": {"x": [4]}}, r"has 2 dimensions; the shape given has 1"),
-        (("batch", 3), {"input_shapes": {"z": [4]}}, r"no input 'z'; its inputs are x: float32\[batch,3\]"),
+        (("batch", "width"), {}, r"ModelProto: .*--input-shape x:1,\.\.\."),
+        (("batch", 3), {"input_shapes": {"x": [4, 5]}}, r"the model fixes dimension 1 to 3"),
+        (("n", "n"), {"input_shapes": {"x": [4, 5]}}, r"does not fit|makes dimension 'n' 5"),
+        (("batch", 3), {"input_shapes": {"x": [4]}}, r"has 1 dimensions, the model's input has 2"),
+        (("batch", 3), {"input_shapes": {"z": [4]}}, r"no input 'z'"),
         ((2, 3), {"inputs": {"x": np.zeros((2, 3), "int8")}}, r"found dtype int8"),
     ],
 )
@@ -87,7 +88,7 @@ def test_shapes_that_do_not_fit(shape: tuple[Any, ...], options: dict[str, Any],
 
 
 def test_strings_cannot_be_made_up() -> None:
-    with pytest.raises(InputError, match="'x' is not a tensor of numbers"):
+    with pytest.raises(UnsupportedOperatorError, match="'x' is a tensor of strings"):
         open_subject(model_with_input(2, dtype=TensorProto.STRING)).__enter__()
 
 
@@ -124,6 +125,20 @@ def test_module_keeps_its_parameters_in_order() -> None:
         assert shapes(subject) == {"b": (3, 4), "a": (4,)}
         assert list(subject.inputs) == ["b", "a"]
         assert subject.path.stat().st_size > 0
+
+
+def test_other_programs_bind_as_strictly() -> None:
+    declared = [TensorSpec("x", ("n", 4), "float32"), TensorSpec("y", ("n",), "float32")]
+    assert [spec.shape for spec in bind_dimensions(declared, {"x": (3, 4)})] == [(3, 4), (3,)]
+    for shapes_given, pattern in (
+        ({"x": (3, 5)}, r"input x: float32\[n,4\]: dimension 1 must be 4, found 5"),
+        ({"x": (3, 4), "y": (2,)}, r"input y: float32\[n\]: dimension 0 must be 3, found 2"),
+        ({"x": (3,)}, r"input x: float32\[n,4\] has 2 dimensions, 1 were given"),
+        ({"z": (3,)}, r"no input 'z'; its inputs are x: float32\[n,4\], y: float32\[n\]"),
+        ({}, r"--input-shape x:\.\.\.,4 --input-shape y:\.\.\. with a number"),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            bind_dimensions(declared, shapes_given)
 
 
 @pytest.mark.torch

@@ -15,11 +15,12 @@ from tvm_ext.frontend import ImportedModel, import_model
 
 
 def read(job: Job) -> ImportedModel:
-    """Import the model of a job with its input shapes bound."""
-    shapes = {name: list(array.shape) for name, array in job["inputs"].items()}
+    """Import the model of a job; ONNX with its input shapes bound, the others as they are."""
+    if job["kind"] == "onnx":
+        return import_model(job["model"], input_shapes={name: array.shape for name, array in job["inputs"].items()})
     if job["kind"] == "ir":
-        return import_model(tvm.ir.load_json(Path(job["model"]).read_text(encoding="utf-8")), input_shapes=shapes)
-    return import_model(job["model"], input_shapes=shapes)
+        return import_model(tvm.ir.load_json(Path(job["model"]).read_text(encoding="utf-8")))
+    return import_model(job["model"])
 
 
 class Machine:
