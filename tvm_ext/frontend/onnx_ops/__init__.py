@@ -6,9 +6,10 @@ ONNX frontend.
 
 from __future__ import annotations
 
-from tvm_ext.frontend.onnx_ops import recurrent
+from tvm_ext.frontend.onnx_ops import operator_level, recurrent
 
 CONVERTERS: dict[tuple[str, str], type] = {
+    **operator_level.CONVERTERS,
     **recurrent.CONVERTERS,
 }
 
