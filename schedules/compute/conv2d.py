@@ -67,9 +67,7 @@ def conv2d(
     top, left, bottom, right = padding
     out_h = output_extent(height, kernel_h, strides[0], top, bottom, dilation[0])
     out_w = output_extent(width, kernel_w, strides[1], left, right, dilation[1])
-    full_w = max(out_w, computed_width)
-    right += (full_w - out_w) * strides[1]
-    source = pad_spatial(data, (top, left, bottom, right)) if top or left or bottom or right > 0 else data
+    source, full_w = _padded_source(data, padding, out_w, computed_width, strides[1])
     chunks_per_group = out_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
@@ -83,13 +81,16 @@ def conv2d(
 
     shape = (batch, out_chunks, out_h, full_w, block_out)
     result = te.compute(shape, element, name="conv2d", attrs={KERNEL_ATTRIBUTE: "conv2d"})
-    if full_w == out_w:
-        return result
-    return te.compute((*shape[:3], out_w, block_out), lambda *index: result(*index), name="crop")
+    return crop_width(result, out_w)
 
 
 def depthwise_conv2d(
-    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    data: te.Tensor,
+    weight: te.Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    computed_width: int = 0,
 ) -> te.Tensor:
     """Convolve every channel with its own filter.
 
@@ -99,7 +100,7 @@ def depthwise_conv2d(
         Shape ``(N, C / v, H, W, v)``.
     weight : te.Tensor
         Shape ``(C / v, KH, KW, v)``; see :func:`pack_depthwise_weight`.
-    strides, padding, dilation
+    strides, padding, dilation, computed_width
         As for :func:`conv2d`.
 
     Returns
@@ -112,7 +113,7 @@ def depthwise_conv2d(
     top, left, bottom, right = padding
     out_h = output_extent(height, kernel_h, strides[0], top, bottom, dilation[0])
     out_w = output_extent(width, kernel_w, strides[1], left, right, dilation[1])
-    source = pad_spatial(data, padding) if any(padding) else data
+    source, full_w = _padded_source(data, padding, out_w, computed_width, strides[1])
     kh = te.reduce_axis((0, kernel_h), "kh")
     kw = te.reduce_axis((0, kernel_w), "kw")
 
@@ -120,12 +121,28 @@ def depthwise_conv2d(
         row, column = h * strides[0] + kh * dilation[0], w * strides[1] + kw * dilation[1]
         return te.sum(source[n, c, row, column, i] * weight[c, kh, kw, i], [kh, kw])
 
-    return te.compute(
-        (batch, chunks, out_h, out_w, block),
-        element,
-        name="depthwise_conv2d",
-        attrs={KERNEL_ATTRIBUTE: "depthwise_conv2d"},
-    )
+    shape = (batch, chunks, out_h, full_w, block)
+    result = te.compute(shape, element, name="depthwise_conv2d", attrs={KERNEL_ATTRIBUTE: "depthwise_conv2d"})
+    return crop_width(result, out_w)
+
+
+def _padded_source(
+    data: te.Tensor, padding: Sequence[int], out_w: int, computed_width: int, stride_w: int
+) -> tuple[te.Tensor, int]:
+    """Pad the input so that ``computed_width`` output columns can be computed; gives it and that width."""
+    top, left, bottom, right = padding
+    full_w = max(out_w, computed_width)
+    right += (full_w - out_w) * stride_w
+    padded = pad_spatial(data, (top, left, bottom, right)) if top or left or bottom or right > 0 else data
+    return padded, full_w
+
+
+def crop_width(result: te.Tensor, out_w: int) -> te.Tensor:
+    """Drop the columns of a blocked tensor beyond ``out_w``."""
+    if int(result.shape[3]) == out_w:
+        return result
+    shape = (*result.shape[:3], out_w, result.shape[4])
+    return te.compute(shape, lambda *index: result(*index), name="crop")
 
 
 def pack_weight(weight: np.ndarray, block_in: int, block_out: int, groups: int = 1) -> np.ndarray:

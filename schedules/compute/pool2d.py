@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm import te, tirx
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE, crop_width
 
 
 def pool2d(
@@ -17,6 +17,7 @@ def pool2d(
     dilation: Sequence[int],
     out_shape: Sequence[int],
     count_include_pad: bool = False,
+    computed_width: int = 0,
 ) -> te.Tensor:
     """Pool a blocked tensor.
 
@@ -33,6 +34,8 @@ def pool2d(
         ``OH, OW``; windows may reach beyond the padded input (``ceil_mode``), where there is nothing to pool.
     count_include_pad : bool
         Whether an average counts padded positions (but none beyond the padding).
+    computed_width : int
+        Output columns to compute, at least ``OW``; those beyond ``OW`` are dropped.
 
     Returns
     -------
@@ -43,7 +46,8 @@ def pool2d(
     top, left, bottom, right = padding
     neutral = tirx.min_value(data.dtype) if kind == "max" else tirx.const(0, data.dtype)
     last_row = (out_shape[0] - 1) * strides[0] + (kernel[0] - 1) * dilation[0] - top
-    last_column = (out_shape[1] - 1) * strides[1] + (kernel[1] - 1) * dilation[1] - left
+    full_w = max(out_shape[1], computed_width)
+    last_column = (full_w - 1) * strides[1] + (kernel[1] - 1) * dilation[1] - left
     inside_always = top == 0 and left == 0 and last_row < height and last_column < width
     kh = te.reduce_axis((0, kernel[0]), "kh")
     kw = te.reduce_axis((0, kernel[1]), "kw")
@@ -57,10 +61,10 @@ def pool2d(
             value = tirx.if_then_else(inside, value, neutral)
         return combine(value, [kh, kw])
 
-    shape = (batch, chunks, out_shape[0], out_shape[1], block)
+    shape = (batch, chunks, out_shape[0], full_w, block)
     pooled = te.compute(shape, window, name="pool2d", attrs={KERNEL_ATTRIBUTE: "pool2d"})
     if kind == "max":
-        return pooled
+        return crop_width(pooled, out_shape[1])
 
     def taken(position: tirx.Var, axis: int, extent: int, before: int, after: int) -> tirx.PrimExpr:
         """Count the window positions that fall on counted input along one axis."""
@@ -78,7 +82,7 @@ def pool2d(
         count = taken(h, 0, height, top, bottom) * taken(w, 1, width, left, right)
         return pooled[n, c, h, w, i] / tirx.max(count, 1).astype(data.dtype)
 
-    return te.compute(shape, average, name="average")
+    return te.compute((*shape[:3], out_shape[1], block), average, name="average")
 
 
 def global_average(data: te.Tensor) -> te.Tensor:

@@ -2,5 +2,11 @@
 
 from tvm_ext.schedules.cpu.conv2d import Conv2D
 from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
 
-RULES = (Conv2D(), Elementwise())
+RULES = (
+    Conv2D(),
+    SlidingWindow(),
+    GlobalAverage(),
+    Elementwise(),
+)

@@ -27,6 +27,7 @@ from tvm_ext.schedules.compute.conv2d import (
 from tvm_ext.schedules.compute.layout import block_channels
 from tvm_ext.schedules.compute.pool2d import global_average, pool2d
 from tvm_ext.schedules.cpu.conv2d import computed_width
+from tvm_ext.schedules.cpu.window import computed_strip_width
 
 # Element-wise operators of one tensor, finite for finite values (also those in unused lanes); further arguments are
 # plain numbers.
@@ -83,13 +84,15 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     lanes = rewriter.machine.lanes("float32")
     groups, in_channels, out_channels = int(attributes.groups), shape[1], array.shape[0]
     known = _blocked(rewriter, data)
+    out_w = output_extent(shape[3], array.shape[3], strides[1], padding[1], padding[3], dilation[1])
     if groups == in_channels == out_channels and groups > 1:
         block = known.block if known else channel_block(in_channels, lanes)
         source = rewriter.to_block(data, block)
         packed = relax.const(pack_depthwise_weight(array, block))
         var = rewriter.emit_kernel(
-            depthwise_conv2d, [source.var, packed], "depthwise_conv2d", OUT_ELEMENTWISE, **geometry
-        )
+            depthwise_conv2d, [source.var, packed], "depthwise_conv2d", OUT_ELEMENTWISE,
+            computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
+        )  # fmt: skip
         return Blocked(var, out_channels)
     if groups == 1:
         block_out = channel_block(out_channels, lanes)
@@ -105,7 +108,6 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
             return None
     source = rewriter.to_block(data, block_in)
     packed = relax.const(pack_weight(array, block_in, block_out, groups))
-    out_w = output_extent(shape[3], array.shape[3], strides[1], padding[1], padding[3], dilation[1])
     var = rewriter.emit_kernel(
         conv2d, [source.var, packed], "conv2d", OUT_ELEMENTWISE, groups=groups,
         computed_width=computed_width(out_w, -(-out_channels // block_out), rewriter.machine), **geometry,
@@ -182,7 +184,8 @@ def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     include = bool(getattr(attributes, "count_include_pad", False))
     var = rewriter.emit_kernel(
         pool2d, [value.var], f"{kind}_pool2d", OUT_ELEMENTWISE, kind=kind, out_shape=list(out_shape[2:]),
-        count_include_pad=include, **sizes,
+        count_include_pad=include, computed_width=computed_strip_width(out_shape[3], rewriter.machine.vector_registers),
+        **sizes,
     )  # fmt: skip
     return Blocked(var, value.channels)
 

@@ -1,0 +1,146 @@
+"""Operators that slide a window over each channel alone: depthwise convolution, pooling, global average."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.rule import new_schedule
+
+# Strip widths in order of preference: enough accumulators to hide latency, few enough to leave room for the window.
+STRIP_WIDTHS = (8, 7, 6, 9, 10, 5, 11, 12, 13, 14, 4, 3, 2, 1)
+
+
+def strip_width(width: int, registers: int) -> int:
+    """Choose how many output columns are accumulated at once: least waste first, then the order of preference."""
+    allowed = [columns for columns in STRIP_WIDTHS if columns <= min(width, registers // 2)]
+    return min(allowed, key=lambda columns: -(-width // columns) * columns + 0.05 * width * (columns < 4))
+
+
+def computed_strip_width(width: int, registers: int) -> int:
+    """Round an output width up to whole strips."""
+    columns = strip_width(width, registers)
+    return -(-width // columns) * columns
+
+
+class SlidingWindow:
+    """Schedule a depthwise convolution or a pooling with its epilogue.
+
+    A task is a channel block and a band of rows. A strip of columns is accumulated over the window in registers; padding
+    is a condition on the row and the column, which is the same for all lanes and which LLVM lifts out of the strip.
+    """
+
+    name = "cpu.sliding_window"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when it holds one of these operators."""
+        schedule = new_schedule(func)
+        for kernel in ("depthwise_conv2d", "pool2d"):
+            window = annotated_block(schedule, kernel)
+            if window is not None:
+                break
+        else:
+            return None
+        machine = machine_of(target)
+        batch, chunks, rows, width, block, kernel_h, kernel_w = loop_extents(schedule, window)
+        store = inline_epilogue(schedule, window)
+        pad = annotated_block(schedule, "pad")
+        if pad is not None:
+            schedule.compute_inline(pad)
+        n, c, h, w, lanes = schedule.get_loops(store)
+        work = 2 * batch * chunks * rows * width * block * kernel_h * kernel_w
+        band, row = schedule.split(h, [_bands(batch * chunks, rows, machine.cores), None])
+        task = schedule.fuse(n, c, band)
+        if machine.cores > 1 and work >= PARALLEL_FLOPS:
+            schedule.parallel(task)
+        strip, column = schedule.split(w, [None, _divisor_strip(width, machine.vector_registers)])
+        schedule.vectorize(lanes)
+        schedule.unroll(column)
+        _accumulate(schedule, window, strip)
+        return schedule
+
+
+def _accumulate(schedule: Schedule, window: SBlockRV, strip: tvm.s_tir.schedule.LoopRV) -> None:
+    """Compute the window for one strip in registers."""
+    schedule.compute_at(window, strip, preserve_unit_loops=True)
+    schedule.set_scope(window, 0, "local")
+    n, c, h, column, lanes, kh, kw = schedule.get_loops(window)[-7:]
+    schedule.reorder(n, c, h, kh, kw, column, lanes)
+    schedule.vectorize(lanes)
+    schedule.unroll(column)
+    if int(schedule.get(kw).extent) <= 7:
+        schedule.unroll(kw)
+    initial = schedule.decompose_reduction(window, kh)
+    *_, column_init, lanes_init = schedule.get_loops(initial)
+    schedule.unroll(column_init)
+    schedule.vectorize(lanes_init)
+
+
+def _bands(tasks: int, rows: int, cores: int) -> int:
+    """Into how many bands of rows a channel block is cut, so that the cores get even shares."""
+    for bands in range(1, min(rows, 2 * cores) + 1):
+        if rows % bands == 0 and (tasks * bands % cores == 0 or tasks * bands >= 8 * cores):
+            return bands
+    return 1
+
+
+def _divisor_strip(width: int, registers: int) -> int:
+    """Choose the strip of a width that is known to be a multiple of a good one."""
+    return next(columns for columns in STRIP_WIDTHS if width % columns == 0 and columns <= max(1, registers // 2))
+
+
+class GlobalAverage:
+    """Schedule the average over all rows and columns: one pass, four running sums for each channel block."""
+
+    name = "cpu.global_average"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when it holds a global average."""
+        schedule = new_schedule(func)
+        total = annotated_block(schedule, "global_average")
+        if total is None:
+            return None
+        machine = machine_of(target)
+        batch, chunks, _, _, block, height, width = loop_extents(schedule, total)
+        store = inline_epilogue(schedule, total)
+        n, c, *_, lanes = schedule.get_loops(store)
+        task = schedule.fuse(n, c)
+        if machine.cores > 1 and batch * chunks * block * height * width >= PARALLEL_FLOPS:
+            schedule.parallel(task)
+        schedule.vectorize(lanes)
+        # Several sums hide the latency of an addition; rows are long enough to share out among them.
+        *_, w = schedule.get_loops(total)
+        sums = next(count for count in (4, 7, 5, 3, 2, 1) if width % count == 0)
+        partial = None
+        if sums > 1:
+            _, inner = schedule.split(w, [None, sums])
+            partial = schedule.rfactor(inner, 0)
+        schedule.compute_at(total, task, preserve_unit_loops=True)
+        schedule.set_scope(total, 0, "local")
+        _vectorize_sum(schedule, total, reductions=1 if partial is not None else 2)
+        if partial is not None:
+            schedule.compute_at(partial, task, preserve_unit_loops=True)
+            schedule.set_scope(partial, 0, "local")
+            _vectorize_sum(schedule, partial, reductions=2, unrolled=0)
+        return schedule
+
+
+def _vectorize_sum(schedule: Schedule, block: SBlockRV, reductions: int, unrolled: int | None = None) -> None:
+    """Move the channel lanes of a sum innermost and vectorise them; ``unrolled`` is the axis of separate sums, if any."""
+    loops = list(schedule.get_loops(block))
+    kinds = [int(iter_var.iter_type) for iter_var in schedule.get(block).iter_vars]
+    loops = loops[-len(kinds) :]
+    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == 2]
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != 2]
+    lanes = spatial[-1]
+    schedule.reorder(*reduced, *([spatial[unrolled]] if unrolled is not None else []), lanes)
+    schedule.vectorize(lanes)
+    if unrolled is not None:
+        schedule.unroll(spatial[unrolled])
+    initial = schedule.decompose_reduction(block, reduced[0])
+    schedule.vectorize(schedule.get_loops(initial)[-1])
