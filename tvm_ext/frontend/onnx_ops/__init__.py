@@ -6,11 +6,12 @@ ONNX frontend.
 
 from __future__ import annotations
 
-from tvm_ext.frontend.onnx_ops import operator_level, recurrent
+from tvm_ext.frontend.onnx_ops import operator_level, recurrent, spectral
 
 CONVERTERS: dict[tuple[str, str], type] = {
     **operator_level.CONVERTERS,
     **recurrent.CONVERTERS,
+    **spectral.CONVERTERS,
 }
 
 __all__ = ["CONVERTERS"]
