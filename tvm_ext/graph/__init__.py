@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tvm_ext.graph.dataflow import DataflowGraph, Node, Order, Tensor, graph_of_sizes
     from tvm_ext.graph.flops import Flops
     from tvm_ext.graph.lifetimes import Liveness, LivenessOptions, liveness, peak_bytes
-    from tvm_ext.graph.operator_flops import operator_flops
+    from tvm_ext.graph.operator_table import operator_flops
     from tvm_ext.graph.orders import (
         breadth_first_order,
         check_order,
@@ -74,7 +74,7 @@ _MODULES = {
     "flops": ("Flops",),
     "relax_module": ("from_relax",),
     "lifetimes": ("Liveness", "LivenessOptions", "liveness", "peak_bytes"),
-    "operator_flops": ("operator_flops",),
+    "operator_table": ("operator_flops",),
     "orders": (
         "breadth_first_order",
         "check_order",

@@ -154,7 +154,8 @@ class DataflowGraph:
     outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {name for name, tensor in self.tensors.items() if tensor.kind == "constant"} | set(self.inputs)
+        known = {name for name, tensor in self.tensors.items() if tensor.kind == "constant" and not tensor.alias_of}
+        known |= set(self.inputs)
         for position, node in enumerate(self.nodes):
             if node.index != position:
                 raise GraphError(f"graph '{self.name}': node '{node.name}' has index {node.index} at place {position}")

@@ -59,7 +59,7 @@ class EffectOrder:
             if storage in self._writer:
                 after.add(self._writer[storage])
             if storage in writes:
-                after.update(self._readers.get(storage, ()))
+                after.update(self._readers.pop(storage, ()))
                 self._writer[storage] = index
             self._readers.setdefault(storage, []).append(index)
         after.update(self._definer[name] for name in uses if name in self._definer)

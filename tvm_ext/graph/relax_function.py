@@ -12,7 +12,7 @@ from tvm import relax
 from tvm_ext.graph.dataflow import DataflowGraph, Node, Tensor
 from tvm_ext.graph.effects import EffectOrder
 from tvm_ext.graph.flops import Flops, dearest
-from tvm_ext.graph.operator_flops import operator_flops
+from tvm_ext.graph.operator_table import operator_flops
 from tvm_ext.graph.relax_values import Source, Value, ValueTable, leaves, leaves_of_type, plain_attributes
 from tvm_ext.graph.symbolic import Dim, Symbolic, product, symbol, symbols_of
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.s_tir import SBlockRealize
 
 from tvm_ext.errors import OptionError
 from tvm_ext.graph.dataflow import DataflowGraph
@@ -110,7 +111,8 @@ class ModuleReader:
             if isinstance(func, tvm.tirx.PrimFunc):
                 sizes = SizeReader()
                 flops = prim_func_flops(func, sizes)
-                is_reshape = bool(relax.analysis.has_reshape_pattern(func))
+                # The analysis takes functions made of blocks only.
+                is_reshape = isinstance(func.body, SBlockRealize) and bool(relax.analysis.has_reshape_pattern(func))
                 self._kernels[name] = Kernel(flops, tuple(parameter_shapes(func, sizes)), is_reshape)
         return self._kernels[name]
 

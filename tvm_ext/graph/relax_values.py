@@ -26,7 +26,7 @@ _HOST_TYPES = (
     ((relax.FuncType, relax.PackedFuncType), "function"),
 )
 # Arguments of a call that stand for tensors; others are names of functions, strings, data types, sizes.
-_VALUES = (tvm.ir.Var, tvm.ir.GenericConst, tvm.ir.TupleGetItem, tvm.ir.Call, relax.If, relax.SeqExpr)
+_VALUES = (tvm.ir.Var, tvm.ir.TupleGetItem, tvm.ir.Call, relax.If, relax.SeqExpr)
 _BASE_ATTRIBUTES = frozenset(dir(tvm.ir.Attrs))
 
 
@@ -121,7 +121,8 @@ class ValueTable:
         """Tell whether an expression is a constant tensor or a variable of the function, and no symbol of a shape."""
         if isinstance(expression, tvm.ir.Var):
             return not isinstance(expression.ty, tvm.ir.PrimType) or self._is_bound(expression)
-        return isinstance(expression, tvm.ir.GenericConst)
+        # A data type written in place is a constant as well.
+        return isinstance(expression, tvm.ir.GenericConst) and isinstance(expression.ty, relax.TensorType)
 
     def _is_bound(self, variable: Any) -> bool:
         return variable in self._values or (self._outer is not None and self._outer._is_bound(variable))
@@ -137,7 +138,7 @@ class ValueTable:
                     self.size(extent)
             elif isinstance(getattr(argument, "ty", None), tvm.ir.PrimType) and not self.is_value(argument):
                 self.size(argument)
-            elif isinstance(argument, _VALUES):
+            elif isinstance(argument, _VALUES) or self.is_value(argument):
                 names += leaves(self.value(argument))
         return names
 

@@ -11,6 +11,7 @@ branches of a choice the dearer one is. A block with a predicate runs at most on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -123,7 +124,7 @@ def prim_func_flops(func: Any, sizes: SizeReader | None = None) -> Flops | None:
     """
     sizes = sizes or SizeReader()
     try:
-        flops = _Counter(sizes).statement(func.body)
+        flops = _Counter(sizes).statement(func.body, _Times())
     except _Uncountable:
         return None
     parameters = frozenset().union(*(symbols_of(size) for shape in parameter_shapes(func, sizes) for size in shape))
@@ -141,70 +142,75 @@ def parameter_shapes(func: Any, sizes: SizeReader) -> list[tuple[Dim, ...]]:
     return shapes
 
 
+@dataclass(frozen=True)
+class _Times:
+    """How often a statement runs: executions of the block around it, times the loops since."""
+
+    blocks: Dim = 1
+    loops: Dim = 1
+
+    @property
+    def all(self) -> Dim:
+        return self.blocks * self.loops
+
+
 class _Counter:
     def __init__(self, sizes: SizeReader) -> None:
         self._sizes = sizes
         self._bound: dict[Any, bool] = {}  # variables of let: whether data flows into them
-        self._statements: dict[type, Callable[[Any], Flops]] = {
-            tirx.SeqStmt: lambda s: self._sum(s.seq),
+        self._statements: dict[type, Callable[[Any, _Times], Flops]] = {
+            tirx.SeqStmt: lambda s, times: self._sum(s.seq, times),
             tirx.For: self._for,
-            tirx.BufferStore: lambda s: self.value(s.value)[0].times(s.value.ty.dtype.lanes),
+            tirx.BufferStore: lambda s, times: self.value(s.value)[0].times(times.all * s.value.ty.dtype.lanes),
             tirx.IfThenElse: self._if_then_else,
-            tirx.AttrStmt: lambda s: self.statement(s.body),
+            tirx.AttrStmt: lambda s, times: self.statement(s.body, times),
             tirx.Bind: self._bind,
             tirx.Evaluate: self._evaluate,
-            SBlockRealize: lambda s: self._block(s, 1),
-            SBlock: lambda s: self.statement(s.body),
-            **dict.fromkeys((tirx.AllocBuffer, tirx.DeclBuffer, tirx.AssertStmt), lambda _: Flops()),
+            SBlockRealize: self._block,
+            SBlock: lambda s, times: self.statement(s.body, times),
+            **dict.fromkeys((tirx.AllocBuffer, tirx.DeclBuffer, tirx.AssertStmt), lambda s, times: Flops()),
         }
 
-    def statement(self, statement: Any) -> Flops:
-        """Operations of one execution of a statement."""
+    def statement(self, statement: Any, times: _Times) -> Flops:
+        """Count the operations of all executions of a statement."""
         count = self._statements.get(type(statement))
         if count is None:
             raise _Uncountable(type(statement).__name__)
-        return count(statement)
+        return count(statement, times)
 
-    def _sum(self, statements: Any) -> Flops:
+    def _sum(self, statements: Any, times: _Times) -> Flops:
         total = Flops()
         for statement in statements:
-            total = total + self.statement(statement)
+            total = total + self.statement(statement, times)
         return total
 
-    def _for(self, loop: Any) -> Flops:
-        # A nest of loops is taken at once: a block inside compares its domain with all of them.
-        extents: list[Dim] = []
-        while True:
-            step = self._sizes.size(loop.step) if loop.step is not None else 1
-            extents.append(-(-self._sizes.size(loop.extent) // step))
-            if type(loop.body) is not tirx.For:
-                break
-            loop = loop.body
-        iterations = product(extents)
-        if type(loop.body) is SBlockRealize:
-            return self._block(loop.body, iterations)
-        return self.statement(loop.body).times(iterations)
+    def _for(self, loop: Any, times: _Times) -> Flops:
+        step = self._sizes.size(loop.step) if loop.step is not None else 1
+        extent = -(-self._sizes.size(loop.extent) // step)
+        return self.statement(loop.body, _Times(times.blocks, times.loops * extent))
 
-    def _block(self, realize: Any, iterations: Dim) -> Flops:
+    def _block(self, realize: Any, times: _Times) -> Flops:
         block = realize.block
         extents = [(self._sizes.size(v.dom.extent), v.iter_type == _REDUCTION) for v in block.iter_vars]
+        loops = times.loops
         if not (type(realize.predicate) is prim.IntImm and realize.predicate.value):
-            iterations = minimum(iterations, product(extent for extent, _ in extents))
-        total = self.statement(block.body).times(iterations)
+            loops = minimum(loops, product(extent for extent, _ in extents))
+        inside = times.blocks * loops
+        total = self.statement(block.body, _Times(inside))
         if block.init is not None:
             reduced = product(extent for extent, is_reduction in extents if is_reduction)
-            total = total + self.statement(block.init).times(iterations // reduced if reduced != 0 else 0)
+            total = total + self.statement(block.init, _Times(inside // reduced if reduced != 0 else 0))
         return total
 
-    def _if_then_else(self, statement: Any) -> Flops:
+    def _if_then_else(self, statement: Any, times: _Times) -> Flops:
         branches = [statement.then_case] + ([statement.else_case] if statement.else_case is not None else [])
-        return dearest([self.statement(branch) for branch in branches])
+        return dearest([self.statement(branch, times) for branch in branches])
 
-    def _bind(self, statement: Any) -> Flops:
+    def _bind(self, statement: Any, times: _Times) -> Flops:
         flops, self._bound[statement.var] = self.value(statement.value)
-        return flops
+        return flops.times(times.all)
 
-    def _evaluate(self, statement: Any) -> Flops:
+    def _evaluate(self, statement: Any, times: _Times) -> Flops:
         value = statement.value
         if isinstance(value, tvm.ir.Call):
             name = _intrinsic(value)
