@@ -111,7 +111,7 @@ def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.trans
 
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     passes = []
-    if ms.Database.current():
+    if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
         passes.append(relax.transform.MetaScheduleApplyDatabase(enable_warning=False))
     if "gpu" in target.keys:
         # A GPU kernel without thread bindings does not compile, so this is TVM's own list for GPUs.

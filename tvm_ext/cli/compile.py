@@ -40,7 +40,7 @@ def command(
     start = time.perf_counter()
     check_destination(output, force)
     with step_display(quiet=as_json) as report:
-        compiled = compile(model, target, input_shapes=input_shapes, progress=report, **options)
+        compiled = compile(model, target, input_shapes=input_shapes or None, progress=report, **options)
         report("write")
         compiled.save(output, force=force)
     if as_json:

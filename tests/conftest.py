@@ -1,0 +1,56 @@
+"""Fixtures that several parts of the tests share."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands import Commands
+from tests.zoo import get
+
+
+@pytest.fixture(scope="session")
+def commands() -> Commands:
+    """Runs ``tvm-ext`` in a process of its own."""
+    return Commands()
+
+
+@pytest.fixture(scope="session")
+def mlp_path() -> Path:
+    """Path of an ONNX model with input x: float32[4,32] and output y: float32[4,8]."""
+    return get("tiny_mlp").onnx_path()
+
+
+@pytest.fixture(scope="session")
+def artifact(commands: Commands, mlp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifact compiled from ``mlp_path``; not to be changed."""
+    folder = tmp_path_factory.mktemp("artifact") / "mlp"
+    result = commands("compile", mlp_path, "-o", folder)
+    assert result.code == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts file systems in memory, ``mount("size=64k")``; skips where that is not permitted."""
+    mounted: list[Path] = []
+
+    def make(options: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no mount command to make a small disk with")
+        if done.returncode:
+            pytest.skip(f"no permission to mount a small disk: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
