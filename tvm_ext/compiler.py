@@ -92,8 +92,9 @@ def lower(
     options: PipelineOptions,
     report: Progress = lambda step: None,
     after_phase: Callable[[Phase, tvm.IRModule], None] | None = None,
+    instruments: Sequence[Any] = (),
 ) -> tuple[tvm.IRModule, ModuleStatistics | None, dict[str, float]]:
-    """Run the pipeline phase by phase.
+    """Run the pipeline phase by phase; ``instruments`` see every pass (``tvm.ir.instrument.PassInstrument``).
 
     Returns
     -------
@@ -107,7 +108,7 @@ def lower(
     """
     instrument = StatisticsInstrument()
     seconds: dict[str, float] = {}
-    with target, tvm.transform.PassContext(instruments=[instrument]):
+    with target, tvm.transform.PassContext(instruments=[instrument, *instruments]):
         for phase, phase_pass in phase_passes(target, options):
             report(phase.name)
             start = time.perf_counter()

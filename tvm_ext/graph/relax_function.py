@@ -222,7 +222,9 @@ class FunctionReader:
         if isinstance(call.op, relax.ExternFunc):
             callee = _function_name(call.op)
             value = self._table.define(bound.name, bound.type, alias=_first(operands) if callee in _VIEWS else None)
-            return _Reading("call_packed", value, operands, callee, flops=None, has_effect=callee not in _VIEWS)
+            # The virtual machine's own functions check, allocate and rename.
+            flops = Flops() if callee in _VIEWS or callee.startswith("vm.builtin.") else None
+            return _Reading("call_packed", value, operands, callee, flops=flops, has_effect=callee not in _VIEWS)
         return self._read_function_call(bound, call, operands)
 
     def _read_operator(self, op: str, bound: _Binding, call: Any) -> _Reading:
