@@ -69,16 +69,17 @@ def _draw(figure: Any, result: BenchResult) -> None:
     logarithmic = bool(medians) and max(medians) / min(medians) > LOGARITHMIC_FROM
     if logarithmic:
         axes.set_xscale("log")
-        axes.set_xlim(min(medians) / 3, max(medians) * 4)
+        axes.set_xlim(min(medians) / 3, max(medians) * (max(medians) / min(medians)) ** 0.45)
+        axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
     else:
-        axes.set_xlim(0, max(medians, default=1.0) * 1.28)
+        axes.set_xlim(0, max(medians, default=1.0) * 1.35)
     left = axes.get_xlim()[0]
     for position, row in enumerate(rows):
         _bar(axes, position, row, left)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
     axes.tick_params(axis="y", length=0, colors=TEXT)
-    axes.tick_params(axis="x", colors=FAINT, labelsize=8)
+    axes.tick_params(axis="x", which="both", colors=FAINT, labelsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
@@ -117,7 +118,7 @@ def _bar(axes: Any, position: int, row: Row, left: float) -> None:
     )
     ratio = "" if row.ratio_to_best is None or row.ratio_to_best == 1 else f"  ({row.ratio_to_best:.3g} times best)"
     axes.annotate(
-        f"{milliseconds(row.median_ms)}{ratio}",
+        f"{milliseconds(row.median_ms)} ms{ratio}",
         (max(row.median_ms, row.q3_ms), position),
         xytext=(6, 0),
         textcoords="offset points",

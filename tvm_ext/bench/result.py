@@ -131,12 +131,12 @@ class BenchResult:
         return min(measured, key=lambda row: row.median_ms or 0.0, default=None)
 
     def json_rows(self) -> list[dict[str, Any]]:
-        """Rows as JSON values: the samples left out, an infinite error as the string ``"inf"``."""
+        """Rows as JSON values: six significant digits, no samples, an infinite error as the string ``"inf"``."""
         rows = []
         for row in self.rows:
             fields = asdict(row)
             del fields["samples_ms"]
-            rows.append({key: _finite(value) for key, value in fields.items()})
+            rows.append({key: _json_value(value) for key, value in fields.items()})
         return rows
 
     def summary(self) -> dict[str, float]:
@@ -155,7 +155,7 @@ class BenchResult:
         for name, value in (("noise_ratio", self.noise_ratio), ("other_cores", self.other_cores)):
             if value is not None:
                 figures[name] = value
-        return figures
+        return {name: _json_value(value) for name, value in figures.items()}
 
 
 def warnings(result: BenchResult) -> list[str]:
@@ -202,5 +202,7 @@ def statistics_ms(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    return "inf" if isinstance(value, float) and not np.isfinite(value) else value
+def _json_value(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if np.isfinite(value) else "inf"

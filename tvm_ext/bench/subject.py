@@ -97,7 +97,9 @@ def open_subject(
         else:
             arrays = random_inputs(specs, seed)
         dimensions = _dimensions(source.declared, specs)
-        yield Subject(source.name, source.kind, source.path, arrays, dimensions, folder, tuple(notes))
+        subject = Subject(source.name, source.kind, source.path, arrays, dimensions, folder, tuple(notes))
+        del source  # it may hold all weights, and the engines need the memory
+        yield subject
 
 
 def _open(model: Any, folder: Path, example_inputs: Sequence[Any] | None) -> Source:

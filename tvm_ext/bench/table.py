@@ -57,12 +57,12 @@ def _table(result: BenchResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("engine")
     table.add_column("version")
-    for title in ("median ms", "quartiles ms", "min ms", "x best", "runs", "error", "compile s"):
+    for title in ("median ms", "quartiles ms", "min ms", "x best", "runs", "error", "build s"):
         table.add_column(title, justify="right", no_wrap=True)
     compiled = any(row.kernels is not None for row in result.rows)
     if compiled:
-        table.add_column("kernels", justify="right")
-        table.add_column("plan MiB", justify="right")
+        for title in ("kernels", "calls", "plan MiB"):
+            table.add_column(title, justify="right", no_wrap=True)
     best = result.best
     for row in result.rows:
         cells = _cells(row, row.label == result.reference) + (_plan_cells(row) if compiled else [])
@@ -89,7 +89,8 @@ def _cells(row: Row, is_reference: bool) -> list[str]:
 
 def _plan_cells(row: Row) -> list[str]:
     return [
-        "" if row.kernels is None else f"{row.kernels} ({row.kernel_calls} calls)",
+        "" if row.kernels is None else str(row.kernels),
+        "" if row.kernel_calls is None else str(row.kernel_calls),
         "" if row.planned_bytes is None else f"{row.planned_bytes / 2**20:.2f}",
     ]
 
