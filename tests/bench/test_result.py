@@ -119,6 +119,19 @@ def test_table_shows_everything() -> None:
     assert lines[-1] == "a note"
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_narrow_terminals_get_fewer_columns(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_ext.bench.table.PLAIN_WIDTH", width)
+    stream = io.StringIO()
+    print_result(RESULT, stream)
+    header, *rows = stream.getvalue().splitlines()[1:6]
+    assert max(map(len, [header, *rows])) <= width
+    for title in ("engine", "median ms", "x best", "error", "kernels", "plan MiB"):
+        assert title in header
+    assert [line.split()[0] for line in rows[:4]] == ["tvm", "tvm_ext", "onnxruntime", "openvino"]
+    assert "…" not in "".join(rows)
+
+
 def test_table_without_compiled_rows_has_no_column_for_kernels() -> None:
     stream = io.StringIO()
     print_result(replace(RESULT, rows=ROWS[2:4]), stream)

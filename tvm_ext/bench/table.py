@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from rich.console import Console
@@ -28,7 +30,7 @@ def print_result(result: BenchResult, stream: IO[str] | None = None) -> None:
         console.width = PLAIN_WIDTH
     threads = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
     console.print(f"[bold]{result.model}[/bold]: latency, float32, {threads}, TVM target {_brief(result.target)}")
-    console.print(_table(result))
+    console.print(_fitting_table(result, console))
     for row in result.rows:
         if row.error is not None:
             console.print(f"{row.label} failed: {row.error}", style="red", markup=False)
@@ -53,46 +55,72 @@ def _brief(target: str) -> str:
     return " ".join(str(fields[key]) for key in ("kind", "mcpu") if key in fields)
 
 
-def _table(result: BenchResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("engine")
-    table.add_column("version")
-    for title in ("median ms", "quartiles ms", "min ms", "x best", "runs", "error", "build s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    compiled = any(row.kernels is not None for row in result.rows)
-    if compiled:
-        for title in ("kernels", "calls", "plan MiB"):
-            table.add_column(title, justify="right", no_wrap=True)
-    best = result.best
-    for row in result.rows:
-        cells = _cells(row, row.label == result.reference) + (_plan_cells(row) if compiled else [])
-        table.add_row(*cells, style="bold green" if best is not None and row.label == best.label else None)
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, what it shows of a row, and in which place it goes when the terminal is too narrow."""
+
+    title: str
+    cell: Callable[[Row], str]
+    dropped: int = 0
+
+
+def _columns(result: BenchResult) -> list[Column]:
+    def error(row: Row) -> str:
+        if row.label == result.reference:
+            return "reference"
+        return "-" if row.relative_error is None else f"{row.relative_error:.1e}"
+
+    return [
+        Column("engine", lambda row: row.label),
+        Column("version", lambda row: row.version, dropped=1),
+        Column("median ms", lambda row: _ms(row.median_ms) or "failed"),
+        Column("quartiles ms", lambda row: f"{_ms(row.q1_ms)} - {_ms(row.q3_ms)}" if row.runs else "", dropped=3),
+        Column("min ms", lambda row: _ms(row.min_ms), dropped=2),
+        Column("x best", lambda row: "" if row.ratio_to_best is None else f"{row.ratio_to_best:.2f}"),
+        Column("runs", lambda row: str(row.runs or ""), dropped=5),
+        Column("error", lambda row: error(row) if row.runs else ""),
+        Column("build s", _build_seconds, dropped=6),
+        Column("kernels", lambda row: str(row.kernels or "")),
+        Column("calls", lambda row: str(row.kernel_calls or ""), dropped=4),
+        Column("plan MiB", lambda row: "" if row.planned_bytes is None else f"{row.planned_bytes / 2**20:.2f}"),
+    ]
+
+
+def _fitting_table(result: BenchResult, console: Console) -> Table:
+    """Build the table, without its least important columns if it would not fit."""
+    columns = [
+        column
+        for column in _columns(result)
+        if column.title not in ("kernels", "calls", "plan MiB") or any(column.cell(row) for row in result.rows)
+    ]
+    wide = console.options.update(width=10_000)
+    for limit in range(8):
+        table = _table(result, [column for column in columns if not 0 < column.dropped <= limit])
+        if console.measure(table, options=wide).maximum <= console.width:
+            break
     return table
 
 
-def _cells(row: Row, is_reference: bool) -> list[str]:
-    if row.median_ms is None or row.q1_ms is None or row.q3_ms is None or row.min_ms is None:
-        return [row.label, row.version, "failed", *[""] * 6]
-    error = "reference" if is_reference else "-" if row.relative_error is None else f"{row.relative_error:.1e}"
-    return [
-        row.label,
-        row.version,
-        milliseconds(row.median_ms),
-        f"{milliseconds(row.q1_ms)} - {milliseconds(row.q3_ms)}",
-        milliseconds(row.min_ms),
-        f"{row.ratio_to_best:.2f}",
-        str(row.runs),
-        error,
-        "-" if row.compile_seconds is None else f"{(row.import_seconds or 0.0) + row.compile_seconds:.1f}",
-    ]
+def _table(result: BenchResult, columns: Sequence[Column]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.title, justify="left" if column.title in ("engine", "version") else "right", no_wrap=True
+        )
+    for row in result.rows:
+        best = result.best is not None and row.label == result.best.label
+        table.add_row(*(column.cell(row) for column in columns), style="bold green" if best else None)
+    return table
 
 
-def _plan_cells(row: Row) -> list[str]:
-    return [
-        "" if row.kernels is None else str(row.kernels),
-        "" if row.kernel_calls is None else str(row.kernel_calls),
-        "" if row.planned_bytes is None else f"{row.planned_bytes / 2**20:.2f}",
-    ]
+def _ms(value: float | None) -> str:
+    return "" if value is None else milliseconds(value)
+
+
+def _build_seconds(row: Row) -> str:
+    if row.compile_seconds is None:
+        return ""
+    return f"{(row.import_seconds or 0.0) + row.compile_seconds:.1f}"
 
 
 def milliseconds(value: float) -> str:
