@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tvm_ext.target import physical_cores  # noqa: E402
+from tvm_ext.target import physical_cores
 
 # TVM's own default is half the processors, which on two cores without SMT is one.
 os.environ.setdefault("TVM_NUM_THREADS", str(physical_cores()))
 
-import tvm_ext  # noqa: E402
-from scripts import ocr  # noqa: E402
-from tests.zoo import get  # noqa: E402
-from tvm_ext.bench import compare  # noqa: E402
-from tvm_ext.bench.record import write_result  # noqa: E402
+import tvm_ext
+from scripts import ocr
+from tests.zoo import get
+from tvm_ext.bench import compare
+from tvm_ext.bench.record import write_result
 
 DETECTION_SHAPE, LINE_WIDTH = (384, 768), 640
 ENGINES = ("tvm", "tvm_ext", "onnxruntime")

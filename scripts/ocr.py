@@ -1,6 +1,6 @@
 """What surrounds the two networks of a text recogniser: from a picture to their inputs, from their outputs to text.
 
-Detection gives a probability for every pixel to belong to text (differentiable binarisation); recognition reads one line
+Detection gives every pixel a probability to belong to text (differentiable binarisation); recognition reads one line
 and gives a distribution over characters for every column (connectionist temporal classification).
 """
 
@@ -62,7 +62,7 @@ def recognition_input(picture: np.ndarray, box: Box, width: int) -> np.ndarray:
 
 
 def decode(scores: np.ndarray, characters: list[str]) -> str:
-    """Read text from ``scores[columns, 1 + len(characters)]``: best class per column, repeats merged, blanks dropped."""
+    """Read text from ``scores[columns, classes]``: best class per column, repeats merged, blanks dropped."""
     best = scores.argmax(axis=1)
     kept = [index for position, index in enumerate(best) if index and (position == 0 or best[position - 1] != index)]
     return "".join(characters[index - 1] for index in kept)
