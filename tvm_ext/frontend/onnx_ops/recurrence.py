@@ -265,12 +265,12 @@ def recurrence_function(layer: Recurrence) -> Any:
                 v = T.axis.spatial(directions * tiles, index)
                 d = T.meta_var(v // tiles)
                 # Two states, read and written in turn: a step must not see what it has just computed.
-                state = T.sblock_alloc_buffer((2, tile, width), real)
-                cell = T.sblock_alloc_buffer((tile, width), real)
-                gate = T.sblock_alloc_buffer((tile, gates, LANES), real)
-                update = T.sblock_alloc_buffer((tile, width), real)
-                reset = T.sblock_alloc_buffer((tile, width), real)
-                length = T.sblock_alloc_buffer((tile,), "int32")
+                state = T.sblock_alloc_buffer((2, tile, width), real, scope="local")
+                cell = T.sblock_alloc_buffer((tile, width), real, scope="local")
+                gate = T.sblock_alloc_buffer((tile, gates, LANES), real, scope="local")
+                update = T.sblock_alloc_buffer((tile, width), real, scope="local")
+                reset = T.sblock_alloc_buffer((tile, width), real, scope="local")
+                length = T.sblock_alloc_buffer((tile,), "int32", scope="local")
                 for i in range(tile):
                     if layer.ragged:
                         length[i] = lengths[row(v, i)]
