@@ -100,9 +100,7 @@ def test_pipeline_compiles_for_this_machine_where_no_target_is_set() -> None:
 
 
 def test_unknown_options_and_phases_list_the_candidates() -> None:
-    with pytest.raises(
-        OptionError, match="unknown option 'fold' of pipeline tvm_ext, candidates are disable, dump_dir"
-    ):
+    with pytest.raises(OptionError, match="option 'fold' of pipeline tvm_ext, candidates are disable, dump_dir"):
         relax.get_pipeline("tvm_ext", fold=True)
     with pytest.raises(OptionError, match=f"unknown phase 'fold', candidates are {', '.join(PHASE_NAMES)}"):
         relax.get_pipeline("tvm_ext", disable=["fuse", "fold"])
@@ -134,9 +132,7 @@ def test_dumps_show_the_module_after_each_phase(tmp_path: Path) -> None:
 def test_a_dump_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     pipeline = relax.get_pipeline("tvm_ext", dump_dir=tmp_path / "file")
-    with pytest.raises(
-        OutputError, match=r"option dump_dir: cannot write .*file/00_\w+\.py: (Not a directory|File exists)"
-    ):
+    with pytest.raises(OutputError, match=r"option dump_dir: cannot write .*file/00_\w+\.py: File exists"):
         tvm.compile(Mlp, "llvm", relax_pipeline=pipeline)
 
 
@@ -214,7 +210,7 @@ def test_a_failing_pass_is_reported_with_its_phase(monkeypatch: pytest.MonkeyPat
         for phase in PHASES
     )
     monkeypatch.setattr("tvm_ext.pipeline.PHASES", phases)
-    with pytest.raises(CompileError, match="^phase fuse failed: the roof is on fire$"):
+    with pytest.raises(CompileError, match=r"^phase fuse failed: the roof is on fire$"):
         tvm_ext.compile(Mlp)
 
 

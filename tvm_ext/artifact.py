@@ -201,7 +201,9 @@ def check_destination(folder: Path, force: bool) -> None:
 
 
 def _check_existing(folder: Path, force: bool) -> None:
-    if not os.path.lexists(folder):
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError(f"{folder} exists and is not a folder; give another name")
@@ -257,4 +259,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _space_hint(error: OSError) -> str:
-    return "; free some space or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+    if error.errno == errno.EFBIG:
+        return "; raise the limit on file sizes (ulimit -f)"
+    return "; free some space or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -26,7 +26,13 @@ SYMBOL = "__tvm_ffi__library_bin"
 
 # Architecture in a target triple -> as `uname -m` spells it, where they differ.
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
-_NO_SPACE = ("No space left on device", "File too large", "Disk quota exceeded", "File size limit exceeded")
+# What compilers and linkers say, and the error number behind it.
+_DISK_ERRORS = {
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "File too large": errno.EFBIG,
+    "File size limit exceeded": errno.EFBIG,
+}
 
 
 def write_library(executable: Any, path: Path, workspace: Path, triple: str = "") -> None:
@@ -166,8 +172,10 @@ def _run(command: Sequence[str], workspace: Path) -> None:
         raise
     if process.returncode == 0:
         return
-    if any(sign in output for sign in _NO_SPACE) or _is_full(workspace):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    numbers = [number for sign, number in _DISK_ERRORS.items() if sign in output]
+    if numbers or _is_full(workspace):
+        number = next(iter(numbers), errno.ENOSPC)
+        raise OSError(number, os.strerror(number))
     raise CompileError(f"the library could not be linked: {_error_line(output, process.returncode)}")
 
 

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+import pytest
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_ext.errors import TargetError
+from tvm_ext.native_log import captured_stderr
+from tvm_ext.target import native_target, physical_cores, resolve_target
+
+
+@pytest.mark.parametrize("target", [None, "native"])
+def test_native_is_this_cpu(target: str | None) -> None:
+    resolved = resolve_target(target)
+    assert resolved.kind.name == "llvm"
+    assert str(resolved.attrs["mcpu"]) == tvm.target.codegen.llvm_get_system_cpu()
+    assert int(resolved.attrs["num-cores"]) == physical_cores()
+
+
+def test_physical_cores_are_among_those_that_may_be_used() -> None:
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_kinds_tags_dictionaries_json_and_targets() -> None:
+    assert resolve_target("llvm").kind.name == "llvm"
+    assert str(resolve_target("nvidia/nvidia-a100").attrs["arch"]) == "sm_80"
+    config = {"kind": "llvm", "mcpu": "skylake-avx512"}
+    assert str(resolve_target(config).attrs["mcpu"]) == "skylake-avx512"
+    tvm.ir.assert_structural_equal(resolve_target(json.dumps(config)), resolve_target(config))
+    given_target = native_target()
+    assert resolve_target(given_target) is given_target
+
+
+def test_other_architectures() -> None:
+    arm = resolve_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"})
+    assert str(arm.attrs["mtriple"]) == "aarch64-linux-gnu"
+
+
+def test_host_code_of_a_gpu_is_for_this_cpu() -> None:
+    host = resolve_target({"kind": "cuda", "arch": "sm_90"}).host
+    tvm.ir.assert_structural_equal(host, native_target())
+    own = resolve_target({"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mcpu": "skylake"}}).host
+    assert str(own.attrs["mcpu"]) == "skylake"
+
+
+def test_host_code_of_hexagon_is_for_hexagon() -> None:
+    resolved = resolve_target("qcom/hexagon-v68")
+    assert resolved.host.kind.name == "hexagon"
+    assert str(resolved.host.attrs["mcpu"]) == "hexagonv68"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("lvm", "unknown target 'lvm': did you mean llvm"),
+        ("", "unknown target ''"),
+        ("llvm\n", "did you mean llvm"),
+        ("nvidia/nvidia-a1000", "did you mean nvidia/nvidia-a100"),
+        ("llvm -mcpu=skylake -num-cores=4", '{"kind": "llvm", "mcpu": "skylake", "num-cores": "4"}'),
+        ('{"kind": ', "looks like JSON but cannot be parsed"),
+        ('{"a":' * 100_000, "looks like JSON but cannot be parsed"),
+        ({}, 'Field "kind" is not found'),
+        ({"kind": "nope"}, 'Target kind "nope" is not defined; known kinds are c, cuda'),
+        ({"kind": "llvm", "nope": 1}, "Unknown config option 'nope'"),
+        ({"kind": "llvm", "mcpu": 5}, "Option 'mcpu': expected type 'str' but got 'int'"),
+        ({"kind": "llvm", "mcpu": "skylak"}, "field mcpu: LLVM has no CPU 'skylak' .* did you mean skylake"),
+        ({"kind": "llvm", "mcpu": "§"}, "field mcpu: .* some it has: "),
+        ({"kind": "llvm", "mtriple": "foo-bar"}, "field mtriple: LLVM cannot compile for 'foo-bar'; architectures"),
+        ({"kind": "llvm", "mtriple": "foo-bar", "mcpu": "x"}, "field mtriple: LLVM cannot compile for 'foo-bar'"),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "skylake"}, "no CPU 'skylake' for aarch64"),
+        ({"kind": "llvm", "mattr": ["+nope"]}, "'\\+nope' is not a recognized feature"),
+        ({"kind": "llvm", "cl-opt": ["-nope"]}, '"nope" is not an LLVM option'),
+        ({"kind": "llvm", "jit": "nope"}, "invalid jit option nope"),
+        ({"kind": "llvm", "num-cores": 2**70}, "num-cores"),
+        ({"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mcpu": "nope"}}, "no CPU 'nope'"),
+        ({"tag": "nope"}, "Unknown target tag: nope"),
+        ("composite", "no code generator for target composite; it has c, cuda"),
+        ("hexagon", "does not say which processor; give a tag such as qcom/hexagon-v68"),
+        (5, "found int"),
+        ([], "found list"),
+    ],
+)
+def test_a_wrong_target_is_explained_and_nothing_else_is_printed(
+    target: object, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TargetError, match=message):
+        resolve_target(target)
+    assert capfd.readouterr().err == ""
+
+
+def test_cuda_without_an_architecture_needs_a_gpu() -> None:
+    if tvm.cuda(0).exist:
+        assert resolve_target("cuda").kind.name == "cuda"
+        return
+    for target in ("cuda", {"kind": "cuda"}):
+        with pytest.raises(TargetError, match="does not say for which GPU, and this machine has none"):
+            resolve_target(target)
+
+
+@given(st.text(max_size=30) | st.dictionaries(st.sampled_from(["kind", "mcpu", "keys", "tag"]), st.text(max_size=8)))
+def test_anything_else_is_an_error_of_the_same_class(target: str | dict[str, str]) -> None:
+    with contextlib.suppress(TargetError):
+        assert isinstance(resolve_target(target), tvm.target.Target)
+
+
+def test_what_cpp_writes_to_stderr_is_collected(capfd: pytest.CaptureFixture[str]) -> None:
+    with captured_stderr() as lines:
+        os.write(2, b"first\nsecond\xff\n")
+    os.write(2, b"third\n")
+    assert lines == ["first", "second\N{REPLACEMENT CHARACTER}"]
+    assert capfd.readouterr().err == "third\n"
+
+
+def test_what_cpp_writes_is_collected_when_the_call_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    collected: list[str] = []
+
+    def fail() -> None:
+        nonlocal collected
+        with captured_stderr() as collected:
+            os.write(2, b"first\n")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    os.write(2, b"second\n")
+    assert collected == ["first"]
+    assert capfd.readouterr().err == "second\n"
