@@ -63,8 +63,10 @@ def running(model: Path, *engine_files: Path) -> Iterator[subprocess.Popen[str]]
 
 
 @pytest.fixture
-def deaf_and_frozen(tmp_path: Path) -> tuple[Path, Path]:
+def deaf_and_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """One engine that goes deaf while compiling, and one that is ready and frozen by then."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     return engine_file(tmp_path, "frozen", engines.SPINNER), engine_file(tmp_path, "deaf", DEAF)
 
 
@@ -89,15 +91,10 @@ def test_workers_end_with_their_parent(deaf_and_frozen: tuple[Path, Path], mlp: 
             assert errors.strip() == "tvm-ext: interrupted"
 
 
-def test_no_folder_is_left_after_ctrl_c(
-    deaf_and_frozen: tuple[Path, Path], mlp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
+def test_no_folder_is_left_after_ctrl_c(deaf_and_frozen: tuple[Path, Path], mlp: Path, tmp_path: Path) -> None:
     with running(mlp, *deaf_and_frozen) as process:
         assert eventually(both_there(process, deaf_and_frozen[1]), 60)
-        assert list(scratch.glob("tvm-ext*"))
+        assert list((tmp_path / "scratch").glob("tvm-ext*"))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
-    assert not list(scratch.glob("tvm-ext*"))
+    assert not list((tmp_path / "scratch").glob("tvm-ext*"))
