@@ -1,0 +1,1 @@
+"""Experiments and measurements; each writes its figures to docs/results."""

@@ -26,6 +26,6 @@ def test_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_links_between_pages_and_files(page: str) -> None:
     text = (DOCS / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"(?s)```.*?```|`[^`]*`", "", text)):
         if "://" not in target:
             assert (DOCS / target).exists(), f"{page} links to {target}, which does not exist"
