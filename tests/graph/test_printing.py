@@ -41,7 +41,7 @@ def dot_parts(text: str) -> tuple[set[str], list[tuple[str, str]]]:
     name = r'(?:"(?:[^"\\]|\\.)*"|\w+)'
     nodes = re.findall(rf"^\s*({name}) \[", text, re.MULTILINE)
     edges = re.findall(rf"^\s*({name}) -> ({name})(?: \[.*\])?;$", text, re.MULTILINE)
-    return set(nodes) - {"node"}, edges
+    return set(nodes) - {"node", "edge"}, edges
 
 
 @given(graphs())

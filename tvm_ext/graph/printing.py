@@ -53,9 +53,14 @@ def to_dot(graph: DataflowGraph, groups: Mapping[str, Collection[int]] | None = 
     GraphError
         When a node is in two groups, or an index is not one of a node.
     """
-    lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, style=filled, fontname=Helvetica];"]
-    shown = [name for name in graph.inputs if graph.consumers[name] or name in graph.outputs]
-    lines += [_dot_value(graph.tensors[name]) for name in (*shown, *(tensor.name for tensor in graph.constants))]
+    lines = [
+        f"digraph {_quoted(graph.name)} {{",
+        "  node [shape=box, style=filled, fontname=Helvetica];",
+        "  edge [fontname=Helvetica];",
+    ]
+    used = (name for node in graph.nodes for name in node.inputs)
+    given = dict.fromkeys(name for name in (*graph.inputs, *used, *graph.outputs) if name not in graph.producer)
+    lines += [_dot_value(graph.tensors[name]) for name in given]
     framed: set[int] = set()
     for number, (label, members) in enumerate((groups or {}).items()):
         for index in members:

@@ -1,0 +1,247 @@
+"""Takes a model through the pipeline and collects what the inspect page shows."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.compiler import lower, recorded_versions
+from tvm_ext.frontend import ImportedModel, import_model
+from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
+from tvm_ext.graph.dataflow import HOST_VALUES
+from tvm_ext.pipeline import PHASES, Phase, PipelineOptions
+from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, TensorLife
+from tvm_ext.report.memory import memory_charts
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.target import resolve_target
+
+# Phases after which a kernel is no longer a call_tir in a dataflow block.
+_AFTER_KERNELS = ("lower", "memory", "finalize")
+_LARGEST_TENSORS, _LARGEST_CONSTANTS = 20, 8
+
+
+def inspect_model(
+    model: Any,
+    target: Any = None,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Inspection:
+    """Import and lower a model, without generating code, and collect what happened to it.
+
+    Parameters
+    ----------
+    model, target, input_shapes, example_inputs, params, progress, **options
+        As for :func:`tvm_ext.compile`.
+
+    Returns
+    -------
+    Inspection
+
+    Raises
+    ------
+    TvmExtError
+        One of its subclasses, when the model cannot be imported or lowered.
+    """
+    parsed = PipelineOptions.from_keywords(options)
+    resolved = resolve_target(target)
+    report = progress or (lambda step: None)
+    report("import")
+    start = time.perf_counter()
+    imported = (
+        model
+        if isinstance(model, ImportedModel)
+        else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
+    )
+    imported_seconds = time.perf_counter() - start
+    modules = {"import": imported.mod}
+    groups = _BeforeFusedKernels()
+
+    def after_phase(phase: Phase, mod: tvm.IRModule) -> None:
+        modules[phase.name] = mod
+
+    _, statistics, seconds = lower(imported.mod, resolved, parsed, report, after_phase, [groups])
+    report("collect")
+    graph = from_relax(imported.mod)
+    kernel_module = modules[next(name for name in reversed(modules) if name not in _AFTER_KERNELS)]
+    kernel_graph = from_relax(kernel_module)
+    planned = from_relax(modules["memory"]) if "memory" in modules else None
+    summaries = {"import": "model file to Relax operators"} | {phase.name: phase.summary for phase in PHASES}
+    times = {"import": imported_seconds, **seconds}
+    return Inspection(
+        model=imported.source,
+        target=_target_text(resolved),
+        versions=recorded_versions(),
+        inputs=tuple((spec.name, _type_text(spec.dtype, spec.shape)) for spec in imported.inputs),
+        outputs=tuple((spec.name, _type_text(spec.dtype, spec.shape)) for spec in imported.outputs),
+        notes=imported.notes,
+        nodes=len(graph),
+        flops={name: getattr(graph.flops, name) for name in ("multiply", "add", "other", "total")},
+        unknown_flops=tuple(sorted({node.label for node in graph.unknown_flops})),
+        constant_bytes=sum(t.nbytes for t in graph.constants if isinstance(t.nbytes, int)),
+        planned_bytes=None if statistics is None else statistics.planned_bytes,
+        operators=operators(graph),
+        kernels=kernels(kernel_module, kernel_graph, groups.module),
+        tensors=largest_tensors(kernel_graph),
+        memory=memory_charts(graph, kernel_graph, planned),
+        phases=tuple(_phase_time(name, summaries[name], times[name], mod) for name, mod in modules.items()),
+    )
+
+
+@tvm.ir.instrument.pass_instrument
+class _BeforeFusedKernels:
+    """Keeps the module in which fusion groups are still functions of several kernels."""
+
+    def __init__(self) -> None:
+        self.module: tvm.IRModule | None = None
+
+    def run_before_pass(self, mod: tvm.IRModule, info: tvm.ir.transform.PassInfo) -> None:
+        if info.name == "FuseTIR":
+            self.module = mod
+
+
+def operators(graph: DataflowGraph) -> tuple[Operator, ...]:
+    """Sum up the nodes of a graph by operator, dearest first."""
+    uses: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        uses.setdefault(node.label, []).append(node)
+    rows = [
+        Operator(
+            name,
+            len(nodes),
+            _sum(None if node.flops is None else node.flops.total for node in nodes),
+            _sum(graph.tensors[tensor].nbytes for node in nodes for tensor in _allocated(graph, node)),
+        )
+        for name, nodes in uses.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-_weight(row.flops), -_weight(row.bytes_written), row.name)))
+
+
+def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | None) -> tuple[Kernel, ...]:
+    """List the kernels that a module calls, dearest first.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Whose calls are ``call_tir``.
+    graph : DataflowGraph
+        Its view.
+    grouped : tvm.IRModule, optional
+        The module before its fusion groups became kernels.
+    """
+    functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+    groups = {} if grouped is None else _fusion_groups(grouped)
+    names = {variable.name_hint for module in (mod, grouped or mod) for variable in module.get_global_vars()}
+    calls: dict[str, list[tuple[DataflowGraph, Node]]] = {}
+    for part in graph.walk():
+        for node in part.nodes:
+            # A kernel that only reshapes is not called: the lowering turns it into a view.
+            is_view = node.op == "call_tir" and not _allocated(part, node)
+            if isinstance(functions.get(node.callee), tvm.tirx.PrimFunc) and not is_view:
+                calls.setdefault(node.callee, []).append((part, node))
+    rows = []
+    for name, uses in calls.items():
+        part, node = uses[0]
+        fused, inside = groups.get(name, ((_base_name(name, names),), 0))
+        reads = [tensor for tensor in node.inputs if part.tensors[tensor].dtype not in HOST_VALUES]
+        rows.append(
+            Kernel(
+                name,
+                len(uses),
+                None if node.flops is None else node.flops.total,
+                _sum(part.tensors[tensor].nbytes for tensor in reads),
+                _sum(part.tensors[tensor].nbytes for tensor in node.outputs),
+                _rule(functions[name]),
+                fused,
+                inside,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-_weight(row.flops) * row.calls, row.name)))
+
+
+def _fusion_groups(mod: tvm.IRModule) -> dict[str, tuple[tuple[str, ...], Dim | None]]:
+    """For each function that is one kernel to be, the kernels in it and the bytes that stay inside."""
+    functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+    found: dict[str, tuple[tuple[str, ...], Dim | None]] = {}
+    for name, func in functions.items():
+        if isinstance(func, relax.Function) and func.attrs and "Primitive" in func.attrs:
+            group = from_relax(mod, name)
+            members = tuple(_base_name(node.label, functions) for node in group.nodes if _allocated(group, node))
+            inner = (t for t in group.tensors.values() if t.kind == "intermediate" and t.alias_of is None)
+            found[name] = members, _sum(tensor.nbytes for tensor in inner)
+    return found
+
+
+def largest_tensors(graph: DataflowGraph) -> tuple[TensorLife, ...]:
+    """List the largest storages of a graph and its largest constants."""
+    family: dict[str, list[str]] = {}
+    for name, root in graph.storages.items():
+        family.setdefault(root, []).append(name)
+    rows = []
+    for root, names in family.items():
+        tensor = graph.tensors[root]
+        if tensor.dtype in HOST_VALUES:
+            continue
+        readers = sorted({index for name in names for index in graph.consumers[name]})
+        used_by = tuple(graph.nodes[i].label for i in readers if _allocated(graph, graph.nodes[i]))
+        made_by = graph.nodes[graph.producer[root]].label if root in graph.producer else ""
+        rows.append(TensorLife(root, str(tensor), tensor.kind, tensor.nbytes, made_by, used_by))
+    rows.sort(key=lambda row: -_weight(row.nbytes))
+    constants = [row for row in rows if row.kind == "constant"][:_LARGEST_CONSTANTS]
+    return (*[row for row in rows if row.kind != "constant"][:_LARGEST_TENSORS], *constants)
+
+
+def _allocated(graph: DataflowGraph, node: Node) -> list[str]:
+    """List the tensors for which a node allocates bytes."""
+    own = (name for name in node.outputs if graph.tensors[name].alias_of is None)
+    return [name for name in own if graph.tensors[name].dtype not in HOST_VALUES]
+
+
+def _phase_time(name: str, summary: str, seconds: float, mod: tvm.IRModule) -> PhaseTime:
+    bindings = sum(len(block.bindings) for block in mod["main"].body.blocks)
+    prim_funcs = sum(isinstance(func, tvm.tirx.PrimFunc) for _, func in mod.functions_items())
+    return PhaseTime(name, summary, seconds, bindings, prim_funcs)
+
+
+def _rule(func: Any) -> str:
+    attributes = func.attrs or {}
+    if RULE_ATTRIBUTE in attributes:
+        return str(attributes[RULE_ATTRIBUTE])
+    return "scheduled" if "tirx.is_scheduled" in attributes else ""
+
+
+def _base_name(name: str, names: Container[str]) -> str:
+    """Drop the number that tells kernels of one operator apart: the second ``relu`` is called ``relu1``."""
+    base = re.sub(r"_?\d+$", "", name)
+    return base if base in names else name
+
+
+def _target_text(target: tvm.target.Target) -> str:
+    details = [f"{key}={target.attrs[key]}" for key in ("mcpu", "arch", "num-cores") if key in target.attrs]
+    return " ".join([target.kind.name, *details])
+
+
+def _type_text(dtype: str, shape: Sequence[int | str]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _sum(sizes: Iterable[Dim | None]) -> Dim | None:
+    total: Dim = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total = total + size
+    return total
+
+
+def _weight(size: Dim | None) -> int:
+    """Where a size sorts: a symbolic one before all numbers, an unknown one after all."""
+    return size if isinstance(size, int) else -1 if size is None else 2**62

@@ -1,0 +1,320 @@
+"""Renders an :class:`~tvm_ext.report.inspection.Inspection` as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from tvm_ext.graph.symbolic import Dim
+from tvm_ext.graph.units import bytes_text, count_text
+from tvm_ext.report.charts import Line, lines_of, memory_chart
+from tvm_ext.report.inspection import Inspection, Kernel, MemoryChart, MemoryProfile
+
+_ROWS_SHOWN = 30
+_HERE = Path(__file__).parent
+_SECTIONS = (
+    ("operators", "Operators"),
+    ("kernels", "Kernels"),
+    ("groups", "Fusion groups"),
+    ("memory", "Memory over time"),
+    ("tensors", "Biggest tensors"),
+    ("phases", "Phases"),
+)
+
+
+def render(inspection: Inspection) -> str:
+    """Write the page.
+
+    Returns
+    -------
+    page : str
+        HTML with its style, charts and script inside; it loads nothing and works from a file.
+    """
+    style = (_HERE / "style.css").read_text(encoding="utf-8")
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    title = escape(Path(inspection.model).name)
+    links = "".join(f'<a href="#{name}">{text}</a>' for name, text in _SECTIONS)
+    body = "".join(
+        (
+            _header(inspection, title),
+            _section("operators", _operators(inspection)),
+            _section("kernels", _kernels(inspection)),
+            _section("groups", _groups(inspection)),
+            _section("memory", "".join(_chart(number, chart) for number, chart in enumerate(inspection.memory))),
+            _section("tensors", _tensors(inspection)),
+            _section("phases", _phases(inspection)),
+        )
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{title} - tvm-ext inspect</title><style>{style}</style></head>"
+        f"<body><nav>{links}</nav><main>{body}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def _section(name: str, content: str) -> str:
+    return f'<section id="{name}"><h2>{dict(_SECTIONS)[name]}</h2>{content}</section>'
+
+
+def _header(inspection: Inspection, title: str) -> str:
+    calls = sum(kernel.calls for kernel in inspection.kernels)
+    scheduled = sum(bool(kernel.rule) for kernel in inspection.kernels)
+    profiles = inspection.memory[0].profiles
+    tiles = [
+        ("arithmetic", count_text(inspection.flops["total"]), "multiply and add counted apart"),
+        ("weights", bytes_text(inspection.constant_bytes), "constants of the model"),
+        ("operators", f"{inspection.nodes:,}", "bindings as imported"),
+        ("kernels", f"{len(inspection.kernels):,}", f"{calls:,} calls, {scheduled:,} scheduled by a rule"),
+        ("peak memory", bytes_text(profiles[0].peak) if profiles else "?", "kernels in the importer's order"),
+        ("planned memory", bytes_text(inspection.planned_bytes), "storages of the memory plan"),
+        ("import and lowering", _seconds(sum(phase.seconds for phase in inspection.phases)), "code generation not run"),
+    ]
+    boxes = "".join(
+        f'<div class="tile"><div class="name">{name}</div><div class="value">{escape(value)}</div>'
+        f'<div class="note">{note}</div></div>'
+        for name, value, note in tiles
+    )
+    facts = [
+        ("model", escape(inspection.model)),
+        ("target", escape(inspection.target)),
+        ("inputs", _signature(inspection.inputs)),
+        ("outputs", _signature(inspection.outputs)),
+        ("versions", escape(", ".join(f"{name} {number}" for name, number in inspection.versions.items()))),
+    ]
+    if inspection.notes:
+        facts.append(("import", "<br>".join(map(escape, inspection.notes))))
+    if inspection.unknown_flops:
+        names = ", ".join(map(escape, inspection.unknown_flops))
+        facts.append(("not counted", f"arithmetic of {names} is not known and is missing in the sums"))
+    rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts)
+    return f'<header><h1>{title}</h1><dl>{rows}</dl><div class="tiles">{boxes}</div></header>'
+
+
+def _signature(tensors: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"<code>{escape(name)}</code> {escape(ty)}" for name, ty in tensors)
+
+
+def _operators(inspection: Inspection) -> str:
+    flops, written = [row.flops for row in inspection.operators], [row.bytes_written for row in inspection.operators]
+    rows = [
+        [
+            _cell(_code(row.name), row.name),
+            _number(f"{row.count:,}", row.count),
+            *_flops_cells(row.flops, flops),
+            *_bytes_cells(row.bytes_written, written),
+        ]
+        for row in inspection.operators
+    ]
+    intro = "The model as imported, summed up by operator. Views (reshape, tuples) write no bytes."
+    heads = ["operator", "#uses", "#FLOPs", "share", "#bytes written", "share"]
+    return f"<p>{intro}</p>" + _table(heads, rows)
+
+
+def _kernels(inspection: Inspection) -> str:
+    totals = [_times(kernel.flops, kernel.calls) for kernel in inspection.kernels]
+    moved = [_moved(kernel) for kernel in inspection.kernels]
+    rows = []
+    for kernel, total, amount in zip(inspection.kernels, totals, moved, strict=True):
+        intensity = (
+            total / kernel.calls / amount if isinstance(total, int) and isinstance(amount, int) and amount else None
+        )
+        rule = (
+            f'<span class="rule">{escape(kernel.rule)}</span>' if kernel.rule else '<span class="none">no rule</span>'
+        )
+        rows.append(
+            [
+                _cell(_code(kernel.name), kernel.name),
+                _number(f"{kernel.calls:,}", kernel.calls),
+                _number(count_text(kernel.flops), _sort_value(kernel.flops)),
+                *_flops_cells(total, totals),
+                _number(bytes_text(amount), _sort_value(amount)),
+                _number("?" if intensity is None else f"{intensity:,.2f}", -1 if intensity is None else intensity),
+                _cell(rule, kernel.rule),
+            ]
+        )
+    intro = (
+        "Every TIR function that the lowered model calls. Bytes are the tensors one call reads and writes, weights "
+        "included. A kernel that no rule took is compiled from its plain loops."
+    )
+    heads = ["kernel", "#calls", "#FLOPs a call", "#FLOPs", "share", "#bytes a call", "#FLOP/byte", "schedule"]
+    return f"<p>{intro}</p>" + _table(heads, rows)
+
+
+def _groups(inspection: Inspection) -> str:
+    patterns: dict[tuple[str, ...], list[Kernel]] = {}
+    for kernel in inspection.kernels:
+        patterns.setdefault(kernel.operators, []).append(kernel)
+    rows = []
+    for pattern, members in patterns.items():
+        inside = _total(_times(kernel.bytes_inside, kernel.calls) for kernel in members)
+        calls = sum(kernel.calls for kernel in members)
+        chips = '<span class="arrow">&rarr;</span><wbr>'.join(
+            f'<span class="chip">{escape(name)}</span>' for name in pattern
+        )
+        names = ", ".join(_code(kernel.name) for kernel in members)
+        rows.append(
+            [
+                _cell(f'<div class="chips">{chips}</div>', " ".join(pattern)),
+                _number(str(len(pattern)), len(pattern)),
+                _number(f"{calls:,}", calls),
+                _number(bytes_text(inside), _sort_value(inside)),
+                _cell(f"<details><summary>{len(members)}</summary>{names}</details>", str(len(members))),
+            ]
+        )
+    intro = (
+        "Which operators went into one kernel. Bytes kept inside are the results that only the next operator of the "
+        "group reads: without fusion they would be written to memory and read back."
+    )
+    heads = ["operators of a kernel, in order", "#operators", "#calls", "#bytes kept inside", "kernels"]
+    return f"<p>{intro}</p>" + _table(heads, rows)
+
+
+def _chart(number: int, chart: MemoryChart) -> str:
+    head = f"<h3>{escape(chart.title)}</h3><p>{escape(chart.summary)}</p>"
+    if not chart.profiles:
+        return f'{head}<p class="none">No profile: {escape(chart.missing)}.</p>'
+    lines = lines_of(chart.profiles)
+    legend = "".join(f'<span class="key"><i class="s{line.color}"></i>{escape(line.label)}</span>' for line in lines)
+    data = {
+        "steps": max(len(line.profile.during) for line in lines),
+        "lines": [{"label": line.label, "color": line.color, "during": line.profile.during} for line in lines],
+    }
+    # "</" would end the script element early.
+    payload = json.dumps(data).replace("</", "<\\/")
+    rows = [_profile_row(profile, lines) for profile in chart.profiles]
+    heads = ["order", "#peak", "#at step", "largest tensors there"]
+    return (
+        f'{head}<div class="legend">{legend}</div><figure id="chart{number}">'
+        f"{memory_chart(lines, chart.title)}"
+        f'<div class="readout"></div><script type="application/json">{payload}</script></figure>' + _table(heads, rows)
+    )
+
+
+def _profile_row(profile: MemoryProfile, lines: Sequence[Line]) -> list[str]:
+    color = next(line.color for line in lines if line.profile.during == profile.during)
+    shown = profile.live_at_peak[:4]
+    named = "<br>".join(f"<code>{escape(n)}</code> {escape(ty)} {bytes_text(size)}" for n, ty, size in shown)
+    return [
+        _cell(f'<i class="dot s{color}"></i><b>{escape(profile.name)}</b><br>{escape(profile.summary)}', profile.name),
+        _number(bytes_text(profile.peak), profile.peak),
+        _number(f"{profile.peak_step:,}", profile.peak_step),
+        _cell(named, ""),
+    ]
+
+
+def _tensors(inspection: Inspection) -> str:
+    largest = max((row.nbytes for row in inspection.tensors if isinstance(row.nbytes, int)), default=0) or 1
+    rows = []
+    for row in inspection.tensors:
+        used = ", ".join(row.used_by[:3]) + (f" and {len(row.used_by) - 3} more" if len(row.used_by) > 3 else "")
+        rows.append(
+            [
+                _cell(_code(row.name), row.name),
+                _cell(escape(row.type), row.type),
+                _cell(f'<span class="kind {row.kind}">{row.kind}</span>', row.kind),
+                _number(bytes_text(row.nbytes), _sort_value(row.nbytes)),
+                _bar(row.nbytes / largest if isinstance(row.nbytes, int) else 0),
+                _cell(_code(row.made_by) if row.made_by else "", row.made_by),
+                _cell(_code(used) if used else "returned", used),
+            ]
+        )
+    intro = "The largest tensors that kernels pass on, and the largest weights, after the pipeline chose layouts."
+    return f"<p>{intro}</p>" + _table(["tensor", "type", "kind", "#bytes", "", "made by", "read by"], rows)
+
+
+def _phases(inspection: Inspection) -> str:
+    longest = max((phase.seconds for phase in inspection.phases), default=0.0)
+    rows = [
+        [
+            _cell(f"<b>{escape(phase.name)}</b>", phase.name),
+            _cell(escape(phase.summary), phase.summary),
+            _number(_seconds(phase.seconds), phase.seconds),
+            _bar(phase.seconds / longest if longest else 0),
+            _number(f"{phase.nodes:,}", phase.nodes),
+            _number(f"{phase.kernels:,}", phase.kernels),
+        ]
+        for phase in inspection.phases
+    ]
+    intro = "Wall-clock time of each phase in this run, and what the module holds afterwards."
+    return f"<p>{intro}</p>" + _table(["phase", "what it does", "#time", "", "#bindings", "#TIR functions"], rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Show the first rows, and the rest on demand; a head that begins with # is over numbers."""
+    columns = "".join(
+        f'<th class="number" tabindex="0">{escape(head[1:])}</th>'
+        if head.startswith("#")
+        else f'<th tabindex="0">{escape(head)}</th>'
+        for head in heads
+    )
+
+    def table(part: Sequence[Sequence[str]]) -> str:
+        body = "".join(f"<tr>{''.join(row)}</tr>" for row in part)
+        return f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+
+    rest = rows[_ROWS_SHOWN:]
+    more = f"<details><summary>{len(rest)} more</summary>{table(rest)}</details>" if rest else ""
+    return table(rows[:_ROWS_SHOWN]) + more
+
+
+def _code(name: str) -> str:
+    """Set a name in code type; a long one may break after an underscore."""
+    return f"<code>{escape(name).replace('_', '_<wbr>')}</code>"
+
+
+def _cell(content: str, sort: str) -> str:
+    return f'<td data-sort="{escape(sort)}">{content}</td>'
+
+
+def _number(text: str, sort: float) -> str:
+    return f'<td class="number" data-sort="{sort}">{escape(text)}</td>'
+
+
+def _bar(share: float) -> str:
+    return f'<td class="share" data-sort="{share:.6f}"><i style="width:{100 * share:.1f}%"></i></td>'
+
+
+def _flops_cells(value: Dim | None, all_values: Sequence[Dim | None]) -> list[str]:
+    return [_number(count_text(value), _sort_value(value)), _share(value, all_values)]
+
+
+def _bytes_cells(value: Dim | None, all_values: Sequence[Dim | None]) -> list[str]:
+    return [_number(bytes_text(value), _sort_value(value)), _share(value, all_values)]
+
+
+def _share(value: Dim | None, all_values: Sequence[Dim | None]) -> str:
+    total = sum(item for item in all_values if isinstance(item, int))
+    if not isinstance(value, int) or not total:
+        return '<td class="share" data-sort="-1"></td>'
+    share = value / total
+    text = f"{100 * share:.1f} %" if share >= 0.001 else ""
+    return f'<td class="share" data-sort="{share:.6f}"><i style="width:{70 * share:.1f}%"></i><span>{text}</span></td>'
+
+
+def _moved(kernel: Kernel) -> Dim | None:
+    return _total((kernel.bytes_read, kernel.bytes_written))
+
+
+def _times(size: Dim | None, count: int) -> Dim | None:
+    return None if size is None else size * count
+
+
+def _total(sizes: Iterable[Dim | None]) -> Dim | None:
+    total: Dim = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total = total + size
+    return total
+
+
+def _sort_value(size: Dim | None) -> int:
+    return size if isinstance(size, int) else -1 if size is None else 2**53
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
