@@ -113,7 +113,10 @@ class Folder:
             self.expanded[node.op_type] += 1
             self._inline_function(node, inputs, body, scope, label)
             return
-        types = self._infer(node, inputs, label, strict=scope.typed) if not any(subgraphs(node)) else []
+        if any(subgraphs(node)):
+            self._emit(self._with_folded_subgraphs(node, scope, label), inputs, [], scope, label)
+            return
+        types = self._infer(node, inputs, label, strict=scope.typed)
         shape = shape_value(node, inputs)
         if shape is not None:
             self.folded += 1
@@ -141,13 +144,11 @@ class Folder:
         scope: Scope,
         label: str,
     ) -> None:
-        """Put a node into the prepared graph, its subgraphs folded."""
+        """Put a node, whose subgraphs are folded already, into the prepared graph."""
         node = onnx.NodeProto()
         node.CopyFrom(original)
         node.domain = domain_of(original)
         node.name = self._node_name(original, label)
-        for subgraph in subgraphs(node):
-            self._fold_subgraph(subgraph, scope, label, typed=False)
         del node.input[:]
         node.input.extend(self._read(value) for value in inputs)
         del node.output[:]
@@ -267,6 +268,13 @@ class Folder:
         del graph.node[:], graph.initializer[:], graph.value_info[:]
         graph.node.extend(without_dead(inner.nodes, {output.name for output in graph.output}))
         return types
+
+    def _with_folded_subgraphs(self, original: onnx.NodeProto, scope: Scope, label: str) -> onnx.NodeProto:
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        for subgraph in subgraphs(node):
+            self._fold_subgraph(subgraph, scope, label, typed=False)
+        return node
 
     def _tensor_name(self, name: str, scope: Scope) -> str:
         """Name for a tensor: its own in the main graph, where names are unique, else one that is not yet taken."""

@@ -10,10 +10,11 @@ import onnx
 
 def node_label(node: onnx.NodeProto) -> str:
     """Words that let a person find a node: its name, or what it makes when it has none."""
+    operator = node.op_type if node.op_type.isprintable() else repr(node.op_type)
     if node.name:
-        return f"{node.op_type} node {node.name!r}"
+        return f"{operator} node {node.name!r}"
     output = next((name for name in node.output if name), "")
-    return f"{node.op_type} node that makes {output!r}" if output else f"unnamed {node.op_type} node"
+    return f"{operator} node that makes {output!r}" if output else f"unnamed {operator} node"
 
 
 def domain_of(node: onnx.NodeProto) -> str:
@@ -61,7 +62,7 @@ def topological_order(nodes: Sequence[onnx.NodeProto], available: set[str]) -> t
         The sorted nodes, and the names of tensors that lie on a cycle or that nothing makes (empty for a sound graph).
     """
     maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    needs = [{maker[name] for name in reads(node) if name in maker and name not in available} for node in nodes]
+    needs = [{maker[name] for name in reads(node) if name in maker} for node in nodes]
     users: list[list[int]] = [[] for _ in nodes]
     for index, sources in enumerate(needs):
         for source in sources:

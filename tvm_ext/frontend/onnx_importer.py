@@ -77,6 +77,8 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mod = self.from_onnx(model.graph, default_opset(model))
+        if self._failures:
+            raise unsupported_error(self._source, self._failures)
         if any(node.op_type == "If" for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
         return mod
@@ -102,8 +104,8 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         self._convert_nodes(graph)
-        if self._failures:
-            raise unsupported_error(self._source, self._failures)
+        for value in graph.output:  # so that TVM can finish the function, and close what it opened, after failures
+            self._nodes.setdefault(value.name, relax.const(0))
 
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
@@ -172,7 +174,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         block = self.bb._end_block()
         self._nodes = around
         if any(output is None for output in outputs):
-            return None
+            return None  # the failure is recorded
         return relax.SeqExpr([block], outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
 
     def _bind(self, result: Any, name: str, label: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import helper, shape_inference
+from onnx import checker, helper, shape_inference
 
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_values import Value
@@ -80,8 +80,12 @@ class TypeInference:
                 opset_imports=self._imports,
                 ir_version=self._ir_version,
             )
+        except checker.ValidationError as error:
+            raise MalformedNodeError(f"{label}: {' '.join(str(error).split())}") from None
         except shape_inference.InferenceError as error:
             if strict and all(value is None or value.shape is not None for value in inputs):
                 raise MalformedNodeError(f"{label}: {' '.join(str(error).split())}") from None
+            return unknown
+        except (RuntimeError, ValueError):  # what inference functions throw when an input has no type
             return unknown
         return [found.get(name) for name in node.output]

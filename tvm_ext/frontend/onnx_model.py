@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import external_data_helper
 
 from tvm_ext.errors import ModelError
@@ -24,6 +25,9 @@ PROTOBUF_LIMIT = 2**31 - 1
 """Bytes; protobuf reads and writes nothing larger."""
 
 EXPORT_AGAIN = "export or download the model again"
+
+BYTES_FIELDS = frozenset(["s", "strings"])
+"""Fields of an AttributeProto that are bytes by design."""
 
 # How files begin that are often mistaken for ONNX models.
 FOREIGN_FORMATS = (
@@ -91,6 +95,29 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
     return loaded
 
 
+def _require_text(message: Any, source: str) -> None:
+    """Check that names are text: protobuf gives bytes for those that are not valid UTF-8."""
+    if isinstance(message, onnx.TensorProto):  # listing all its fields would copy the weights
+        fields: list[tuple[str, Any]] = [("name", message.name), *(("external_data", e) for e in message.external_data)]
+    else:
+        fields = [(descriptor.name, value) for descriptor, value in message.ListFields()]
+    for field, value in fields:
+        if isinstance(value, Message):
+            _require_text(value, source)
+            continue
+        values = value if hasattr(value, "extend") else [value]
+        for item in values:
+            if isinstance(item, Message):
+                _require_text(item, source)
+            elif isinstance(item, bytes) and field not in BYTES_FIELDS:
+                raise ModelError(
+                    f"{source}: field {field} of a {type(message).__name__} is not valid text; the file is damaged, "
+                    f"{EXPORT_AGAIN}"
+                )
+            elif not isinstance(item, str | bytes):
+                break  # numbers
+
+
 def default_opset(proto: onnx.ModelProto) -> int:
     """Version of the operator set ``ai.onnx`` that a model uses (0 when it names none)."""
     return next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
@@ -129,6 +156,7 @@ def _parse(data: bytes, source: str) -> onnx.ModelProto:
             f"{source} is not an ONNX model, or a truncated or damaged one (protobuf cannot read its {len(data)} "
             f"bytes); {EXPORT_AGAIN}"
         ) from None
+    _require_text(proto, source)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError(f"{source} holds no ONNX graph; it is damaged, or not an ONNX model: {EXPORT_AGAIN}")
     return proto

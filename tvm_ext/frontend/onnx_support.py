@@ -83,7 +83,9 @@ def unsupported_error(source: str, nodes: Sequence[UnsupportedNode]) -> Unsuppor
     """Put all nodes that cannot be imported into one error; those with the same reason share it."""
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
-        domain = f" ({node.domain})" if node.domain else " (ai.onnx)"
+        domain = (
+            f" ({node.domain if node.domain.isprintable() else repr(node.domain)})" if node.domain else " (ai.onnx)"
+        )
         by_reason.setdefault(node.reason, []).append(node.label + domain)
     listed = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in by_reason.items())
     count = f"{len(nodes)} nodes" if len(nodes) != 1 else "1 node"

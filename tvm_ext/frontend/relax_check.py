@@ -116,12 +116,13 @@ def _culprit(mod: tvm.IRModule, error: Exception) -> UnloweredCall:
         if not legalize:
             continue
         builder = relax.BlockBuilder()
-        try:
-            with builder.function("main", params=[]):
+        with builder.function("main", params=[]):
+            try:
                 legalize(builder, call)
+            except Exception as failure:  # TVM raises whatever its C++ side threw
+                return UnloweredCall(binding.var.name, call.op.name, error_line(failure))
+            finally:
                 builder.emit_func_output(relax.Tuple([]))
-        except Exception as failure:  # TVM raises whatever its C++ side threw
-            return UnloweredCall(binding.var.name, call.op.name, error_line(failure))
     return UnloweredCall("", "", error_line(error))
 
 
