@@ -19,6 +19,8 @@ from tvm_ext.frontend.onnx_ops import CONVERTERS
 
 _SEPARATOR = "::"
 OPSET = 17
+# Most of a test is LLVM optimising kernels that run once.
+TARGET = {"kind": "llvm", "opt-level": 0}
 
 
 class TableImporter(ONNXGraphImporter):
@@ -58,9 +60,9 @@ def import_with_converters(model: onnx.ModelProto) -> tvm.IRModule:
         return TableImporter({}, {}).from_onnx(model.graph, opset)
 
 
-def run_module(mod: tvm.IRModule, inputs: Sequence[Any], pipeline: str = "default") -> list[np.ndarray]:
-    """Compile for this machine's CPU and run once."""
-    executable = tvm.compile(mod, "llvm", relax_pipeline=pipeline)
+def run_module(mod: tvm.IRModule, inputs: Sequence[Any], target: Any = TARGET) -> list[np.ndarray]:
+    """Compile for the CPU and run once."""
+    executable = tvm.compile(mod, tvm.target.Target(target))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(np.asarray(value, order="C")) for value in inputs))
     return [item.numpy() for item in ([result] if isinstance(result, tvm.runtime.Tensor) else result)]

@@ -6,12 +6,12 @@ ONNX frontend.
 
 from __future__ import annotations
 
-from tvm_ext.frontend.onnx_ops import operator_level, recurrent, spectral
+from tvm_ext.frontend.onnx_ops import integer, operator_level, quantized, recurrent, spectral
+
+_FAMILIES = (operator_level, recurrent, spectral, integer, quantized)
 
 CONVERTERS: dict[tuple[str, str], type] = {
-    **operator_level.CONVERTERS,
-    **recurrent.CONVERTERS,
-    **spectral.CONVERTERS,
+    key: converter for family in _FAMILIES for key, converter in family.CONVERTERS.items()
 }
 
 __all__ = ["CONVERTERS"]

@@ -32,31 +32,25 @@ class Node:
     attributes: dict[str, Any]
     parameters: list[Any]
 
-    @property
-    def label(self) -> str:
-        """How a message names the node."""
-        name = self.attributes.get("tvm_custom", {}).get("name", "")
-        return f"{self.op_type} node {name!r}" if name else f"{self.op_type} node (unnamed)"
-
     def refuse(self, reason: str) -> NoReturn:
-        """Say that this variant of the operator is not supported.
+        """Say that this variant of the operator is not supported; the importer adds which node it is.
 
         Raises
         ------
         UnsupportedOperatorError
             Always.
         """
-        raise UnsupportedOperatorError(f"{self.label}: {reason}")
+        raise UnsupportedOperatorError(reason)
 
     def damaged(self, reason: str) -> NoReturn:
-        """Say that the node breaks the rules of its operator.
+        """Say that the node breaks the rules of its operator; the importer adds which node it is.
 
         Raises
         ------
         ModelError
             Always.
         """
-        raise ModelError(f"{self.label}: {reason}")
+        raise ModelError(reason)
 
     def text(self, name: str, default: str = "") -> str:
         """Value of a string attribute."""
