@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules
@@ -80,7 +81,7 @@ class Phase:
 def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         relax.transform.CanonicalizeBindings(),
-        relax.transform.FoldBatchnormToConv2D(),
+        fold_batch_norm(),
         relax.transform.DecomposeOpsForInference(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),

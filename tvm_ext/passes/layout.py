@@ -3,8 +3,8 @@
 before: ``y = conv2d(x, w); z = relu(y); mean(z)`` over NCHW tensors
 after:  ``x' = to_blocked(x); y' = conv2d_blocked(x', w'); z' = relu(y'); mean'(z')`` with ``w'`` packed at compile time
 
-A value is blocked where it is made by an operator that gains from it (a convolution) and stays so through operators that
-do not care (:mod:`tvm_ext.passes.layout_rules`); any other use gets a plain copy, made once.
+A value is blocked where it is made by an operator that gains from it (a convolution) and stays so through operators
+that do not care (:mod:`tvm_ext.passes.layout_rules`); any other use gets a plain copy, made once.
 """
 
 from __future__ import annotations

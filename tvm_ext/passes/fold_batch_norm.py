@@ -1,0 +1,135 @@
+"""Batch normalisation with known statistics becomes a scale and a shift, folded into the convolution before it.
+
+before: ``y = batch_norm(conv2d(x, w) [+ b], gamma, beta, mean, variance)[0]``
+after:  ``y = conv2d(x, w * s) + (b * s + t)`` with ``s = gamma / sqrt(variance + epsilon)``, ``t = beta - mean * s``
+
+Without a convolution (or when others use its result too): ``y = x * s + t``. The new constants are computed in float64.
+TVM's own ``FoldBatchnormToConv2D`` knows float32, two dimensions and no bias only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+# Convolutions whose weight has the output channels first, by operator name and layout of the weight.
+OUTPUT_CHANNELS_FIRST = {
+    ("relax.nn.conv1d", "OIW"),
+    ("relax.nn.conv2d", "OIHW"),
+    ("relax.nn.conv3d", "OIDHW"),
+}
+
+
+def fold_batch_norm() -> tvm.transform.Pass:
+    """Make the pass; it leaves batch normalisations alone whose statistics are not constants."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FoldBatchNorm")
+    def _fold_batch_norm(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = _Rewriter(mod)
+        for global_var, function in mod.functions.items():
+            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
+                rewriter.count_uses(function)
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _fold_batch_norm
+
+
+def constant(expr: relax.Expr) -> np.ndarray | None:
+    """Give the value of a constant, None for anything else."""
+    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.uses: Counter[relax.Var] = Counter()
+        self.definitions: dict[relax.Var, relax.Expr] = {}
+
+    def count_uses(self, function: relax.Function) -> None:
+        """Note what every variable of a function is bound to and how often it is used."""
+        self.uses.clear()
+        self.definitions.clear()
+
+        def visit(node: relax.Expr) -> None:
+            if isinstance(node, relax.Call):
+                self.uses.update(arg for arg in node.args if isinstance(arg, relax.Var))
+            elif isinstance(node, relax.Tuple):
+                self.uses.update(field for field in node.fields if isinstance(field, relax.Var))
+            elif isinstance(node, relax.SeqExpr):
+                if isinstance(node.body, relax.Var):
+                    self.uses[node.body] += 1
+                bindings = [binding for block in node.blocks for binding in block.bindings]
+                self.definitions |= {b.var: b.value for b in bindings if isinstance(b, relax.VarBinding)}
+
+        relax.analysis.post_order_visit(function, visit)
+
+    def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
+        """Replace the result of a batch normalisation."""
+        normalise = self._definition(op.tuple_value, "relax.nn.batch_norm")
+        if op.index != 0 or normalise is None or normalise.attrs.training:
+            return super().visit_tuple_getitem_(op)
+        data, *statistics = normalise.args
+        values = [constant(arg) for arg in statistics]
+        shape = data.ty.shape
+        if any(value is None for value in values) or not isinstance(shape, relax.ShapeExpr):
+            return super().visit_tuple_getitem_(op)
+        gamma, beta, mean, variance = (value.astype("float64") for value in values)  # type: ignore[union-attr]
+        scale = gamma / np.sqrt(variance + float(normalise.attrs.epsilon))
+        if not normalise.attrs.scale:
+            scale = 1.0 / np.sqrt(variance + float(normalise.attrs.epsilon))
+        shift = (beta if normalise.attrs.center else 0.0) - mean * scale
+        axis = int(normalise.attrs.axis) % len(shape)
+        broadcast = [1] * len(shape)
+        broadcast[axis] = -1
+        dtype = str(data.ty.dtype)
+        folded = self._fold(data, scale, shift, axis, broadcast)
+        if folded is not None:
+            scaled, shift = folded
+        else:
+            factor = relax.const(scale.reshape(broadcast), dtype)
+            scaled = self.builder_.emit(relax.op.multiply(self.visit_expr(data), factor))
+        return relax.op.add(scaled, relax.const(shift.reshape(broadcast), dtype))
+
+    def _definition(self, expr: relax.Expr, operator: str) -> relax.Call | None:
+        """Find the call of ``operator`` that ``expr`` is bound to."""
+        value = self.definitions.get(expr) if isinstance(expr, relax.Var) else expr
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == operator:
+            return value
+        return None
+
+    def _fold(
+        self, data: relax.Expr, scale: np.ndarray, shift: np.ndarray, axis: int, broadcast: list[int]
+    ) -> tuple[relax.Var, np.ndarray] | None:
+        """Fold the scale into the convolution that makes ``data``; gives the new convolution and the new shift."""
+        if axis != 1 or self.uses[data] != 1:
+            return None
+        addition = self._definition(data, "relax.add")
+        if addition is not None:
+            bias = constant(addition.args[1])
+            if bias is None or bias.size != scale.size or self.uses[addition.args[0]] != 1:
+                return None
+            if list(bias.shape) != [scale.size if extent == -1 else extent for extent in broadcast][-bias.ndim :]:
+                return None
+            shift = shift + bias.astype("float64").reshape(-1) * scale
+            data = addition.args[0]
+        for operator, layout in OUTPUT_CHANNELS_FIRST:
+            convolution = self._definition(data, operator)
+            if convolution is None or convolution.attrs.kernel_layout != layout:
+                continue
+            weight = constant(convolution.args[1])
+            if weight is None:
+                return None
+            scaled = weight.astype("float64") * scale.reshape(-1, *[1] * (weight.ndim - 1))
+            call = relax.Call(
+                convolution.op,
+                [self.visit_expr(convolution.args[0]), relax.const(scaled, str(weight.dtype))],
+                convolution.attrs,
+            )
+            return self.builder_.emit(call), shift
+        return None

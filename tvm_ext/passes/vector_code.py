@@ -1,0 +1,66 @@
+"""Lowers kernels as far as loops over flat buffers, and makes vector code of what the schedule rules marked.
+
+The loops that rules mark with :func:`tvm_ext.schedules.simd.loops.mark_simd` become vector statements with masked
+remainders, and transcendental functions become arithmetic on vectors. TVM's own lowering then finds nothing left to do
+in its first half and goes on from there. Kernels that hold neither are left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
+from tvm_ext.schedules.simd.transcendental import expand, expand_all
+
+
+def vector_code() -> tvm.transform.Pass:
+    """Make the pass; it works on the PrimFuncs of a module that is compiled for a CPU."""
+    to_loops = tvm.transform.Sequential(
+        [
+            s_tir.transform.CanonicalizeLoop(),
+            s_tir.transform.LowerInitBlock(),
+            s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+            s_tir.transform.ConvertBlocksToOpaque(),
+            s_tir.transform.CompactBufferAllocation(),
+            s_tir.transform.LowerMatchBuffer(),
+            s_tir.transform.StmtSimplify(),
+            s_tir.transform.LowerOpaqueBlock(),
+            tirx.transform.FlattenBuffer(),
+            tirx.transform.NarrowDataType(32),
+            s_tir.transform.LoopPartition(),
+        ]
+    )
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.VectorCode")
+    def _vector_code(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        kernels = {
+            global_var: func
+            for global_var, func in mod.functions.items()
+            if isinstance(func, tirx.PrimFunc) and _concerned(func)
+        }
+        if not kernels:
+            return mod
+        lowered = to_loops(tvm.IRModule(kernels))
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        for global_var in kernels:
+            updated.update_func(global_var, expand_all(vectorize_marked_loops(lowered[global_var])))
+        return updated
+
+    return _vector_code
+
+
+def _concerned(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel holds a marked loop or a function that can be expanded."""
+
+    def interrupt_at_loop(loop: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True) if loop.annotations and SIMD_ATTRIBUTE in loop.annotations else None
+
+    def interrupt_at_call(call: Any) -> Any:
+        return None if expand(call).same_as(call) else tvm_ffi.VisitInterrupt(True)
+
+    found = tvm_ffi.structural_walk(func.body, [(tirx.For, interrupt_at_loop), (tvm.ir.Call, interrupt_at_call)])
+    return found is not None
