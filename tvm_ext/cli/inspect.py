@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tvm_ext.cli.common import (
     target_option,
     write_atomically,
 )
+from tvm_ext.errors import OutputError
 
 
 @click.command()
@@ -41,10 +43,12 @@ def command(model: Path, target: str, input_shapes: Shapes, output: Path | None,
     from tvm_ext.report.page import render
 
     start = time.perf_counter()
-    with step_display(quiet=as_json) as report:
-        found = inspect_model(model, target, input_shapes=input_shapes or None, progress=report, **options)
     if output is None and not as_json:
         output = Path(f"{model.stem}.html")
+    if output is not None:
+        _check_destination(output)
+    with step_display(quiet=as_json) as report:
+        found = inspect_model(model, target, input_shapes=input_shapes or None, progress=report, **options)
     if output is not None:
         write_atomically(output, render(found))
     if as_json:
@@ -53,6 +57,17 @@ def command(model: Path, target: str, input_shapes: Shapes, output: Path | None,
     scheduled = sum(bool(kernel.rule) for kernel in found.kernels)
     calls = sum(kernel.calls for kernel in found.kernels)
     click.echo(f"{output}: page of {model} for {found.target}, made in {elapsed(start)}")
-    click.echo(f"  operators {found.nodes}, {count_text(found.flops['total'])}")
+    click.echo(f"  operators {found.operator_uses}, {count_text(found.flops['total'])}")
     click.echo(f"  kernels   {len(found.kernels)} ({calls} calls), {scheduled} scheduled by a rule")
     click.echo(f"  memory    {bytes_text(found.planned_bytes)} planned for intermediate tensors")
+
+
+def _check_destination(path: Path) -> None:
+    """Refuse a page that cannot be written before the work is done for it."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another path")

@@ -16,7 +16,7 @@ from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
 from tvm_ext.graph.dataflow import HOST_VALUES
 from tvm_ext.pipeline import PHASES, Phase, PipelineOptions
 from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, TensorLife
-from tvm_ext.report.memory import memory_charts
+from tvm_ext.report.memory import RENAMES, memory_charts
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.target import resolve_target
 
@@ -71,6 +71,7 @@ def inspect_model(
     _, statistics, seconds = lower(imported.mod, resolved, parsed, report, after_phase, [groups])
     report("collect")
     graph = from_relax(imported.mod)
+    rows = operators(graph)
     kernel_module = modules[next(name for name in reversed(modules) if name not in _AFTER_KERNELS)]
     kernel_graph = from_relax(kernel_module)
     planned = from_relax(modules["memory"]) if "memory" in modules else None
@@ -83,12 +84,12 @@ def inspect_model(
         inputs=tuple((spec.name, _type_text(spec.dtype, spec.shape)) for spec in imported.inputs),
         outputs=tuple((spec.name, _type_text(spec.dtype, spec.shape)) for spec in imported.outputs),
         notes=imported.notes,
-        nodes=len(graph),
+        operator_uses=sum(row.count for row in rows),
         flops={name: getattr(graph.flops, name) for name in ("multiply", "add", "other", "total")},
         unknown_flops=tuple(sorted({node.label for node in graph.unknown_flops})),
         constant_bytes=sum(t.nbytes for t in graph.constants if isinstance(t.nbytes, int)),
         planned_bytes=None if statistics is None else statistics.planned_bytes,
-        operators=operators(graph),
+        operators=rows,
         kernels=kernels(kernel_module, kernel_graph, groups.module),
         tensors=largest_tensors(kernel_graph),
         memory=memory_charts(graph, kernel_graph, planned),
@@ -109,10 +110,11 @@ class _BeforeFusedKernels:
 
 
 def operators(graph: DataflowGraph) -> tuple[Operator, ...]:
-    """Sum up the nodes of a graph by operator, dearest first."""
+    """Sum up the nodes of a graph by operator, dearest first; what only renames is left out."""
     uses: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        uses.setdefault(node.label, []).append(node)
+        if node.op not in RENAMES:
+            uses.setdefault(node.label, []).append(node)
     rows = [
         Operator(
             name,

@@ -172,8 +172,8 @@ class Inspection:
         Name and type of each.
     notes : tuple of str
         What importing did to the model.
-    nodes : int
-        Bindings of the imported model.
+    operator_uses : int
+        Operators of the imported model; what only takes a tuple apart or gives a value a name is not counted.
     flops : dict of str to (int or Symbolic)
         ``multiply``, ``add``, ``other`` and ``total`` of the nodes whose count is known.
     unknown_flops : tuple of str
@@ -192,7 +192,7 @@ class Inspection:
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
-    nodes: int
+    operator_uses: int
     flops: dict[str, Dim]
     unknown_flops: tuple[str, ...]
     constant_bytes: int

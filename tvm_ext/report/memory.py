@@ -17,7 +17,8 @@ from tvm_ext.graph.units import bytes_text
 from tvm_ext.report.inspection import MemoryChart, MemoryProfile
 
 _NAMED_AT_PEAK = 8
-_RENAMES = ("tuple", "get_item", "match_cast", "alias", "shape", "constant", "scalar", "string", "function")
+# Nodes that only give a value another name.
+RENAMES = ("tuple", "get_item", "match_cast", "alias", "shape", "constant", "scalar", "string", "function")
 
 
 def memory_charts(
@@ -82,6 +83,6 @@ def _profile(name: str, summary: str, graph: DataflowGraph, order: Sequence[int]
 
 def _computes(graph: DataflowGraph, node: Node) -> bool:
     """Whether a node is a step: not a renaming, and not an allocation that a later node fills."""
-    if node.op in _RENAMES or node.op.startswith(("memory.", "builtin.alloc", "vm.")):
+    if node.op in RENAMES or node.op.startswith(("memory.", "builtin.alloc", "vm.")):
         return False
     return not node.outputs or any(graph.tensors[name].alias_of is None for name in node.outputs)

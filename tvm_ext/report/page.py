@@ -67,7 +67,7 @@ def _header(inspection: Inspection, title: str) -> str:
     tiles = [
         ("arithmetic", count_text(inspection.flops["total"]), "multiply and add counted apart"),
         ("weights", bytes_text(inspection.constant_bytes), "constants of the model"),
-        ("operators", f"{inspection.nodes:,}", "bindings as imported"),
+        ("operators", f"{inspection.operator_uses:,}", "as imported"),
         ("kernels", f"{len(inspection.kernels):,}", f"{calls:,} calls, {scheduled:,} scheduled by a rule"),
         ("peak memory", bytes_text(profiles[0].peak) if profiles else "?", "kernels in the importer's order"),
         ("planned memory", bytes_text(inspection.planned_bytes), "storages of the memory plan"),
