@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm import te, tirx
+from tvm import te as expressions  # codespell:ignore te
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.script import tirx as T
@@ -13,10 +14,10 @@ from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes
 
 
 def matmul(m=8, n=16, k=32, dtype="float32"):
-    a, b = te.placeholder((m, k), dtype, "a"), te.placeholder((k, n), dtype, "b")
-    axis = te.reduce_axis((0, k), "k")
-    c = te.compute((m, n), lambda i, j: te.sum(a[i, axis] * b[axis, j], axis), "c")
-    return te.create_prim_func([a, b, c])
+    a, b = expressions.placeholder((m, k), dtype, "a"), expressions.placeholder((k, n), dtype, "b")
+    axis = expressions.reduce_axis((0, k), "k")
+    c = expressions.compute((m, n), lambda i, j: expressions.sum(a[i, axis] * b[axis, j], axis), "c")
+    return expressions.create_prim_func([a, b, c])
 
 
 def test_multiplications_and_additions_are_apart():
@@ -38,16 +39,19 @@ def test_symbolic_loops_give_symbolic_counts():
 
 
 def test_agrees_with_tvm_where_tvm_counts_everything():
-    data, kernel = te.placeholder((1, 8, 14, 14), name="data"), te.placeholder((16, 8, 3, 3), name="kernel")
-    func = te.create_prim_func([data, kernel, nn.conv2d_nchw(data, kernel, 1, 1, 1)])
+    data, kernel = (
+        expressions.placeholder((1, 8, 14, 14), name="data"),
+        expressions.placeholder((16, 8, 3, 3), name="kernel"),
+    )
+    func = expressions.create_prim_func([data, kernel, nn.conv2d_nchw(data, kernel, 1, 1, 1)])
     flops = prim_func_flops(func)
     assert flops is not None
     assert flops.total == estimate_tir_flops(tvm.IRModule({"main": func})) == 2 * 16 * 14 * 14 * 8 * 9
 
 
 def test_exp_is_one_operation_where_tvm_counts_none():
-    x = te.placeholder((10,), name="x")
-    func = te.create_prim_func([x, te.compute((10,), lambda i: te.exp(x[i]))])
+    x = expressions.placeholder((10,), name="x")
+    func = expressions.create_prim_func([x, expressions.compute((10,), lambda i: expressions.exp(x[i]))])
     assert prim_func_flops(func) == Flops(other=10)
     assert estimate_tir_flops(tvm.IRModule({"main": func})) == 0
 
