@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from tests.graph.random_graphs import graphs
 from tvm_ext.errors import GraphError
@@ -29,6 +29,7 @@ def test_edges_of_a_small_graph():
     assert graph.symbols == frozenset()
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_edges_go_both_ways_and_forward(graph):
     for index, before in enumerate(graph.predecessors):
@@ -38,6 +39,7 @@ def test_edges_go_both_ways_and_forward(graph):
     assert sum(map(len, graph.predecessors)) == sum(map(len, graph.successors))
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_a_storage_is_the_end_of_the_chain_of_aliases(graph):
     for name in graph.tensors:

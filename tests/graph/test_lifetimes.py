@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.random_graphs import graphs
@@ -56,6 +56,7 @@ def live_storages(graph: DataflowGraph, order, step: int, options: LivenessOptio
     return alive
 
 
+@settings(deadline=None)
 @given(graphs(), OPTIONS, st.integers(0, 20))
 def test_liveness_is_what_its_definition_says(graph, options, seed):
     order = random_order(graph, seed)
@@ -86,9 +87,10 @@ def simulated_peak(predecessors, sizes, order) -> int:
     return peak
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_peak_agrees_with_a_step_by_step_simulation(data):
-    count = data.draw(st.integers(1, 7))
+    count = data.draw(st.integers(1, 6))
     predecessors = [sorted(data.draw(st.sets(st.integers(0, i - 1), max_size=3))) if i else [] for i in range(count)]
     sizes = data.draw(st.lists(st.integers(0, 20), min_size=count, max_size=count))
     graph = graph_of_sizes(predecessors, sizes)
@@ -212,9 +214,9 @@ def test_time_grows_linearly():
         assert len(graph.storages)
         best = np.inf
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             liveness(graph)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     # Ten times the nodes: ten times the time if it is linear, a hundred if it is quadratic.

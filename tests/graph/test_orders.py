@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import islice, permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.random_graphs import graphs
@@ -34,6 +34,7 @@ def brute_force(graph):
             yield order
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=6))
 def test_all_orders_are_found_once(graph):
     expected = list(brute_force(graph))
@@ -41,6 +42,7 @@ def test_all_orders_are_found_once(graph):
     assert count_topological_orders(graph) == len(expected)
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=12), st.integers(0, 99))
 def test_every_way_to_order_gives_a_topological_order(graph, seed):
     for order in (given_order(graph), depth_first_order(graph), breadth_first_order(graph), random_order(graph, seed)):
@@ -48,6 +50,7 @@ def test_every_way_to_order_gives_a_topological_order(graph, seed):
     assert random_order(graph, seed) == random_order(graph, seed)
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=5))
 def test_the_check_is_right_for_every_permutation(graph):
     valid = set(brute_force(graph))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.random_graphs import graphs, reachable
@@ -33,6 +33,7 @@ def paths_between(graph, source: int, target: int):
             yield (source, *rest)
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=8))
 def test_reachability(graph):
     expected = reachable(graph)
@@ -42,6 +43,7 @@ def test_reachability(graph):
     ]
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=6))
 def test_convexity_of_every_set(graph):
     after = reachable(graph)
@@ -53,6 +55,7 @@ def test_convexity_of_every_set(graph):
             assert is_convex(graph, nodes) == (not between)
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=8), st.data())
 def test_the_witness_is_a_path_that_leaves_and_comes_back(graph, data):
     nodes = data.draw(st.sets(st.integers(0, max(0, len(graph) - 1)), max_size=4)) if len(graph) else set()
@@ -65,6 +68,7 @@ def test_the_witness_is_a_path_that_leaves_and_comes_back(graph, data):
         assert all(b in graph.successors[a] for a, b in pairwise(path))
 
 
+@settings(deadline=None)
 @given(graphs(max_nodes=8))
 def test_paths_are_counted(graph):
     for source in range(len(graph)):

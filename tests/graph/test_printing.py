@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import tvm_ext.graph
 from tests.graph.modules import Mixed, convolutional, stages
@@ -44,6 +44,7 @@ def dot_parts(text: str) -> tuple[set[str], list[tuple[str, str]]]:
     return set(nodes) - {"node", "edge"}, edges
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_dot_has_every_node_and_every_edge(graph):
     text = to_dot(graph)

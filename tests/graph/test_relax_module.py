@@ -363,9 +363,9 @@ def test_two_thousand_bindings_take_well_under_a_second_per_thousand():
             result = builder.emit_output(op.add(y, x))
         builder.emit_func_output(result)
     mod = builder.get()
-    start = time.perf_counter()
+    start = time.process_time()
     graph = from_relax(mod)
     liveness(graph)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert len(graph) > 2000
     assert seconds < 2.0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_ext.errors import GraphError
@@ -45,12 +45,14 @@ def expressions(draw: st.DrawFn, depth: int = 4):
     return maximum(left, right), lambda v: max(left_value(v), right_value(v))
 
 
+@settings(deadline=None)
 @given(expressions(), VALUES)
 def test_arithmetic_on_symbols_is_arithmetic_on_their_values(expression, values):
     symbolic, value = expression
     assert evaluate(symbolic, values) == value(values)
 
 
+@settings(deadline=None)
 @given(expressions(), VALUES)
 def test_substituting_one_symbol_after_the_other_is_the_same(expression, values):
     symbolic, value = expression
@@ -59,6 +61,7 @@ def test_substituting_one_symbol_after_the_other_is_the_same(expression, values)
     assert substitute(half, {"m": values["m"]}) == value(values)
 
 
+@settings(deadline=None)
 @given(expressions(), expressions())
 def test_sums_and_products_commute(left, right):
     assert left[0] + right[0] == right[0] + left[0]

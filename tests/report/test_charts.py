@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.samples import profile
@@ -13,6 +13,7 @@ from tvm_ext.report.charts import byte_ticks, lines_of, memory_chart, step_ticks
 SIZES = st.lists(st.integers(0, 10**9), min_size=1, max_size=40).map(tuple)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**50))
 def test_byte_ticks_cover_the_peak_in_few_round_steps(peak):
     ticks = byte_ticks(peak)
@@ -23,6 +24,7 @@ def test_byte_ticks_cover_the_peak_in_few_round_steps(peak):
     assert peak <= 1 or ticks[-2] < peak or len(ticks) == 3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_step_ticks_are_few_and_inside(steps):
     ticks = step_ticks(steps)
@@ -57,6 +59,7 @@ def values_of(path: str, top: int, steps: int) -> list[float]:
     return found
 
 
+@settings(deadline=None)
 @given(SIZES)
 def test_the_line_shows_the_numbers(during):
     (line,) = lines_of([profile("order", during)])
