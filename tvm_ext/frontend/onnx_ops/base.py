@@ -86,6 +86,8 @@ class Node:
         UnsupportedOperatorError
             If the rank or a dimension is unknown.
         """
+        if isinstance(value, np.ndarray):
+            return value.shape
         dims = getattr(value.ty, "shape", None)
         if not isinstance(dims, relax.ShapeExpr) or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims.values):
             found = "an unknown shape" if dims is None else f"shape {dims}"

@@ -50,6 +50,8 @@ class Recurrence:
         GRU: the reset gate multiplies the projected state, not the state.
     ragged : bool
         Sequences have their own lengths.
+    quantized_state : bool
+        The recurrent product sees the state rounded to 256 levels over its range, as with integer weights.
     dtype : str
         Of all tensors; float16 is computed in float32.
     """
@@ -65,6 +67,7 @@ class Recurrence:
     peepholes: bool = False
     linear_before_reset: bool = False
     ragged: bool = False
+    quantized_state: bool = False
     dtype: str = "float32"
 
     @property
@@ -184,6 +187,14 @@ def _gru_output(lanes: _Lanes) -> Any:
     return (tirx.const(1.0, lanes.layer.real) - update) * lanes.activate(1, lanes.gate(2)) + update * lanes.before
 
 
+def _rounded_to_levels(value: Any, low: Any, high: Any) -> Any:
+    """Round to the nearest of 256 levels from low to high, of which one is zero."""
+    zero, one, levels = (tirx.const(number, str(value.ty.dtype)) for number in (0.0, 1.0, 255.0))
+    scale = T.Select(high > low, (high - low) / levels, one)
+    zero_point = T.round(T.min(T.max(-low / scale, zero), levels))
+    return (T.min(T.max(T.round(value / scale) + zero_point, zero), levels) - zero_point) * scale
+
+
 def recurrence_function(layer: Recurrence) -> Any:
     """Build the time loop.
 
@@ -270,6 +281,8 @@ def recurrence_function(layer: Recurrence) -> Any:
                 gate = T.sblock_alloc_buffer((tile, gates, LANES), real, scope="local")
                 update = T.sblock_alloc_buffer((tile, width), real, scope="local")
                 reset = T.sblock_alloc_buffer((tile, width), real, scope="local")
+                bounds = T.sblock_alloc_buffer((tile, 2), real, scope="local")
+                operand = T.sblock_alloc_buffer((tile, width), real, scope="local")
                 length = T.sblock_alloc_buffer((tile,), "int32", scope="local")
                 for i in range(tile):
                     if layer.ragged:
@@ -279,6 +292,15 @@ def recurrence_function(layer: Recurrence) -> Any:
                         cell[i, j] = up(first_cell[d, row(v, i), j])
                 for t in range(steps):
                     now, after = T.meta_var(t % 2), T.meta_var((t + 1) % 2)
+                    if layer.quantized_state:
+                        for i in range(tile):
+                            bounds[i, 0] = zero
+                            bounds[i, 1] = zero
+                            for j in range(hidden):
+                                bounds[i, 0] = T.min(bounds[i, 0], state[now, i, j])
+                                bounds[i, 1] = T.max(bounds[i, 1], state[now, i, j])
+                            for j in range(hidden):
+                                operand[i, j] = _rounded_to_levels(state[now, i, j], bounds[i, 0], bounds[i, 1])
                     for n in range(blocks):
                         for i in T.unroll(tile):
                             at = T.meta_var(layer.position(d, t, length[i]))
@@ -292,7 +314,10 @@ def recurrence_function(layer: Recurrence) -> Any:
                             for i in T.unroll(tile):
                                 for g in T.unroll(first_gates):
                                     for x in T.vectorized(LANES):
-                                        gate[i, g, x] += state[now, i, k] * up(weights[d, n, k, g, x])
+                                        if layer.quantized_state:
+                                            gate[i, g, x] += operand[i, k] * up(weights[d, n, k, g, x])
+                                        else:
+                                            gate[i, g, x] += state[now, i, k] * up(weights[d, n, k, g, x])
                         for i in T.unroll(tile):
                             at = T.meta_var(layer.position(d, t, length[i]))
                             for x in T.vectorized(LANES):

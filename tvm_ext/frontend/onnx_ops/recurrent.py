@@ -21,6 +21,7 @@ from tvm_ext.frontend.onnx_ops.base import (
     take_slice,
     transpose,
 )
+from tvm_ext.frontend.onnx_ops.integer import dynamic_quantization
 from tvm_ext.frontend.onnx_ops.recurrence import GATES, LANES, Recurrence, recurrence_function
 
 _DEFAULT_ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -28,8 +29,8 @@ _REVERSE = {"forward": (False,), "reverse": (True,), "bidirectional": (False, Tr
 _TYPES = ("float16", "float32", "float64")
 
 
-def _activations(node: Node, directions: int) -> tuple[tuple[Activation, ...], ...]:
-    defaults = _DEFAULT_ACTIVATIONS[node.op_type]
+def _activations(node: Node, cell: str, directions: int) -> tuple[tuple[Activation, ...], ...]:
+    defaults = _DEFAULT_ACTIVATIONS[cell]
     names = node.texts("activations") or defaults * directions
     if len(names) != len(defaults) * directions:
         node.damaged(f"attribute activations has {len(names)} entries, {len(defaults) * directions} were expected")
@@ -146,16 +147,37 @@ def recurrent_layer(
 class _Recurrent(Converter):
     """What RNN, GRU and LSTM have in common: everything but the cell, which the time loop chooses by name."""
 
+    cell = ""
+    quantized_state = False
+
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give Y, Y_h and, for an LSTM, Y_c."""
         x, weights, recurrent_weights, bias, lengths, first_hidden, first_cell, peepholes = (
             inputs[index] for index in range(8)
         )
+        weights, recurrent_weights = known(node, weights), known(node, recurrent_weights)
+        return cls.layer(node, bb, x, weights, recurrent_weights, bias, lengths, first_hidden, first_cell, peepholes)
+
+    @classmethod
+    def layer(
+        cls,
+        node: Node,
+        bb: relax.BlockBuilder,
+        x: Any,
+        weights: Any,
+        recurrent_weights: Any,
+        bias: Any | None,
+        lengths: Any | None,
+        first_hidden: Any | None,
+        first_cell: Any | None,
+        peepholes: Any | None,
+    ) -> Any:
+        """Check the inputs against the attributes, and convert."""
         direction = node.text("direction", "forward")
         if direction not in _REVERSE:
             node.damaged(f"attribute direction is {direction!r}, {', '.join(_REVERSE)} were expected")
-        directions, gates = len(_REVERSE[direction]), GATES[node.op_type]
+        directions, gates = len(_REVERSE[direction]), GATES[cls.cell]
         batch_first = bool(node.integer("layout", 0))
         dtype = dtype_of(x)
         if dtype not in _TYPES:
@@ -189,25 +211,26 @@ class _Recurrent(Converter):
                 for state in (first_hidden, first_cell)
             )
         layer = Recurrence(
-            cell=node.op_type,
+            cell=cls.cell,
             steps=steps,
             batch=batch,
             hidden=hidden,
             reverse=_REVERSE[direction],
-            activations=_activations(node, directions),
+            activations=_activations(node, cls.cell, directions),
             clip=node.number("clip", 0.0) or None,
             input_forget=bool(node.integer("input_forget", 0)),
             peepholes=peepholes is not None,
             linear_before_reset=bool(node.integer("linear_before_reset", 0)),
             ragged=lengths is not None,
+            quantized_state=cls.quantized_state,
             dtype=dtype,
         )
         states, last_hidden, last_cell = recurrent_layer(
             bb,
             layer,
             x,
-            known(node, weights),
-            known(node, recurrent_weights),
+            weights,
+            recurrent_weights,
             None if bias is None else known(node, bias),
             None if lengths is None else astype(bb, known(node, lengths), "int32"),
             first_hidden,
@@ -217,19 +240,72 @@ class _Recurrent(Converter):
         if batch_first:
             states = transpose(bb, states, (2, 0, 1, 3))
             last_hidden, last_cell = (transpose(bb, state, (1, 0, 2)) for state in (last_hidden, last_cell))
-        return node.outputs([states, last_hidden, last_cell][: 3 if node.op_type == "LSTM" else 2])
+        return node.outputs([states, last_hidden, last_cell][: 3 if cls.cell == "LSTM" else 2])
 
 
 class RNN(_Recurrent):
     """Elman network with any of the operator's activations."""
 
+    cell = "RNN"
+
 
 class GRU(_Recurrent):
     """Gated recurrent unit, with the reset gate before or after the recurrent product."""
+
+    cell = "GRU"
 
 
 class LSTM(_Recurrent):
     """Long short-term memory, with peepholes and coupled gates."""
 
+    cell = "LSTM"
 
-CONVERTERS = {("", "RNN"): RNN, ("", "GRU"): GRU, ("", "LSTM"): LSTM}
+
+class DynamicQuantizeLSTM(_Recurrent):
+    """LSTM with 8-bit weights, whose inputs and state are rounded to 8 bits at run time before each product.
+
+    Inputs are rounded over the range of the whole tensor, states over the range of each sequence's state. The runtime
+    rounds the states of a batch over their common range, or that of the rows that one of its threads works on.
+    """
+
+    cell = "LSTM"
+    quantized_state = True
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give Y, Y_h and Y_c."""
+        x, weights, recurrent_weights, bias, lengths, first_hidden, first_cell, peepholes = (
+            inputs[index] for index in range(8)
+        )
+        values, scale, zero_point = dynamic_quantization(bb, emit(bb, x))
+        levels = relax.op.subtract(astype(bb, values, "float32"), astype(bb, zero_point, "float32"))
+        return cls.layer(
+            node,
+            bb,
+            bb.emit(relax.op.multiply(levels, scale)),
+            _dequantized(node, weights, inputs[8], inputs[9], "W"),
+            _dequantized(node, recurrent_weights, inputs[10], inputs[11], "R"),
+            bias,
+            lengths,
+            first_hidden,
+            first_cell,
+            peepholes,
+        )
+
+
+def _dequantized(node: Node, weights: Any, scale: Any, zero_point: Any, name: str) -> np.ndarray:
+    """Float32 weights in the layout of an LSTM: (D, I, 4·H) -> (D, 4·H, I)."""
+    levels = node.constant(weights, name).astype("int32")
+    directions = levels.shape[0]
+    spread = (directions, 1, -1)
+    shift = node.constant(zero_point, f"{name}_zero_point").astype("int32").reshape(spread)
+    floats = (levels - shift) * node.constant(scale, f"{name}_scale").astype("float32").reshape(spread)
+    return np.ascontiguousarray(floats.astype("float32").transpose(0, 2, 1))
+
+
+CONVERTERS: dict[tuple[str, str], type] = {
+    ("", "RNN"): RNN,
+    ("", "GRU"): GRU,
+    ("", "LSTM"): LSTM,
+    ("com.microsoft", "DynamicQuantizeLSTM"): DynamicQuantizeLSTM,
+}
