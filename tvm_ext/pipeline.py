@@ -19,6 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules
 from tvm_ext.target import native_target
@@ -95,7 +96,7 @@ def _dispatch(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     if target.kind.name != "llvm":
         return []
-    return [blocked_layout(), relax.transform.DeadCodeElimination()]
+    return [blocked_layout(), pack_matmul(), relax.transform.DeadCodeElimination()]
 
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
@@ -153,7 +154,11 @@ def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 PHASES: tuple[Phase, ...] = (
     Phase("canonicalize", "inference form: batch norm and friends decomposed, constants folded", _canonicalize),
     Phase("dispatch", "sampling, sort and scan handed to library kernels", _dispatch),
-    Phase("layout", "convolution chains in the blocked layout NCHW{v}c, weights packed (CPU)", _layout),
+    Phase(
+        "layout",
+        "convolution chains in the blocked layout NCHW{v}c, weights of convolutions and products packed (CPU)",
+        _layout,
+    ),
     Phase("legalize", "every operator becomes a call of a TIR kernel", _legalize),
     Phase("fuse", "kernels merged with their neighbours", _fuse),
     Phase(

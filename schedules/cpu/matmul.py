@@ -1,0 +1,264 @@
+"""Matrix products: register tiles of rows x column vectors over a packed right operand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import BufferLoad, IntImm, PrimFunc
+from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE
+from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
+from tvm_ext.schedules.cpu.conv2d import divisors
+from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.rule import new_schedule
+
+DIRECT_ROWS = 4
+"""With so few rows a computed right operand is read where it lies: packing would cost more than the product."""
+
+
+@dataclass(frozen=True)
+class MatmulTask:
+    """How a product is divided.
+
+    Attributes
+    ----------
+    row_parts, column_parts : int
+        Into how many parts the row tiles and the column tiles are divided; a task computes one part of each.
+    parallel : bool
+        Whether the kernel is worth handing to the thread pool.
+    """
+
+    row_parts: int
+    column_parts: int
+    parallel: bool
+
+
+@dataclass(frozen=True)
+class MatmulExtents:
+    """What a matmul block computes: ``batch`` products of ``rows`` x ``chunks * lanes``, summed over ``reduction``."""
+
+    batch: int
+    rows: int
+    chunks: int
+    lanes: int
+    reduction: int
+    bytes_per_element: int
+    copies_rows: bool
+    packs_columns: bool
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.rows * self.chunks * self.lanes * self.reduction
+
+
+def register_tile(rows: int, chunks: int, reduction: int, registers: int, exact: bool = False) -> tuple[int, int]:
+    """Choose the register tile (rows, vectors) of a product with ``rows`` rows and ``chunks`` column vectors.
+
+    One step of the reduction issues ``rows * vectors`` multiply-adds, ``rows`` broadcasts and ``vectors`` loads; the
+    accumulators, the loaded vectors and one broadcast are live at once. Fewer than 8 accumulators wait for their own
+    results. What is no multiple of the tile is rounded up, and what is computed too much is thrown away.
+
+    Parameters
+    ----------
+    exact : bool
+        Only consider tiles that divide ``rows`` and ``chunks``.
+    """
+    best, best_cost = (1, 1), float("inf")
+    for vectors in range(1, min(chunks, 8) + 1):
+        for tile_rows in range(1, min(rows, registers) + 1):
+            if tile_rows * vectors + vectors + 1 > registers - 1:
+                break
+            if exact and (rows % tile_rows or chunks % vectors):
+                continue
+            step = max(tile_rows * vectors, tile_rows + vectors, 8) + 0.5 + 40 / reduction
+            tiles = -(-rows // tile_rows)
+            cost = tiles * -(-chunks // vectors) * step
+            cost *= 1 + 0.05 * (tile_rows + vectors) / (tile_rows * vectors)  # loads compete with multiply-adds
+            if rows % tile_rows:
+                cost += tiles * tile_rows * COPY_COST
+            if cost < best_cost:
+                best, best_cost = (tile_rows, vectors), cost
+    return best
+
+
+COPY_COST = 0.25
+"""Steps of the reduction that copying one row costs, per element."""
+
+
+def computed_extents(rows: int, chunks: int, reduction: int, machine: Machine) -> tuple[int, int]:
+    """Round rows and chunks of columns up to whole register tiles; see :func:`register_tile`."""
+    tile_rows, vectors = register_tile(rows, chunks, reduction, machine.vector_registers)
+    return -(-rows // tile_rows) * tile_rows, -(-chunks // vectors) * vectors
+
+
+def matmul_task(extents: MatmulExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
+    """Choose the division into tasks, so that the slowest core has the least to do; costs are in cycles.
+
+    The columns of a task stay in the caches while its rows pass by; columns and copied rows are packed once a task.
+    """
+    tile_rows, vectors = tile
+    row_tiles, column_tiles = extents.rows // tile_rows, extents.chunks // vectors
+    parallel = machine.cores > 1 and extents.flops >= PARALLEL_FLOPS
+    k, size = extents.reduction, extents.bytes_per_element
+    best, best_cost = (1, 1), float("inf")
+    for row_parts in divisors(row_tiles):
+        for column_parts in divisors(column_tiles):
+            tasks = extents.batch * row_parts * column_parts
+            rounds = -(-tasks // machine.cores) if parallel else tasks
+            rows, columns = row_tiles // row_parts, column_tiles // column_parts
+            column_bytes = columns * vectors * extents.lanes * k * size
+            row_bytes = rows * tile_rows * k * size
+            work = rows * columns * (k * max(tile_rows * vectors, 8) + 40)
+            # Columns that outgrow the cache come from farther away for every row tile; hardware prefetching hides most.
+            column_loads = column_bytes * (1 if column_bytes <= 2 * machine.l2 else rows)
+            moved = (column_loads + row_bytes) / 64
+            if extents.packs_columns:
+                work += columns * vectors * k * 12
+            if extents.copies_rows:
+                work += rows * tile_rows * k / extents.lanes * 3
+            cost = rounds * (work + moved + 200)
+            if cost < best_cost:
+                best, best_cost = (row_parts, column_parts), cost
+    return MatmulTask(best[0], best[1], parallel)
+
+
+class Matmul:
+    """Schedule a matrix product with the packing of its operands and its element-wise epilogue.
+
+    A task takes some of the columns and some of the rows. Inside, a register tile is accumulated over the whole
+    reduction, and the epilogue is applied as the tile is stored.
+    """
+
+    name = "cpu.matmul"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when it holds a matrix product over a packed right operand."""
+        schedule = new_schedule(func)
+        product = annotated_block(schedule, "matmul")
+        if product is None or not all(static_extents(schedule, block) for block in top_blocks(schedule)):
+            return None
+        machine = machine_of(target)
+        try:
+            return _schedule(schedule, product, machine)
+        except ScheduleError:
+            return None  # neighbours were fused that cannot be inlined
+
+
+def _schedule(schedule: Schedule, product: SBlockRV, machine: Machine) -> Schedule | None:
+    row_copy, pack = annotated_block(schedule, "pack_rows"), annotated_block(schedule, "pack_columns")
+    extents = _extents_of(schedule, product, row_copy is not None, pack is not None)
+    stored = _inline_neighbours(schedule, product, [block for block in (row_copy, pack) if block is not None])
+    if stored is None:
+        return None
+    store, rest = stored
+    tile = register_tile(extents.rows, extents.chunks, extents.reduction, machine.vector_registers, exact=True)
+    if pack is not None and extents.rows <= DIRECT_ROWS and _reads_in_order(schedule, pack):
+        schedule.compute_inline(pack)
+        pack = None
+    task = matmul_task(extents, tile, machine)
+    _apply_tile(schedule, product, store, row_copy, pack, extents, tile, task)
+    if rest is not None:
+        vectorize_and_divide(schedule, rest, extents.lanes, machine.cores)
+    return schedule
+
+
+def _extents_of(schedule: Schedule, product: SBlockRV, copies_rows: bool, packs_columns: bool) -> MatmulExtents:
+    batch, rows, chunks, lanes, reduction = loop_extents(schedule, product)
+    size = tvm.DataType(schedule.get(product).writes[0].source.dtype).bits // 8
+    return MatmulExtents(batch, rows, chunks, lanes, reduction, size, copies_rows, packs_columns)
+
+
+def _inline_neighbours(
+    schedule: Schedule, product: SBlockRV, packing: list[SBlockRV]
+) -> tuple[SBlockRV, SBlockRV | None] | None:
+    """Inline what was fused to the product, and return the block that stores it.
+
+    The second block is the last one of the kernel when it walks other axes than the result does and so has to stay
+    apart. The answer is None when the kernel is not a product with data-parallel neighbours and one result.
+    """
+    ours = [schedule.get(block).name_hint for block in (product, *packing)]
+    others = [block for block in top_blocks(schedule) if schedule.get(block).name_hint not in ours]
+    (store,) = schedule.get_consumers(product)
+    last = others[-1]
+    outputs = schedule.get_output_blocks("root")
+    if len(outputs) != 1 or not all(is_spatial(schedule, block) for block in others):
+        return None
+    extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
+    extra = len(last_extents) - len(extents)
+    same_axes = extra >= 0 and last_extents == [1] * extra + extents
+    store_name, last_name = schedule.get(store).name_hint, schedule.get(last).name_hint
+    kept = {last_name} if same_axes else {last_name, store_name}
+    for block in others:
+        if schedule.get(block).name_hint not in kept:
+            schedule.compute_inline(block)
+    return (last, None) if same_axes else (store, last)
+
+
+def _reads_in_order(schedule: Schedule, pack: SBlockRV) -> bool:
+    """Whether the lanes of a packed vector lie side by side in the operand, so that it can be read unpacked."""
+    block = schedule.get(pack)
+    lane = block.iter_vars[-1].var
+    value = block.body.value
+    if not isinstance(value, BufferLoad):
+        return False  # columns are filled up with zeros
+    analyzer = tvm.arith.Analyzer()
+    steps = [
+        analyzer.simplify(tvm.tirx.stmt_functor.substitute(index, {lane: lane + 1}) - index) for index in value.indices
+    ]
+    return [int(step) if isinstance(step, IntImm) else -1 for step in steps] == [0] * (len(steps) - 1) + [1]
+
+
+def _apply_tile(
+    schedule: Schedule,
+    product: SBlockRV,
+    store: SBlockRV,
+    row_copy: SBlockRV | None,
+    pack: SBlockRV | None,
+    extents: MatmulExtents,
+    tile: tuple[int, int],
+    task: MatmulTask,
+) -> None:
+    tile_rows, vectors = tile
+    batch, row, column = _logical_loops(schedule, product, store)
+    row_part, row_tile, row = schedule.split(row, [task.row_parts, None, tile_rows])
+    column_part, column_tile, vector, lane = schedule.split(column, [task.column_parts, None, vectors, extents.lanes])
+    schedule.reorder(*batch, column_part, row_part, row_tile, column_tile, row, vector, lane)
+    part = schedule.fuse(*batch, column_part, row_part)
+    if task.parallel:
+        schedule.parallel(part)
+    schedule.vectorize(lane)
+    schedule.compute_at(product, column_tile, preserve_unit_loops=True)
+    schedule.set_scope(product, 0, "local")
+    _, row_in, vector_in, lane_in, k = schedule.get_loops(product)[-5:]
+    schedule.reorder(k, row_in, vector_in, lane_in)
+    schedule.vectorize(lane_in)
+    for loop in (row_in, vector_in, row, vector):
+        schedule.unroll(loop)
+    initial = schedule.decompose_reduction(product, k)
+    *_, row_init, vector_init, lane_init = schedule.get_loops(initial)
+    schedule.unroll(row_init)
+    schedule.unroll(vector_init)
+    schedule.vectorize(lane_init)
+    if row_copy is not None:
+        schedule.compute_at(row_copy, row_tile, preserve_unit_loops=True)
+    if pack is not None:
+        schedule.compute_at(pack, part, preserve_unit_loops=True)
+        schedule.vectorize(schedule.get_loops(pack)[-1])
+
+
+def _logical_loops(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> tuple[list[LoopRV], LoopRV, LoopRV]:
+    """Bring the loops of the stored result into logical order: batch loops, one fused loop of rows, columns."""
+    annotations = schedule.get(product).annotations
+    out_axes = [int(axis) for axis in annotations[OUT_AXES_ATTRIBUTE]]
+    batch_axes = int(annotations[BATCH_AXES_ATTRIBUTE])
+    loops = list(schedule.get_loops(store))
+    extra = loops[: len(loops) - len(out_axes)]
+    logical = [loop for _, loop in sorted(zip(out_axes, loops[len(extra) :], strict=True), key=lambda pair: pair[0])]
+    schedule.reorder(*extra, *logical)
+    rows = logical[batch_axes:-1]
+    return [*extra, *logical[:batch_axes]], schedule.fuse(*rows) if len(rows) > 1 else rows[0], logical[-1]

@@ -1,0 +1,236 @@
+"""Turn matrix products into kernels over a packed right operand.
+
+before: ``y = matmul(permute_dims(q), permute_dims(k)); z = matmul(a, w)`` with a constant ``w``
+after:  ``y = packed(q, k); z = packed(a, w')``; ``packed`` reads q and k through the transposes, ``w'`` is packed here
+
+A constant right operand is packed here; a computed one is packed by the kernel. Transposes of the operands, and one of
+the result that leaves the last axis in place, become part of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+
+from tvm_ext.passes.layout import OUT_ELEMENTWISE
+from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, uniform_rows
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.matmul import computed_extents
+
+DTYPES = ("float32", "float64")
+"""Element types of products that are taken; others are left to the default legalization."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor in memory, read through a transpose.
+
+    Attributes
+    ----------
+    expr : relax.Expr
+        The tensor in memory.
+    axes : tuple of int
+        For each logical axis, which axis it is in memory.
+    shape : tuple of int
+        Logical shape.
+    """
+
+    expr: relax.Expr
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def pack_matmul() -> tvm.transform.Pass:
+    """Make the pass, for CPU targets; it takes static ``float32`` and ``float64`` products and leaves others alone."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PackMatmul")
+    def _pack_matmul(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = PackMatmulMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)))
+        for global_var, function in mod.functions.items():
+            if isinstance(function, relax.Function) and not (
+                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
+            ):
+                rewriter.begin(function)
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _pack_matmul
+
+
+@visitor
+class _Bindings(PyExprVisitor):
+    """Values, uses and dataflow blocks of the variables of a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[relax.Var, relax.Expr] = {}
+        self.uses: Counter[relax.Var] = Counter()
+        self.blocks: dict[relax.Var, int] = {}
+        self._dataflow_blocks = 0
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> None:
+        """Give each dataflow block a number: its inner variables are not seen outside."""
+        self._dataflow_blocks += 1
+        for binding in block.bindings:
+            self.blocks[binding.var] = self._dataflow_blocks
+            self.visit_binding(binding)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Keep what the variable stands for, and visit it."""
+        self.values[binding.var] = binding.value
+        self.visit_expr(binding.value)
+
+    def visit_var_(self, op: relax.Var) -> None:
+        """Count a use."""
+        self.uses[op] += 1
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> None:
+        """Count a use."""
+        self.uses[op] += 1
+
+
+@mutator
+class PackMatmulMutator(PyExprMutator):
+    """Rewrites one module, function by function."""
+
+    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+        super().__init__(mod)
+        self.machine = machine
+        self.bindings = _Bindings()
+        self.transposed: set[relax.Var] = set()
+        self.packed: dict[tuple[Any, ...], relax.Expr] = {}
+
+    def begin(self, function: relax.Function) -> None:
+        """Look at a function before it is rewritten."""
+        self.bindings = _Bindings()
+        self.bindings.visit_expr(function)
+        self.transposed = set()
+        for var, value in self.bindings.values.items():
+            product = self._transposed_product(var, value)
+            if product is not None:
+                self.transposed.add(product)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Replace a product, or the transpose of one; leave out a product that is only transposed."""
+        if binding.var in self.transposed:
+            return
+        product = self._transposed_product(binding.var, binding.value)
+        if product is not None:
+            call, out_axes = self.bindings.values[product], _permutation(binding.value)
+        else:
+            call, out_axes = binding.value, None
+        operands = self._operands(binding.var, call)
+        if operands is None:
+            super().visit_var_binding_(binding)
+            return
+        new_call = self._kernel(*operands, out_axes)
+        if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
+            new_var = self.builder_.emit_output(new_call)
+        else:
+            new_var = self.builder_.emit(new_call)
+        self.set_var_remap(binding.var, new_var)
+
+    def _transposed_product(self, var: relax.Var, value: relax.Expr) -> relax.Var | None:
+        """Find the product that ``value`` transposes, when nothing else uses it and its last axis stays in place."""
+        axes = _permutation(value)
+        if axes is None or axes[-1] != len(axes) - 1:
+            return None
+        source = value.args[0]
+        if (
+            not isinstance(source, relax.Var)
+            or self.bindings.uses[source] != 1
+            or self.bindings.blocks.get(source) != self.bindings.blocks.get(var)
+            or source not in self.bindings.values
+            or self._operands(source, self.bindings.values[source]) is None
+        ):
+            return None
+        return source
+
+    def _operands(self, var: relax.Var, value: relax.Expr) -> tuple[Operand, Operand] | None:
+        """Take a product apart, if it is one that can be packed."""
+        if not _calls(value, "relax.matmul"):
+            return None
+        data, weight = (self._operand(var, arg) for arg in value.args)
+        if data is None or weight is None or str(value.ty.dtype) != str(data.expr.ty.dtype):
+            return None
+        return data, weight
+
+    def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
+        """Look through the transposes before an operand."""
+        shape = _static_shape(expr)
+        if shape is None or len(shape) < 2 or 0 in shape or str(expr.ty.dtype) not in DTYPES:
+            return None
+        axes = tuple(range(len(shape)))
+        source = expr
+        while isinstance(source, relax.Var) and source in self.bindings.values:
+            value = self.bindings.values[source]
+            permutation = _permutation(value)
+            if permutation is None or not self._visible(value.args[0], user):
+                break
+            axes = tuple(permutation[axis] for axis in axes)
+            source = value.args[0]
+        return Operand(source, axes, shape)
+
+    def _visible(self, expr: relax.Expr, user: relax.Var) -> bool:
+        """Whether the value can be used where ``user`` is bound."""
+        if isinstance(expr, relax.DataflowVar):
+            return self.bindings.blocks.get(expr) == self.bindings.blocks.get(user)
+        return isinstance(expr, relax.Var | tvm.ir.GenericConst)
+
+    def _kernel(self, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
+        shape = MatmulShape(data.shape, weight.shape)
+        lanes = self.machine.lanes(str(data.expr.ty.dtype))
+        chunks = -(-shape.columns // lanes)
+        rows, chunks = computed_extents(shape.rows, chunks, shape.reduction, self.machine)
+        constant = isinstance(weight.expr, tvm.ir.GenericConst)
+        return self.builder_.call_te(
+            matmul,
+            self.visit_expr(data.expr),
+            self._pack(weight, lanes, chunks) if constant else self.visit_expr(weight.expr),
+            data_shape=data.shape,
+            weight_shape=weight.shape,
+            data_axes=data.axes,
+            weight_axes=() if constant else weight.axes,
+            out_axes=out_axes or tuple(range(len(shape.out))),
+            rows=rows,
+            chunks=chunks,
+            lanes=lanes,
+            copy_rows=rows != shape.rows or not uniform_rows(shape, data.axes),
+            primfunc_name_hint="matmul",
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
+        )
+
+    def _pack(self, weight: Operand, lanes: int, chunks: int) -> relax.Expr:
+        """Pack a constant; one that several products use in the same way is packed once."""
+        array = weight.expr.value.numpy()
+        key = (weight.expr.value, weight.axes, lanes, chunks)
+        if key not in self.packed:
+            self.packed[key] = relax.const(pack_columns(array.transpose(weight.axes), lanes, chunks))
+        return self.packed[key]
+
+
+def _calls(expr: relax.Expr, operator: str) -> bool:
+    return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == operator
+
+
+def _permutation(value: relax.Expr) -> tuple[int, ...] | None:
+    """Give the axes of a transpose; None for any other value."""
+    if not _calls(value, "relax.permute_dims"):
+        return None
+    rank = int(value.ty.ndim)
+    if rank < 1:
+        return None
+    axes = value.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
+
+
+def _static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
+        return None
+    return tuple(int(extent) for extent in shape)
