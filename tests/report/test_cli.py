@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tvm_ext.cli.main import main
+from tvm_ext.cli import main
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def model(tmp_path, monkeypatch):
 
 
 def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["inspect", *map(str, arguments)])
-    return int(stop.value.code or 0)
+    return main.run(["inspect", *map(str, arguments)])
 
 
 def test_the_page_is_named_after_the_model(model, capsys):

@@ -8,13 +8,13 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tests.graph.modules import Mixed, convolutional
+from tests.graph.modules import Mixed, convolutional, stages
 from tvm_ext.compiler import lower
 from tvm_ext.errors import OptionError
 from tvm_ext.frontend import import_model
 from tvm_ext.graph import from_relax
 from tvm_ext.pipeline import PHASES, PipelineOptions
-from tvm_ext.report.collect import inspect_model, operators
+from tvm_ext.report.collect import inspect_model, kernels, largest_tensors, operators
 from tvm_ext.report.inspection import Inspection
 from tvm_ext.target import resolve_target
 
@@ -44,17 +44,28 @@ def test_operators_sum_up_to_the_graph(found):
     assert found.operators[0].name == "nn.conv2d"
     assert found.operators[0].bytes_written == 16 * 32 * 32 * 4
     assert found.constant_bytes == 4 * (16 * 3 * 9 + 4096 * 10)
+    assert found.memory[1].profiles[0].peak == 2 * 16 * 32 * 32 * 4
     assert found.unknown_flops == ()
 
 
-def test_groups_say_what_each_kernel_is_made_of(found):
-    groups = {kernel.operators: kernel for kernel in found.kernels}
-    conv = next(kernel for names, kernel in groups.items() if names[0] == "conv2d" and "relu" in names)
+def test_groups_say_what_each_kernel_is_made_of():
+    lowered = stages(convolutional())
+    rows = {row.name: row for row in kernels(lowered["fused_tir"], from_relax(lowered["fused_tir"]), lowered["fused"])}
+    conv = rows["fused_conv2d_relu"]
+    assert conv.operators == ("conv2d", "relu")
     assert conv.bytes_inside == 16 * 32 * 32 * 4  # the convolution's result, which only the relu reads
     assert conv.flops == 2 * 16 * 32 * 32 * 27 + 16 * 32 * 32
-    assert conv.calls == 1
-    single = [kernel for kernel in found.kernels if len(kernel.operators) == 1]
-    assert all(kernel.bytes_inside == 0 for kernel in single)
+    assert (conv.calls, conv.bytes_written) == (1, 16 * 32 * 32 * 4)
+    assert conv.bytes_read == 4 * (3 * 32 * 32 + 16 * 27)
+    assert rows["softmax1"].operators == ("softmax",)  # the second softmax
+    assert rows["softmax1"].bytes_inside == 0
+    assert not any(row.rule for row in rows.values())
+
+
+def test_a_kernel_that_becomes_a_view_is_not_called():
+    lowered = stages(convolutional())
+    rows = {row.name for row in kernels(lowered["fused_tir"], from_relax(lowered["fused_tir"]), None)}
+    assert rows == {node.callee for node in from_relax(lowered["called"]).nodes if node.op == "call"}
 
 
 def test_rules_are_named(found):
@@ -80,16 +91,16 @@ def test_memory_of_every_order(found):
         assert sum(size for _, _, size in profile.live_at_peak) == profile.peak
     plain, planned = kernels.profiles[0], kernels.profiles[-1]
     assert plain.peak <= planned.peak
-    assert imported.profiles[0].peak == 2 * 16 * 32 * 32 * 4
 
 
-def test_the_largest_tensors_come_first(found):
-    activations = [row for row in found.tensors if row.kind != "constant"]
+def test_the_largest_tensors_come_first():
+    rows = largest_tensors(from_relax(stages(convolutional())["fused_tir"]))
+    activations = [row for row in rows if row.kind != "constant"]
     sizes = [row.nbytes for row in activations]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] == 16 * 32 * 32 * 4
-    assert activations[0].made_by == next(k.name for k in found.kernels if k.operators[0] == "conv2d")
-    assert {row.nbytes for row in found.tensors if row.kind == "constant"} >= {4096 * 10 * 4}
+    assert (sizes[0], activations[0].made_by) == (16 * 32 * 32 * 4, "fused_conv2d_relu")
+    assert activations[0].used_by == ("max_pool2d",)
+    assert [row.nbytes for row in rows if row.kind == "constant"] == [4096 * 10 * 4, 16 * 27 * 4]
 
 
 def test_every_phase_has_its_time(found):
@@ -104,7 +115,7 @@ def test_a_phase_switched_off_is_not_shown():
     found = inspect_model(convolutional(), disable=("fuse", "schedule", "memory"))
     assert not {"fuse", "schedule", "memory"} & {phase.name for phase in found.phases}
     assert found.planned_bytes is None
-    assert all(len(kernel.operators) == 1 and not kernel.rule for kernel in found.kernels)
+    assert all(len(kernel.operators) == 1 for kernel in found.kernels)
     assert len(found.memory[0].profiles) == 3
 
 
@@ -119,7 +130,7 @@ def test_symbolic_sizes_leave_formulas_and_say_why_there_is_no_profile():
         builder.emit_func_output(result)
     found = inspect_model(builder.get())
     assert str(found.flops["total"]) == "1072 * n"
-    assert str(found.kernels[0].flops) in ("1024 * n", "1032 * n")
+    assert any("* n" in str(kernel.flops) for kernel in found.kernels)
     assert found.memory[0].profiles == ()
     assert "give its symbols a value" in found.memory[0].missing
 
