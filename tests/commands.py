@@ -83,15 +83,19 @@ class Commands:
         environment: Mapping[str, str] | None = None,
         file_size: int | None = None,
         stdout: str | None = None,
+        stderr: str | None = None,
     ) -> Running:
-        """Start a command; ``file_size`` limits the files it writes, in bytes, ``stdout`` is a path to write to."""
+        """Start a command.
+
+        ``file_size`` limits the files it writes, in bytes; ``stdout`` and ``stderr`` are paths to write to.
+        """
         folder = Path(tempfile.mkdtemp(prefix="tvm-ext-test-"))
         for stream in ("stdout", "stderr"):
             (folder / stream).touch()
         process = self._context.Process(
             target=_child,
             args=(list(map(str, arguments)), str(folder), str(cwd or folder), dict(environment or {})),
-            kwargs={"file_size": file_size, "stdout": stdout},
+            kwargs={"file_size": file_size, "stdout": stdout, "stderr": stderr},
         )
         process.start()
         return Running(process, folder)
@@ -118,9 +122,10 @@ def _child(
     environment: dict[str, str],
     file_size: int | None,
     stdout: str | None,
+    stderr: str | None,
 ) -> None:
-    for descriptor, path in ((1, stdout or f"{folder}/stdout"), (2, f"{folder}/stderr")):
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for descriptor, path in ((1, stdout or f"{folder}/stdout"), (2, stderr or f"{folder}/stderr")):
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(cwd)

@@ -93,9 +93,10 @@ class TestOnnxruntime:
 
     def test_a_file_that_is_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "x.onnx").write_text("hello")
-        for path in (tmp_path / "x.onnx", tmp_path / "gone.onnx"):
-            with pytest.raises(ModelError, match=f"onnxruntime cannot load .*{path.name}: "):
-                onnxruntime_outputs(path, {})
+        with pytest.raises(ModelError, match=r"onnxruntime cannot load .*x\.onnx: "):
+            onnxruntime_outputs(tmp_path / "x.onnx", {})
+        with pytest.raises(ModelError, match=r"gone\.onnx: no such file to compare with"):
+            onnxruntime_outputs(tmp_path / "gone.onnx", {})
 
     def test_inputs_that_do_not_fit(self) -> None:
         entry = get("tiny_mlp")

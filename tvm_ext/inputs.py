@@ -51,7 +51,8 @@ def check_inputs(
         given = dict(zip(names, given, strict=True))
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+            folded = {known.casefold(): known for known in names}
+            near = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=1)]
             raise InputError(
                 f"the model has no input {name!r}{f', did you mean {near[0]!r}?' if near else ''}{expected}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,8 @@ def onnxruntime_outputs(model: str | Path | bytes | Any, inputs: Mapping[str, np
         raise MissingPackageError("comparing needs onnxruntime: pip install 'tvm-ext[bench]'") from None
     source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
     what = "the model" if isinstance(source, bytes) else str(source)
+    if not isinstance(source, bytes) and not os.path.isfile(source):
+        raise ModelError(f"{what}: no such file to compare with; check the path of the model")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     try:

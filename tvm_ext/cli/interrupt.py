@@ -12,17 +12,33 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 1.0
 
+# Column 0 of an empty line, cursor visible: a progress display may have been cut short.
+_RESTORE_TERMINAL = "\r\x1b[K\x1b[?25h"
+
 _received: int | None = None
+_stderr = 2
+_mute: Callable[[], None]
 _said = threading.Lock()
 
 
-def install() -> None:
-    """From now on, a signal of :data:`SIGNALS` raises KeyboardInterrupt, and ends the process if that does not."""
+def install(stderr: int = 2, mute: Callable[[], None] = lambda: None) -> None:
+    """From now on, a signal of :data:`SIGNALS` raises KeyboardInterrupt, and ends the process if that does not.
+
+    Parameters
+    ----------
+    stderr : int
+        File descriptor for the line that says so.
+    mute : callable
+        Called first, to keep away what C++ code says of objects cut short, which helps nobody.
+    """
+    global _stderr, _mute
+    _stderr, _mute = stderr, mute
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore some, on purpose
             signal.signal(number, _on_signal)
@@ -49,9 +65,8 @@ def finish() -> None:
     end_children()
     remove_temporaries()
     if _said.acquire(blocking=False):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write("tvm-ext: interrupted\n")
-            sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            os.write(_stderr, f"{_RESTORE_TERMINAL if os.isatty(_stderr) else ''}tvm-ext: interrupted\n".encode())
 
 
 def ignore() -> None:
@@ -64,6 +79,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     global _received
     if _received is None:
         _received = number
+        _mute()
+        sys.stderr = open(os.devnull, "w")  # Python tells of exceptions in destructors, for one
         raise KeyboardInterrupt
 
 
@@ -74,7 +91,5 @@ def _watch(read: int) -> None:
         number = os.read(read, 1)[0]
     select.select([read], [], [], GRACE_SECONDS)  # a second request ends the wait
     _received = number
-    if sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K\x1b[?25h")  # the progress display has hidden the cursor
     finish()
     os._exit(exit_code())

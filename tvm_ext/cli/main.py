@@ -30,14 +30,21 @@ import os
 import sys
 
 from tvm_ext.cli import interrupt
+from tvm_ext.cli.stderr_filter import StderrFilter
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the code that says how it went."""
-    interrupt.install()
+    stderr_filter = None
     try:
+        _open_standard_streams()
+        if os.environ.get("TVM_EXT_TRACEBACK") == "1":
+            interrupt.install()
+        else:
+            stderr_filter = StderrFilter()
+            interrupt.install(stderr_filter.stderr, stderr_filter.mute)
         if not sys.warnoptions:
             import warnings
 
@@ -47,7 +54,18 @@ def main(arguments: list[str] | None = None) -> None:
         interrupt.finish()
         code = interrupt.exit_code()
     interrupt.ignore()
+    if stderr_filter is not None:
+        stderr_filter.close()
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Give the standard streams that the caller closed a place to write to, before a file gets their number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def run(arguments: list[str] | None = None) -> int:

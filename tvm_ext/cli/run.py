@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tvm_ext.cli.common import json_flag, print_json, write_atomically
     default=1e-4,
     show_default=True,
     type=click.FloatRange(min=0),
+    callback=lambda ctx, param, value: _require_number(value),
     help="Largest error allowed by --check, as a share of the output's standard deviation.",
 )
 @json_flag
@@ -68,6 +70,12 @@ def command(
                 f"relative to the standard deviation {error.relative:.3g}"
             )
     require_agreement(errors, tolerance)
+
+
+def _require_number(value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a number that an error can be compared with")
+    return value
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
