@@ -99,7 +99,8 @@ class Entry:
         return self.module().eval()
 
     def example_inputs(self, seed: int = 0) -> tuple[Any, ...]:
-        """:meth:`inputs` as a tuple of torch tensors, in order."""
+        """:meth:`inputs` as torch tensors, in order, in memory aligned as compiled code needs it (64 bytes)."""
         import torch
 
-        return tuple(torch.from_numpy(value) for value in self.inputs(seed).values())
+        # torch aligns what it allocates itself; numpy's memory may start anywhere.
+        return tuple(torch.from_numpy(value).clone() for value in self.inputs(seed).values())

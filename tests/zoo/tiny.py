@@ -52,6 +52,31 @@ tiny_mlp (float[4,32] x) => (float[4,8] y)
 }
 """
 
+# One cell as architecture search finds them: branches of different depth that meet in sums and a concatenation.
+_CELL = """
+<ir_version: 8, opset_import: ["" : 17]>
+tiny_cell (float[1,8,12,12] x, float[1,8,12,12] y) => (float[1,24,12,12] z)
+<float[8,8,1,1] left_w, float[8,8,1,1] right_w, float[8,1,3,3] a_depthwise, float[8,8,1,1] a_pointwise,
+ float[8,1,3,3] b_depthwise, float[8,8,1,1] b_pointwise, float[8,1,3,3] dilated_w, float[8] dilated_b>
+{
+  left = Conv (x, left_w)
+  right = Conv (y, right_w)
+  left_relu = Relu (left)
+  a_filtered = Conv <pads = [1,1,1,1], group = 8> (left_relu, a_depthwise)
+  a = Conv (a_filtered, a_pointwise)
+  right_relu = Relu (right)
+  b_filtered = Conv <pads = [1,1,1,1], group = 8> (right_relu, b_depthwise)
+  b = Conv (b_filtered, b_pointwise)
+  node2 = Add (a, b)
+  pooled = MaxPool <kernel_shape = [3,3], pads = [1,1,1,1]> (right)
+  node3 = Add (pooled, left)
+  node2_relu = Relu (node2)
+  dilated = Conv <pads = [2,2,2,2], dilations = [2,2], group = 8> (node2_relu, dilated_w, dilated_b)
+  node4 = Add (dilated, node3)
+  z = Concat <axis = 1> (node2, node3, node4)
+}
+"""
+
 # One pre-norm block with two heads of 16 channels.
 _TRANSFORMER = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -121,6 +146,10 @@ def _image(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"image": picture(rng, (1, 3, 16, 16))}
 
 
+def _feature_maps(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    return {name: picture(rng, (1, 8, 12, 12)) for name in ("x", "y")}
+
+
 def _token_ids(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"tokens": rng.integers(0, 50, (1, 12), dtype=np.int64)}
 
@@ -133,6 +162,7 @@ def _entry(name: str, family: Family, text: str, draw: Callable[[np.random.Gener
 ENTRIES = [
     _entry("tiny_cnn", "cnn", _CNN, _image),
     _entry("tiny_mlp", "cnn", _MLP, partial(_normal, "x", (4, 32))),
+    _entry("tiny_cell", "irregular", _CELL, _feature_maps),
     _entry("tiny_transformer", "transformer", _TRANSFORMER, _token_ids),
     _entry("tiny_lstm", "recurrent", _LSTM, partial(_normal, "x", (6, 2, 8))),
 ]

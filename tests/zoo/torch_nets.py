@@ -132,7 +132,7 @@ ENTRIES = [
     _entry("tinybert", "transformer", _pair, "bert", outputs=_STATES),
     _entry("distilbert", "transformer", _sentence, "bert", outputs=_STATES[:1], slow=True),
     _entry("gpt2", "transformer", _prompt, "gpt2", slow=True),
-    _entry("darts", "irregular", partial(_image, (1, 3, 32, 32), "image"), "darts"),
+    _entry("darts", "irregular", partial(_image, (1, 3, 32, 32), "image"), "darts", slow=True),
     _entry("randwire_er", "irregular", _BIG_PICTURE, "layers", "randwire", slow=True),
     _entry("randwire_ba", "irregular", _BIG_PICTURE, "layers", "randwire", slow=True),
     _entry("randwire_ws", "irregular", _BIG_PICTURE, "layers", "randwire", slow=True),

@@ -64,7 +64,7 @@ def _entry(
 
 ENTRIES = [
     _entry("ppocr_det", "cnn", RAPIDOCR, "ch_PP-OCRv4_det_infer.onnx", _detection, tolerance=2e-3),
-    # Nearly all of its 265,000 outputs are 0 and a few are 1: the deviation, 0.012, is small next to what rounding does.
+    # Nearly all of its 265,000 outputs are 0 and a few are 1: the deviation, 0.012, is small next to rounding errors.
     _entry("ppocr_rec", "cnn", RAPIDOCR, "ch_PP-OCRv4_rec_infer.onnx", partial(_line, 320), tolerance=3e-3),
     _entry("ppocr_cls", "cnn", RAPIDOCR, "ch_ppocr_mobile_v2.0_cls_infer.onnx", partial(_line, 192)),
     _entry("silero_vad", "audio", SILERO, "silero_vad.onnx", _frame_and_rate),

@@ -32,8 +32,8 @@ class Small:
         return seeded("small", self.make, self.calibration_size)
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Inputs as torch tensors."""
-        return tuple(torch.from_numpy(value) for value in self.draw(np.random.default_rng(seed)))
+        """Inputs as torch tensors, in memory aligned as compiled code needs it (torch's own, unlike numpy's)."""
+        return tuple(torch.from_numpy(value).clone() for value in self.draw(np.random.default_rng(seed)))
 
 
 def _image(size: int, rng: np.random.Generator) -> list[np.ndarray]:
