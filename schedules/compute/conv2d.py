@@ -1,14 +1,16 @@
-"""2-D convolutions over the blocked layout NCHW{v}c, with weights packed to match.
+"""Convolutions over the blocked layout NC(D)HW{v}c, with weights packed to match.
 
-A tensor of ``C`` channels in blocks of ``v`` has shape ``(N, ceil(C / v), H, W, v)``; plain NCHW is the case ``v = 1``.
+A tensor of ``C`` channels in blocks of ``v`` has shape ``(N, ceil(C / v), [D,] H, W, v)``; plain layout is ``v = 1``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tvm import te, tirx
+from tvm.ir import Expr
 
 KERNEL_ATTRIBUTE = "tvm_ext.kernel"
 """Block annotation that tells the schedule rules what a block computes."""
@@ -20,19 +22,34 @@ def output_extent(extent: int, kernel: int, stride: int, before: int, after: int
 
 
 def pad_spatial(data: te.Tensor, padding: Sequence[int], value: float = 0.0) -> te.Tensor:
-    """Pad H and W of a blocked tensor; ``padding`` is (top, left, bottom, right)."""
-    top, left, bottom, right = padding
-    batch, chunks, height, width, block = (int(extent) for extent in data.shape)
+    """Pad the spatial axes of a blocked tensor.
 
-    def element(n: tirx.Var, c: tirx.Var, h: tirx.Var, w: tirx.Var, i: tirx.Var) -> tirx.PrimExpr:
-        inside = tirx.all(h >= top, h < height + top, w >= left, w < width + left)
-        return tirx.if_then_else(inside, data[n, c, h - top, w - left, i], tirx.const(value, data.dtype))
+    Parameters
+    ----------
+    padding : sequence of int
+        Before each spatial axis, then after each of them; negative numbers cut off.
+    """
+    extents = [int(extent) for extent in data.shape]
+    spatial = extents[2:-1]
+    before, after = padding[: len(spatial)], padding[len(spatial) :]
 
-    shape = (batch, chunks, height + top + bottom, width + left + right, block)
+    def element(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:
+        positions = [position - first for position, first in zip(rest[:-1], before, strict=True)]
+        checks = []
+        for position, extent, first, last in zip(positions, spatial, before, after, strict=True):
+            checks += [position >= 0] if first > 0 else []
+            checks += [position < extent] if last > 0 else []
+        value_there = data[n, c, *positions, rest[-1]]
+        return (
+            tirx.if_then_else(tirx.all(*checks), value_there, tirx.const(value, data.dtype)) if checks else value_there
+        )
+
+    padded = [extent + first + last for extent, first, last in zip(spatial, before, after, strict=True)]
+    shape = (*extents[:2], *padded, extents[-1])
     return te.compute(shape, element, name="pad", attrs={KERNEL_ATTRIBUTE: "pad"})
 
 
-def conv2d(
+def convolution(
     data: te.Tensor,
     weight: te.Tensor,
     strides: Sequence[int],
@@ -41,17 +58,18 @@ def conv2d(
     groups: int = 1,
     computed_width: int = 0,
 ) -> te.Tensor:
-    """Convolve a blocked tensor with packed weights (see :func:`pack_weight`).
+    """Convolve a blocked tensor with packed weights (see :func:`pack_weight`) over two or three spatial axes.
 
     Parameters
     ----------
     data : te.Tensor
-        Shape ``(N, CI / vi, H, W, vi)``.
+        Shape ``(N, CI / vi, [D,] H, W, vi)``.
     weight : te.Tensor
-        Shape ``(CO / vo, CI / groups / vi, KH, KW, vi, vo)``.
-    strides, dilation : sequence of two int
-    padding : sequence of four int
-        Top, left, bottom, right.
+        Shape ``(CO / vo, CI / groups / vi, [KD,] KH, KW, vi, vo)``.
+    strides, dilation : sequence of int
+        One for each spatial axis.
+    padding : sequence of int
+        Before each spatial axis, then after each of them.
     groups : int
         ``CI / groups`` and ``CO / groups`` must be multiples of ``vi`` and ``vo`` when it is not 1.
     computed_width : int
@@ -60,31 +78,26 @@ def conv2d(
     Returns
     -------
     te.Tensor
-        Shape ``(N, CO / vo, OH, OW, vo)``.
+        Shape ``(N, CO / vo, [OD,] OH, OW, vo)``.
     """
-    batch, _, height, width, _ = (int(extent) for extent in data.shape)
-    out_chunks, in_chunks, kernel_h, kernel_w, block_in, block_out = (int(extent) for extent in weight.shape)
-    top, left, bottom, right = padding
-    out_h = output_extent(height, kernel_h, strides[0], top, bottom, dilation[0])
-    out_w = output_extent(width, kernel_w, strides[1], left, right, dilation[1])
-    source, full_w = _padded_source(data, padding, out_w, computed_width, strides[1])
+    out_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
+    source, spatial, out_w = _padded_source(data, kernel, strides, padding, dilation, computed_width)
     chunks_per_group = out_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")
-    kh = te.reduce_axis((0, kernel_h), "kh")
-    kw = te.reduce_axis((0, kernel_w), "kw")
+    taps = [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
     ii = te.reduce_axis((0, block_in), "ii")
 
-    def element(n: tirx.Var, oc: tirx.Var, h: tirx.Var, w: tirx.Var, oi: tirx.Var) -> tirx.PrimExpr:
+    def element(n: tirx.Var, oc: tirx.Var, *rest: tirx.Var) -> Expr:
         chunk = ic if groups == 1 else oc // chunks_per_group * in_chunks + ic
-        row, column = h * strides[0] + kh * dilation[0], w * strides[1] + kw * dilation[1]
-        return te.sum(source[n, chunk, row, column, ii] * weight[oc, ic, kh, kw, ii, oi], [ic, kh, kw, ii])
+        positions = _positions(rest[:-1], taps, strides, dilation)
+        return te.sum(source[n, chunk, *positions, ii] * weight[oc, ic, *taps, ii, rest[-1]], [ic, *taps, ii])
 
-    shape = (batch, out_chunks, out_h, full_w, block_out)
-    result = te.compute(shape, element, name="conv2d", attrs={KERNEL_ATTRIBUTE: "conv2d"})
+    shape = (int(data.shape[0]), out_chunks, *spatial, block_out)
+    result = te.compute(shape, element, name="conv", attrs={KERNEL_ATTRIBUTE: "conv"})
     return crop_width(result, out_w)
 
 
-def depthwise_conv2d(
+def depthwise_convolution(
     data: te.Tensor,
     weight: te.Tensor,
     strides: Sequence[int],
@@ -92,78 +105,190 @@ def depthwise_conv2d(
     dilation: Sequence[int],
     computed_width: int = 0,
 ) -> te.Tensor:
-    """Convolve every channel with its own filter.
+    """Convolve every channel with its own filter, over two or three spatial axes.
 
     Parameters
     ----------
     data : te.Tensor
-        Shape ``(N, C / v, H, W, v)``.
+        Shape ``(N, C / v, [D,] H, W, v)``.
     weight : te.Tensor
-        Shape ``(C / v, KH, KW, v)``; see :func:`pack_depthwise_weight`.
+        Shape ``(C / v, [KD,] KH, KW, v)``; see :func:`pack_depthwise_weight`.
     strides, padding, dilation, computed_width
-        As for :func:`conv2d`.
+        As for :func:`convolution`.
 
     Returns
     -------
     te.Tensor
-        Shape ``(N, C / v, OH, OW, v)``.
+        Shape ``(N, C / v, [OD,] OH, OW, v)``.
     """
-    batch, chunks, height, width, block = (int(extent) for extent in data.shape)
-    _, kernel_h, kernel_w, _ = (int(extent) for extent in weight.shape)
-    top, left, bottom, right = padding
-    out_h = output_extent(height, kernel_h, strides[0], top, bottom, dilation[0])
-    out_w = output_extent(width, kernel_w, strides[1], left, right, dilation[1])
-    source, full_w = _padded_source(data, padding, out_w, computed_width, strides[1])
-    kh = te.reduce_axis((0, kernel_h), "kh")
-    kw = te.reduce_axis((0, kernel_w), "kw")
+    chunks, *kernel, block = (int(extent) for extent in weight.shape)
+    source, spatial, out_w = _padded_source(data, kernel, strides, padding, dilation, computed_width)
+    taps = [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
 
-    def element(n: tirx.Var, c: tirx.Var, h: tirx.Var, w: tirx.Var, i: tirx.Var) -> tirx.PrimExpr:
-        row, column = h * strides[0] + kh * dilation[0], w * strides[1] + kw * dilation[1]
-        return te.sum(source[n, c, row, column, i] * weight[c, kh, kw, i], [kh, kw])
+    def element(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:
+        positions = _positions(rest[:-1], taps, strides, dilation)
+        return te.sum(source[n, c, *positions, rest[-1]] * weight[c, *taps, rest[-1]], taps)
 
-    shape = (batch, chunks, out_h, full_w, block)
-    result = te.compute(shape, element, name="depthwise_conv2d", attrs={KERNEL_ATTRIBUTE: "depthwise_conv2d"})
+    shape = (int(data.shape[0]), chunks, *spatial, block)
+    result = te.compute(shape, element, name="depthwise_conv", attrs={KERNEL_ATTRIBUTE: "depthwise_conv"})
     return crop_width(result, out_w)
 
 
-def _padded_source(
-    data: te.Tensor, padding: Sequence[int], out_w: int, computed_width: int, stride_w: int
-) -> tuple[te.Tensor, int]:
-    """Pad the input so that ``computed_width`` output columns can be computed; gives it and that width."""
-    top, left, bottom, right = padding
-    full_w = max(out_w, computed_width)
-    right += (full_w - out_w) * stride_w
-    padded = pad_spatial(data, (top, left, bottom, right)) if top or left or bottom or right > 0 else data
-    return padded, full_w
+def transposed_convolution(
+    data: te.Tensor,
+    weight: te.Tensor,
+    padding: Sequence[int],
+    out_shape: Sequence[int],
+    computed_width: int = 0,
+) -> te.Tensor:
+    """Transpose-convolve a blocked tensor: all phases of the stride, then spread over space.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        Shape ``(N, CI / vi, H, W, vi)``.
+    weight : te.Tensor
+        Shape ``(sh, sw, CO / vo, CI / vi, JH, JW, vi, vo)``; see :func:`transposed_as_convolution`.
+    padding : sequence of int
+        Of the convolution of stride 1 that computes a phase.
+    out_shape : sequence of two int
+        ``OH, OW``: the number of positions of a phase times ``sh`` and ``sw``.
+    computed_width : int
+        Positions along a row to compute, at least ``OW / sw``; those beyond are dropped.
+
+    Returns
+    -------
+    te.Tensor
+        Shape ``(N, CO / vo, OH, OW, vo)``; ``[.., h, w, ..]`` is phase ``(h % sh, w % sw)`` at ``(h / sh, w / sw)``.
+    """
+    scale_h, scale_w, out_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
+    source, spatial, _ = _padded_source(data, kernel, (1, 1), padding, (1, 1), computed_width)
+    ic = te.reduce_axis((0, in_chunks), "ic")
+    kh, kw = te.reduce_axis((0, kernel[0]), "kh"), te.reduce_axis((0, kernel[1]), "kw")
+    ii = te.reduce_axis((0, block_in), "ii")
+    batch = int(data.shape[0])
+    phases = te.compute(
+        (batch, scale_h, scale_w, out_chunks, *spatial, block_out),
+        lambda n, a, b, oc, h, w, oi: te.sum(
+            source[n, ic, h + kh, w + kw, ii] * weight[a, b, oc, ic, kh, kw, ii, oi], [ic, kh, kw, ii]
+        ),
+        name="conv",
+        attrs={KERNEL_ATTRIBUTE: "conv_transpose"},
+    )
+    return te.compute(
+        (batch, out_chunks, *out_shape, block_out),
+        lambda n, c, h, w, i: phases[n, h % scale_h, w % scale_w, c, h // scale_h, w // scale_w, i],
+        name="spread",
+    )
 
 
 def crop_width(result: te.Tensor, out_w: int) -> te.Tensor:
     """Drop the columns of a blocked tensor beyond ``out_w``."""
-    if int(result.shape[3]) == out_w:
+    if int(result.shape[-2]) == out_w:
         return result
-    shape = (*result.shape[:3], out_w, result.shape[4])
+    shape = (*result.shape[:-2], out_w, result.shape[-1])
     return te.compute(shape, lambda *index: result(*index), name="crop")
 
 
+def _positions(
+    outputs: Sequence[Any], taps: Sequence[Any], strides: Sequence[int], dilation: Sequence[int]
+) -> list[Any]:
+    """Input positions that the taps of an output position read."""
+    return [
+        output * stride + tap * step for output, tap, stride, step in zip(outputs, taps, strides, dilation, strict=True)
+    ]
+
+
+def _padded_source(
+    data: te.Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    computed_width: int,
+) -> tuple[te.Tensor, list[int], int]:
+    """Pad the input so that ``computed_width`` columns can be computed; gives it, the extents to compute, ``OW``."""
+    rank = len(kernel)
+    extents = [int(extent) for extent in data.shape[2:-1]]
+    before, after = list(padding[:rank]), list(padding[rank:])
+    spatial = [
+        output_extent(*axis) for axis in zip(extents, kernel, strides, before, after, dilation, strict=True)
+    ]  # fmt: skip
+    out_w = spatial[-1]
+    spatial[-1] = max(out_w, computed_width)
+    after[-1] += (spatial[-1] - out_w) * strides[-1]
+    needs_padding = any(before) or any(extra > 0 for extra in after)
+    return pad_spatial(data, [*before, *after]) if needs_padding else data, spatial, out_w
+
+
 def pack_weight(weight: np.ndarray, block_in: int, block_out: int, groups: int = 1) -> np.ndarray:
-    """Pack OIHW weights to ``(O / vo, I / vi, KH, KW, vi, vo)``; channels that fill up a block are zero.
+    """Pack OI(D)HW weights to ``(O / vo, I / vi, [KD,] KH, KW, vi, vo)``; channels that fill up a block are zero.
 
     ``I`` is the number of input channels of one group. With groups, ``O / groups`` must be a multiple of ``block_out``.
     """
-    out_channels, in_channels, kernel_h, kernel_w = weight.shape
+    out_channels, in_channels, *kernel = weight.shape
     if groups > 1 and (out_channels // groups % block_out or in_channels % block_in):
         raise ValueError(f"{groups} groups of {in_channels} -> {out_channels // groups} channels do not fill blocks")
     out_chunks, in_chunks = -(-out_channels // block_out), -(-in_channels // block_in)
-    padded = np.zeros((out_chunks * block_out, in_chunks * block_in, kernel_h, kernel_w), weight.dtype)
+    padded = np.zeros((out_chunks * block_out, in_chunks * block_in, *kernel), weight.dtype)
     padded[:out_channels, :in_channels] = weight
-    tiled = padded.reshape(out_chunks, block_out, in_chunks, block_in, kernel_h, kernel_w)
-    return np.ascontiguousarray(tiled.transpose(0, 2, 4, 5, 3, 1))
+    tiled = padded.reshape(out_chunks, block_out, in_chunks, block_in, *kernel)
+    taps = range(4, 4 + len(kernel))
+    return np.ascontiguousarray(tiled.transpose(0, 2, *taps, 3, 1))
 
 
 def pack_depthwise_weight(weight: np.ndarray, block: int) -> np.ndarray:
-    """Pack ``(C, 1, KH, KW)`` weights to ``(C / v, KH, KW, v)``; channels that fill up a block are zero."""
-    channels, _, kernel_h, kernel_w = weight.shape
+    """Pack ``(C, 1, [KD,] KH, KW)`` weights to ``(C / v, [KD,] KH, KW, v)``; channels that fill up a block are zero."""
+    channels, _, *kernel = weight.shape
     chunks = -(-channels // block)
-    padded = np.zeros((chunks * block, kernel_h, kernel_w), weight.dtype)
+    padded = np.zeros((chunks * block, *kernel), weight.dtype)
     padded[:channels] = weight[:, 0]
-    return np.ascontiguousarray(padded.reshape(chunks, block, kernel_h, kernel_w).transpose(0, 2, 3, 1))
+    return np.ascontiguousarray(np.moveaxis(padded.reshape(chunks, block, *kernel), 1, -1))
+
+
+def transposed_as_convolution(
+    weight: np.ndarray, strides: Sequence[int], padding: Sequence[int], out_shape: Sequence[int]
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Rewrite a transposed 2-D convolution as an ordinary one that computes all phases of the stride as channels.
+
+    Output position ``s q + a`` (phase ``a``) only meets taps ``k`` with ``(a + p - k) % s == 0``; their inputs lie at
+    ``q + (a + p - k) / s``. One window that covers the taps of all phases makes it a convolution of stride 1 with
+    ``sh * sw * CO`` outputs, zeros standing for taps that a phase does not have.
+
+    Parameters
+    ----------
+    weight : np.ndarray
+        Shape ``(CI, CO, KH, KW)``.
+    strides : sequence of two int
+    padding : sequence of four int
+        Top, left, bottom, right.
+    out_shape : sequence of two int
+        ``OH, OW`` of the transposed convolution.
+
+    Returns
+    -------
+    tuple
+        Weights ``(sh, sw, CO, CI, JH, JW)`` by phase; the first input offset of the window along each axis (the
+        padding before is its negative); the number ``ceil(OH / sh), ceil(OW / sw)`` of positions to compute.
+    """
+    _, _, *kernel = weight.shape
+    windows = []
+    for axis in range(2):
+        stride, before = strides[axis], padding[axis]
+        offsets = {
+            (phase, tap): (phase + before - tap) // stride
+            for phase in range(stride)
+            for tap in range(kernel[axis])
+            if (phase + before - tap) % stride == 0
+        }
+        first, last = min(offsets.values(), default=0), max(offsets.values(), default=0)
+        windows.append((offsets, first, last - first + 1))
+    (rows, first_h, count_h), (columns, first_w, count_w) = windows
+    in_channels, out_channels = weight.shape[:2]
+    phases = np.zeros((*strides, out_channels, in_channels, count_h, count_w), weight.dtype)
+    for (phase_h, tap_h), offset_h in rows.items():
+        for (phase_w, tap_w), offset_w in columns.items():
+            taps = weight[:, :, tap_h, tap_w].T
+            phases[phase_h, phase_w, :, :, offset_h - first_h, offset_w - first_w] = taps
+    counts = [-(-extent // stride) for extent, stride in zip(out_shape, strides, strict=True)]
+    return phases, [first_h, first_w], counts

@@ -1,39 +1,41 @@
-"""Conversions between plain NCHW and the blocked layout NCHW{v}c, and element-wise packing of constants."""
+"""Conversions between plain NC(D)HW and the blocked layout NC(D)HW{v}c, of tensors and of constants."""
 
 from __future__ import annotations
 
 import numpy as np
 from tvm import te, tirx
+from tvm.ir import Expr
 
 
 def to_blocked(data: te.Tensor, block: int) -> te.Tensor:
-    """Convert ``(N, C, H, W)`` to ``(N, ceil(C / v), H, W, v)``; channels that fill up the last block are zero."""
-    batch, channels, height, width = (int(extent) for extent in data.shape)
+    """Convert ``(N, C, ...)`` to ``(N, ceil(C / v), ..., v)``; channels that fill up the last block are zero."""
+    batch, channels, *spatial = (int(extent) for extent in data.shape)
     chunks = -(-channels // block)
 
-    def element(n: tirx.Var, c: tirx.Var, h: tirx.Var, w: tirx.Var, i: tirx.Var) -> tirx.PrimExpr:
-        value = data[n, c * block + i, h, w]
+    def element(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:
+        channel = c * block + rest[-1]
+        value = data[n, channel, *rest[:-1]]
         if chunks * block == channels:
             return value
-        return tirx.if_then_else(c * block + i < channels, value, tirx.const(0, data.dtype))
+        return tirx.if_then_else(channel < channels, value, tirx.const(0, data.dtype))
 
-    return te.compute((batch, chunks, height, width, block), element, name="to_blocked")
+    return te.compute((batch, chunks, *spatial, block), element, name="to_blocked")
 
 
 def from_blocked(data: te.Tensor, channels: int) -> te.Tensor:
-    """Convert ``(N, ceil(C / v), H, W, v)`` to ``(N, C, H, W)``."""
-    batch, _, height, width, block = (int(extent) for extent in data.shape)
+    """Convert ``(N, ceil(C / v), ..., v)`` to ``(N, C, ...)``."""
+    batch, _, *spatial, block = (int(extent) for extent in data.shape)
     return te.compute(
-        (batch, channels, height, width),
-        lambda n, c, h, w: data[n, c // block, h, w, c % block],
+        (batch, channels, *spatial),
+        lambda n, c, *rest: data[n, c // block, *rest, c % block],
         name="from_blocked",
     )
 
 
 def block_channels(array: np.ndarray, block: int, fill: float = 0.0) -> np.ndarray:
-    """Convert a constant ``(N, C, H, W)`` to ``(N, ceil(C / v), H, W, v)``, filling up the last block with ``fill``."""
-    batch, channels, height, width = array.shape
+    """Convert a constant ``(N, C, ...)`` to ``(N, ceil(C / v), ..., v)``, filling up the last block with ``fill``."""
+    batch, channels, *spatial = array.shape
     chunks = -(-channels // block)
-    padded = np.full((batch, chunks * block, height, width), fill, array.dtype)
+    padded = np.full((batch, chunks * block, *spatial), fill, array.dtype)
     padded[:, :channels] = array
-    return np.ascontiguousarray(padded.reshape(batch, chunks, block, height, width).transpose(0, 1, 3, 4, 2))
+    return np.ascontiguousarray(np.moveaxis(padded.reshape(batch, chunks, block, *spatial), 2, -1))

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Generic, TypeVar
 
 import tvm
+from tvm.ir import Expr
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import PrimFunc
-from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import PrimFunc, Var
+from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.rule import new_schedule
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True)
 class ConvShape:
-    """Extents of one blocked convolution, bytes of one element, and how many rows of input one row of output needs."""
+    """What the choice of a tile depends on.
 
-    batch: int
+    Attributes
+    ----------
+    planes : int
+        Output planes: batch times output depth.
+    out_chunks, out_h, out_w, block_out : int
+        Blocks of output channels, output rows and columns, channels in a block.
+    reduction : int
+        Products summed for one output.
+    kernel_h, stride_h : int
+        Taps and stride along the rows.
+    input_row_bytes : int
+        Bytes of all input channels of one row (times the depth of the kernel).
+    """
+
+    planes: int
     out_chunks: int
     out_h: int
     out_w: int
     block_out: int
-    in_channels: int
+    reduction: int
     kernel_h: int
-    kernel_w: int
-    input_row_bytes: int
     stride_h: int
+    input_row_bytes: int
 
     @property
     def flops(self) -> int:
         """Multiplications and additions."""
-        outputs = self.batch * self.out_chunks * self.out_h * self.out_w * self.block_out
-        return 2 * outputs * self.in_channels * self.kernel_h * self.kernel_w
+        return 2 * self.planes * self.out_chunks * self.out_h * self.out_w * self.block_out * self.reduction
 
 
 @dataclass(frozen=True)
@@ -108,7 +126,7 @@ def conv_tile(shape: ConvShape, machine: Machine) -> ConvTile:
         if rows > 1 and input_bytes > machine.l2 // 2:
             break
         for parts in divisors(groups):
-            tasks = shape.batch * row_tasks * parts
+            tasks = shape.planes * row_tasks * parts
             rounds = -(-tasks // machine.cores) if parallel else tasks
             work = rounds * rows * (groups // parts)
             # Every task copies its padded input once and walks over its weights once: few, large tasks are better.
@@ -120,69 +138,117 @@ def conv_tile(shape: ConvShape, machine: Machine) -> ConvTile:
     return ConvTile(columns, vectors, best[0], best[1], parallel)
 
 
-class Conv2D:
-    """Schedule a blocked 2-D convolution with its padding and its element-wise epilogue.
+class Convolution:
+    """Schedule a blocked convolution (2-D, 3-D or transposed) with its padding and its element-wise epilogue.
 
     Parallel tasks take a band of rows and a part of the channels; each copies its padded input once. Inside, a register
     tile is accumulated over the whole reduction, and the epilogue is applied as the tile is stored.
     """
 
-    name = "cpu.conv2d"
+    name = "cpu.convolution"
 
     def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
         """Schedule ``func`` when it holds a blocked convolution."""
         schedule = new_schedule(func)
-        conv = annotated_block(schedule, "conv2d")
+        transposed = annotated_block(schedule, "conv_transpose")
+        conv = transposed or annotated_block(schedule, "conv")
         if conv is None:
             return None
-        shape = _shape_of(schedule, conv)
-        tile = conv_tile(shape, machine_of(target))
+        axes = _axes_of(loop_extents(schedule, conv), transposed is not None)
+        shape = _shape_of(schedule, conv, axes)
         store = inline_epilogue(schedule, conv)
+        if transposed is not None:
+            schedule = _store_by_phase(schedule, store, axes)
+            *_, conv, store = top_blocks(schedule)
         pad = annotated_block(schedule, "pad")
-        _apply_tile(schedule, conv, store, pad, tile)
+        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine_of(target)), transposed is not None)
         return schedule
 
 
-def _shape_of(schedule: Schedule, conv: SBlockRV) -> ConvShape:
-    batch, out_chunks, out_h, out_w, block_out, in_chunks, kernel_h, kernel_w, block_in = loop_extents(schedule, conv)
+@dataclass(frozen=True)
+class _Axes(Generic[Item]):
+    """The loops of a convolution (or their extents) by what they run over."""
+
+    planes: list[Item]
+    out_chunk: Item
+    row: Item
+    column: Item
+    lane: Item
+    reduction: list[Item]
+
+
+def _axes_of(items: Sequence[Item], transposed: bool, reduces: bool = True) -> _Axes[Item]:
+    """Sort the loops around the convolution block, or (``reduces`` False) around the block that stores it."""
+    reductions = 0
+    if reduces:
+        reductions = 4 if transposed else len(items) // 2  # input chunk, taps, input lane
+    *spatial, row, column, lane = items[: len(items) - reductions]
+    if transposed:  # batch, phase row, phase column, chunk
+        *planes, out_chunk = spatial
+    else:  # batch, chunk, depth
+        planes, out_chunk = [spatial[0], *spatial[2:]], spatial[1]
+    return _Axes(planes, out_chunk, row, column, lane, list(items[len(items) - reductions :]))
+
+
+def _shape_of(schedule: Schedule, conv: SBlockRV, axes: _Axes[int]) -> ConvShape:
     source = schedule.get(conv).reads[0].source
-    width, row_chunks, block = int(source.shape[3]), int(source.shape[1]), int(source.shape[4])
-    bytes_per_element = tvm.DataType(source.dtype).bits // 8
-    stride_h = max(1, (int(source.shape[2]) - kernel_h) // max(1, out_h - 1)) if out_h > 1 else 1
+    row_chunks, *input_spatial, block = (int(extent) for extent in source.shape[1:])
+    _, *taps, _ = axes.reduction
+    row_bytes = input_spatial[-1] * row_chunks * block * (tvm.DataType(source.dtype).bits // 8)
     return ConvShape(
-        batch, out_chunks, out_h, out_w, block_out, in_chunks * block_in, kernel_h, kernel_w,
-        width * row_chunks * block * bytes_per_element, stride_h,
-    )  # fmt: skip
+        planes=prod(axes.planes),
+        out_chunks=axes.out_chunk,
+        out_h=axes.row,
+        out_w=axes.column,
+        block_out=axes.lane,
+        reduction=prod(axes.reduction),
+        kernel_h=taps[-2],
+        stride_h=max(1, (input_spatial[-2] - taps[-2]) // max(1, axes.row - 1)),
+        input_row_bytes=row_bytes * prod(taps[:-2]),
+    )
 
 
-def _apply_tile(schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlockRV | None, tile: ConvTile) -> None:
-    n, oc, h, w, lanes = schedule.get_loops(store)
-    part, group, vector = schedule.split(oc, [tile.channel_parts, None, tile.vectors])
-    band, row = schedule.split(h, [None, tile.rows])
-    strip, column = schedule.split(w, [None, tile.columns])
-    schedule.reorder(n, part, band, group, row, strip, vector, column, lanes)
-    task = schedule.fuse(n, part, band)
+def _store_by_phase(schedule: Schedule, store: SBlockRV, axes: _Axes[int]) -> Schedule:
+    """Let the store of a transposed convolution run over phases and positions, as its convolution does.
+
+    The new index expressions must be simplified before they are scheduled, hence a schedule of the simplified kernel.
+    """
+    _, scale_h, scale_w = axes.planes
+
+    def by_phase(n: Var, c: Var, h: Var, w: Var, i: Var) -> list[Expr]:
+        return [n, h % scale_h, w % scale_w, c, h // scale_h, w // scale_w, i]
+
+    schedule.transform_block_layout(store, by_phase)
+    return new_schedule(tvm.s_tir.transform.StmtSimplify()(schedule.mod)["main"])
+
+
+def _apply_tile(
+    schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlockRV | None, tile: ConvTile, transposed: bool
+) -> None:
+    out = _axes_of(schedule.get_loops(store), transposed, reduces=False)
+    part, group, vector = schedule.split(out.out_chunk, [tile.channel_parts, None, tile.vectors])
+    band, row = schedule.split(out.row, [None, tile.rows])
+    strip, column = schedule.split(out.column, [None, tile.columns])
+    schedule.reorder(*out.planes, part, band, group, row, strip, vector, column, out.lane)
+    task = schedule.fuse(*out.planes, part, band)
     if tile.parallel:
         schedule.parallel(task)
-    schedule.vectorize(lanes)
+    schedule.vectorize(out.lane)
     schedule.compute_at(conv, strip, preserve_unit_loops=True)
     schedule.set_scope(conv, 0, "local")
-    n, vector_in, row_in, column_in, lanes_in, ic, kh, kw, ii = schedule.get_loops(conv)[-9:]
-    schedule.reorder(n, row_in, ic, kh, kw, ii, column_in, vector_in, lanes_in)
-    schedule.vectorize(lanes_in)
-    for loop in (column_in, vector_in, column, vector):
+    # The loops above the strip come first: task, group, row, strip.
+    inner = _axes_of(schedule.get_loops(conv)[4:], transposed)
+    schedule.reorder(*inner.planes, inner.row, *inner.reduction, inner.column, inner.out_chunk, inner.lane)
+    schedule.vectorize(inner.lane)
+    for loop in (inner.column, inner.out_chunk, column, vector):
         schedule.unroll(loop)
-    initial = schedule.decompose_reduction(conv, ic)
-    *_, vector_init, column_init, lanes_init = schedule.get_loops(initial)
-    for loop in (vector_init, column_init):
+    initial = schedule.decompose_reduction(conv, inner.reduction[0])
+    column_init, vector_init, lane_init = schedule.get_loops(initial)[-3:]
+    for loop in (column_init, vector_init):
         schedule.unroll(loop)
-    schedule.vectorize(lanes_init)
+    schedule.vectorize(lane_init)
     if pad is not None:
         schedule.compute_at(pad, task, preserve_unit_loops=True)
-        _vectorize_copy(schedule, schedule.get_loops(pad))
-
-
-def _vectorize_copy(schedule: Schedule, loops: list[LoopRV]) -> None:
-    """Vectorize the padding copy over the channel block, or over columns when the layout is plain."""
-    if int(schedule.get(loops[-1]).extent) > 1:
-        schedule.vectorize(loops[-1])
+        innermost = schedule.get_loops(pad)[-1]
+        if int(schedule.get(innermost).extent) > 1:
+            schedule.vectorize(innermost)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
-
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
@@ -31,8 +32,8 @@ def computed_strip_width(width: int, registers: int) -> int:
 class SlidingWindow:
     """Schedule a depthwise convolution or a pooling with its epilogue.
 
-    A task is a channel block and a band of rows. A strip of columns is accumulated over the window in registers; padding
-    is a condition on the row and the column, which is the same for all lanes and which LLVM lifts out of the strip.
+    A task is a channel block and a band of rows. A strip of columns is accumulated over the window in registers;
+    padding is a condition on row and column, which is the same for all lanes and which LLVM lifts out of the strip.
     """
 
     name = "cpu.sliding_window"
@@ -40,42 +41,45 @@ class SlidingWindow:
     def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
         """Schedule ``func`` when it holds one of these operators."""
         schedule = new_schedule(func)
-        for kernel in ("depthwise_conv2d", "pool2d"):
+        for kernel in ("depthwise_conv", "pool"):
             window = annotated_block(schedule, kernel)
             if window is not None:
                 break
         else:
             return None
         machine = machine_of(target)
-        batch, chunks, rows, width, block, kernel_h, kernel_w = loop_extents(schedule, window)
+        extents = loop_extents(schedule, window)
+        rank = (len(extents) - 3) // 2
+        *planes, rows, width, _ = extents[: rank + 3]
         store = inline_epilogue(schedule, window)
         pad = annotated_block(schedule, "pad")
         if pad is not None:
             schedule.compute_inline(pad)
-        n, c, h, w, lanes = schedule.get_loops(store)
-        work = 2 * batch * chunks * rows * width * block * kernel_h * kernel_w
-        band, row = schedule.split(h, [_bands(batch * chunks, rows, machine.cores), None])
-        task = schedule.fuse(n, c, band)
-        if machine.cores > 1 and work >= PARALLEL_FLOPS:
+        *outer, h, w, lanes = schedule.get_loops(store)
+        band, _ = schedule.split(h, [_bands(prod(planes), rows, machine.cores), None])
+        task = schedule.fuse(*outer, band)
+        if machine.cores > 1 and 2 * prod(extents) >= PARALLEL_FLOPS:
             schedule.parallel(task)
         strip, column = schedule.split(w, [None, _divisor_strip(width, machine.vector_registers)])
         schedule.vectorize(lanes)
         schedule.unroll(column)
-        _accumulate(schedule, window, strip)
+        _accumulate(schedule, window, strip, rank)
         return schedule
 
 
-def _accumulate(schedule: Schedule, window: SBlockRV, strip: tvm.s_tir.schedule.LoopRV) -> None:
+def _accumulate(schedule: Schedule, window: SBlockRV, strip: LoopRV, rank: int) -> None:
     """Compute the window for one strip in registers."""
     schedule.compute_at(window, strip, preserve_unit_loops=True)
     schedule.set_scope(window, 0, "local")
-    n, c, h, column, lanes, kh, kw = schedule.get_loops(window)[-7:]
-    schedule.reorder(n, c, h, kh, kw, column, lanes)
+    loops = schedule.get_loops(window)[-(3 + 2 * rank) :]
+    *outer, column, lanes = loops[: 3 + rank]
+    taps = loops[3 + rank :]
+    schedule.reorder(*outer, *taps, column, lanes)
     schedule.vectorize(lanes)
     schedule.unroll(column)
-    if int(schedule.get(kw).extent) <= 7:
-        schedule.unroll(kw)
-    initial = schedule.decompose_reduction(window, kh)
+    if int(schedule.get(taps[-1]).extent) <= 7:
+        schedule.unroll(taps[-1])
+    initial = schedule.decompose_reduction(window, taps[0])
     *_, column_init, lanes_init = schedule.get_loops(initial)
     schedule.unroll(column_init)
     schedule.vectorize(lanes_init)
@@ -106,32 +110,33 @@ class GlobalAverage:
         if total is None:
             return None
         machine = machine_of(target)
-        batch, chunks, _, _, block, height, width = loop_extents(schedule, total)
+        extents = loop_extents(schedule, total)
+        width = extents[-1]
         store = inline_epilogue(schedule, total)
         n, c, *_, lanes = schedule.get_loops(store)
         task = schedule.fuse(n, c)
-        if machine.cores > 1 and batch * chunks * block * height * width >= PARALLEL_FLOPS:
+        if machine.cores > 1 and prod(extents) >= PARALLEL_FLOPS:
             schedule.parallel(task)
         schedule.vectorize(lanes)
         # Several sums hide the latency of an addition; rows are long enough to share out among them.
         *_, w = schedule.get_loops(total)
-        sums = next(count for count in (4, 7, 5, 3, 2, 1) if width % count == 0)
+        sums = next(count for count in (4, 7, 5, 6, 3, 2, 1) if width % count == 0)
         partial = None
         if sums > 1:
             _, inner = schedule.split(w, [None, sums])
             partial = schedule.rfactor(inner, 0)
         schedule.compute_at(total, task, preserve_unit_loops=True)
         schedule.set_scope(total, 0, "local")
-        _vectorize_sum(schedule, total, reductions=1 if partial is not None else 2)
+        _vectorize_sum(schedule, total)
         if partial is not None:
             schedule.compute_at(partial, task, preserve_unit_loops=True)
             schedule.set_scope(partial, 0, "local")
-            _vectorize_sum(schedule, partial, reductions=2, unrolled=0)
+            _vectorize_sum(schedule, partial, unrolled=0)
         return schedule
 
 
-def _vectorize_sum(schedule: Schedule, block: SBlockRV, reductions: int, unrolled: int | None = None) -> None:
-    """Move the channel lanes of a sum innermost and vectorise them; ``unrolled`` is the axis of separate sums, if any."""
+def _vectorize_sum(schedule: Schedule, block: SBlockRV, unrolled: int | None = None) -> None:
+    """Move the channel lanes of a sum innermost and vectorise them; ``unrolled``: the axis of separate sums, if any."""
     loops = list(schedule.get_loops(block))
     kinds = [int(iter_var.iter_type) for iter_var in schedule.get(block).iter_vars]
     loops = loops[-len(kinds) :]

@@ -31,13 +31,16 @@ class Blocked:
     Attributes
     ----------
     var : relax.Var
-        Shape ``(N, ceil(C / v), H, W, v)``.
+        Shape ``(N, ceil(C / v), [D,] H, W, v)``.
     channels : int
-        ``C``; lanes beyond it hold values that nothing may depend on.
+        ``C``; lanes beyond it hold finite values that nothing may depend on.
+    rank : int
+        Dimensions of the plain tensor: 3 (``N, C, W``; blocked with ``H = 1``), 4 or 5.
     """
 
     var: relax.Expr
     channels: int
+    rank: int = 4
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,9 +48,14 @@ class Blocked:
         return tuple(int(extent) for extent in self.var.ty.shape)
 
     @property
+    def spatial(self) -> tuple[int, ...]:
+        """The spatial extents of ``var``."""
+        return self.shape[2:-1]
+
+    @property
     def block(self) -> int:
         """Channels in a block."""
-        return self.shape[4]
+        return self.shape[-1]
 
     @property
     def full(self) -> bool:
@@ -118,11 +126,10 @@ class BlockedLayoutMutator(PyExprMutator):
             return
         self.blocked[binding.var] = result
         if not isinstance(binding.var, relax.DataflowVar) and isinstance(result, Blocked):
-            plain = self.kernel(from_blocked, [result.var], "from_blocked", INJECTIVE, channels=result.channels)
-            in_dataflow = self.builder_.current_block_is_dataflow()
-            self.set_var_remap(
-                binding.var, self.builder_.emit_output(plain) if in_dataflow else self.builder_.emit(plain)
-            )
+            plain = self.to_plain(result)
+            if self.builder_.current_block_is_dataflow():
+                plain = self.builder_.emit_output(plain)
+            self.set_var_remap(binding.var, plain)
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
         """Replace a use of a blocked value by its plain copy."""
@@ -146,20 +153,28 @@ class BlockedLayoutMutator(PyExprMutator):
         return self.plain_copies[var]
 
     def to_plain(self, value: Blocked) -> relax.Var:
-        """Emit the conversion of a blocked value to NCHW."""
-        return self.emit_kernel(from_blocked, [value.var], "from_blocked", INJECTIVE, channels=value.channels)
+        """Emit the conversion of a blocked value to the plain layout."""
+        plain = self.emit_kernel(from_blocked, [value.var], "from_blocked", INJECTIVE, channels=value.channels)
+        if value.rank == 3:
+            batch, channels, _, width = plain.ty.shape
+            plain = self.builder_.emit(relax.op.reshape(plain, (batch, channels, width)))
+        return plain
 
     def to_block(self, expr: relax.Expr, block: int) -> Blocked:
-        """Give an operand (as it stands in the old function) in blocks of ``block`` channels."""
+        """Give an operand (as it stands in the old function) in blocks of ``block`` channels; 1: a plane a channel."""
         value = self.blocked.get(expr) if isinstance(expr, relax.Var) else None
         if isinstance(value, Blocked) and value.block == block:
             return value
         plain = self.visit_expr(expr)
-        channels = int(plain.ty.shape[1])
+        batch, channels, *spatial = (int(extent) for extent in plain.ty.shape)
+        rank = len(spatial) + 2
+        if rank == 3:
+            spatial = [1, *spatial]
         if block == 1:
-            batch, _, height, width = plain.ty.shape
-            return Blocked(self.builder_.emit(relax.op.reshape(plain, (batch, channels, height, width, 1))), channels)
-        return Blocked(self.emit_kernel(to_blocked, [plain], "to_blocked", INJECTIVE, block=block), channels)
+            return Blocked(self.builder_.emit(relax.op.reshape(plain, (batch, channels, *spatial, 1))), channels, rank)
+        if rank == 3:
+            plain = self.builder_.emit(relax.op.reshape(plain, (batch, channels, *spatial)))
+        return Blocked(self.emit_kernel(to_blocked, [plain], "to_blocked", INJECTIVE, block=block), channels, rank)
 
     def kernel(
         self, compute: Callable[..., Any], args: list[relax.Expr], name: str, pattern: int, **attributes: Any
