@@ -210,3 +210,22 @@ def test_unknown_length_is_refused():
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "time"
     with pytest.raises(UnsupportedOperatorError, match=r"input X has shape .* a fixed one is needed"):
         import_with_converters(model)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_quantised_layer_agrees_with_onnxruntime(direction, per_channel):
+    """With one sequence the runtime rounds over the same range: results differ by rounding of ties only."""
+    directions, hidden, size = DIRECTIONS[direction], 12, 10
+    values = tensors("LSTM", 6, 1, size, hidden, directions, optional=("B", "initial_h", "initial_c", "P"))
+    random = np.random.default_rng(1)
+    shape = (directions, 4 * hidden) if per_channel else (directions,)
+    values["W"] = random.integers(-127, 128, (directions, size, 4 * hidden)).astype("int8")
+    values["R"] = random.integers(-127, 128, (directions, hidden, 4 * hidden)).astype("int8")
+    for name in ("W", "R"):
+        values[f"{name}_scale"] = (random.random(shape) * 0.005 + 0.001).astype("float32")
+        values[f"{name}_zero_point"] = np.zeros(shape, "int8")
+    constants = tuple(name for name in values if name not in ("X", "initial_h", "initial_c"))
+    attributes = {"hidden_size": hidden, "direction": direction}
+    model = node_model("DynamicQuantizeLSTM", values, OUTPUTS["LSTM"], attributes, constants, "com.microsoft")
+    check_with_onnxruntime(model, values, rtol=1e-3, atol=1e-3)

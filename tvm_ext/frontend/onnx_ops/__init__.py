@@ -6,9 +6,18 @@ ONNX frontend.
 
 from __future__ import annotations
 
-from tvm_ext.frontend.onnx_ops import attention, integer, operator_level, quantized, recurrent, spectral
+from tvm_ext.frontend.onnx_ops import (
+    attention,
+    contrib_attention,
+    fused,
+    integer,
+    operator_level,
+    quantized,
+    recurrent,
+    spectral,
+)
 
-_FAMILIES = (operator_level, recurrent, spectral, integer, quantized, attention)
+_FAMILIES = (operator_level, recurrent, spectral, integer, quantized, attention, contrib_attention, fused)
 
 CONVERTERS: dict[tuple[str, str], type] = {
     key: converter for family in _FAMILIES for key, converter in family.CONVERTERS.items()
