@@ -1,0 +1,140 @@
+"""Tensor intrinsics for sums of products of 8-bit integers, registered when first asked for.
+
+An intrinsic's description is its meaning: ``C[i] += sum over k of A[k] * B[i, k]``, exact in int32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm.s_tir import TensorIntrin
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.cpu.machine import Machine
+
+
+@dataclass(frozen=True)
+class DotProduct:
+    """How a machine multiplies a few inputs with a vector of weights and adds up in int32.
+
+    Attributes
+    ----------
+    inputs, weights : str
+        Types of the operands. Activations are uint8; as ``int8`` they are lowered by 128, as ``int16`` widened.
+    pack : int
+        Products added up in one int32 lane.
+    llvm : str
+        LLVM intrinsic, ``{lanes}`` and ``{bits}`` standing for the lanes and the bits of the vector; empty: vector code
+        of ordinary multiplications.
+    extends : bool
+        Whether the accumulator is an operand of the instruction; otherwise its result is added to it.
+    names : tuple of (int, str)
+        For each number of lanes that there is an instruction for, the intrinsic's name.
+    """
+
+    inputs: str
+    weights: str
+    pack: int
+    extends: bool = True
+    names: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def offset(self) -> int:
+        """What is subtracted from an activation before it is multiplied."""
+        return 128 if self.inputs == "int8" else 0
+
+    def has(self, lanes: int) -> bool:
+        """Whether there is an instruction for that many int32 lanes."""
+        return lanes in dict(self.names)
+
+
+VNNI = DotProduct(
+    "uint8", "int8", 4,
+    names=tuple((bits // 32, f"llvm.x86.avx512.vpdpbusd.{bits}") for bits in (128, 256, 512)),
+)  # fmt: skip
+# The byte forms of pmaddwd saturate at 16 bits, so bytes are widened first.
+AVX512 = DotProduct(
+    "int16", "int16", 2, extends=False,
+    names=((4, "llvm.x86.sse2.pmadd.wd"), (8, "llvm.x86.avx2.pmadd.wd"), (16, "llvm.x86.avx512.pmaddw.d.512")),
+)  # fmt: skip
+AVX2 = DotProduct("int16", "int16", 2, extends=False, names=AVX512.names[:2])
+SSE4 = DotProduct("int16", "int16", 2, extends=False, names=AVX512.names[:1])
+SDOT = DotProduct("int8", "int8", 4, names=((4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),))
+PLAIN = DotProduct("int16", "int16", 1)
+
+# Instruction-set row and its dot-product family -> how it is done.
+_ROWS = {
+    ("avx512", "vnni"): VNNI,
+    ("avx512", ""): AVX512,
+    ("avx2", "vnni"): DotProduct("uint8", "int8", 4, names=VNNI.names[:2]),
+    ("avx2", ""): AVX2,
+    ("sse4", ""): SSE4,
+    ("neon", "sdot"): SDOT,
+}
+
+
+def dot_product(machine: Machine) -> DotProduct:
+    """Choose how a machine does 8-bit dot products."""
+    return _ROWS.get((machine.isa, machine.dot_product), PLAIN)
+
+
+def dot_product_intrinsic(form: DotProduct, lanes: int) -> str:
+    """Register the tensor intrinsic of ``form`` for ``lanes`` int32 lanes, unless it is there, and return its name."""
+    name = f"tvm_ext.dot.{form.inputs}.{form.weights}.{lanes}x{form.pack}.{dict(form.names)[lanes]}"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        TensorIntrin.register(name, _description(form, lanes), _implementation(form, lanes))
+    return name
+
+
+def _description(form: DotProduct, lanes: int) -> PrimFunc:
+    from tvm.script import tirx as T
+
+    inputs, weights, pack = form.inputs, form.weights, form.pack
+
+    @T.prim_func(private=True, s_tir=True)
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (pack,), inputs, offset_factor=1)
+        B = T.match_buffer(b, (lanes, pack), weights, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:pack], B[0:lanes, 0:pack])
+            T.writes(C[0:lanes])
+            for i in T.serial(lanes):
+                for k in T.serial(pack):
+                    with T.sblock("multiply_add"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.Cast("int32", A[vk]) * T.Cast("int32", B[vi, vk])
+
+    return description
+
+
+def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
+    from tvm.script import tirx as T
+
+    inputs, weights, pack = form.inputs, form.weights, form.pack
+    intrinsic = dict(form.names)[lanes]
+    integers = f"int32x{lanes}"
+    # LLVM has one integer type for signed and unsigned bytes; the instruction decides how it reads them.
+    operand = f"{'int8' if pack == 4 else 'int16'}x{lanes * pack}"
+
+    def accumulate(total: tvm.ir.Expr, inputs_vector: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
+        if form.extends:
+            return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs_vector, weights_vector)
+        return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs_vector, weights_vector)
+
+    @T.prim_func(private=True, s_tir=True)
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (pack,), inputs, offset_factor=1)
+        B = T.match_buffer(b, (lanes, pack), weights, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:pack], B[0:lanes, 0:pack])
+            T.writes(C[0:lanes])
+            C[T.Ramp(0, 1, lanes)] = accumulate(
+                C[T.Ramp(0, 1, lanes)],
+                T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", A[T.Ramp(0, 1, pack)]), lanes)),
+                B[0, T.Ramp(0, 1, lanes * pack)],
+            )
+
+    return implementation
