@@ -6,7 +6,6 @@ Run: python scripts/check_zoo.py [--only NAME ...] [--json PATH]
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,10 +13,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tvm_ext.target import physical_cores
-
-os.environ.setdefault("TVM_NUM_THREADS", str(physical_cores()))
-
 import tvm_ext
 from tests.zoo import ZOO, Entry
 from tvm_ext.bench.record import write_result

@@ -7,7 +7,6 @@ Run it through ``make demo``, or ``python scripts/demo.py --output DIR``. It wri
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -18,11 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tvm_ext.target import physical_cores
-
-# TVM's own default is half the processors, which on two cores without SMT is one.
-os.environ.setdefault("TVM_NUM_THREADS", str(physical_cores()))
-
 import tvm_ext
 from scripts import ocr
 from tests.zoo import get

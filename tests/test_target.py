@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_ext.errors import TargetError
-from tvm_ext.native_log import captured_stderr
-from tvm_ext.target import native_target, physical_cores, resolve_target
+from tvm_ext.target import native_target, resolve_target
+from tvm_ext.threads import physical_cores
 
 
 @pytest.mark.parametrize("target", [None, "native"])
@@ -106,27 +106,3 @@ def test_cuda_without_an_architecture_needs_a_gpu() -> None:
 def test_anything_else_is_an_error_of_the_same_class(target: str | dict[str, str]) -> None:
     with contextlib.suppress(TargetError):
         assert isinstance(resolve_target(target), tvm.target.Target)
-
-
-def test_what_cpp_writes_to_stderr_is_collected(capfd: pytest.CaptureFixture[str]) -> None:
-    with captured_stderr() as lines:
-        os.write(2, b"first\nsecond\xff\n")
-    os.write(2, b"third\n")
-    assert lines == ["first", "second\N{REPLACEMENT CHARACTER}"]
-    assert capfd.readouterr().err == "third\n"
-
-
-def test_what_cpp_writes_is_collected_when_the_call_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    collected: list[str] = []
-
-    def fail() -> None:
-        nonlocal collected
-        with captured_stderr() as collected:
-            os.write(2, b"first\n")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    os.write(2, b"second\n")
-    assert collected == ["first"]
-    assert capfd.readouterr().err == "second\n"

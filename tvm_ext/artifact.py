@@ -24,6 +24,7 @@ from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError
 from tvm_ext.inputs import check_inputs
 from tvm_ext.library import write_library
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.threads import use_physical_cores
 
 LIBRARY = "model.so"
 METADATA = "metadata.json"
@@ -70,6 +71,7 @@ class CompiledModel:
                     f"the model was compiled for {self.metadata['target']['kind']}, and this machine has no "
                     f"{self.metadata['device']} device; compile it for --target native to run it here"
                 )
+            use_physical_cores()
             try:
                 self._machine = relax.VirtualMachine(self.executable, self.device)
             except (RuntimeError, ValueError, OSError) as error:

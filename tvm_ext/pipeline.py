@@ -23,6 +23,7 @@ from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules
 from tvm_ext.target import native_target
+from tvm_ext.threads import use_physical_cores
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
         If an option or its value is unknown.
     """
     parsed = PipelineOptions.from_keywords(options)
+    use_physical_cores()
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import tvm
 
 from tvm_ext.errors import TargetError
 from tvm_ext.native_log import captured_stderr
+from tvm_ext.threads import physical_cores
 
 NATIVE = "native"
-
-
-@lru_cache(maxsize=1)
-def physical_cores() -> int:
-    """Count the physical cores this process may run on (SMT siblings counted once)."""
-    allowed = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in allowed:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            cores.add(siblings.read_text().strip())
-        except OSError:
-            return len(allowed)
-    return len(cores)
 
 
 def native_target() -> tvm.target.Target:

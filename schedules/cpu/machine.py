@@ -12,6 +12,8 @@ from pathlib import Path
 
 import tvm
 
+from tvm_ext.threads import physical_cores
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -86,8 +88,6 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
     if mcpu == tvm.target.codegen.llvm_get_system_cpu():
         row = replace(row, **_host_caches())
     if not cores:
-        from tvm_ext.target import physical_cores
-
         cores = physical_cores()
     return replace(row, cores=cores)
 

@@ -10,7 +10,8 @@ import tvm  # noqa: E402
 from torch import nn  # noqa: E402
 
 import tvm_ext  # noqa: E402
-from tvm_ext.passes.layout import channel_block  # noqa: E402
+from tvm_ext.passes.layout import blocked_layout, channel_block  # noqa: E402
+from tvm_ext.target import resolve_target  # noqa: E402
 
 TOLERANCE = 2e-5  # of the output's standard deviation
 TARGETS = {
@@ -172,9 +173,9 @@ def test_division_by_padded_channels_stays_finite() -> None:
 def test_weights_are_packed_at_compile_time() -> None:
     module = sequence(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1))
     imported = tvm_ext.import_model(module.eval(), example_inputs=(torch.randn(1, 16, 8, 8),))
-    target = tvm_ext.compiler.resolve_target(None)
+    target = resolve_target(None)
     with target:
-        mod = tvm_ext.passes.layout.blocked_layout()(imported.mod)
+        mod = blocked_layout()(imported.mod)
         mod = tvm.relax.transform.DeadCodeElimination()(mod)
     names = [var.name_hint for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)]
     assert sum(name.startswith("to_blocked") for name in names) == 1

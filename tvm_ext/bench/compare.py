@@ -14,7 +14,8 @@ from tvm_ext.bench.course import Course, Progress
 from tvm_ext.bench.result import BenchResult
 from tvm_ext.bench.subject import open_subject
 from tvm_ext.errors import OptionError, TargetError
-from tvm_ext.target import physical_cores, resolve_target
+from tvm_ext.target import resolve_target
+from tvm_ext.threads import physical_cores
 
 MINIMUM_REPEATS = 10
 

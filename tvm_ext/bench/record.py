@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import OutputError
-from tvm_ext.target import physical_cores
+from tvm_ext.threads import physical_cores
 
 PACKAGES = (
     "tvm-ext",
