@@ -92,7 +92,7 @@ class Folder:
         self.outputs = [scope[value.name] for value in graph.output]
         for value in self.outputs:
             self._read(value)
-        self.nodes[:] = without_dead(self.nodes, outputs)
+        self.nodes[:] = without_dead(self.nodes, outputs, self._opsets)
 
     def _fold_nodes(self, graph: onnx.GraphProto, scope: Scope) -> None:
         for node in topological_order(graph.node, scope.visible())[0]:
@@ -266,7 +266,7 @@ class Folder:
             types.append(made.type)
             output.CopyFrom(helper.make_value_info(made.name, made.type or output.type))
         del graph.node[:], graph.initializer[:], graph.value_info[:]
-        graph.node.extend(without_dead(inner.nodes, {output.name for output in graph.output}))
+        graph.node.extend(without_dead(inner.nodes, {output.name for output in graph.output}, self._opsets))
         return types
 
     def _with_folded_subgraphs(self, original: onnx.NodeProto, scope: Scope, label: str) -> onnx.NodeProto:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
@@ -84,12 +84,36 @@ def topological_order(nodes: Sequence[onnx.NodeProto], available: set[str]) -> t
     return order, stuck | unmade
 
 
-def without_dead(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """Drop the nodes of a sorted graph that no wanted tensor depends on."""
+def without_dead(nodes: Sequence[onnx.NodeProto], wanted: set[str], opsets: Mapping[str, int]) -> list[onnx.NodeProto]:
+    """Drop the nodes of a sorted graph that no wanted tensor depends on, and optional outputs that nothing reads.
+
+    Parameters
+    ----------
+    nodes : sequence of onnx.NodeProto
+        Changed in place.
+    wanted : set of str
+        Names of the graph's outputs.
+    opsets : mapping from str to int
+        Version of each operator domain.
+    """
     needed = set(wanted)
     kept = []
     for node in reversed(nodes):
         if needed.intersection(name for name in node.output if name):
             needed |= reads(node)
+            _leave_out_unused(node, needed, opsets)
             kept.append(node)
     return kept[::-1]
+
+
+def _leave_out_unused(node: onnx.NodeProto, needed: set[str], opsets: Mapping[str, int]) -> None:
+    version = opsets.get(node.domain)
+    if version is None or not onnx.defs.has(node.op_type, version, node.domain):
+        return
+    declared = onnx.defs.get_schema(node.op_type, version, node.domain).outputs
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for position, name in enumerate(node.output):
+        if position < len(declared) and declared[position].option == optional and name not in needed:
+            node.output[position] = ""
+    while node.output and not node.output[-1]:
+        del node.output[-1]

@@ -18,7 +18,7 @@ from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
 from tvm_ext.frontend.onnx_support import UnsupportedNode, converter, unsupported_error
-from tvm_ext.frontend.onnx_values import element_type, known_shape
+from tvm_ext.frontend.onnx_values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax_check import error_line
 
 TAKE = tvm.ir.Op.get("relax.take")
@@ -122,15 +122,14 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                 raise NotImplementedError(NO_CONVERTER)
             else:
                 results = self._convert_node(node, found.get_converter(self._opsets.get(domain, 1)))
+            for name, result in zip(node.output, results, strict=False):
+                if name:
+                    self._nodes[name] = self._bind(self._checked(result, name), name, label)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, _BranchFailedError):
                 self._failures.append(UnsupportedNode(label, domain, error_line(error)))
             for name in filter(None, node.output):
                 self._stand_in(name)
-            return
-        for name, result in zip(node.output, results, strict=False):
-            if name:
-                self._nodes[name] = self._bind(result, name, label)
 
     def _convert_node(self, node: onnx.NodeProto, convert: Callable[..., Any]) -> list[Any]:
         inputs = onnx_frontend.onnx_input()
@@ -176,6 +175,27 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if any(output is None for output in outputs):
             return None  # the failure is recorded
         return relax.SeqExpr([block], outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+
+    def _checked(self, result: Any, name: str) -> Any:
+        """Compare the type of a result with what ONNX says of the tensor; give it the shape that it should have."""
+        expected = self._prepared.types.get(name)
+        found = getattr(result, "ty", None)
+        if expected is None or not element_type(expected) or not isinstance(found, relax.TensorType):
+            return result
+        dtype = helper.tensor_dtype_to_np_dtype(element_type(expected)).name
+        if str(found.dtype) not in ("", dtype):
+            raise NotImplementedError(f"its converter makes output {name!r} {found.dtype}, by ONNX it is {dtype}")
+        wanted = known_shape(expected)
+        if wanted is None or found.shape is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in found.shape):
+            return result
+        shape = tuple(int(dim) for dim in found.shape)
+        if shape == wanted:
+            return result
+        if element_count(shape) != element_count(wanted):
+            raise NotImplementedError(
+                f"its converter makes output {name!r} of shape {list(shape)}, by ONNX it is {list(wanted)}"
+            )
+        return self.bb.normalize(relax.op.reshape(result, relax.ShapeExpr(wanted)))
 
     def _bind(self, result: Any, name: str, label: str) -> Any:
         """Give a result a variable named after the tensor; constants, shapes and tuples stay what they are."""

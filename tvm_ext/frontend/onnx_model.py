@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx import external_data_helper
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.onnx_graph import node_label, subgraphs
+from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs
 
 PROTOBUF_LIMIT = 2**31 - 1
 """Bytes; protobuf reads and writes nothing larger."""
@@ -180,11 +180,18 @@ def _require_versions(model: OnnxModel) -> None:
             f"{model.source}: operator set version {opset} is too new, {upgrade} {known}; "
             "upgrade the onnx package or export with an older opset"
         )
-    if opset < 1:
+    if opset < 1 and _uses_default_domain(proto.graph):
         raise ModelError(
             f"{model.source}: field opset_import does not say which version of the operator set ai.onnx the model "
             f"uses; {EXPORT_AGAIN}"
         )
+
+
+def _uses_default_domain(graph: onnx.GraphProto) -> bool:
+    return any(
+        domain_of(node) == "" or any(_uses_default_domain(subgraph) for subgraph in subgraphs(node))
+        for node in graph.node
+    )
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, version_converter
 from onnx.inliner import inline_local_functions
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.frontend.onnx_check import check_graph
 from tvm_ext.frontend.onnx_fold import Folder
@@ -84,6 +84,8 @@ def prepare(
     ------
     ModelError
         If the graph is not sound.
+    UnsupportedOperatorError
+        If an input or output is not a tensor.
     InputError
         If the shapes do not fit, or dimensions are left without a value.
     """
@@ -94,7 +96,7 @@ def prepare(
         proto = _on_skeleton(proto, inline_local_functions, model.source, f"inline the functions {', '.join(names)}")
         notes.append(f"inlined the functions {', '.join(names)}")
     opset = default_opset(proto)
-    if opset < OLDEST_OPSET:
+    if 0 < opset < OLDEST_OPSET:
         proto = _on_skeleton(
             proto,
             lambda skeleton: version_converter.convert_version(skeleton, OLDEST_OPSET),
@@ -115,6 +117,13 @@ def prepare(
             f"{model.source}: {error} (with inputs {shapes}); give input shapes that fit the model, or export it again"
         ) from None
     notes += _fold_notes(folder, len(proto.graph.node))
+    for declared, value in zip(proto.graph.output, folder.outputs, strict=True):
+        kind = (value.type or declared.type).WhichOneof("value") or "tensor_type"
+        if kind != "tensor_type":
+            raise UnsupportedOperatorError(
+                f"{model.source}: output {declared.name!r} is a {kind.removesuffix('_type')}, and only tensors can be "
+                "returned; export the model with tensor outputs"
+            )
     read = {name for node in folder.nodes for name in reads(node)} | {value.name for value in folder.outputs}
     constants = {name: value for name, value in folder.constants.items() if name in read}
     skeleton = _skeleton(proto, given, folder)

@@ -103,10 +103,9 @@ def _collect(body: relax.Expr, found: list[tuple[relax.Binding, relax.Call]]) ->
 
 
 def _why(call: relax.Call) -> str:
-    for argument in (*call.args, call):
-        if isinstance(argument.ty, relax.TensorType) and argument.ty.shape is None:
-            return "the shape of a tensor depends on the values of another, which TVM cannot lower here"
-    return "TVM has no kernel for it"
+    if call.op.get_attr("FLegalize") is None:
+        return "TVM has no kernel for it"
+    return "TVM can lower it only for shapes that are known when compiling, and here they depend on values"
 
 
 def _culprit(mod: tvm.IRModule, error: Exception) -> UnloweredCall:

@@ -68,9 +68,13 @@ def _returned(mod: tvm.IRModule) -> list[Any]:
 
 
 def _spec(name: str, ty: Any, what: str, source: str) -> TensorSpec:
-    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+    if not isinstance(ty, relax.TensorType) or ty.ndim < 0:
         raise ModelError(f"{what} {name!r} has to be a tensor of known rank and is {ty}")
-    shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else str(dim) for dim in ty.shape)
+    shape: tuple[int | str, ...]
+    if ty.shape is None:  # computed from values: every dimension is a symbol of its own
+        shape = tuple(f"{name}_{axis}" for axis in range(ty.ndim))
+    else:
+        shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else str(dim) for dim in ty.shape)
     return TensorSpec(name, shape, str(ty.dtype))
 
 
