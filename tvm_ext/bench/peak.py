@@ -1,0 +1,98 @@
+"""What the machine can do at best: multiply-adds from registers, bytes copied; measured with kernels built by TVM."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm.script import tirx as T
+
+ACCUMULATORS = 20
+STEPS = 4096
+
+
+def fma_peak(target: tvm.target.Target, lanes: int, threads: int, repeats: int = 40) -> float:
+    """Measure float32 multiply-adds from registers.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+    lanes : int
+        Lanes of a vector register.
+    threads : int
+        Threads that work at once; the process's pool must have as many.
+    repeats : int
+        The best of so many short runs counts.
+
+    Returns
+    -------
+    float
+        Floating-point operations per second, a multiply-add being two.
+    """
+    rounds = 4 * threads
+
+    @T.prim_func(s_tir=True)
+    def kernel(factor: T.Buffer((lanes,), "float32"), out: T.Buffer((rounds, ACCUMULATORS, lanes), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for r in T.parallel(rounds):
+            with T.sblock("round"):
+                total = T.sblock_alloc_buffer((ACCUMULATORS, lanes), "float32", scope="local")
+                for a in T.unroll(ACCUMULATORS):
+                    for i in T.vectorized(lanes):
+                        total[a, i] = T.float32(0)
+                for _step in range(STEPS):
+                    for a in T.unroll(ACCUMULATORS):
+                        for i in T.vectorized(lanes):
+                            total[a, i] = total[a, i] * factor[i] + factor[i]
+                for a in T.unroll(ACCUMULATORS):
+                    for i in T.vectorized(lanes):
+                        out[r, a, i] = total[a, i]
+
+    arrays = [np.full(lanes, 0.5, "float32"), np.zeros((rounds, ACCUMULATORS, lanes), "float32")]
+    return 2.0 * rounds * ACCUMULATORS * lanes * STEPS / _best_seconds(kernel, target, arrays, repeats)
+
+
+def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: int, repeats: int = 40) -> float:
+    """Measure copying from one array to another.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+    nbytes : int
+        Bytes of each array.
+    threads : int
+        Threads that work at once; the process's pool must have as many.
+    lanes : int
+        Lanes of a vector register.
+    repeats : int
+        The best of so many runs counts.
+
+    Returns
+    -------
+    float
+        Bytes read and written per second.
+    """
+    parts = 4 * threads
+    steps = max(1, nbytes // (4 * lanes * parts))
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        source: T.Buffer((parts, steps, lanes), "float32"), destination: T.Buffer((parts, steps, lanes), "float32")
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for p in T.parallel(parts):
+            for s in range(steps):
+                for i in T.vectorized(lanes):
+                    with T.sblock("copy"):
+                        destination[p, s, i] = source[p, s, i]
+
+    shape = (parts, steps, lanes)
+    seconds = _best_seconds(kernel, target, [np.ones(shape, "float32"), np.zeros(shape, "float32")], repeats)
+    return 2.0 * 4 * parts * steps * lanes / seconds
+
+
+def _best_seconds(
+    kernel: tvm.tirx.PrimFunc, target: tvm.target.Target, arrays: list[np.ndarray], repeats: int
+) -> float:
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=target)
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    return min(library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=repeats)(*tensors).results)
