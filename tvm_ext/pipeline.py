@@ -19,6 +19,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.passes.quantized import integer_arithmetic
+from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules
@@ -81,8 +83,11 @@ class Phase:
 
 
 def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    # Before constants are folded: that would turn quantised weights into floats.
+    integer = [integer_arithmetic(), relax.transform.DeadCodeElimination()] if target.kind.name == "llvm" else []
     return [
         relax.transform.CanonicalizeBindings(),
+        *integer,
         fold_batch_norm(),
         relax.transform.DecomposeOpsForInference(),
         relax.transform.FoldConstant(),
@@ -102,7 +107,7 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
-        relax.transform.LegalizeOps(),
+        relax.transform.LegalizeOps(LEGALIZATIONS if target.kind.name == "llvm" else None),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
     ]

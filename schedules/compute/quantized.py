@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE, crop_width, output_extent, pack_depthwise_weight, pack_weight, pad_spatial
+from tvm_ext.schedules.compute.conv2d import (
+    KERNEL_ATTRIBUTE,
+    crop_width,
+    output_extent,
+    pack_depthwise_weight,
+    pack_weight,
+    pad_spatial,
+)
 
 
 def conv2d_int8(
@@ -141,9 +148,7 @@ def _operand(
     data: te.Tensor, before: Sequence[int], extents: Sequence[int], zero_point: int, dtype: str, offset: int
 ) -> te.Tensor:
     """Pad the input to ``extents`` rows and columns and bring it to the type that is multiplied."""
-    after = [
-        extent - int(have) - first for extent, have, first in zip(extents, data.shape[2:4], before, strict=True)
-    ]
+    after = [extent - int(have) - first for extent, have, first in zip(extents, data.shape[2:4], before, strict=True)]
     padded = pad_spatial(data, [*before, *after], zero_point) if any(before) or max(after) > 0 else data
     if dtype == data.dtype:
         return padded

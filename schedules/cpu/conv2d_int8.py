@@ -57,9 +57,7 @@ def _shape_of(schedule: Schedule, conv: SBlockRV) -> ConvShape:
 
 def _input_copy(schedule: Schedule) -> SBlockRV | None:
     """Find the block that pads and widens the input; padding that is widened afterwards becomes part of that."""
-    blocks = [
-        block for block in top_blocks(schedule) if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) == "pad"
-    ]
+    blocks = [block for block in top_blocks(schedule) if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) == "pad"]
     for block in blocks[:-1]:
         schedule.compute_inline(block)
     return blocks[-1] if blocks else None

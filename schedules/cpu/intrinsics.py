@@ -138,3 +138,55 @@ def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
             )
 
     return implementation
+
+
+def depthwise_intrinsic(form: DotProduct, lanes: int) -> str:
+    """Register the tensor intrinsic of a pack of taps of a depthwise convolution, unless it is there; return its name.
+
+    Its meaning: ``C[i] += sum over k of A[k, i] * B[i, k]``, exact in int32; ``A`` is one row of pixels. The pixels'
+    channels are brought together by a shuffle.
+    """
+    name = f"tvm_ext.depthwise.{form.inputs}.{form.weights}.{lanes}x{form.pack}.{dict(form.names)[lanes]}"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        TensorIntrin.register(name, *_depthwise(form, lanes))
+    return name
+
+
+def _depthwise(form: DotProduct, lanes: int) -> tuple[PrimFunc, PrimFunc]:
+    from tvm.script import tirx as T
+
+    inputs, weights, pack = form.inputs, form.weights, form.pack
+    intrinsic = dict(form.names)[lanes]
+    order = [tap * lanes + lane for lane in range(lanes) for tap in range(pack)]
+
+    def accumulate(total: tvm.ir.Expr, pixels: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
+        together = T.reinterpret(f"int8x{lanes * pack}", tvm.tirx.Shuffle([pixels], order))
+        return T.call_llvm_pure_intrin(f"int32x{lanes}", intrinsic, total, together, weights_vector)
+
+    @T.prim_func(private=True, s_tir=True)
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (pack, lanes), inputs, offset_factor=1)
+        B = T.match_buffer(b, (lanes, pack), weights, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:pack, 0:lanes], B[0:lanes, 0:pack])
+            T.writes(C[0:lanes])
+            for i in T.serial(lanes):
+                for k in T.serial(pack):
+                    with T.sblock("multiply_add"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.Cast("int32", A[vk, vi]) * T.Cast("int32", B[vi, vk])
+
+    @T.prim_func(private=True, s_tir=True)
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (pack, lanes), inputs, offset_factor=1)
+        B = T.match_buffer(b, (lanes, pack), weights, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:pack, 0:lanes], B[0:lanes, 0:pack])
+            T.writes(C[0:lanes])
+            C[T.Ramp(0, 1, lanes)] = accumulate(
+                C[T.Ramp(0, 1, lanes)], A[0, T.Ramp(0, 1, lanes * pack)], B[0, T.Ramp(0, 1, lanes * pack)]
+            )
+
+    return description, implementation

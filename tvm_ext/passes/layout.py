@@ -114,12 +114,14 @@ class BlockedLayoutMutator(PyExprMutator):
         self.machine = machine
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
+        self.definitions: dict[relax.Var, relax.Expr] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Let a rule take the binding; otherwise keep it, with plain operands."""
         # Imported here: the table of rules needs the classes of this module.
         from tvm_ext.passes.layout_rules import take
 
+        self.definitions[binding.var] = binding.value
         result = take(self, binding.value)
         if result is None:
             super().visit_var_binding_(binding)

@@ -19,6 +19,7 @@ from tvm_ext.passes.layout import (
     Rule,
     channel_block,
 )
+from tvm_ext.passes.quantized_layout import INTEGER_RULES
 from tvm_ext.schedules.compute.conv2d import (
     convolution,
     depthwise_convolution,
@@ -52,8 +53,12 @@ def take(rewriter: BlockedLayoutMutator, value: relax.Expr) -> Blocked | tuple[B
         return items[value.index] if isinstance(items, tuple) else None
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
         return None
-    rule = RULES.get(value.op.name)
-    return rule(rewriter, value) if rule is not None else None
+    for rules in (INTEGER_RULES, RULES):
+        rule = rules.get(value.op.name)
+        result = rule(rewriter, value) if rule is not None else None
+        if result is not None:
+            return result
+    return None
 
 
 def _blocked(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> Blocked | None:

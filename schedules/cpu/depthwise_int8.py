@@ -1,0 +1,97 @@
+"""Depthwise convolution of 8-bit integers in blocked layout: taps of a row are multiplied four at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.cpu.window import STRIP_WIDTHS
+from tvm_ext.schedules.rule import new_schedule
+
+UNROLLED_TAPS = 16
+"""Dot products of one output up to which the window is written out."""
+
+
+def taps_in_a_pack(machine: Machine, block: int, dilation: Sequence[int]) -> int:
+    """How many neighbouring taps of a row one instruction multiplies: the weights are packed to match."""
+    form = dot_product(machine)
+    return form.pack if form.inputs == "uint8" and form.has(block) and dilation[1] == 1 else 1
+
+
+class DepthwiseInt8:
+    """Schedule an integer depthwise convolution with its padding and its rounding epilogue.
+
+    A task is a channel block and a band of rows, whose padded input it copies once. A strip of columns is accumulated
+    over the window in registers.
+    """
+
+    name = "cpu.depthwise_int8"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when it holds an integer depthwise convolution."""
+        schedule = new_schedule(func)
+        window = annotated_block(schedule, "depthwise_conv2d_int8")
+        if window is None:
+            return None
+        machine = machine_of(target)
+        batch, chunks, rows, width, lanes, kernel_h, packs, pack = loop_extents(schedule, window)
+        store = inline_epilogue(schedule, window)
+        pad = annotated_block(schedule, "pad")
+        n, c, h, w, lane = schedule.get_loops(store)
+        work = 2 * batch * chunks * rows * width * lanes * kernel_h * packs
+        parallel = machine.cores > 1 and work >= PARALLEL_FLOPS
+        bands = _bands(batch * chunks, rows, machine.cores) if parallel else 1
+        band, _ = schedule.split(h, [bands, None])
+        task = schedule.fuse(n, c, band)
+        if parallel:
+            schedule.parallel(task)
+        strip, column = schedule.split(w, [None, _strip(width, machine.vector_registers)])
+        schedule.vectorize(lane)
+        schedule.unroll(column)
+        schedule.compute_at(window, strip, preserve_unit_loops=True)
+        schedule.set_scope(window, 0, "local")
+        if pad is not None:
+            schedule.compute_at(pad, task, preserve_unit_loops=True)
+            schedule.vectorize(schedule.get_loops(pad)[-1])
+        _accumulate(schedule, window, strip, dot_product(machine), kernel_h * packs <= UNROLLED_TAPS)
+        return schedule
+
+
+def _accumulate(schedule: Schedule, window: SBlockRV, strip: LoopRV, form: DotProduct, unrolled: bool) -> None:
+    """Compute the window for one strip in registers."""
+    n, c, h, column, lane, kh, kp, kk = schedule.get_loops(window)[-8:]
+    lanes, pack = int(schedule.get(lane).extent), int(schedule.get(kk).extent)
+    schedule.reorder(n, c, h, kh, kp, column, lane, kk)
+    schedule.unroll(column)
+    if unrolled:
+        schedule.unroll(kh)
+        schedule.unroll(kp)
+    initial = schedule.decompose_reduction(window, kh)
+    *_, column_init, lane_init = schedule.get_loops(initial)
+    schedule.unroll(column_init)
+    schedule.vectorize(lane_init)
+    if pack > 1:
+        schedule.tensorize(lane, depthwise_intrinsic(form, lanes))
+    else:
+        schedule.vectorize(lane)
+
+
+def _bands(tasks: int, rows: int, cores: int) -> int:
+    """Into how many bands of rows a channel block is cut, so that the cores get even shares."""
+    for bands in range(1, min(rows, 2 * cores) + 1):
+        if rows % bands == 0 and (tasks * bands % cores == 0 or tasks * bands >= 8 * cores):
+            return bands
+    return 1
+
+
+def _strip(width: int, registers: int) -> int:
+    """Choose the strip of a width that is known to be a multiple of a good one."""
+    return next(columns for columns in STRIP_WIDTHS if width % columns == 0 and columns <= max(1, registers // 2))
