@@ -31,8 +31,8 @@ class Folder:
     model : onnx.ModelProto
         Checked; its functions are inlined already.
     is_supported : callable
-        Says of (domain, operator) whether the importer can convert it; if not, the node is replaced by the body that
-        ONNX defines for it, where there is one.
+        Says of a node whether the importer can convert it; if not, it is replaced by the body that ONNX defines for
+        its operator, where there is one.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Folder:
         A sentence for each branch that was left out because it cannot run.
     """
 
-    def __init__(self, model: onnx.ModelProto, is_supported: Callable[[str, str], bool]) -> None:
+    def __init__(self, model: onnx.ModelProto, is_supported: Callable[[onnx.NodeProto], bool]) -> None:
         self._opsets = {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
         self._is_supported = is_supported
         self._infer = TypeInference(self._opsets, model.ir_version)
@@ -108,7 +108,7 @@ class Folder:
         if operator == ("", "If"):
             self._fold_if(node, inputs[0], scope, label)
             return
-        body = None if self._is_supported(*operator) else function_body(node, inputs, self._opsets)
+        body = None if self._is_supported(node) else function_body(node, inputs, self._opsets)
         if body is not None:
             self.expanded[node.op_type] += 1
             self._inline_function(node, inputs, body, scope, label)

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.imported import ImportedModel
+from tvm_ext.frontend.imported import ImportedModel, TensorSpec
 from tvm_ext.frontend.onnx_importer import OnnxImporter
 from tvm_ext.frontend.onnx_model import OnnxModel, load_onnx
 from tvm_ext.frontend.onnx_prepare import prepare
 from tvm_ext.frontend.onnx_support import UnsupportedNode, is_supported, unsupported_error
+from tvm_ext.frontend.onnx_values import partial_shape
 from tvm_ext.frontend.onnx_verify import verify_prepared
 from tvm_ext.frontend.relax_check import origin_of, unlowered_calls
 from tvm_ext.frontend.relax_module import output_specs
@@ -71,5 +72,19 @@ def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[int]] | None,
     ]
     if faults:
         raise unsupported_error(loaded.source, faults)
-    outputs = output_specs(mod, [value.name for value in prepared.skeleton.graph.output], loaded.source)
+    declared = prepared.skeleton.graph.output
+    found = output_specs(mod, [value.name for value in declared], loaded.source)
+    outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
     return ImportedModel(mod, prepared.inputs, outputs, loaded.source, prepared.notes)
+
+
+def _with_open_dimensions(spec: TensorSpec, type_proto: onnx.TypeProto) -> TensorSpec:
+    """Leave open what depends on values by ONNX's inference; some converters of TVM give the largest extent instead."""
+    dims = partial_shape(type_proto)
+    if dims is None or len(dims) != len(spec.shape):
+        return spec
+    shape = tuple(
+        f"{spec.name}_{axis}" if dim is None and isinstance(found, int) else found
+        for axis, (dim, found) in enumerate(zip(dims, spec.shape, strict=True))
+    )
+    return TensorSpec(spec.name, shape, spec.dtype)

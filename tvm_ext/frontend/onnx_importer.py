@@ -17,13 +17,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
-from tvm_ext.frontend.onnx_support import UnsupportedNode, converter, unsupported_error
+from tvm_ext.frontend.onnx_support import UnsupportedNode, find_converter, unsupported_error
 from tvm_ext.frontend.onnx_values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax_check import error_line
 
 TAKE = tvm.ir.Op.get("relax.take")
-
-NO_CONVERTER = "there is no converter for it"
 
 # Their one output is a Relax tuple (a sequence), not a list of outputs.
 SEQUENCE_OPERATORS = frozenset(
@@ -118,10 +116,8 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         try:
             if (domain, node.op_type) == ("", "If"):
                 results = self._convert_if(node)
-            elif (found := converter(domain, node.op_type)) is None:
-                raise NotImplementedError(NO_CONVERTER)
             else:
-                results = self._convert_node(node, found.get_converter(self._opsets.get(domain, 1)))
+                results = self._convert_node(node, find_converter(node).get_converter(self._opsets.get(domain, 1)))
             for name, result in zip(node.output, results, strict=False):
                 if name:
                     self._nodes[name] = self._bind(self._checked(result, name), name, label)

@@ -68,7 +68,7 @@ class PreparedModel:
 def prepare(
     model: OnnxModel,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    is_supported: Callable[[str, str], bool] = lambda domain, operator: True,
+    is_supported: Callable[[onnx.NodeProto], bool] = lambda node: True,
 ) -> PreparedModel:
     """Bind input shapes, infer, fold and simplify.
 
@@ -78,7 +78,7 @@ def prepare(
     input_shapes : mapping from input name to shape, optional
         Values for dimensions that the model leaves open.
     is_supported : callable
-        Says of (domain, operator) whether it can be imported; if not, ONNX's own definition of it is put in its place.
+        Says of a node whether it can be imported; if not, ONNX's own definition of its operator is put in its place.
 
     Raises
     ------
