@@ -207,14 +207,23 @@ def _average(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool
     shape, out_shape = (value.shape if value else None), static_shape(call)
     if value is None or shape is None or out_shape is None or len(shape) != 4 or len(out_shape) != 4:
         return False
-    axes = sorted(int(axis) % 4 for axis in (call.attrs.axis or ())) if call.op.name == "relax.mean" else [2, 3]
     count = shape[2] * shape[3]
-    if axes != [2, 3] or out_shape[2:] != (1, 1) or count * 255 >= LARGEST_SUM:
+    if out_shape[2:] != (1, 1) or count * 255 >= LARGEST_SUM or not _takes_all(call, shape):
         return False
     total = rewriter.emit(relax.op.sum(rewriter.emit(relax.op.astype(value.data, "int32")), axis=[2, 3], keepdims=True))
     scale = np.full(shape[1], np.float32(value.scale) / np.float32(count), np.float32)
     shift = np.full(shape[1], -value.zero_point * count)
     rewriter.sums[var] = IntegerSum(total, scale, shift)
+    return True
+
+
+def _takes_all(call: relax.Call, shape: tuple[int, ...]) -> bool:
+    """Whether an average whose result is one row and one column is over all rows and columns, each counted once."""
+    if call.op.name == "relax.mean":
+        return sorted(int(axis) % 4 for axis in call.attrs.axis or ()) == [2, 3]
+    if call.op.name == "relax.nn.avg_pool2d":
+        window = tuple(int(extent) for extent in call.attrs.pool_size)
+        return window == shape[2:] and not any(int(width) for width in call.attrs.padding)
     return True
 
 
@@ -273,6 +282,7 @@ RULES: dict[str, Rule] = {
     "relax.clip": _clip,
     "relax.mean": _average,
     "relax.nn.adaptive_avg_pool2d": _average,
+    "relax.nn.avg_pool2d": _average,
     "relax.concat": _concat,
     **dict.fromkeys(
         (

@@ -1,7 +1,7 @@
-"""Clip and Pad as Relax operators.
+"""Clip, Pad and Sum as Relax operators.
 
-TVM's converters emit TIR kernels for them at import, which no graph pass can look into: a ReLU6 between two convolutions
-would end every layout, fusion and rewriting decision.
+TVM's converters emit TIR kernels for the first two at import, which no graph pass can look into: a ReLU6 between two
+convolutions would end every layout, fusion and rewriting decision. Sums they stack before adding up, copies and all.
 """
 
 from __future__ import annotations
@@ -73,4 +73,15 @@ class Pad(onnx_frontend.Pad):  # type: ignore[misc]
         return super()._lower_pad(bb, inputs, attr, params, allowed_modes)
 
 
-CONVERTERS: dict[tuple[str, str], type] = {("", "Clip"): Clip, ("", "Pad"): Pad}
+class Sum(OnnxOpConverter):  # type: ignore[misc]
+    """``Sum`` of any number of tensors as additions, first to last."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Sequence[Any], attr: dict[str, Any], params: Any) -> Any:
+        total = inputs[0]
+        for position in range(1, len(inputs)):
+            total = bb.normalize(relax.op.add(total, inputs[position]))
+        return total
+
+
+CONVERTERS: dict[tuple[str, str], type] = {("", "Clip"): Clip, ("", "Pad"): Pad, ("", "Sum"): Sum}
