@@ -19,9 +19,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
-from tvm_ext.passes.pack_matmul import pack_matmul
+from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules
 from tvm_ext.target import native_target
@@ -145,6 +146,10 @@ def _memory(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
     return [relax.transform.StaticPlanBlockMemory()]
 
 
+def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    return [vector_code()] if target.kind.name == "llvm" else []
+
+
 def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         relax.transform.RewriteCUDAGraph(),
@@ -174,6 +179,11 @@ PHASES: tuple[Phase, ...] = (
     ),
     Phase("lower", "destination-passing calls, explicit allocation", _lower),
     Phase("memory", "storage shared between tensors that never live at once", _memory),
+    Phase(
+        "vectorize",
+        "marked loops and transcendental functions become vector code, with masked remainders (CPU)",
+        _vectorize,
+    ),
     Phase("finalize", "virtual machine instructions", _finalize),
 )
 

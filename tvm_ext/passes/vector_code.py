@@ -13,8 +13,9 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
-from tvm_ext.schedules.simd.transcendental import expand, expand_all
+from tvm_ext.schedules.simd.transcendental import expands
 
 
 def vector_code() -> tvm.transform.Pass:
@@ -60,7 +61,7 @@ def _concerned(func: tirx.PrimFunc) -> bool:
         return tvm_ffi.VisitInterrupt(True) if loop.annotations and SIMD_ATTRIBUTE in loop.annotations else None
 
     def interrupt_at_call(call: Any) -> Any:
-        return None if expand(call).same_as(call) else tvm_ffi.VisitInterrupt(True)
+        return tvm_ffi.VisitInterrupt(True) if expands(call) else None
 
     found = tvm_ffi.structural_walk(func.body, [(tirx.For, interrupt_at_loop), (tvm.ir.Call, interrupt_at_call)])
     return found is not None

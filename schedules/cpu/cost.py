@@ -1,0 +1,79 @@
+"""A rough time for kernels that move data and compute little: enough to tell whether threads pay."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm.ir.prim import expr as prim
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import BufferStore, IntImm
+
+BYTES_PER_SECOND = 13e9
+"""What one core moves between memory and registers, in vector code."""
+
+FUNCTION_SECONDS = 0.3e-9
+"""One element of a transcendental function or of a division, in vector code."""
+
+OPERATION_SECONDS = 0.03e-9
+"""One element of an arithmetic operation, in vector code."""
+
+_FUNCTIONS = frozenset("exp tanh sigmoid log log1p erf pow sin cos sqrt rsqrt".split())
+
+
+def is_simple(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a block computes one element: a single store, after names for values at most."""
+    body = schedule.get(block).body
+    statements = body.seq if isinstance(body, tvm.tirx.SeqStmt) else [body]
+    return all(isinstance(statement, BufferStore | tvm.tirx.Bind) for statement in statements)
+
+
+def expensive_operations(schedule: Schedule, block: SBlockRV) -> int:
+    """Count the transcendental functions and divisions of floats in the body of a block."""
+    return _count(schedule, block)[0]
+
+
+def block_seconds(schedule: Schedule, block: SBlockRV) -> float:
+    """Estimate how long one core needs for a block of static extents; 0 when an extent is not known."""
+    body = schedule.get(block)
+    extents = [iter_var.dom.extent for iter_var in body.iter_vars]
+    if not all(isinstance(extent, IntImm) for extent in extents):
+        return 0.0
+    elements = prod(int(extent) for extent in extents)
+    functions, operations = _count(schedule, block)
+    arithmetic = elements * (functions * FUNCTION_SECONDS + operations * OPERATION_SECONDS)
+    moved = sum(min(elements, _elements(region)) * _bytes(region) for region in (*body.reads, *body.writes))
+    return arithmetic + moved / BYTES_PER_SECOND
+
+
+def _count(schedule: Schedule, block: SBlockRV) -> tuple[int, int]:
+    functions, operations = [0], [0]
+
+    def call(node: Any) -> None:
+        functions[0] += getattr(node.op, "name", "").removeprefix("tirx.") in _FUNCTIONS
+
+    def division(node: Any) -> None:
+        functions[0] += "float" in str(node.ty.dtype)
+
+    def operation(_node: Any) -> None:
+        operations[0] += 1
+
+    callbacks = [
+        (tvm.ir.Call, call),
+        (prim.Div, division),
+        ((prim.Add, prim.Sub, prim.Mul, prim.Max, prim.Min, prim.Select), operation),
+    ]
+    tvm_ffi.structural_walk(schedule.get(block).body, callbacks)
+    return functions[0], operations[0]
+
+
+def _elements(region: Any) -> int:
+    shape = region.source.shape
+    return prod(int(extent) for extent in shape) if all(isinstance(extent, IntImm) for extent in shape) else 1 << 62
+
+
+def _bytes(region: Any) -> float:
+    return tvm.DataType(region.source.dtype).bits / 8

@@ -1,0 +1,66 @@
+"""Inlining the blocks whose values cost less to compute again than to store and load."""
+
+from __future__ import annotations
+
+from math import prod
+
+import tvm
+import tvm_ffi
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import IntImm
+from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
+from tvm_ext.schedules.cpu.cost import expensive_operations, is_simple
+
+LARGEST_BODY = 512
+"""Loads in one element's expression beyond which nothing more is inlined into it."""
+
+
+def inline_producers(schedule: Schedule) -> list[SBlockRV]:
+    """Inline data-parallel blocks into their consumers where that is worth it, and return the blocks that remain.
+
+    What stays: outputs; reductions; values of a small tensor that are dear and would be computed again for every
+    element of a large one; and dear values that a reduction and another block both need.
+    """
+    outputs = {_name(schedule, block) for block in schedule.get_output_blocks(schedule.get_sblock("root"))}
+    for block in top_blocks(schedule):
+        name = _name(schedule, block)
+        if name in outputs or not is_spatial(schedule, block) or not is_simple(schedule, block):
+            continue
+        consumers = list(schedule.get_consumers(block))
+        if not consumers or _loads(schedule, block) > LARGEST_BODY or _worth_keeping(schedule, block, consumers):
+            continue
+        try:
+            schedule.compute_inline(block)
+        except tvm.s_tir.ScheduleError:
+            continue
+    return top_blocks(schedule)
+
+
+def _worth_keeping(schedule: Schedule, block: SBlockRV, consumers: list[SBlockRV]) -> bool:
+    if not expensive_operations(schedule, block):
+        return False
+    if len(consumers) > 1 and not all(is_spatial(schedule, consumer) for consumer in consumers):
+        return True
+    size = _points(schedule, block)
+    return any(_points(schedule, consumer) >= 4 * size for consumer in consumers)
+
+
+def _loads(schedule: Schedule, block: SBlockRV) -> int:
+    """Count the loads of a block's body as it stands, inlined producers included."""
+    count = [0]
+
+    def load(_node: object) -> None:
+        count[0] += 1
+
+    tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.TensorLoad, load))
+    return count[0]
+
+
+def _points(schedule: Schedule, block: SBlockRV) -> int:
+    extents = [iter_var.dom.extent for iter_var in schedule.get(block).iter_vars]
+    return prod(int(extent) if isinstance(extent, IntImm) else 1 for extent in extents)
+
+
+def _name(schedule: Schedule, block: SBlockRV) -> str:
+    return str(schedule.get(block).name_hint)

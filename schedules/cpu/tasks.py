@@ -1,0 +1,62 @@
+"""Sharing the outer loops of a kernel out among threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+from tvm.tirx import IntImm
+from tvm_ext.schedules.cpu.parallel import FORK_SECONDS
+
+EVEN_SHARES = 8
+"""Tasks a core from which an uneven division costs less than an eighth."""
+
+
+def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores: int) -> None:
+    """Run outer loops in parallel when the kernel takes long enough.
+
+    Parameters
+    ----------
+    loops : sequence of LoopRV
+        Perfectly nested data-parallel loops, outermost first, that may be fused.
+    seconds : float
+        What one core needs for the kernel.
+    cores : int
+        Threads to share it out among.
+    """
+    if cores < 2 or seconds < FORK_SECONDS or not loops:
+        return
+    extents = [_static(schedule, loop) for loop in loops]
+    tasks, count = 1, 0
+    for extent in extents:
+        if extent is None:
+            break
+        tasks *= extent
+        count += 1
+        if tasks >= EVEN_SHARES * cores or (tasks % cores == 0 and tasks > 1):
+            break
+    if tasks < 2:
+        return
+    schedule.parallel(schedule.fuse(*loops[:count]) if count > 1 else loops[0])
+
+
+def share_out_one(schedule: Schedule, loop: LoopRV, seconds: float, cores: int, grain: int) -> LoopRV:
+    """Cut a long loop into pieces, multiples of ``grain`` long if it divides so, and return the inner loop."""
+    extent = _static(schedule, loop)
+    if cores < 2 or seconds < FORK_SECONDS or extent is None or extent < 2 * cores:
+        return loop
+    tasks = next((tasks for tasks in range(cores, EVEN_SHARES * cores, cores) if extent % (tasks * grain) == 0), 0)
+    tasks = tasks or next((tasks for tasks in range(cores, EVEN_SHARES * cores) if extent % tasks == 0), 0)
+    if tasks:
+        outer, inner = schedule.split(loop, [tasks, None])
+    else:
+        piece = -(-extent // (cores * grain)) * grain
+        outer, inner = schedule.split(loop, [None, piece])
+    schedule.parallel(outer)
+    return inner
+
+
+def _static(schedule: Schedule, loop: LoopRV) -> int | None:
+    extent = schedule.get(loop).extent
+    return int(extent) if isinstance(extent, IntImm) else None

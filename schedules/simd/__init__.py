@@ -1,0 +1,1 @@
+"""Explicit vector code: loops that a schedule rule marks become vector statements when kernels are lowered."""

@@ -1,0 +1,255 @@
+"""Loops that a schedule marked with :func:`mark_simd` become vector statements; remainders are masked vectors.
+
+before: ``for k in range(100):  # simd 16         total[0] = total[0] + exp(x[k])``
+after:  ``partial[0:16] = 0; for b in range(6): partial += exp(x[b*16 : b*16+16])``, a masked step for the last four,
+        and the 16 partial results combined two by two
+
+The mark is a promise that iterations are independent, except for sums, products, minima and maxima, whose order the
+compiler is free to choose. A loop that has no vector form runs as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+from tvm_ext.schedules.simd.vector import Bindings, broadcast, element_type
+from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
+
+SIMD_ATTRIBUTE = "tvm_ext.simd"
+"""Loop annotation: lanes of the vectors that the loop is to be made of."""
+
+PARTIAL_RESULTS = 4
+"""Accumulators of a long reduction: the latency of an addition over its rate, on current CPUs."""
+
+_REDUCTIONS = (prim.Add, prim.Mul, prim.Max, prim.Min)
+
+
+def mark_simd(schedule: Schedule, loop: LoopRV, lanes: int) -> None:
+    """Ask for a loop to be made of vectors of ``lanes`` iterations when the kernel is lowered."""
+    schedule.annotate(loop, SIMD_ATTRIBUTE, lanes)
+
+
+def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+    """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers."""
+    analyzer = tvm.sym.Analyzer()
+
+    def visit(loop: Any, mutator: Any) -> Any:
+        marked = loop.annotations.get(SIMD_ATTRIBUTE) if loop.annotations else None
+        if marked is not None:
+            try:
+                return _vectorize(loop, int(marked), analyzer)
+            except NotVectorizable:
+                pass
+        analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        return mutator.default_mutate(loop)
+
+    return tvm_ffi.structural_mutate(func, (tirx.For, visit))
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """A statement that combines a value of every iteration into one address."""
+
+    store: Any
+    combine: type
+    operand: Any
+
+    @property
+    def element(self) -> str:
+        return element_type(self.operand)
+
+    def neutral(self) -> Any:
+        """Make the value that changes nothing."""
+        if self.combine is prim.Add:
+            return tirx.const(0, self.element)
+        if self.combine is prim.Mul:
+            return tirx.const(1, self.element)
+        limit = tirx.min_value if self.combine is prim.Max else tirx.max_value
+        return limit(self.element)
+
+
+def _vectorize(loop: Any, lanes: int, analyzer: Any) -> Any:
+    if not (isinstance(loop.min, prim.IntImm) and int(loop.min) == 0) or loop.step is not None:
+        raise NotVectorizable("a loop that does not start at 0 or not step by 1")
+    statements = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    reductions = {number: found for number, part in enumerate(statements) if (found := _reduction(part, loop.loop_var))}
+    _check_independent(loop.body, [found.store.buffer for found in reductions.values()])
+    return _Rewriter(loop, lanes, statements, reductions, analyzer).rewrite()
+
+
+class _Rewriter:
+    """Builds the vector form of one loop."""
+
+    def __init__(
+        self, loop: Any, lanes: int, statements: Sequence[Any], reductions: dict[int, _Reduction], analyzer: Any
+    ) -> None:
+        self._variable, self._analyzer = loop.loop_var, analyzer
+        self._integer = element_type(loop.loop_var)
+        self._statements, self._reductions = statements, reductions
+        extent = loop.extent
+        if isinstance(extent, prim.IntImm):
+            count = int(extent)
+            self._lanes = min(lanes, 1 << (count - 1).bit_length())
+            self._vectors: Any = count // self._lanes
+            self._rest: Any = count % self._lanes
+        else:
+            self._lanes = lanes
+            self._vectors = analyzer.simplify(tirx.floordiv(extent, lanes))
+            self._rest = analyzer.simplify(tirx.floormod(extent, lanes))
+        if self._lanes < 2:
+            raise NotVectorizable("a single iteration")
+        wanted = PARTIAL_RESULTS if reductions else 1
+        self._unroll = wanted if not isinstance(self._vectors, int) or self._vectors >= 2 * wanted else 1
+        self._partial = {
+            number: tirx.decl_buffer((self._unroll * self._lanes,), reduction.element, "partial")
+            for number, reduction in reductions.items()
+        }
+
+    def rewrite(self) -> Any:
+        parts: list[Any] = []
+        for number, reduction in self._reductions.items():
+            parts.append(tirx.AllocBuffer(self._partial[number]))
+            parts += [
+                self._put(number, part, broadcast(reduction.neutral(), self._lanes)) for part in range(self._unroll)
+            ]
+        parts += self._whole_vectors()
+        parts += self._remainder()
+        parts += [self._result(number) for number in self._reductions]
+        return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
+
+    def _whole_vectors(self) -> list[Any]:
+        if isinstance(self._vectors, int):
+            rounds, single = divmod(self._vectors, self._unroll)
+        else:
+            rounds = tirx.floordiv(self._vectors, self._unroll)
+            single = self._vectors - rounds * self._unroll
+        parts = self._loop(rounds, 0, self._unroll)
+        if self._unroll > 1:
+            parts += self._loop(single, rounds * self._unroll, 1)
+        return parts
+
+    def _loop(self, rounds: Any, start: Any, unroll: int) -> list[Any]:
+        """Emit ``rounds`` times ``unroll`` vectors, from vector ``start`` on."""
+        if isinstance(rounds, int) and rounds <= 1:
+            return [part for offset in range(unroll * rounds) for part in self._vector(start + offset, offset)]
+        block = tvm.ir.Var("block", self._variable.ty)
+        extent = tirx.const(rounds, self._integer) if isinstance(rounds, int) else rounds
+        self._analyzer.bind(block, tvm.ir.Range(tirx.const(0, self._integer), extent))
+        body = [part for offset in range(unroll) for part in self._vector(block * unroll + (start + offset), offset)]
+        zero = tirx.const(0, self._integer)
+        return [tirx.For(block, zero, extent, tirx.ForKind.SERIAL, _sequence(body))]
+
+    def _remainder(self) -> list[Any]:
+        if isinstance(self._rest, int):
+            if self._rest == 1:
+                return [self._single(statement) for statement in self._statements]
+            return self._vector(self._vectors, 0, self._rest) if self._rest else []
+        return [tirx.IfThenElse(self._rest > 0, _sequence(self._vector(self._vectors, 0, self._rest)), None)]
+
+    def _single(self, statement: Any) -> Any:
+        """Emit the last iteration as it stands."""
+        last = tirx.const(self._vectors * self._lanes, self._integer)
+        replace = (tvm.ir.Var, lambda variable: last if variable.same_as(self._variable) else variable)
+        return tvm_ffi.structural_map(statement, replace)
+
+    def _vector(self, number: Any, part: int, active: Any = None) -> list[Any]:
+        """Emit the statements of vector ``number``, which reduce into partial result ``part``."""
+        first = number * self._lanes
+        first = tirx.const(first, self._integer) if isinstance(first, int) else self._analyzer.simplify(first)
+        active = self._lanes if active is None else active
+        widener = Widener(self._variable, first, self._lanes, active, self._analyzer)
+        parts = []
+        for position, statement in enumerate(self._statements):
+            reduction = self._reductions.get(position)
+            if reduction is None:
+                parts.append(widener.statement(statement))
+                continue
+            before = self._get(position, part)
+            value = reduction.combine(before, widener.wide(reduction.operand))
+            parts.append(
+                self._put(position, part, value if widener.mask is None else prim.Select(widener.mask, value, before))
+            )
+        return parts
+
+    def _ramp(self, part: int) -> Any:
+        return prim.Ramp(tirx.const(part * self._lanes, "int32"), tirx.const(1, "int32"), self._lanes)
+
+    def _get(self, number: int, part: int) -> Any:
+        return tirx.BufferLoad(self._partial[number], [self._ramp(part)])
+
+    def _put(self, number: int, part: int, value: Any) -> Any:
+        return tirx.BufferStore(self._partial[number], value, [self._ramp(part)])
+
+    def _result(self, number: int) -> Any:
+        """Combine the partial results two by two, then the halves of the vector, and put the result in its place."""
+        reduction = self._reductions[number]
+        names = Bindings()
+        parts = [self._get(number, part) for part in range(self._unroll)]
+        while len(parts) > 1:
+            parts = [reduction.combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        total, lanes = parts[0], self._lanes
+        while lanes > 1:
+            total, lanes = names.bind("total", total), lanes // 2
+            total = reduction.combine(*(_slice(total, start, lanes) for start in (0, lanes)))
+        store = reduction.store
+        combined = reduction.combine(tirx.BufferLoad(store.buffer, store.indices), names.around(total))
+        return tirx.BufferStore(store.buffer, combined, store.indices)
+
+
+def _slice(vector: Any, start: int, lanes: int) -> Any:
+    """Take ``lanes`` lanes of a vector, from ``start`` on."""
+    return prim.Shuffle([vector], [tirx.const(start + lane, "int32") for lane in range(lanes)])
+
+
+def _sequence(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(list(parts))
+
+
+def _reduction(statement: Any, variable: Any) -> _Reduction | None:
+    """Recognise ``buffer[i] = combine(buffer[i], operand)`` where ``i`` does not depend on the loop."""
+    if not isinstance(statement, tirx.BufferStore) or any(uses(index, variable) for index in statement.indices):
+        return None
+    value = statement.value
+    if type(value) not in _REDUCTIONS:
+        return None
+    for before, operand in ((value.a, value.b), (value.b, value.a)):
+        if (
+            isinstance(before, tvm.ir.TensorLoad)
+            and before.source.same_as(statement.buffer)
+            and tvm_ffi.structural_equal(before.indices, statement.indices)
+            and not any(load.source.same_as(statement.buffer) for load in _loads(operand))
+        ):
+            return _Reduction(statement, type(value), operand)
+    return None
+
+
+def _loads(node: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (tvm.ir.TensorLoad, lambda load: found.append(load)))
+    return found
+
+
+def _check_independent(body: Any, reduced: Sequence[Any]) -> None:
+    """Refuse a body that loads what another iteration may have stored."""
+    stores: list[Any] = []
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: stores.append(store)))
+    loads = _loads(body)
+    for buffer in reduced:
+        stored = sum(store.buffer.same_as(buffer) for store in stores)
+        loaded = sum(load.source.same_as(buffer) for load in loads)
+        if (stored, loaded) != (1, 1):
+            raise NotVectorizable("a partial result of the reduction is used inside it")
+    for store in stores:
+        if any(store.buffer.same_as(buffer) for buffer in reduced):
+            continue
+        for load in loads:
+            if load.source.same_as(store.buffer) and not tvm_ffi.structural_equal(load.indices, store.indices):
+                raise NotVectorizable("a tensor that the loop both reads and writes")

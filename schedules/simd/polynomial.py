@@ -1,0 +1,74 @@
+"""Polynomials that stand for smooth functions on an interval, found by interpolation at Chebyshev's points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import Chebyshev, Polynomial
+from tvm_ext.schedules.simd.vector import constant_like
+
+
+def interpolate(function: Callable[[float], float], low: float, high: float, degree: int) -> tuple[float, ...]:
+    """Coefficients, constant term first, of the polynomial that meets ``function`` at Chebyshev's points.
+
+    Its largest error on ``[low, high]`` is within a small factor of the best polynomial's (Trefethen, Approximation
+    Theory and Approximation Practice, chapter 16). Coefficients are rounded to float32.
+    """
+    fitted = Chebyshev.interpolate(np.vectorize(function, otypes=[float]), degree, [low, high])
+    return tuple(float(np.float32(coefficient)) for coefficient in fitted.convert(kind=Polynomial).coef)
+
+
+def horner(coefficients: Sequence[float], value: Any) -> Any:
+    """Evaluate a polynomial at a scalar or vector expression; every step is one multiply-add."""
+    result = constant_like(coefficients[-1], value)
+    for coefficient in coefficients[-2::-1]:
+        result = result * value + constant_like(coefficient, value)
+    return result
+
+
+def _series(value: float, terms: Sequence[float]) -> float:
+    return sum(term * value**power for power, term in enumerate(terms))
+
+
+@lru_cache(maxsize=1)
+def exp_remainder() -> tuple[float, ...]:
+    """``(exp(r) - 1 - r) / r**2`` for ``|r| <= ln(2) / 2``; relative error of ``exp(r)`` below 1e-8."""
+    near_zero = (1 / 2, 1 / 6, 1 / 24, 1 / 120)
+    half = math.log(2) / 2
+
+    def remainder(r: float) -> float:
+        return _series(r, near_zero) if abs(r) < 1e-3 else (math.expm1(r) - r) / r**2
+
+    return interpolate(remainder, -half, half, 4)
+
+
+@lru_cache(maxsize=1)
+def log_remainder() -> tuple[float, ...]:
+    """``(log(1 + t) - t + t**2 / 2) / t**3`` for ``sqrt(1/2) <= 1 + t <= sqrt(2)``; relative error of the log 2e-8."""
+    near_zero = (1 / 3, -1 / 4, 1 / 5, -1 / 6)
+
+    def remainder(t: float) -> float:
+        return _series(t, near_zero) if abs(t) < 1e-3 else (math.log1p(t) - t + t * t / 2) / t**3
+
+    return interpolate(remainder, math.sqrt(0.5) - 1, math.sqrt(2) - 1, 7)
+
+
+@lru_cache(maxsize=1)
+def erf_near() -> tuple[float, ...]:
+    """``erf(x) / x - 1`` as a polynomial in ``x**2``, for ``|x| <= 1``; relative error of ``erf`` below 1e-8."""
+
+    def excess(square: float) -> float:
+        root = math.sqrt(square)
+        return math.erf(root) / root - 1 if root > 1e-4 else 2 / math.sqrt(math.pi) * (1 - square / 3) - 1
+
+    return interpolate(excess, 0.0, 1.0, 6)
+
+
+@lru_cache(maxsize=1)
+def erf_far() -> tuple[float, ...]:
+    """``-log(1 - erf(x))`` for ``1 <= x <= 4``; relative error of ``erf`` below 6e-8. Beyond, ``erf`` rounds to 1."""
+    return interpolate(lambda x: -math.log(math.erfc(x)), 1.0, 4.0, 7)

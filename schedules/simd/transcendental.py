@@ -1,0 +1,218 @@
+"""Transcendental functions as arithmetic on whole vectors.
+
+LLVM has no vector form of ``expf`` and its kin on a CPU without a vector math library: it calls the scalar function for
+every lane. Here each becomes a range reduction and a polynomial (Muller, Elementary Functions, chapters 4 and 11), the
+same code for a scalar and for a vector. Every result is within 2e-7 of the exact value, relatively (the tests measure
+it), except where it is subnormal (``sigmoid`` may give zero there); infinities and NaN come out as from the C library.
+
+Only float32 is rewritten (float16 and bfloat16 go through it); other types keep the library's functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, exp_remainder, horner, log_remainder
+from tvm_ext.schedules.simd.vector import Bindings, constant_like, element_type, lanes_of, wide_type
+
+_LN2 = math.log(2)
+_LN2_HIGH = 355 / 512  # few bits: its product with an integer exponent is exact
+_LN2_LOW = _LN2 - _LN2_HIGH
+_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
+_ROUNDER = 1.5 * 2**_MANTISSA_BITS
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+_BITS_OF_SQRT_HALF = int(np.float32(math.sqrt(0.5)).view(np.int32))
+
+
+def expands(call: Any) -> bool:
+    """Whether :func:`expand` rewrites a call."""
+    name = getattr(call.op, "name", "").removeprefix("tirx.")
+    if name == "pow":
+        return _constant_exponent(call) in _EXPONENTS
+    return name in _FUNCTIONS and element_type(call) in ("float32", "float16", "bfloat16")
+
+
+def expand(call: Any) -> Any:
+    """Rewrite the call of a transcendental function as arithmetic; any other call is returned as it is."""
+    if not expands(call):
+        return call
+    name = call.op.name.removeprefix("tirx.")
+    if name == "pow":
+        return _power(call.args[0], float(_constant_exponent(call) or 0.0))
+    function = _FUNCTIONS[name]
+    if element_type(call) == "float32":
+        return function(call.args[0])
+    lanes = lanes_of(call)
+    single = function(prim.Cast(wide_type("float32", lanes), call.args[0]))
+    return prim.Cast(wide_type(element_type(call), lanes), single)
+
+
+def _power_of_two(exponent: Any) -> Any:
+    """Compute ``2**exponent`` by making the number's bits; only the low byte of the int32 ``exponent`` counts.
+
+    It must be in [-126, 128] as a signed number; 128 gives infinity.
+    """
+    shifted = (exponent + constant_like(_EXPONENT_BIAS, exponent)) << constant_like(_MANTISSA_BITS, exponent)
+    return tirx.reinterpret(wide_type("float32", lanes_of(exponent)), shifted)
+
+
+def _clamp(names: Bindings, value: Any, low: float, high: float) -> Any:
+    """Limit a value; NaN passes through."""
+    low_value, high_value = constant_like(low, value), constant_like(high, value)
+    below = names.bind("below", prim.Select(value > high_value, high_value, value))
+    return names.bind("clamped", prim.Select(below < low_value, low_value, below))
+
+
+def _reduce(names: Bindings, value: Any) -> tuple[Any, Any]:
+    """Write ``value = exponent * ln(2) + remainder``; return the integer ``exponent`` and ``remainder``.
+
+    Adding a number whose last bit counts ones rounds to an integer and leaves that integer in the low bits of the sum;
+    the bits above its low byte are something else.
+    """
+    rounder = constant_like(_ROUNDER, value)
+    rounded = names.bind("rounded", value * constant_like(1 / _LN2, value) + rounder)
+    exponent = names.bind("exponent", rounded - rounder)
+    integer = names.bind("integer", tirx.reinterpret(wide_type("int32", lanes_of(value)), rounded))
+    high = value - exponent * constant_like(_LN2_HIGH, value)
+    return integer, names.bind("remainder", high - exponent * constant_like(_LN2_LOW, value))
+
+
+def _exp_of_remainder(remainder: Any) -> Any:
+    one = constant_like(1.0, remainder)
+    return (horner(exp_remainder(), remainder) * remainder + one) * remainder + one
+
+
+def _exp(value: Any) -> Any:
+    """Compute ``exp`` as ``exp(remainder) * 2**exponent``, in two factors as the exponent reaches -150 and 128."""
+    names = Bindings()
+    clamped = _clamp(names, names.bind("value", value), -104.0, 89.0)
+    integer, remainder = _reduce(names, clamped)
+    # Halving keeps half the exponent, rounded down, in the low byte: the bits that stand above it are an even number.
+    half = names.bind("half", integer >> constant_like(1, integer))
+    return names.around(_exp_of_remainder(remainder) * _power_of_two(half) * _power_of_two(integer - half))
+
+
+def _exp_of_moderate(value: Any) -> Any:
+    """Compute ``exp`` for a value known to be in [-87, 89]; above 88.4 the result is infinity."""
+    names = Bindings()
+    integer, remainder = _reduce(names, names.bind("value", value))
+    return names.around(_exp_of_remainder(remainder) * _power_of_two(integer))
+
+
+def _tanh(value: Any) -> Any:
+    """Compute ``tanh`` as ``e / (e + 2)`` with ``e = exp(2 |x|) - 1``, which is accurate near zero as well."""
+    names = Bindings()
+    value = names.bind("value", value)
+    integer, remainder = _reduce(names, _clamp(names, names.bind("doubled", value + value), -20.0, 20.0))
+    power = names.bind("power", _power_of_two(integer))
+    less_one = horner(exp_remainder(), remainder) * remainder * remainder + remainder
+    excess = names.bind("excess", power * less_one + (power - constant_like(1.0, value)))
+    return names.around(excess / (excess + constant_like(2.0, value)))
+
+
+def _sigmoid(value: Any) -> Any:
+    names = Bindings()
+    clamped = _clamp(names, names.bind("value", value), -89.0, 87.0)
+    one = constant_like(1.0, value)
+    return names.around(one / (one + _exp_of_moderate(constant_like(0.0, value) - clamped)))
+
+
+def _log_parts(names: Bindings, value: Any) -> tuple[Any, Any]:
+    """Write a positive ``value`` as ``2**exponent * (1 + t)`` with ``1 + t`` near 1; return ``exponent`` and ``t``."""
+    tiny = value < constant_like(_SMALLEST_NORMAL, value)
+    normal = prim.Select(tiny, value * constant_like(2.0**_MANTISSA_BITS, value), value)
+    bits = names.bind("bits", tirx.reinterpret(wide_type("int32", lanes_of(value)), normal))
+    shift = constant_like(_MANTISSA_BITS, bits)
+    exponent = names.bind("exponent", (bits - constant_like(_BITS_OF_SQRT_HALF, bits)) >> shift)
+    mantissa = tirx.reinterpret(wide_type("float32", lanes_of(value)), bits - (exponent << shift))
+    t = names.bind("t", mantissa - constant_like(1.0, value))
+    offset = prim.Select(tiny, constant_like(-float(_MANTISSA_BITS), value), constant_like(0.0, value))
+    return names.bind("scale", prim.Cast(wide_type("float32", lanes_of(value)), exponent) + offset), t
+
+
+def _log_one_plus(t: Any) -> Any:
+    """Compute ``log(1 + t) - t`` near zero."""
+    return (horner(log_remainder(), t) * t - constant_like(0.5, t)) * t * t
+
+
+def _special_logs(value: Any, result: Any) -> Any:
+    """Put in the logarithms of zero, infinity, negative numbers and NaN."""
+    infinity = constant_like(math.inf, value)
+    zero = constant_like(0.0, value)
+    result = prim.Select(value < infinity, result, value)
+    result = prim.Select(tirx.EQ(value, zero), zero - infinity, result)
+    return prim.Select(value < zero, constant_like(math.nan, value), result)
+
+
+def _log(value: Any) -> Any:
+    names = Bindings()
+    value = names.bind("value", value)
+    exponent, t = _log_parts(names, value)
+    low = exponent * constant_like(_LN2_LOW, value) + _log_one_plus(t)
+    result = names.bind("result", exponent * constant_like(_LN2_HIGH, value) + (t + low))
+    return names.around(_special_logs(value, result))
+
+
+def _log1p(value: Any) -> Any:
+    """Compute ``log(1 + x)``: what is lost when ``1 + x`` is rounded is added back, divided by ``1 + x``."""
+    names = Bindings()
+    value = names.bind("value", value)
+    one = constant_like(1.0, value)
+    total = names.bind("total", one + value)
+    lost = names.bind("lost", value - (total - one))
+    corrected = names.bind("corrected", _log(total)) + lost / total
+    ordinary = prim.And(value > constant_like(-1.0, value), value < constant_like(math.inf, value))
+    return names.around(prim.Select(ordinary, corrected, names.bind("plain", _log(total))))
+
+
+def _erf(value: Any) -> Any:
+    """Compute ``erf``: a polynomial for ``|x| < 1``; beyond, ``1 - exp(-p)`` where ``p`` fits ``-log(1 - erf(x))``."""
+    names = Bindings()
+    value = names.bind("value", value)
+    size = names.bind("size", tirx.abs(value))
+    near = names.bind("near", value * horner(erf_near(), names.bind("square", value * value)) + value)
+    limited = _clamp(names, size, 1.0, 4.0)
+    zero, one = constant_like(0.0, value), constant_like(1.0, value)
+    far = names.bind("far", one - _exp_of_moderate(zero - horner(erf_far(), limited)))
+    signed = prim.Select(value < zero, zero - far, far)
+    return names.around(prim.Select(size < one, near, signed))
+
+
+def _constant_exponent(call: Any) -> float | None:
+    exponent = call.args[1]
+    constant = exponent.value if isinstance(exponent, prim.Broadcast) else exponent
+    return float(constant.value) if isinstance(constant, prim.FloatImm) else None
+
+
+def _power(base: Any, exponent: float) -> Any:
+    """Compute a power with a small constant exponent as products, a root or a quotient."""
+    names = Bindings()
+    base = names.bind("base", base)
+    if exponent == 0.5:
+        infinity = constant_like(math.inf, base)
+        minus_infinity = constant_like(-math.inf, base)
+        return names.around(prim.Select(tirx.EQ(base, minus_infinity), infinity, tirx.sqrt(base)))
+    product = base
+    if abs(exponent) in (2.0, 4.0):
+        product = names.bind("square", base * base)
+    if abs(exponent) == 3.0:
+        product = base * base * base
+    if abs(exponent) == 4.0:
+        product = product * product
+    return names.around(product if exponent > 0 else constant_like(1.0, base) / product)
+
+
+_EXPONENTS = (-2.0, -1.0, 0.5, 1.0, 2.0, 3.0, 4.0)
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "exp": _exp,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "log": _log,
+    "log1p": _log1p,
+    "erf": _erf,
+}

@@ -1,0 +1,53 @@
+"""Small vocabulary for vector expressions: constants as wide as another value, named intermediate values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+
+
+def lanes_of(value: Any) -> int:
+    """Count the lanes of an expression; a scalar has one."""
+    return int(value.ty.dtype.lanes)
+
+
+def element_type(value: Any) -> str:
+    """Name the data type of one lane, such as ``"float32"``."""
+    return str(value.ty.dtype).partition("x")[0]
+
+
+def wide_type(element: str, lanes: int) -> str:
+    """Name the data type of ``lanes`` elements."""
+    return element if lanes == 1 else f"{element}x{lanes}"
+
+
+def broadcast(value: Any, lanes: int) -> Any:
+    """Repeat a scalar over ``lanes`` lanes; a vector stays as it is."""
+    return value if lanes == 1 or lanes_of(value) > 1 else prim.Broadcast(value, lanes)
+
+
+def constant_like(number: float, value: Any, element: str | None = None) -> Any:
+    """Make a constant with as many lanes as ``value``, of its element type unless ``element`` says otherwise."""
+    return broadcast(tirx.const(number, element or element_type(value)), lanes_of(value))
+
+
+class Bindings:
+    """Values that an expression names once and uses several times; they become nested ``Let`` around it."""
+
+    def __init__(self) -> None:
+        self._bound: list[tuple[Any, Any]] = []
+
+    def bind(self, name: str, value: Any) -> Any:
+        """Name a value; the returned variable stands for it."""
+        variable = tvm.ir.Var(name, value.ty)
+        self._bound.append((variable, value))
+        return variable
+
+    def around(self, body: Any) -> Any:
+        """Wrap ``body`` so that the names are known inside it."""
+        for variable, value in reversed(self._bound):
+            body = prim.Let(variable, value, body)
+        return body

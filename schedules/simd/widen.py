@@ -1,0 +1,298 @@
+"""Turns what one iteration of a loop computes into what a vector of consecutive iterations computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+from tvm_ext.schedules.simd.vector import broadcast, element_type, lanes_of, wide_type
+
+_BINARY = (
+    prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max,
+    prim.EQ, prim.NE, prim.LT, prim.LE, prim.GT, prim.GE, prim.And, prim.Or,
+    prim.LShift, prim.RShift, prim.BitwiseAnd, prim.BitwiseOr, prim.BitwiseXor,
+)  # fmt: skip
+_DIVISIONS = (prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod)
+# Calls that mean the same in every lane, and that LLVM or the expansion of transcendental functions can widen.
+_LANEWISE = frozenset(
+    """exp tanh sigmoid log log1p erf sqrt rsqrt pow sin cos fabs floor ceil round nearbyint trunc fma isnan reinterpret
+    bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right""".split()
+)
+
+
+class NotVectorizable(Exception):
+    """Raised inside the pass when a loop has no vector form; the loop then stays as it is."""
+
+
+def operation(call: Any) -> str:
+    """Name of the operator of a call, without its dialect."""
+    return getattr(call.op, "name", "").removeprefix("tirx.").removeprefix("prim.")
+
+
+def uses(expression: Any, variable: Any) -> bool:
+    """Whether a variable occurs in an expression."""
+    return any(variable.same_as(found) for found in tirx.analysis.undefined_vars(expression))
+
+
+class Widener:
+    """Widens expressions and statements over ``lanes`` consecutive iterations of one loop.
+
+    Parameters
+    ----------
+    variable : tvm.ir.Var
+        The loop variable.
+    first : expression
+        Its value in lane 0.
+    lanes : int
+        Iterations in a vector.
+    active : int or expression
+        How many lanes take part, from lane 0 on, at least one; ``lanes`` when all do.
+    analyzer : tvm.sym.Analyzer
+        Knows the ranges of the loops around.
+    """
+
+    def __init__(self, variable: Any, first: Any, lanes: int, active: Any, analyzer: Any) -> None:
+        self._variable, self._first, self._lanes, self._analyzer = variable, first, lanes, analyzer
+        self._integer = element_type(variable)
+        self._lane = tvm.ir.Var("lane", variable.ty)
+        self._names: dict[Any, Any] = {}
+        whole = isinstance(active, int) and active == lanes
+        limit = tirx.const(active, self._integer) if isinstance(active, int) else active
+        analyzer.bind(self._lane, tvm.ir.Range(tirx.const(0, self._integer), limit))
+        self.mask: Any = None if whole else self._ramp(tirx.const(0, self._integer)) < broadcast(limit, lanes)
+        self._conditional = False
+
+    def value(self, expression: Any) -> Any:
+        """Widen an expression; what is the same in all lanes stays a scalar."""
+        kind = type(expression)
+        if isinstance(expression, tvm.ir.Var):
+            return self._ramp(self._first) if expression.same_as(self._variable) else self._renamed(expression)
+        if kind in (prim.IntImm, prim.FloatImm, tvm.ir.StringImm):
+            return expression
+        if kind in _BINARY:
+            a, b = self._alike(expression.a, expression.b)
+            if kind in _DIVISIONS and self.mask is not None and lanes_of(b) > 1 and "float" not in element_type(b):
+                if not isinstance(expression.b, prim.IntImm):
+                    raise NotVectorizable("an integer division that not every lane may do")
+            return kind(a, b)
+        if kind is prim.Cast:
+            value = self.value(expression.value)
+            return prim.Cast(wide_type(element_type(expression), lanes_of(value)), value)
+        if kind in (prim.Not, prim.BitwiseNot):
+            return kind(self.value(expression.a))
+        if kind is prim.Select:
+            return prim.Select(*self._alike(expression.condition, expression.true_value, expression.false_value))
+        if kind is prim.Let:
+            value = self.value(expression.value)
+            return prim.Let(self._rename(expression.var, value), value, self.value(expression.body))
+        if kind is tvm.ir.TensorLoad:
+            return self._load(expression)
+        if kind is tvm.ir.Call:
+            return self._call(expression)
+        raise NotVectorizable(f"expression {kind.__name__}")
+
+    def wide(self, expression: Any) -> Any:
+        """Widen an expression to a full vector."""
+        return broadcast(self.value(expression), self._lanes)
+
+    def statement(self, statement: Any) -> Any:
+        """Widen a statement that stores to addresses of its own in every lane."""
+        kind = type(statement)
+        if kind is tirx.SeqStmt:
+            return tirx.SeqStmt([self.statement(part) for part in statement.seq])
+        if kind is tirx.BufferStore:
+            return self._store(statement)
+        if kind is tirx.IfThenElse:
+            return self._if_then_else(statement)
+        if kind is tirx.Bind:
+            value = self.value(statement.value)
+            return tirx.Bind(self._rename(statement.var, value), value)
+        if kind is tirx.For:
+            return self._for(statement)
+        if kind is tirx.AttrStmt and statement.attr_key.startswith("pragma_"):
+            return self.statement(statement.body)
+        raise NotVectorizable(f"statement {kind.__name__}")
+
+    def linear(self, index: Any) -> tuple[Any, int] | None:
+        """Write an index as ``base + stride * lane``, and return the two; None when it is nothing of the kind."""
+        index = self._at_lane(index)
+        found = tvm.sym.detect_linear_equation(index, [self._lane])
+        if len(found) != 2 or not isinstance(found[0], prim.IntImm) or self._varies(found[1]):
+            return None
+        return found[1], int(found[0])
+
+    def condition(self, condition: Any) -> tuple[Any, Any]:
+        """Split a condition into a scalar one and a vector one, either of which may be None; both must hold."""
+        scalar, vector = None, None
+        for part in _conjuncts(condition):
+            at_lane = self._at_lane(part)
+            if self._varies(at_lane):
+                vector = self.wide(part) if vector is None else prim.And(vector, self.wide(part))
+            elif not (isinstance(at_lane, prim.IntImm) and at_lane.value):
+                scalar = at_lane if scalar is None else prim.And(scalar, at_lane)
+        return scalar, vector
+
+    def under(self, mask: Any, negate: bool = False) -> _Masked:
+        """Enter a region where only the lanes of ``mask`` take part."""
+        return _Masked(self, prim.Not(mask) if negate else mask)
+
+    def _ramp(self, base: Any, stride: int = 1) -> Any:
+        return prim.Ramp(base, tirx.const(stride, element_type(base)), self._lanes)
+
+    def _alike(self, *expressions: Any) -> list[Any]:
+        values = [self.value(expression) for expression in expressions]
+        lanes = max(map(lanes_of, values))
+        return [broadcast(value, lanes) for value in values]
+
+    def _rename(self, variable: Any, value: Any) -> Any:
+        new = variable if lanes_of(value) == 1 else tvm.ir.Var(variable.name, value.ty)
+        self._names[variable] = new
+        return new
+
+    def _renamed(self, variable: Any) -> Any:
+        return self._names.get(variable, variable)
+
+    def _at_lane(self, expression: Any) -> Any:
+        position = self._first + self._lane
+
+        def replace(variable: Any) -> Any:
+            return position if variable.same_as(self._variable) else self._renamed(variable)
+
+        return self._analyzer.simplify(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
+
+    def _varies(self, expression: Any) -> bool:
+        """Whether an expression made by :meth:`_at_lane` differs between lanes."""
+        found = tirx.analysis.undefined_vars(expression)
+        return any(variable.same_as(self._lane) or lanes_of_variable(variable) > 1 for variable in found)
+
+    def _inside(self, buffer: Any, index: Any) -> bool:
+        extent = buffer.ty.shape[0]
+        return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent)))
+
+    def _load(self, load: Any) -> Any:
+        buffer = load.source
+        (index,) = _only(load.indices)
+        found = self.linear(index)
+        if found is not None:
+            base, stride = found
+            if stride == 0:
+                if self._conditional and not self._inside(buffer, base):
+                    raise NotVectorizable("a scalar load that only some lanes may do")
+                return tirx.BufferLoad(buffer, [base])
+            if stride == 1:
+                ramp = self._ramp(base)
+                if self.mask is None:
+                    return tirx.BufferLoad(buffer, [ramp])
+                return tirx.op.masked_load(wide_type(element_type(load), self._lanes), buffer, ramp, self.mask)
+        addresses = self._ramp(*found) if found is not None else self.wide(index)
+        if self.mask is not None and not self._inside(buffer, self._at_lane(index)):
+            addresses = prim.Select(
+                self.mask, addresses, broadcast(tirx.const(0, element_type(addresses)), self._lanes)
+            )
+        return tirx.BufferLoad(buffer, [addresses])
+
+    def _store(self, store: Any) -> Any:
+        (index,) = _only(store.indices)
+        found = self.linear(index)
+        value = self.wide(store.value)
+        if found is not None and found[1] == 0:
+            raise NotVectorizable("all lanes store to one address")
+        if found is not None and found[1] == 1:
+            ramp = self._ramp(found[0])
+            if self.mask is None:
+                return tirx.BufferStore(store.buffer, value, [ramp])
+            return tirx.Evaluate(tirx.op.masked_store(store.buffer, value, ramp, self.mask))
+        if self.mask is not None:
+            raise NotVectorizable("a scattered store that not every lane may do")
+        return tirx.BufferStore(store.buffer, value, [self._ramp(*found) if found is not None else self.wide(index)])
+
+    def _if_then_else(self, statement: Any) -> Any:
+        scalar, vector = self.condition(statement.condition)
+        if vector is None:
+            if scalar is None:
+                return self.statement(statement.then_case)
+            otherwise = None if statement.else_case is None else self.statement(statement.else_case)
+            return tirx.IfThenElse(scalar, self.statement(statement.then_case), otherwise)
+        if statement.else_case is not None:
+            raise NotVectorizable("an else branch of some lanes")
+        with self.under(vector):
+            inner = self.statement(statement.then_case)
+        return inner if scalar is None else tirx.IfThenElse(scalar, inner, None)
+
+    def _for(self, loop: Any) -> Any:
+        low, extent = self._at_lane(loop.min), self._at_lane(loop.extent)
+        if self._varies(low) or self._varies(extent) or loop.step is not None:
+            raise NotVectorizable("an inner loop that differs between lanes")
+        self._analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(low, extent))
+        return tirx.For(loop.loop_var, low, extent, loop.kind, self.statement(loop.body), annotations=loop.annotations)
+
+    def _call(self, call: Any) -> Any:
+        name = operation(call)
+        if name == "likely":
+            return self.value(call.args[0])
+        if name == "if_then_else":
+            return self._choice(call)
+        args = [self.value(argument) for argument in call.args]
+        lanes = max(map(lanes_of, args), default=1)
+        if lanes == 1:
+            return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+        if name not in _LANEWISE:
+            raise NotVectorizable(f"call of {name}")
+        wide = tvm.ir.PrimType(wide_type(element_type(call), lanes))
+        args = [broadcast(argument, lanes) for argument in args]
+        return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=wide)
+
+    def _choice(self, call: Any) -> Any:
+        condition, then, otherwise = call.args
+        scalar, vector = self.condition(condition)
+        if vector is not None:
+            with self.under(vector):
+                chosen = self.wide(then)
+            with self.under(vector, negate=True):
+                other = self.wide(otherwise)
+            chosen = prim.Select(vector, chosen, other)
+        else:
+            chosen = self.value(then)
+        if scalar is None:
+            return chosen
+        other = self.value(otherwise)
+        lanes = max(lanes_of(chosen), lanes_of(other))
+        return tirx.if_then_else(scalar, broadcast(chosen, lanes), broadcast(other, lanes))
+
+
+class _Masked:
+    """Context in which a widener's mask is narrower."""
+
+    def __init__(self, widener: Widener, mask: Any) -> None:
+        self._widener, self._mask = widener, mask
+
+    def __enter__(self) -> None:
+        widener = self._widener
+        self._before = widener.mask, widener._conditional
+        widener.mask = self._mask if widener.mask is None else prim.And(widener.mask, self._mask)
+        widener._conditional = True
+
+    def __exit__(self, *_: object) -> None:
+        self._widener.mask, self._widener._conditional = self._before
+
+
+def lanes_of_variable(variable: Any) -> int:
+    """Lanes of a variable; handles and buffers count as one."""
+    return lanes_of(variable) if isinstance(variable.ty, tvm.ir.PrimType) else 1
+
+
+def _conjuncts(condition: Any) -> list[Any]:
+    if isinstance(condition, prim.And):
+        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
+    if isinstance(condition, tvm.ir.Call) and operation(condition) == "likely":
+        return _conjuncts(condition.args[0])
+    return [condition]
+
+
+def _only(indices: Any) -> Any:
+    if len(indices) != 1:
+        raise NotVectorizable("a tensor that is not flat")
+    return indices
