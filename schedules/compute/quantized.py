@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from tvm import te, tirx
-
 from tvm_ext.schedules.compute.conv2d import (
     KERNEL_ATTRIBUTE,
     crop_width,
@@ -213,7 +212,7 @@ def pack_weight_int8(
 
 
 def pack_depthwise_weight_int8(weight: np.ndarray, block: int, pack: int) -> np.ndarray:
-    """Pack ``(C, 1, KH, KW)`` weights to ``(C / v, KH, ceil(KW / p), v, p)``; what fills up blocks and packs is zero."""
+    """Pack ``(C, 1, KH, KW)`` weights to ``(C / v, KH, ceil(KW / p), v, p)``, filled up with zeros."""
     missing = -weight.shape[3] % pack
     packed = pack_depthwise_weight(np.pad(weight, [(0, 0), (0, 0), (0, 0), (0, missing)]), block)
     chunks, kernel_h, taps, _ = packed.shape

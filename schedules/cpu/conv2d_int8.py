@@ -6,7 +6,6 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
-
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.conv2d import ConvShape, ConvTile, conv_tile
@@ -38,7 +37,7 @@ class Conv2DInt8:
 
 
 def _shape_of(schedule: Schedule, conv: SBlockRV) -> ConvShape:
-    batch, chunks, out_h, out_w, block_out, in_chunks, kernel_h, kernel_w, packs, pack = loop_extents(schedule, conv)
+    batch, chunks, out_h, out_w, block_out, in_chunks, kernel_h, kernel_w, packs, _ = loop_extents(schedule, conv)
     source = schedule.get(conv).reads[0].source
     _, row_chunks, height, width, block = (int(extent) for extent in source.shape)
     return ConvShape(
@@ -78,10 +77,14 @@ def _apply_tile(
     schedule.compute_at(conv, strip, preserve_unit_loops=True)
     schedule.set_scope(conv, 0, "local")
     n, vector_in, row_in, column_in, lanes_in, ic, kh, kw, ip, ik = schedule.get_loops(conv)[-10:]
-    schedule.reorder(n, row_in, ic, kh, kw, ip, column_in, vector_in, lanes_in, ik)
+    width = int(schedule.get(lanes_in).extent)
+    if form.has(width):
+        schedule.reorder(n, row_in, ic, kh, kw, ip, column_in, vector_in, lanes_in, ik)
+    else:
+        schedule.reorder(n, row_in, ic, kh, kw, ip, ik, column_in, vector_in, lanes_in)
+        schedule.vectorize(lanes_in)
     for loop in (column_in, vector_in, column, vector):
         schedule.unroll(loop)
-    width = int(schedule.get(lanes_in).extent)
     initial = schedule.decompose_reduction(conv, ic)
     *_, vector_init, column_init, lanes_init = schedule.get_loops(initial)
     for loop in (vector_init, column_init):
@@ -93,7 +96,3 @@ def _apply_tile(
         schedule.vectorize(schedule.get_loops(pad)[-1])
     if form.has(width):
         schedule.tensorize(lanes_in, dot_product_intrinsic(form, width))
-    else:
-        schedule.reorder(ik, lanes_in)
-        schedule.unroll(ik)
-        schedule.vectorize(lanes_in)

@@ -8,7 +8,6 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
-
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -42,7 +41,7 @@ class DepthwiseInt8:
         if window is None:
             return None
         machine = machine_of(target)
-        batch, chunks, rows, width, lanes, kernel_h, packs, pack = loop_extents(schedule, window)
+        batch, chunks, rows, width, lanes, kernel_h, packs, _ = loop_extents(schedule, window)
         store = inline_epilogue(schedule, window)
         pad = annotated_block(schedule, "pad")
         n, c, h, w, lane = schedule.get_loops(store)
@@ -69,7 +68,11 @@ def _accumulate(schedule: Schedule, window: SBlockRV, strip: LoopRV, form: DotPr
     """Compute the window for one strip in registers."""
     n, c, h, column, lane, kh, kp, kk = schedule.get_loops(window)[-8:]
     lanes, pack = int(schedule.get(lane).extent), int(schedule.get(kk).extent)
-    schedule.reorder(n, c, h, kh, kp, column, lane, kk)
+    if pack > 1:
+        schedule.reorder(n, c, h, kh, kp, column, lane, kk)
+    else:
+        schedule.reorder(n, c, h, kh, kp, kk, column, lane)
+        schedule.vectorize(lane)
     schedule.unroll(column)
     if unrolled:
         schedule.unroll(kh)
@@ -80,8 +83,6 @@ def _accumulate(schedule: Schedule, window: SBlockRV, strip: LoopRV, form: DotPr
     schedule.vectorize(lane_init)
     if pack > 1:
         schedule.tensorize(lane, depthwise_intrinsic(form, lanes))
-    else:
-        schedule.vectorize(lane)
 
 
 def _bands(tasks: int, rows: int, cores: int) -> int:

@@ -1,7 +1,8 @@
 """Turn quantised models (dequantize, float operator, quantize) into integer arithmetic.
 
 before: ``quantize(relu(conv2d(dequantize(x, sx, zx), dequantize(w, sw, 0)) + b), sy, zy)``
-after:  ``quantize(float(conv2d_int32(pad(x, zx), w) + c) * (sx * sw / sy), 1, zy)``, ``c = b / (sx * sw) - zx * sum(w)``
+after:  ``quantize(float(conv2d_int32(pad(x, zx), w) + c) * (sx * sw / sy), 1, zy)``
+        with ``c = b / (sx * sw) - zx * sum(w)``
 
 The sum is exact in int32; its product with the scale is rounded to float32 and then to the nearest integer (ties to
 even), as onnxruntime does for QLinearConv. Products of matrices become 1x1 convolutions; averages over all rows and

@@ -12,8 +12,8 @@ from tvm_ext.passes.quantized_values import constant, scalar, static_shape
 from tvm_ext.schedules.compute.conv2d import output_extent
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
-    dequantize,
     depthwise_conv2d_int8,
+    dequantize,
     global_sum,
     pack_depthwise_weight_int8,
     pack_weight_int8,
