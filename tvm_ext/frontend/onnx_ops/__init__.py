@@ -14,10 +14,11 @@ from tvm_ext.frontend.onnx_ops import (
     operator_level,
     quantized,
     recurrent,
+    resize,
     spectral,
 )
 
-_FAMILIES = (operator_level, recurrent, spectral, integer, quantized, attention, contrib_attention, fused)
+_FAMILIES = (operator_level, recurrent, spectral, integer, quantized, attention, contrib_attention, fused, resize)
 
 CONVERTERS: dict[tuple[str, str], type] = {
     key: converter for family in _FAMILIES for key, converter in family.CONVERTERS.items()
