@@ -5,6 +5,7 @@ from tvm_ext.schedules.cpu.conv2d_int8 import Conv2DInt8
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.matmul import Matmul
+from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
 
 RULES = (
@@ -14,5 +15,6 @@ RULES = (
     Matmul(),
     SlidingWindow(),
     GlobalAverage(),
+    RowReduction(),
     Elementwise(),
 )

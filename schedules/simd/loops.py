@@ -29,6 +29,9 @@ SIMD_ATTRIBUTE = "tvm_ext.simd"
 PARTIAL_RESULTS = 4
 """Accumulators of a long reduction: the latency of an addition over its rate, on current CPUs."""
 
+UNROLLED_VECTORS = 4
+"""Vectors up to which a loop is written out, so that what an outer loop accumulates can stay in registers."""
+
 _REDUCTIONS = (prim.Add, prim.Mul, prim.Max, prim.Min)
 
 
@@ -79,9 +82,9 @@ class _Reduction:
 def _vectorize(loop: Any, lanes: int, analyzer: Any) -> Any:
     if not (isinstance(loop.min, prim.IntImm) and int(loop.min) == 0) or loop.step is not None:
         raise NotVectorizable("a loop that does not start at 0 or not step by 1")
-    statements = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    statements = _without_names(list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body])
     reductions = {number: found for number, part in enumerate(statements) if (found := _reduction(part, loop.loop_var))}
-    _check_independent(loop.body, [found.store.buffer for found in reductions.values()])
+    _check_independent(_sequence(statements), [found.store.buffer for found in reductions.values()])
     return _Rewriter(loop, lanes, statements, reductions, analyzer).rewrite()
 
 
@@ -138,8 +141,8 @@ class _Rewriter:
 
     def _loop(self, rounds: Any, start: Any, unroll: int) -> list[Any]:
         """Emit ``rounds`` times ``unroll`` vectors, from vector ``start`` on."""
-        if isinstance(rounds, int) and rounds <= 1:
-            return [part for offset in range(unroll * rounds) for part in self._vector(start + offset, offset)]
+        if isinstance(rounds, int) and (rounds <= 1 or rounds * unroll <= UNROLLED_VECTORS):
+            return [part for offset in range(unroll * rounds) for part in self._vector(start + offset, offset % unroll)]
         block = tvm.ir.Var("block", self._variable.ty)
         extent = tirx.const(rounds, self._integer) if isinstance(rounds, int) else rounds
         self._analyzer.bind(block, tvm.ir.Range(tirx.const(0, self._integer), extent))
@@ -229,6 +232,38 @@ def _reduction(statement: Any, variable: Any) -> _Reduction | None:
         ):
             return _Reduction(statement, type(value), operand)
     return None
+
+
+def _without_names(statements: list[Any]) -> list[Any]:
+    """Put values that are named first and stored later, as in reductions of several values at once, into their stores.
+
+    That moves a load behind a store, which is harmless where they concern different tensors.
+    """
+    stores = [store for store in statements if isinstance(store, tirx.BufferStore)]
+    moved: dict[Any, Any] = {}
+    for statement in statements:
+        if not isinstance(statement, tirx.Bind):
+            continue
+        uses_of_name = sum(uses(other.value, statement.var) for other in statements if hasattr(other, "value"))
+        store = next((store for store in stores if store.value.same_as(statement.var)), None)
+        if store is None or uses_of_name != 1:
+            continue
+        others = [other for other in stores if not other.same_as(store)]
+        if any(load.source.same_as(other.buffer) for load in _loads(statement.value) for other in others):
+            continue
+        moved[statement.var] = statement.value
+    result = []
+    for statement in statements:
+        if isinstance(statement, tirx.Bind) and statement.var in moved:
+            continue
+        if (
+            isinstance(statement, tirx.BufferStore)
+            and isinstance(statement.value, tvm.ir.Var)
+            and statement.value in moved
+        ):
+            statement = tirx.BufferStore(statement.buffer, moved[statement.value], statement.indices)
+        result.append(statement)
+    return result
 
 
 def _loads(node: Any) -> list[Any]:

@@ -77,6 +77,8 @@ class Widener:
             if kind in _DIVISIONS and self.mask is not None and lanes_of(b) > 1 and "float" not in element_type(b):
                 if not isinstance(expression.b, prim.IntImm):
                     raise NotVectorizable("an integer division that not every lane may do")
+            if kind is prim.Div and element_type(a) == "float32" and lanes_of(a) > 1:
+                return self._divide(a, b, expression.b)
             return kind(a, b)
         if kind is prim.Cast:
             value = self.value(expression.value)
@@ -171,6 +173,21 @@ class Widener:
     def _inside(self, buffer: Any, index: Any) -> bool:
         extent = buffer.ty.shape[0]
         return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent)))
+
+    def _divide(self, dividend: Any, divisor: Any, expression: Any) -> Any:
+        """Divide floats; by the same number in all lanes, multiply by its reciprocal, which is one rounding more.
+
+        A divisor whose reciprocal could overflow or lose bits is divided by.
+        """
+        scalar = self.value(expression)
+        if lanes_of(scalar) > 1:
+            return prim.Div(dividend, divisor)
+        product = dividend * broadcast(tirx.const(1.0, "float32") / scalar, self._lanes)
+        low, high = (tirx.const(limit, "float32") for limit in (2.0**-126, 2.0**126))
+        if isinstance(scalar, prim.FloatImm):
+            return product if 2.0**-126 <= abs(float(scalar.value)) <= 2.0**126 else prim.Div(dividend, divisor)
+        size = tirx.abs(scalar)
+        return tirx.if_then_else(prim.And(size >= low, size <= high), product, prim.Div(dividend, divisor))
 
     def _load(self, load: Any) -> Any:
         buffer = load.source

@@ -1,0 +1,245 @@
+"""Reductions over some axes of a tensor, with what is computed from them: softmax, normalisations, means, maxima.
+
+All blocks of the kernel run inside one loop over rows, so a row is read from memory once and stays in the cache. Where
+the reduced elements lie side by side, vectors run along the row; otherwise they run across neighbouring rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.cpu.access import Axes, axes_of
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
+from tvm_ext.schedules.cpu.elementwise import vector_lanes
+from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.tasks import share_out
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+
+COLUMN_VECTORS = 4
+"""Vectors side by side when vectors run across rows: enough sums in flight to hide the latency of an addition."""
+
+
+class RowReduction:
+    """Schedule a kernel of reductions over single tensors and of data-parallel blocks around them."""
+
+    name = "cpu.row_reduction"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when its reductions share their rows."""
+        schedule = new_schedule(func)
+        blocks = top_blocks(schedule)
+        if not blocks or all(is_spatial(schedule, block) for block in blocks):
+            return None
+        if not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
+            return None
+        try:
+            return _schedule(schedule, machine_of(target))
+        except (tvm.s_tir.ScheduleError, _NotRows):
+            return None
+
+
+class _NotRows(Exception):
+    """Raised inside the rule when a kernel does not have the form it is for."""
+
+
+def _schedule(schedule: Schedule, machine: Machine) -> Schedule:
+    blocks = inline_producers(schedule)
+    outputs = schedule.get_output_blocks(schedule.get_sblock("root"))
+    reductions = [block for block in blocks if not is_spatial(schedule, block)]
+    if len(outputs) != 1 or not reductions:
+        raise _NotRows
+    axes = axes_of(schedule, reductions[0])
+    for block in reductions:
+        _check_single_pass(schedule, block)
+    seconds = sum(block_seconds(schedule, block) for block in blocks)
+    if not is_spatial(schedule, blocks[-1]):
+        schedule.cache_write(blocks[-1], 0, "global")
+        blocks = top_blocks(schedule)
+    if _contiguous_axis_reduces(axes):
+        _along_rows(schedule, blocks, seconds, machine)
+    else:
+        _across_rows(schedule, blocks, seconds, machine)
+    return schedule
+
+
+def _check_single_pass(schedule: Schedule, block: SBlockRV) -> None:
+    """Refuse reductions such as products of matrices, which read an element more than once."""
+    axes = axes_of(schedule, block)
+    walking = [position for position, extent in enumerate(axes.extents) if extent != 1]
+    for access in axes.accesses:
+        if access.written or access.strides is None:
+            continue
+        if all(access.strides[position] != 0 for position in walking):
+            return
+    raise _NotRows
+
+
+def _contiguous_axis_reduces(axes: Axes) -> bool:
+    """Whether neighbours in memory are reduced with one another."""
+    best: tuple[int, bool] | None = None
+    for access in axes.accesses:
+        if access.written or access.strides is None:
+            continue
+        if any(stride == 0 for stride, extent in zip(access.strides, axes.extents, strict=True) if extent != 1):
+            continue
+        for stride, reduces, extent in zip(access.strides, axes.reduces, axes.extents, strict=True):
+            if extent != 1 and stride is not None and (best is None or stride < best[0]):
+                best = (stride, reduces)
+    if best is None:
+        raise _NotRows
+    return best[1]
+
+
+def _row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV], list[LoopRV]]:
+    """Split the loops of the last block into those over rows and those within a row.
+
+    The rows are what the results of reductions are indexed with.
+    """
+    last = blocks[-1]
+    body = schedule.get(last)
+    analyzer = tvm.sym.Analyzer()
+    for iter_var in body.iter_vars:
+        analyzer.bind(iter_var.var, iter_var.dom)
+    variables = [iter_var.var for iter_var in body.iter_vars]
+    loops = list(schedule.get_loops(last))
+    within = {number: 1 for number in range(len(loops))}
+    row_buffers = _row_buffers(schedule, blocks)
+    for region in body.reads:
+        if not any(region.source.same_as(buffer) for buffer in row_buffers):
+            continue
+        for item in region.region:
+            index = analyzer.simplify(item.min)
+            part = 1
+            if isinstance(index, tvm.ir.prim.FloorDiv) and isinstance(index.b, tvm.tirx.IntImm):
+                index, part = index.a, int(index.b)
+            if isinstance(index, tvm.tirx.IntImm):
+                continue
+            position = next((number for number, variable in enumerate(variables) if variable.same_as(index)), None)
+            if position is None:
+                raise _NotRows
+            within[position] = 0 if part == 1 else part
+    rows: list[LoopRV] = []
+    inside: list[LoopRV] = []
+    for number, loop in enumerate(loops):
+        if within[number] == 0:
+            rows.append(loop)
+        elif within[number] == 1:
+            inside.append(loop)
+        else:
+            outer, inner = schedule.split(loop, [None, within[number]])
+            rows.append(outer)
+            inside.append(inner)
+    return rows, inside
+
+
+def _row_buffers(schedule: Schedule, blocks: list[SBlockRV]) -> list[Any]:
+    """Find the tensors with one element a row: results of reductions, and what is computed from nothing else."""
+    found: list[Any] = []
+    for block in blocks[:-1]:
+        body = schedule.get(block)
+        reads = [region.source for region in body.reads]
+        if not is_spatial(schedule, block) or (
+            reads and all(any(source.same_as(buffer) for buffer in found) for source in reads)
+        ):
+            found += [region.source for region in body.writes]
+    return found
+
+
+def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, machine: Machine) -> None:
+    """Run everything for one row after another, and vectors along the row."""
+    rows, inside = _row_loops(schedule, blocks)
+    if not rows:
+        for block in blocks:
+            _vectorize_along(schedule, block, 0, machine)
+        return
+    schedule.reorder(*rows, *inside)
+    if not inside:
+        schedule.add_unit_loop(blocks[-1])
+    row = schedule.fuse(*rows)
+    for block in reversed(blocks[:-1]):
+        schedule.compute_at(block, row, preserve_unit_loops=True)
+    share_out(schedule, [row], seconds, machine.cores)
+    for block in blocks:
+        _vectorize_along(schedule, block, 1, machine)
+
+
+def _vectorize_along(schedule: Schedule, block: SBlockRV, depth: int, machine: Machine) -> None:
+    """Fuse the innermost loops that walk straight on, and mark them; ``depth`` loops are the rows."""
+    axes = axes_of(schedule, block)
+    loops = list(schedule.get_loops(block))[depth:]
+    if not loops:
+        return
+    lanes = vector_lanes(schedule, block, machine)
+    last = len(axes.extents) - 1
+    count = 1
+    while count < len(loops) and axes.reduces[last - count] == axes.reduces[last] and axes.flat(last - count, last):
+        count += 1
+    reduced = [loop for loop, reduces in zip(reversed(loops), reversed(axes.reduces), strict=False) if reduces]
+    vector = schedule.fuse(*loops[-count:])
+    if reduced:
+        outermost = reduced[-1] if len(reduced) > count else vector
+        schedule.decompose_reduction(block, outermost)
+        vector = schedule.get_loops(block)[-1]
+    mark_simd(schedule, vector, lanes)
+
+
+def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, machine: Machine) -> None:
+    """Run everything for a strip of neighbouring rows, and vectors across them."""
+    last = blocks[-1]
+    column = _contiguous_axis(axes_of(schedule, last))
+    rows, inside = _row_loops(schedule, blocks)
+    position = next((number for number, loop in enumerate(rows) if _is_loop(schedule, last, loop, column)), None)
+    if position is None:
+        raise _NotRows
+    strip = rows.pop(position)
+    lanes = vector_lanes(schedule, last, machine)
+    width = int(schedule.get(strip).extent)
+    strips = -(-width // (COLUMN_VECTORS * lanes))
+    if width % (COLUMN_VECTORS * lanes) == 0 or strips > 2 * COLUMN_VECTORS:
+        outer, strip = schedule.split(strip, [None, COLUMN_VECTORS * lanes])
+        rows.append(outer)
+    schedule.reorder(*rows, *inside, strip)
+    if not rows:
+        rows = [schedule.add_unit_loop(schedule.get_loops(last)[0])]
+    row = schedule.fuse(*rows)
+    for block in reversed(blocks[:-1]):
+        schedule.compute_at(block, row, preserve_unit_loops=True)
+    share_out(schedule, [row], seconds, machine.cores)
+    mark_simd(schedule, strip, lanes)
+    for block in blocks[:-1]:
+        _vectorize_across(schedule, block, machine)
+
+
+def _vectorize_across(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:
+    """Move the axis of neighbouring elements innermost, inside the reduction, and mark it."""
+    axes = axes_of(schedule, block)
+    loops = list(schedule.get_loops(block))[-len(axes.extents) :]
+    column = loops[_contiguous_axis(axes)]
+    reduced = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces]
+    lanes = vector_lanes(schedule, block, machine)
+    schedule.reorder(*(loop for loop in loops if loop not in (*reduced, column)), *reduced, column)
+    mark_simd(schedule, column, lanes)
+    if reduced:
+        initial = schedule.decompose_reduction(block, reduced[0])
+        mark_simd(schedule, schedule.get_loops(initial)[-1], lanes)
+
+
+def _contiguous_axis(axes: Axes) -> int:
+    """Find the data-parallel axis along which the result of a block is contiguous."""
+    written = next(access for access in axes.accesses if access.written)
+    for position, (extent, reduces) in enumerate(zip(axes.extents, axes.reduces, strict=True)):
+        if not reduces and extent != 1 and written.strides is not None and written.strides[position] == 1:
+            return position
+    raise _NotRows
+
+
+def _is_loop(schedule: Schedule, block: SBlockRV, loop: LoopRV, position: int) -> bool:
+    return schedule.get(schedule.get_loops(block)[position]).same_as(schedule.get(loop))
