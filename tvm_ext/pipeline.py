@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
@@ -90,7 +91,8 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         relax.transform.CanonicalizeBindings(),
         *integer,
         fold_batch_norm(),
-        relax.transform.DecomposeOpsForInference(),
+        relax.transform.DeadCodeElimination(),
+        fold_constants(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
     ]

@@ -4,7 +4,9 @@ before: ``y = batch_norm(conv2d(x, w) [+ b], gamma, beta, mean, variance)[0]``
 after:  ``y = conv2d(x, w * s) + (b * s + t)`` with ``s = gamma / sqrt(variance + epsilon)``, ``t = beta - mean * s``
 
 Without a convolution (or when others use its result too): ``y = x * s + t``. The new constants are computed in float64.
-TVM's own ``FoldBatchnormToConv2D`` knows float32, two dimensions and no bias only.
+Statistics that are not constants give the same arithmetic as Relax operators. A batch normalisation in training mode
+keeps the statistics of its batch, and is left alone. (TVM's ``FoldBatchnormToConv2D`` knows float32, two dimensions and
+no bias only, and ``DecomposeOpsForInference`` takes training mode for inference.)
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ OUTPUT_CHANNELS_FIRST = {
 
 
 def fold_batch_norm() -> tvm.transform.Pass:
-    """Make the pass; it leaves batch normalisations alone whose statistics are not constants."""
+    """Make the pass."""
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FoldBatchNorm")
     def _fold_batch_norm(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -75,18 +77,21 @@ class _Rewriter(PyExprMutator):
         if op.index != 0 or normalise is None or normalise.attrs.training:
             return super().visit_tuple_getitem_(op)
         data, *statistics = normalise.args
-        values = [constant(arg) for arg in statistics]
         shape = data.ty.shape
-        if any(value is None for value in values) or not isinstance(shape, relax.ShapeExpr):
+        if not isinstance(shape, relax.ShapeExpr):
             return super().visit_tuple_getitem_(op)
-        gamma, beta, mean, variance = (value.astype("float64") for value in values)  # type: ignore[union-attr]
-        scale = gamma / np.sqrt(variance + float(normalise.attrs.epsilon))
-        if not normalise.attrs.scale:
-            scale = 1.0 / np.sqrt(variance + float(normalise.attrs.epsilon))
-        shift = (beta if normalise.attrs.center else 0.0) - mean * scale
         axis = int(normalise.attrs.axis) % len(shape)
         broadcast = [1] * len(shape)
         broadcast[axis] = -1
+        values = [constant(arg) for arg in statistics]
+        if any(value is None for value in values):
+            if str(op.ty.dtype) != str(data.ty.dtype):
+                return super().visit_tuple_getitem_(op)
+            return self._arithmetic(normalise, broadcast)
+        gamma, beta, mean, variance = (value.astype("float64") for value in values)  # type: ignore[union-attr]
+        scale = 1.0 / np.sqrt(variance + float(normalise.attrs.epsilon))
+        scale = gamma * scale if normalise.attrs.scale else scale
+        shift = (beta if normalise.attrs.center else 0.0) - mean * scale
         dtype = str(data.ty.dtype)
         folded = self._fold(data, scale, shift, axis, broadcast)
         if folded is not None:
@@ -94,7 +99,25 @@ class _Rewriter(PyExprMutator):
         else:
             factor = relax.const(scale.reshape(broadcast), dtype)
             scaled = self.builder_.emit(relax.op.multiply(self.visit_expr(data), factor))
-        return relax.op.add(scaled, relax.const(shift.reshape(broadcast), dtype))
+        result = relax.op.add(scaled, relax.const(shift.reshape(broadcast), dtype))
+        # TVM gives the normalisation of a float16 tensor the type float32.
+        return result if str(op.ty.dtype) == dtype else relax.op.astype(self.builder_.emit(result), op.ty.dtype)
+
+    def _arithmetic(self, normalise: relax.Call, broadcast: list[int]) -> relax.Expr:
+        """Write a batch normalisation with computed statistics as scale and shift."""
+        emit = self.builder_.emit
+        data, gamma, beta, mean, variance = (self.visit_expr(arg) for arg in normalise.args)
+        channels = normalise.args[1].ty.shape[0]
+        shape = [channels if extent == -1 else extent for extent in broadcast]
+        epsilon = relax.const(float(normalise.attrs.epsilon), str(variance.ty.dtype))
+        scale = emit(relax.op.rsqrt(emit(relax.op.add(variance, epsilon))))
+        if normalise.attrs.scale:
+            scale = emit(relax.op.multiply(gamma, scale))
+        shift = emit(relax.op.negative(emit(relax.op.multiply(mean, scale))))
+        if normalise.attrs.center:
+            shift = emit(relax.op.add(beta, shift))
+        scaled = emit(relax.op.multiply(data, emit(relax.op.reshape(scale, shape))))
+        return relax.op.add(scaled, emit(relax.op.reshape(shift, shape)))
 
     def _definition(self, expr: relax.Expr, operator: str) -> relax.Call | None:
         """Find the call of ``operator`` that ``expr`` is bound to."""

@@ -226,6 +226,8 @@ def _operand(rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked, op_
     if shape is None:
         return arg if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else None
     if int(np.prod(shape)) == 1:
+        if isinstance(arg, tvm.ir.GenericConst):
+            return relax.const(arg.value.numpy().reshape(()), str(arg.ty.dtype))
         scalar = rewriter.visit_expr(arg)
         return scalar if not shape else rewriter.builder_.emit(relax.op.reshape(scalar, ()))
     full = (1,) * (main.rank - len(shape)) + shape
