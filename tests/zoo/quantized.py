@@ -80,13 +80,18 @@ def _quantize(entry: Entry, per_channel: bool, activations: str, form: str) -> o
 
 
 def _modern(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Bring a model to an operator set that has quantisation by channel; sums of two become additions.
+    """Bring a model to an operator set that has quantisation by channel, and into a form worth quantising.
 
-    onnxruntime's tool does not quantise ``Sum``.
+    Sums of two become additions: onnxruntime's tool does not quantise ``Sum``. A softmax at the end is left out, so that
+    the outputs are logits: probabilities of made-up weights are all alike, and one step of 1/255 would hide them.
     """
     if any(item.domain in ("", "ai.onnx") and item.version < OLDEST_OPSET for item in model.opset_import):
         model = version_converter.convert_version(model, 17)
     for node in model.graph.node:
         if node.op_type == "Sum" and len(node.input) == 2:
             node.op_type = "Add"
+    last = model.graph.node[-1]
+    if last.op_type == "Softmax" and len(model.graph.output) == 1:
+        model.graph.output[0].name = last.input[0]
+        model.graph.node.remove(last)
     return model
