@@ -19,6 +19,9 @@ from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 OUT_AXES_ATTRIBUTE = "tvm_ext.out_axes"
 """Annotation of a matmul block: for each axis of the stored result, which logical axis it is."""
 
+TILE_ATTRIBUTE = "tvm_ext.tile"
+"""Annotation of a matmul block: rows and chunks of columns of the register tile it was rounded up to."""
+
 BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
 """Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""
 
@@ -108,8 +111,7 @@ def matmul(
     data_axes: Sequence[int],
     weight_axes: Sequence[int],
     out_axes: Sequence[int],
-    rows: int,
-    chunks: int,
+    tile: Sequence[int],
     lanes: int,
     copy_rows: bool,
 ) -> te.Tensor:
@@ -126,13 +128,12 @@ def matmul(
         Logical shapes ``(..., M, K)`` and ``(..., K, N)``.
     out_axes : sequence of int
         Axis ``i`` of the result is the logical axis ``out_axes[i]`` of ``(..., M, N)``.
-    rows, chunks : int
-        Rows and column chunks to compute, at least as many as there are; those beyond are dropped.
+    tile : sequence of two int
+        Rows and column chunks to compute are rounded up to multiples of these; those beyond the result are dropped.
     lanes : int
         Columns in a chunk.
     copy_rows : bool
-        Read the data from a copy with rows that are contiguous and at equal distances; needed if ``rows`` exceeds the
-        rows of the data.
+        Read the data from a copy with rows that are contiguous, at equal distances and of a rounded number.
 
     Returns
     -------
@@ -141,6 +142,9 @@ def matmul(
     """
     shape = MatmulShape(tuple(map(int, data_shape)), tuple(map(int, weight_shape)))
     out_axes = [int(axis) for axis in out_axes]
+    tile_rows, tile_chunks = map(int, tile)
+    rows = round_up(shape.rows, tile_rows)
+    chunks = round_up(-(-shape.columns // lanes), tile_chunks)
     left = _rows_of(data, shape, data_axes, rows, copy_rows)
     right = _columns_of(weight, shape, weight_axes, chunks, lanes)
     k = te.reduce_axis((0, shape.reduction), "k")
@@ -152,6 +156,7 @@ def matmul(
             KERNEL_ATTRIBUTE: "matmul",
             OUT_AXES_ATTRIBUTE: out_axes,
             BATCH_AXES_ATTRIBUTE: shape.batch_axes,
+            TILE_ATTRIBUTE: [tile_rows, tile_chunks],
         },
     )
 
@@ -242,6 +247,11 @@ def _strides(extents: Sequence[int], axes: Sequence[int]) -> list[int]:
     """Give the distance in memory, in elements, of each logical axis."""
     in_memory = _in_memory(extents, axes)
     return [prod(in_memory[int(axis) + 1 :]) for axis in axes]
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Give the least multiple that is not below ``number``."""
+    return -(-number // multiple) * multiple
 
 
 def unflatten(index: Expr, extents: Sequence[int]) -> list[Expr]:

@@ -8,16 +8,29 @@ import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import BufferLoad, IntImm, PrimFunc
-from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
 from tvm_ext.schedules.cpu.conv2d import divisors
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
 
 DIRECT_ROWS = 4
 """With so few rows a computed right operand is read where it lies: packing would cost more than the product."""
+
+MOST_VECTORS = 8
+"""Chunks of columns that are read side by side: as many streams as hardware prefetchers follow."""
+
+TILE_CYCLES = 40
+"""What starting and storing a register tile costs."""
+
+COPIED_ROWS = 1.03
+"""What it costs, relatively, to read the rows from a copy."""
+
+CACHE_WAYS, PAGE = 8, 4096
+"""Lines that an L1 cache holds of addresses a multiple of ``PAGE`` bytes apart."""
 
 
 @dataclass(frozen=True)
@@ -56,44 +69,34 @@ class MatmulExtents:
         return 2 * self.batch * self.rows * self.chunks * self.lanes * self.reduction
 
 
-def register_tile(rows: int, chunks: int, reduction: int, registers: int, exact: bool = False) -> tuple[int, int]:
-    """Choose the register tile (rows, vectors) of a product with ``rows`` rows and ``chunks`` column vectors.
+def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machine: Machine) -> tuple[int, int]:
+    """Choose the register tile (rows, vectors) of a product of ``rows`` rows and ``chunks`` column vectors.
 
     One step of the reduction issues ``rows * vectors`` multiply-adds, ``rows`` broadcasts and ``vectors`` loads; the
     accumulators, the loaded vectors and one broadcast are live at once. Fewer than 8 accumulators wait for their own
-    results. What is no multiple of the tile is rounded up, and what is computed too much is thrown away.
+    results, and fewer than 12 now and then. What is no multiple of the tile is rounded up, and what is computed too much is thrown away.
 
     Parameters
     ----------
-    exact : bool
-        Only consider tiles that divide ``rows`` and ``chunks``.
+    row_bytes : int
+        Distance of two rows of the left operand in bytes; rows at multiples of 4 KiB share one set of the L1 cache.
     """
+    most_rows = CACHE_WAYS if row_bytes % PAGE == 0 else machine.vector_registers
     best, best_cost = (1, 1), float("inf")
-    for vectors in range(1, min(chunks, 8) + 1):
-        for tile_rows in range(1, min(rows, registers) + 1):
-            if tile_rows * vectors + vectors + 1 > registers - 1:
+    for vectors in range(1, min(chunks, MOST_VECTORS) + 1):
+        for tile_rows in range(1, min(rows, most_rows) + 1):
+            if tile_rows * vectors + vectors + 1 > machine.vector_registers:
                 break
-            if exact and (rows % tile_rows or chunks % vectors):
-                continue
-            step = max(tile_rows * vectors, tile_rows + vectors, 8) + 0.5 + 40 / reduction
+            multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
+            step = max(multiply_adds, loads, 8) + 0.25 + 0.15 * max(0, 12 - multiply_adds) + TILE_CYCLES / reduction
             tiles = -(-rows // tile_rows)
             cost = tiles * -(-chunks // vectors) * step
-            cost *= 1 + 0.05 * (tile_rows + vectors) / (tile_rows * vectors)  # loads compete with multiply-adds
+            cost *= 1 + 0.05 * loads / multiply_adds  # loads compete with multiply-adds
             if rows % tile_rows:
-                cost += tiles * tile_rows * COPY_COST
+                cost = COPIED_ROWS * cost + tiles * tile_rows
             if cost < best_cost:
                 best, best_cost = (tile_rows, vectors), cost
     return best
-
-
-COPY_COST = 0.25
-"""Steps of the reduction that copying one row costs, per element."""
-
-
-def computed_extents(rows: int, chunks: int, reduction: int, machine: Machine) -> tuple[int, int]:
-    """Round rows and chunks of columns up to whole register tiles; see :func:`register_tile`."""
-    tile_rows, vectors = register_tile(rows, chunks, reduction, machine.vector_registers)
-    return -(-rows // tile_rows) * tile_rows, -(-chunks // vectors) * vectors
 
 
 def matmul_task(extents: MatmulExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
@@ -113,7 +116,7 @@ def matmul_task(extents: MatmulExtents, tile: tuple[int, int], machine: Machine)
             rows, columns = row_tiles // row_parts, column_tiles // column_parts
             column_bytes = columns * vectors * extents.lanes * k * size
             row_bytes = rows * tile_rows * k * size
-            work = rows * columns * (k * max(tile_rows * vectors, 8) + 40)
+            work = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES)
             # Columns that outgrow the cache come from farther away for every row tile; hardware prefetching hides most.
             column_loads = column_bytes * (1 if column_bytes <= 2 * machine.l2 else rows)
             moved = (column_loads + row_bytes) / 64
@@ -156,14 +159,15 @@ def _schedule(schedule: Schedule, product: SBlockRV, machine: Machine) -> Schedu
     if stored is None:
         return None
     store, rest = stored
-    tile = register_tile(extents.rows, extents.chunks, extents.reduction, machine.vector_registers, exact=True)
+    tile_rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
+    tile = tile_rows, vectors
     if pack is not None and extents.rows <= DIRECT_ROWS and _reads_in_order(schedule, pack):
         schedule.compute_inline(pack)
         pack = None
     task = matmul_task(extents, tile, machine)
     _apply_tile(schedule, product, store, row_copy, pack, extents, tile, task)
     if rest is not None:
-        vectorize_and_divide(schedule, rest, extents.lanes, machine.cores)
+        vectorize_and_divide(schedule, rest, machine)
     return schedule
 
 
@@ -225,13 +229,17 @@ def _apply_tile(
 ) -> None:
     tile_rows, vectors = tile
     batch, row, column = _logical_loops(schedule, product, store)
+    whole_vectors = int(schedule.get(column).extent) % extents.lanes == 0
     row_part, row_tile, row = schedule.split(row, [task.row_parts, None, tile_rows])
     column_part, column_tile, vector, lane = schedule.split(column, [task.column_parts, None, vectors, extents.lanes])
     schedule.reorder(*batch, column_part, row_part, row_tile, column_tile, row, vector, lane)
     part = schedule.fuse(*batch, column_part, row_part)
     if task.parallel:
         schedule.parallel(part)
-    schedule.vectorize(lane)
+    if whole_vectors:
+        schedule.vectorize(lane)
+    else:
+        mark_simd(schedule, lane, extents.lanes)
     schedule.compute_at(product, column_tile, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     _, row_in, vector_in, lane_in, k = schedule.get_loops(product)[-5:]
@@ -246,6 +254,9 @@ def _apply_tile(
     schedule.vectorize(lane_init)
     if row_copy is not None:
         schedule.compute_at(row_copy, row_tile, preserve_unit_loops=True)
+        if extents.reduction % extents.lanes == 0:  # otherwise LLVM vectorises the copy, with a tail of its own
+            _, k = schedule.split(schedule.get_loops(row_copy)[-1], [None, extents.lanes])
+            schedule.vectorize(k)
     if pack is not None:
         schedule.compute_at(pack, part, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(pack)[-1])

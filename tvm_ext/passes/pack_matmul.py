@@ -18,9 +18,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from tvm_ext.passes.layout import OUT_ELEMENTWISE
-from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, uniform_rows
+from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.matmul import computed_extents
+from tvm_ext.schedules.cpu.matmul import register_tile
 
 DTYPES = ("float32", "float64")
 """Element types of products that are taken; others are left to the default legalization."""
@@ -184,23 +184,24 @@ class PackMatmulMutator(PyExprMutator):
 
     def _kernel(self, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
         shape = MatmulShape(data.shape, weight.shape)
-        lanes = self.machine.lanes(str(data.expr.ty.dtype))
+        dtype = str(data.expr.ty.dtype)
+        lanes = self.machine.lanes(dtype)
+        row_bytes = row_stride(shape, data.axes) * tvm.DataType(dtype).bits // 8
         chunks = -(-shape.columns // lanes)
-        rows, chunks = computed_extents(shape.rows, chunks, shape.reduction, self.machine)
+        tile = register_tile(shape.rows, chunks, shape.reduction, row_bytes, self.machine)
         constant = isinstance(weight.expr, tvm.ir.GenericConst)
         return self.builder_.call_te(
             matmul,
             self.visit_expr(data.expr),
-            self._pack(weight, lanes, chunks) if constant else self.visit_expr(weight.expr),
+            self._pack(weight, lanes, round_up(chunks, tile[1])) if constant else self.visit_expr(weight.expr),
             data_shape=data.shape,
             weight_shape=weight.shape,
             data_axes=data.axes,
             weight_axes=() if constant else weight.axes,
             out_axes=out_axes or tuple(range(len(shape.out))),
-            rows=rows,
-            chunks=chunks,
+            tile=tile,
             lanes=lanes,
-            copy_rows=rows != shape.rows or not uniform_rows(shape, data.axes),
+            copy_rows=shape.rows % tile[0] != 0 or not uniform_rows(shape, data.axes),
             primfunc_name_hint="matmul",
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
