@@ -227,6 +227,19 @@ def test_tiny_network(options: dict[str, Any], target: Any) -> None:
     check(entry.onnx_model(), entry.inputs(), target)
 
 
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+def test_integer_operators(activations: str) -> None:
+    """The same network with QLinearConv and its kin gives the same integers."""
+    entry = quantized("tiny_cnn", activations=activations, form="QOperator")
+    twin = quantized("tiny_cnn", activations=activations)
+    model, inputs = entry.onnx_model(), entry.inputs()
+    found = operators(model)
+    assert found["nn.conv2d:int32"] == 4  # three convolutions and the product
+    assert found["round:float32"] == found["matmul:int32"] == found["subtract:int32"] == 0
+    (result,) = tvm_ext.compile(model).run(inputs).values()
+    np.testing.assert_array_equal(result, next(iter(run_integers(twin.onnx_model(), inputs).values())))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet50"])
 def test_network(name: str) -> None:

@@ -13,8 +13,6 @@ memory. Activations of type int8 are kept as uint8, raised by 128.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import tvm
 from tvm import relax
@@ -33,26 +31,26 @@ SIGNED_OFFSET = 128
 
 
 def integer_arithmetic() -> tvm.transform.Pass:
-    """Make the pass; functions without ``relax.dequantize`` are left alone."""
+    """Make the pass; functions without 8-bit tensors are left alone."""
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.IntegerArithmetic")
     def _integer_arithmetic(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = IntegerMutator(mod)
         for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and _dequantizes(function):
+            if isinstance(function, relax.Function) and _has_bytes(function):
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return rewriter.builder_.finalize()
 
     return _integer_arithmetic
 
 
-def _dequantizes(function: relax.Function) -> bool:
+def _has_bytes(function: relax.Function) -> bool:
     if function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs):
         return False
     found = []
 
     def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.dequantize":
+        if isinstance(node, relax.Call) and str(getattr(node.ty, "dtype", "")) in ACTIVATION_TYPES:
             found.append(node)
 
     relax.analysis.post_order_visit(function.body, visit)
@@ -65,8 +63,8 @@ class IntegerMutator(PyExprMutator):
 
     Attributes
     ----------
-    constants, floats : dict
-        Constants that stand quantised in the model, and constants as float32.
+    constants, arrays : dict
+        Constants that stand quantised in the model, and other values that are known now.
     integers : dict
         Quantised tensors of type int8 or uint8 that this pass keeps as uint8, by their integer variable.
     quantized : dict
@@ -75,26 +73,35 @@ class IntegerMutator(PyExprMutator):
         Float tensors that are a scaled int32 tensor.
     joined : dict
         Concatenations of quantised tensors of different steps, and their axis.
+    centred, totals, rounded : dict
+        Of models with integer operators: int32 tensors that are uint8 less a zero point; int32 sums; scaled sums that
+        are rounded, with the zero point added and the bounds they are clipped to.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self.constants: dict[relax.Var, QuantizedConstant] = {}
-        self.floats: dict[relax.Var, np.ndarray] = {}
+        self.arrays: dict[relax.Var, np.ndarray] = {}
         self.integers: dict[relax.Var, Quantized] = {}
         self.quantized: dict[relax.Var, Quantized] = {}
         self.sums: dict[relax.Var, IntegerSum] = {}
         self.joined: dict[relax.Var, tuple[list[Quantized], int]] = {}
+        self.centred: dict[relax.Var, Quantized] = {}
+        self.totals: dict[relax.Var, IntegerSum] = {}
+        self.rounded: dict[relax.Var, tuple[IntegerSum, int, tuple[float, float] | None]] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
+        # Imported here: the rules need the class of this module.
+        from tvm_ext.passes.quantized_operators import OPERATOR_RULES
         from tvm_ext.passes.quantized_rules import RULES
 
         value = binding.value
-        name = getattr(value.op, "name", "") if isinstance(value, relax.Call) else ""
-        rule: Callable[[IntegerMutator, relax.Var, relax.Call], bool] | None = RULES.get(name)
-        if rule is not None and isinstance(binding.var, relax.DataflowVar) and rule(self, binding.var, value):
-            return
+        if isinstance(value, relax.Call) and isinstance(binding.var, relax.DataflowVar):
+            name = getattr(value.op, "name", "")
+            for rule in filter(None, (OPERATOR_RULES.get(name), RULES.get(name))):
+                if rule(self, binding.var, value):
+                    return
         super().visit_var_binding_(binding)
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
@@ -115,7 +122,15 @@ class IntegerMutator(PyExprMutator):
         if var in self.integers:
             data = self.integers[var].data
             return data if str(var.ty.dtype) == "uint8" else self.emit(_to_signed(self, data))
+        if var in self.centred:
+            return self._centre(self.centred[var])
+        if var in self.totals:
+            return self._reshaped(self._shifted(self.totals[var]), self.totals[var])
         return None
+
+    def _centre(self, value: Quantized) -> relax.Var:
+        wide = self.emit(relax.op.astype(value.data, "int32"))
+        return self.emit(relax.op.subtract(wide, relax.const(value.zero_point, "int32")))
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an expression in the new function."""
@@ -165,12 +180,12 @@ class IntegerMutator(PyExprMutator):
         self.integers[expr] = value
         return value
 
-    def constant_floats(self, expr: relax.Expr) -> np.ndarray | None:
-        """Give the float32 values of a constant operand of the old function."""
+    def constant_values(self, expr: relax.Expr) -> np.ndarray | None:
+        """Give the values of a constant operand of the old function."""
         if isinstance(expr, relax.Var):
             if expr in self.constants:
                 return self.constants[expr].floats
-            return self.floats.get(expr)
+            return self.arrays.get(expr)
         return constant(expr)
 
     def _reshaped(self, data: relax.Var, value: IntegerSum) -> relax.Var:
@@ -183,12 +198,14 @@ class IntegerMutator(PyExprMutator):
             data = self.emit(relax.op.permute_dims(self.emit(relax.op.reshape(data, (columns, count))), [1, 0]))
         return self.emit(relax.op.reshape(data, value.matrix_shape))
 
+    def _shifted(self, value: IntegerSum) -> relax.Expr:
+        if not value.shift.any():
+            return value.total
+        shift = relax.const(value.shift.astype(np.int32).reshape(1, -1, 1, 1))
+        return self.emit(relax.op.add(value.total, shift))
+
     def _as_float(self, value: IntegerSum) -> relax.Var:
-        total = value.total
-        if value.shift.any():
-            shift = relax.const(value.shift.astype(np.int32).reshape(1, -1, 1, 1))
-            total = self.emit(relax.op.add(total, shift))
-        return self.emit(relax.op.astype(total, "float32"))
+        return self.emit(relax.op.astype(self._shifted(value), "float32"))
 
     def _clip(self, value: relax.Var, low: float, high: float) -> relax.Var:
         if low == -np.inf and high == np.inf:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -88,40 +87,51 @@ def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, Qu
     return None if centred is None else (value, known, centred)
 
 
-def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    operands = _operands(rewriter, call)
+def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
+    """Whether there is a good kernel for a convolution with these weights, whose sums fit in int32."""
     attributes = call.attrs
-    if operands is None or (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW"):
+    if (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW"):
         return False
-    value, known, weight = operands
     groups, (out_channels, in_channels) = int(attributes.groups), weight.shape[:2]
     depthwise = in_channels == 1 and out_channels == groups
-    if groups > 1 and not depthwise and (in_channels % 4 or out_channels // groups % 4):
-        return False  # not worth dot products; and odd groups have no integer kernel
-    scale = known.scale_along(0)
-    if scale is None or weight[0].size * 255 * 128 >= LARGEST_SUM:
+    whole = groups == 1 or (in_channels % 4 == 0 and out_channels // groups % 4 == 0)
+    return (depthwise or whole) and weight[0].size * 255 * 128 < LARGEST_SUM
+
+
+def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    operands = _operands(rewriter, call)
+    if operands is None:
         return False
-    rewriter.sums[var] = _convolve(
-        rewriter, value, weight, scale,
-        strides=[int(item) for item in attributes.strides],
-        padding=[int(item) for item in attributes.padding],
-        dilation=[int(item) for item in attributes.dilation],
-        groups=groups,
-    )  # fmt: skip
+    value, known, weight = operands
+    scale = known.scale_along(0)
+    if scale is None or not has_integer_kernel(call, weight):
+        return False
+    rewriter.sums[var] = convolve(rewriter, value, weight, scale, call)
     return True
 
 
-def _convolve(
-    rewriter: IntegerMutator,
-    value: Quantized,
-    weight: np.ndarray,
-    scale: np.ndarray,
-    strides: Any = (1, 1),
-    padding: Any = (0, 0, 0, 0),
-    dilation: Any = (1, 1),
-    groups: int = 1,
+def convolve(
+    rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray, call: relax.Call | None = None
 ) -> IntegerSum:
-    """Emit an exact convolution of the integers and what the activation's zero point contributes to it."""
+    """Emit an exact convolution of integers.
+
+    Parameters
+    ----------
+    value : Quantized
+        NCHW.
+    weight : np.ndarray
+        OIHW, int8.
+    scale : np.ndarray
+        Of the weights, one for each output channel.
+    call : relax.Call, optional
+        The convolution whose strides, padding, dilation and groups to take.
+    """
+    strides, padding, dilation, groups = [1, 1], [0] * 4, [1, 1], 1
+    if call is not None:
+        strides, padding, dilation = (
+            [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
+        )
+        groups = int(call.attrs.groups)
     data = value.data
     if any(padding):
         top, left, bottom, right = padding
@@ -129,44 +139,52 @@ def _convolve(
         data = rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(value.zero_point)))
     total = rewriter.emit(
         relax.op.nn.conv2d(
-            data, relax.const(weight), strides=list(strides), padding=[0] * 4, dilation=list(dilation), groups=groups,
+            data, relax.const(weight), strides=strides, padding=[0] * 4, dilation=dilation, groups=groups,
             out_dtype="int32",
         )
     )  # fmt: skip
     shift = -value.zero_point * weight.astype(np.int64).sum(axis=(1, 2, 3))
-    factor = (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32)
-    return IntegerSum(total, factor, shift)
+    return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift)
 
 
 def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     operands = _operands(rewriter, call)
-    if operands is None or operands[2].ndim != 2:
+    if operands is None:
         return False
     value, known, weight = operands
-    shape, scale = value.shape, known.scale_along(1)
-    if shape is None or len(shape) < 2 or scale is None or weight.shape[0] * 255 * 128 >= LARGEST_SUM:
-        return False
-    # Rows become the columns of a picture one row high.
+    scale = known.scale_along(-1)
+    total = None if scale is None else multiply(rewriter, value, weight, scale)
+    if total is not None:
+        rewriter.sums[var] = total
+    return total is not None
+
+
+def multiply(rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray) -> IntegerSum | None:
+    """Emit an exact product of matrices, ``(..., K) x (K, N)``, as a convolution; None for other shapes.
+
+    Rows become the columns of a picture one row high.
+    """
+    shape = value.shape
+    if shape is None or len(shape) < 2 or weight.ndim != 2 or weight.shape[0] * 255 * 128 >= LARGEST_SUM:
+        return None
     *outer, depth = shape
     rows = int(np.prod(outer))
     data = value.data
     if rows > 1:
         data = rewriter.emit(relax.op.permute_dims(rewriter.emit(relax.op.reshape(data, (rows, depth))), [1, 0]))
     picture = Quantized(rewriter.emit(relax.op.reshape(data, (1, depth, 1, rows))), value.scale, value.zero_point)
-    filters = np.ascontiguousarray(weight.T)[:, :, None, None]
-    result = _convolve(rewriter, picture, filters, scale)
-    rewriter.sums[var] = replace(result, matrix_shape=(*outer, weight.shape[1]))
-    return True
+    result = convolve(rewriter, picture, np.ascontiguousarray(weight.T)[:, :, None, None], scale)
+    return replace(result, matrix_shape=(*outer, weight.shape[1]))
 
 
 def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     """Take a bias into the sum, if it is a whole number of the sum's steps."""
     for total, other in (call.args, call.args[::-1]):
         value = rewriter.sums.get(total) if isinstance(total, relax.Var) else None
-        bias = rewriter.constant_floats(other)
-        if value is None or bias is None or (value.low, value.high) != (-np.inf, np.inf):
+        bias = rewriter.constant_values(other)
+        if value is None or bias is None or value.is_clipped:
             continue
-        per_channel = _along_channels(bias, value)
+        per_channel = along_channels(bias, value)
         if per_channel is None or static_shape(call) != value.shape:
             continue
         steps = per_channel.astype(np.float64) / value.scale.astype(np.float64)
@@ -178,7 +196,7 @@ def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     return False
 
 
-def _along_channels(bias: np.ndarray, value: IntegerSum) -> np.ndarray | None:
+def along_channels(bias: np.ndarray, value: IntegerSum) -> np.ndarray | None:
     """One number for each channel of a constant that broadcasts to a sum, None if it differs along other axes."""
     shape = value.shape
     if shape is None or bias.ndim > len(shape):
@@ -230,16 +248,15 @@ def _takes_all(call: relax.Call, shape: tuple[int, ...]) -> bool:
 def _moved(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     """Let an operator that only selects or moves elements work on the integers."""
     data = call.args[0]
-    if not isinstance(data, relax.Var):
-        return False
-    if data in rewriter.constants or data in rewriter.floats:
+    if rewriter.constant_values(data) is not None:
         return _moved_constant(rewriter, var, call)
-    value = rewriter.quantized.get(data)
-    if value is None:
-        return False
-    moved = rewriter.emit(relax.Call(call.op, [value.data, *call.args[1:]], call.attrs))
-    rewriter.quantized[var] = Quantized(moved, value.scale, value.zero_point)
-    return True
+    for known in (rewriter.quantized, rewriter.integers):
+        value = known.get(data)
+        if value is not None:
+            moved = rewriter.emit(relax.Call(call.op, [value.data, *call.args[1:]], call.attrs))
+            known[var] = replace(value, data=moved)
+            return True
+    return False
 
 
 def _moved_constant(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -248,9 +265,9 @@ def _moved_constant(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) 
         axes = [int(axis) for axis in call.attrs.axes or range(known.values.ndim)[::-1]]
         rewriter.constants[var] = known.permuted(axes)
     elif call.op.name in ("relax.reshape", "relax.expand_dims", "relax.squeeze") and shape is not None:
-        floats = rewriter.constant_floats(call.args[0])
-        assert floats is not None
-        rewriter.floats[var] = floats.reshape(shape)
+        values = rewriter.constant_values(call.args[0])
+        assert values is not None
+        rewriter.arrays[var] = values.reshape(shape)
     return False
 
 

@@ -130,6 +130,11 @@ class IntegerSum:
         """Axis of the float tensor that ``scale`` goes along."""
         return 1 if self.matrix_shape is None else len(self.matrix_shape) - 1
 
+    @property
+    def is_clipped(self) -> bool:
+        """Whether there are bounds."""
+        return (self.low, self.high) != (-np.inf, np.inf)
+
     def clipped(self, low: float, high: float) -> IntegerSum:
         """Clip further."""
         return replace(self, low=min(max(low, self.low), self.high), high=max(min(high, self.high), self.low))
