@@ -64,6 +64,10 @@ class TypeInference:
         version = self._opsets.get(domain)
         if version is None or not onnx.defs.has(node.op_type, version, domain):
             return unknown
+        if (domain, node.op_type) == ("", "STFT") and not any(item.name == "onesided" for item in node.attribute):
+            # ONNX infers the shape as if this attribute, when left out, were 0; its default is 1.
+            node = onnx.NodeProto.FromString(node.SerializeToString())
+            node.attribute.append(helper.make_attribute("onesided", 1))
         types, data = {}, {}
         for name, value in zip(node.input, inputs, strict=True):
             if value is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from tvm_ext.frontend.onnx_ops import (
     attention,
     contrib_attention,
+    elementwise,
     fused,
     integer,
+    normalization,
     operator_level,
     quantized,
     recurrent,
@@ -18,7 +20,19 @@ from tvm_ext.frontend.onnx_ops import (
     spectral,
 )
 
-_FAMILIES = (operator_level, recurrent, spectral, integer, quantized, attention, contrib_attention, fused, resize)
+_FAMILIES = (
+    operator_level,
+    recurrent,
+    spectral,
+    integer,
+    quantized,
+    attention,
+    contrib_attention,
+    fused,
+    normalization,
+    elementwise,
+    resize,
+)
 
 CONVERTERS: dict[tuple[str, str], type] = {
     key: converter for family in _FAMILIES for key, converter in family.CONVERTERS.items()

@@ -19,6 +19,7 @@ from tvm_ext.frontend.onnx_ops.base import (
     known,
     take_slice,
 )
+from tvm_ext.frontend.onnx_ops.normalization import moments, normalise
 
 _CONV_OPSET = 11
 _GEMM_OPSET = 13
@@ -185,14 +186,6 @@ class BiasSoftmax(Converter):
         return relax.op.reshape(relax.op.nn.softmax(flat, 1), shape)
 
 
-def _moments(x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
-    """Mean and inverse standard deviation over the last axis."""
-    mean = relax.op.mean(x, -1, keepdims=True)
-    spread = relax.op.subtract(x, mean) if centred else x
-    variance = relax.op.mean(relax.op.multiply(spread, spread), -1, keepdims=True)
-    return mean, relax.op.rsqrt(relax.op.add(variance, constant(epsilon, dtype_of(x))))
-
-
 class _SkipNormalization(Converter):
     """Sum of two tensors and a bias, normalised over the last axis; the sum is an output too."""
 
@@ -211,17 +204,8 @@ class _SkipNormalization(Converter):
         count = node.attributes.get("tvm_custom", {}).get("num_outputs", 1)
         if count == 1:
             return result
-        mean, inverse = (emit(bb, value) for value in _moments(total, epsilon, cls.centred))
+        mean, inverse = (emit(bb, value) for value in moments(total, epsilon, cls.centred))
         return node.outputs([result, mean, inverse, total])
-
-
-def normalise(node: Node, x: Any, gamma: Any, beta: Any | None, epsilon: float, centred: bool) -> Any:
-    """Layer normalisation over the last axis, or by the root mean square if not ``centred``."""
-    if not centred:
-        return relax.op.nn.rms_norm(x, gamma, [-1], epsilon)
-    if beta is None:
-        beta = constant(np.zeros(node.shape(gamma, "gamma")), dtype_of(x))
-    return relax.op.nn.layer_norm(x, gamma, beta, [-1], epsilon)
 
 
 class SkipLayerNormalization(_SkipNormalization):
@@ -246,7 +230,7 @@ class SimplifiedLayerNormalization(Converter):
             node.refuse(f"attribute axis is {node.integer('axis', -1)}, only the last axis is supported")
         epsilon = node.number("epsilon", 1e-5)
         result = bb.emit(normalise(node, x, gamma, None, epsilon, centred=False))
-        return node.outputs([result, emit(bb, _moments(x, epsilon, centred=False)[1])])
+        return node.outputs([result, emit(bb, moments(x, epsilon, centred=False)[1])])
 
 
 class EmbedLayerNormalization(Converter):
