@@ -84,7 +84,8 @@ def test_unquantized_result_and_two_uses() -> None:
     inputs = graph.input()
     assert operators(model)["nn.conv2d:int32"] == 2
     results = tvm_ext.compile(model).run(inputs)
-    for value, peer in zip(results.values(), onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs), strict=True):  # fmt: skip
+    peers = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    for value, peer in zip(results.values(), peers, strict=True):
         np.testing.assert_allclose(value, peer, atol=0.06)
 
 
@@ -148,7 +149,8 @@ def test_what_is_not_integer_stays_float() -> None:
     graph = QdqGraph((1, 8, 7, 7))
     data = graph.quantized("x")
     shifted = graph.conv(data, 8, 8, zero_point=-60)  # -100 + 60 .. 100 + 60
-    uneven = graph.node("Conv", data, graph.weight((8, 8, 1, 1)), graph.constant(graph.rng.uniform(-1, 1, 8).astype("f4")))  # fmt: skip
+    bias = graph.constant(graph.rng.uniform(-1, 1, 8).astype("float32"))
+    uneven = graph.node("Conv", data, graph.weight((8, 8, 1, 1)), bias)
     model = graph.model(graph.quantized(shifted), graph.quantized(uneven))
     found = operators(model)
     assert found["nn.conv2d:float32"] == 1

@@ -82,8 +82,8 @@ def _quantize(entry: Entry, per_channel: bool, activations: str, form: str) -> o
 def _modern(model: onnx.ModelProto) -> onnx.ModelProto:
     """Bring a model to an operator set that has quantisation by channel, and into a form worth quantising.
 
-    Sums of two become additions: onnxruntime's tool does not quantise ``Sum``. A softmax at the end is left out, so that
-    the outputs are logits: probabilities of made-up weights are all alike, and one step of 1/255 would hide them.
+    Sums of two become additions: onnxruntime's tool does not quantise ``Sum``. A softmax at the end is left out, so
+    that the outputs are logits: probabilities of made-up weights are all alike, and a step of 1/255 would hide them.
     """
     if any(item.domain in ("", "ai.onnx") and item.version < OLDEST_OPSET for item in model.opset_import):
         model = version_converter.convert_version(model, 17)

@@ -96,7 +96,7 @@ def run(
 
 
 def check_convolution(
-    level: str, batch: int, channels: tuple[int, int], size: Any, kernel: Any, strides: Any, padding: Any, dilation: Any,
+    level: str, batch: int, channels: Any, size: Any, kernel: Any, strides: Any, padding: Any, dilation: Any,
     groups: int = 1, blocks: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     target = target_of(level)
@@ -202,7 +202,9 @@ def test_extremes_do_not_saturate(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 131), ("uint8", 255), ("int8", -128), ("int8", 5)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "zero_point"), [("uint8", 0), ("uint8", 131), ("uint8", 255), ("int8", -128), ("int8", 5)]
+)
 def test_rounding(level: str, dtype: str, zero_point: int) -> None:
     """Ties go to the even integer; what is out of range saturates, however far out."""
     limits = np.iinfo(dtype)
