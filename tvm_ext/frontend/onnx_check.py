@@ -99,9 +99,21 @@ def _check_nodes(graph: onnx.GraphProto, context: checker.C.CheckerContext, faul
         version = context.opset_imports.get(domain_of(node))
         if version is None or nested or not onnx.defs.has(node.op_type, version, domain_of(node)):
             continue  # a node with subgraphs needs their surroundings; an unknown operator is reported as unsupported
+        left_out = _missing_input(node, onnx.defs.get_schema(node.op_type, version, domain_of(node)))
+        if left_out:
+            faults.append(f"{node_label(node)}: its input {left_out} is left out, but it is not optional")
         if any(len(attribute.t.raw_data) > LARGE_TENSOR for attribute in node.attribute if attribute.HasField("t")):
             continue  # the checker would copy it
         try:
             checker.check_node(node, context)
         except checker.ValidationError as error:
             faults.append(f"{node_label(node)}: {' '.join(str(error).split('==>')[0].split())}")
+
+
+def _missing_input(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> str:
+    """Name of an input that is spelled as left out and must not be; the checker of ``onnx`` lets it pass."""
+    for position, name in enumerate(node.input):
+        declared = schema.inputs[min(position, len(schema.inputs) - 1)] if schema.inputs else None
+        if not name and declared is not None and declared.option != onnx.defs.OpSchema.FormalParameterOption.Optional:
+            return declared.name
+    return ""

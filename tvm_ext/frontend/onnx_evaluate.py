@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_values import Value, byte_count, element_count, element_type, known_shape, partial_shape
 
 # What weight and shape arithmetic consists of, and NumPy does at speed. Left out on purpose: QuantizeLinear and
@@ -52,7 +53,11 @@ class Evaluator:
         self._budget = budget
 
     def __call__(
-        self, node: onnx.NodeProto, inputs: Sequence[Value | None], types: Sequence[onnx.TypeProto | None]
+        self,
+        node: onnx.NodeProto,
+        inputs: Sequence[Value | None],
+        types: Sequence[onnx.TypeProto | None],
+        label: str,
     ) -> list[np.ndarray] | None:
         """Compute a node.
 
@@ -63,18 +68,27 @@ class Evaluator:
             None for an optional input that is left out.
         types : sequence of onnx.TypeProto or None
             Inferred types of the outputs; a result of another shape or dtype is not trusted.
+        label : str
+            Words for the node, for the error message.
 
         Returns
         -------
         list of numpy.ndarray or None
             The outputs, None when the node is to stay in the graph.
+
+        Raises
+        ------
+        MalformedNodeError
+            If the budget is too small for the result: whoever computed it later would run out of memory as well.
         """
         if node.op_type not in FOLDABLE or node.domain not in ("", "ai.onnx"):
             return None
         if any(value is not None and value.constant is None for value in inputs):
             return None
         growth = self._growth(node, inputs, types)
-        if growth is None or growth > self._budget or _multiplications(node, inputs, types) > MULTIPLY_LIMIT:
+        if growth is not None and growth > self._budget:
+            raise MalformedNodeError(f"{label}: its constant result would take another {growth / 1e9:.1f} GB of memory")
+        if growth is None or _multiplications(node, inputs, types) > MULTIPLY_LIMIT:
             return None
         feeds = {name: value.array for name, value in zip(node.input, inputs, strict=True) if value is not None}
         try:

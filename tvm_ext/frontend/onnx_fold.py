@@ -22,6 +22,13 @@ from tvm_ext.frontend.onnx_infer import MalformedNodeError, TypeInference
 from tvm_ext.frontend.onnx_simplify import constant_attribute, passed_through, shape_value
 from tvm_ext.frontend.onnx_values import Scope, Value, common_type, constant_value, element_type_only
 
+ITERATION_LIMIT = 1000
+UNROLLED_NODE_LIMIT = 20_000
+"""Loops with more iterations, or more nodes in them all, stay loops."""
+
+AXES_BECAME_INPUT = 13
+"""Operator set version since which Unsqueeze has its axes as an input."""
+
 
 class Folder:
     """Folds one model.
@@ -46,8 +53,9 @@ class Folder:
         For each node's name, words for the node of the model that it comes from.
     types : dict from str to onnx.TypeProto
         Types of the tensors that nodes make, subgraphs included, as far as they are known.
-    folded, simplified, branches : int
-        Nodes replaced by constants, by their input, and ``If`` nodes by one of their branches.
+    folded, simplified, branches, unrolled : int
+        Nodes replaced by constants, by their input, ``If`` nodes by one of their branches, ``Loop`` nodes by their
+        iterations.
     expanded : Counter
         Nodes replaced by the body of their operator, by operator.
     dropped : list of str
@@ -66,7 +74,7 @@ class Folder:
         self.constants: dict[str, Value] = {}
         self.labels: dict[str, str] = {}
         self.types: dict[str, onnx.TypeProto] = {}
-        self.folded = self.simplified = self.branches = 0
+        self.folded = self.simplified = self.branches = self.unrolled = 0
         self.expanded: Counter[str] = Counter()
         self.dropped: list[str] = []
 
@@ -96,17 +104,26 @@ class Folder:
 
     def _fold_nodes(self, graph: onnx.GraphProto, scope: Scope) -> None:
         for node in topological_order(graph.node, scope.visible())[0]:
-            self._fold_node(node, scope, scope.path + node_label(node))
+            label = scope.path + node_label(node)
+            self._fold_node(node, scope, label)
+            undefined = [name for name in node.output if name and name not in scope.values]
+            if undefined:
+                raise MalformedNodeError(f"{label}: its operator has no output for {undefined[0]!r}")
 
     def _fold_node(self, node: onnx.NodeProto, scope: Scope, label: str) -> None:
         operator = (domain_of(node), node.op_type)
+        unmade = [name for name in node.input if name and name not in scope]
+        if unmade:
+            raise MalformedNodeError(f"{label}: nothing makes its input {unmade[0]!r}")
         inputs = [scope[name] if name else None for name in node.input]
         constant = constant_attribute(node) if operator == ("", "Constant") else None
         if constant is not None:
             self._define_constant(node.output[0], constant, scope)
             return
         if operator == ("", "If"):
-            self._fold_if(node, inputs[0], scope, label)
+            self._fold_if(node, inputs[0] if inputs else None, scope, label)
+            return
+        if operator == ("", "Loop") and self._unroll_loop(node, inputs, scope, label):
             return
         body = None if self._is_supported(node) else function_body(node, inputs, self._opsets)
         if body is not None:
@@ -127,7 +144,7 @@ class Folder:
             self.simplified += 1
             self._alias(node.output[0], same, scope, label)
             return
-        results = self._evaluate(node, inputs, types)
+        results = self._evaluate(node, inputs, types, label)
         if results is None:
             self._emit(node, inputs, types, scope, label)
             return
@@ -183,7 +200,9 @@ class Folder:
 
     def _fold_if(self, node: onnx.NodeProto, condition: Value | None, scope: Scope, label: str) -> None:
         """Keep the branch that is taken, where that is known, or that is possible; else both."""
-        if condition is not None and condition.array is not None:
+        if condition is None:
+            raise MalformedNodeError(f"{label} has no condition")
+        if condition.array is not None:
             self._inline_branch(node, bool(condition.array.all()), scope, label)
             return
         trial = onnx.NodeProto()
@@ -241,6 +260,65 @@ class Folder:
         for name, output in zip(node.output, body.output, strict=False):
             if name:
                 self._alias(name, inner[output], scope, label)
+
+    def _unroll_loop(self, node: onnx.NodeProto, inputs: Sequence[Value | None], scope: Scope, label: str) -> bool:
+        """Replace a ``Loop`` whose number of iterations is known by its iterations; False if it has to stay a loop."""
+        limit, condition, *carried = [*inputs, None, None][: max(2, len(inputs))]
+        body = next((item.g for item in node.attribute if item.name == "body"), None)
+        if body is None or len(body.input) != len(carried) + 2 or len(body.output) != len(node.output) + 1:
+            raise MalformedNodeError(f"{label} has no body that fits its inputs and outputs")
+        if any(value is not None and value.array is None for value in (limit, condition)):
+            return False
+        trips = ITERATION_LIMIT + 1 if limit is None or limit.array is None else int(limit.array.reshape(()))
+        running = condition is None or condition.array is None or bool(condition.array.all())
+        nodes: list[onnx.NodeProto] = []
+        scanned: list[list[Value | None]] = []
+        while running and len(scanned) < trips:
+            if len(scanned) == ITERATION_LIMIT or len(nodes) > UNROLLED_NODE_LIMIT:
+                return False
+            inner = self._enter(body, Scope(nodes, set(), scope, f"{label}: iteration {len(scanned)}: "))
+            counters = (np.asarray(len(scanned), "int64"), np.asarray(True))
+            for declared, counter in zip(body.input, counters, strict=False):
+                self._define_constant(declared.name, counter, inner)
+            inner.values.update(
+                {declared.name: value for declared, value in zip(body.input[2:], carried, strict=True) if value}
+            )
+            self._fold_nodes(body, inner)
+            goes_on, *results = [inner[output.name] for output in body.output]
+            if goes_on.array is None:
+                return False
+            running = bool(goes_on.array.all())
+            scanned.append(list(results[len(carried) :]))
+            carried = list(results[: len(carried)])
+        stacks = list(zip(*scanned, strict=True))
+        names = [*node.output]
+        if any(names[len(carried) :]) and not stacks:
+            return False
+        scope.nodes.extend(nodes)
+        self.unrolled += 1
+        for name, value in zip(names, carried, strict=False):
+            if name and value is not None:
+                self._alias(name, value, scope, label)
+        for name, stack in zip(names[len(carried) :], stacks, strict=True):
+            if name:
+                self._stack(name, stack, scope, label)
+        return True
+
+    def _stack(self, name: str, parts: Sequence[Value | None], scope: Scope, label: str) -> None:
+        """Join tensors along a new first axis."""
+        inner = Scope(scope.nodes, set(), scope)
+        inner.values["axes"] = constant_value(self._tensor_name("axes", inner), np.asarray([0], "int64"))
+        for index, part in enumerate(parts):
+            if part is not None:
+                inner.values[f"part_{index}"] = part
+            if self._opsets.get("", 0) < AXES_BECAME_INPUT:
+                unsqueeze = helper.make_node("Unsqueeze", [f"part_{index}"], [f"row_{index}"], axes=[0])
+            else:
+                unsqueeze = helper.make_node("Unsqueeze", [f"part_{index}", "axes"], [f"row_{index}"])
+            self._fold_node(unsqueeze, inner, label)
+        rows = [f"row_{index}" for index in range(len(parts))]
+        self._fold_node(helper.make_node("Concat", rows, ["stacked"], axis=0), inner, label)
+        self._alias(name, inner["stacked"], scope, label)
 
     def _enter(self, graph: onnx.GraphProto, scope: Scope) -> Scope:
         for tensor in graph.initializer:

@@ -14,6 +14,7 @@ from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
@@ -22,6 +23,14 @@ from tvm_ext.frontend.onnx_values import element_count, element_type, known_shap
 from tvm_ext.frontend.relax_check import error_line
 
 TAKE = tvm.ir.Op.get("relax.take")
+
+# Operators and the position from which on their inputs stand for dimensions. TVM's converters make a variable for each
+# element of those that are not constant.
+SHAPES_FROM = {
+    "AffineGrid": 1, "ConstantOfShape": 0, "Expand": 1, "MaxUnpool": 2, "Pad": 1, "Reshape": 1, "Resize": 1,
+    "Slice": 1, "Split": 1, "Squeeze": 1, "Tile": 1, "Unsqueeze": 1, "Upsample": 1,
+}  # fmt: skip
+HIGHEST_RANK = 64
 
 # Their one output is a Relax tuple (a sequence), not a list of outputs.
 SEQUENCE_OPERATORS = frozenset(
@@ -92,6 +101,11 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
         for spec in self._prepared.inputs:
+            if not _is_tvm_dtype(spec.dtype):
+                raise UnsupportedOperatorError(
+                    f"{self._source}: input {spec.name!r} has dtype {spec.dtype}, which TVM does not have; export the "
+                    "model with inputs of another dtype"
+                )
             variable = self._new_var(self._variable_name(spec.name), shape=list(spec.shape), dtype=spec.dtype)
             self._nodes[spec.name] = self._inputs[spec.name] = variable
             self._input_names.append(spec.name)
@@ -130,6 +144,12 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def _convert_node(self, node: onnx.NodeProto, convert: Callable[..., Any]) -> list[Any]:
         inputs = onnx_frontend.onnx_input()
         inputs.extend(self._nodes[name] if name else None for name in node.input)
+        for name, value in list(zip(node.input, inputs, strict=True))[SHAPES_FROM.get(node.op_type, len(inputs)) :]:
+            if isinstance(value, relax.Var) and _extent(value) > HIGHEST_RANK:
+                raise NotImplementedError(
+                    f"its input {name!r} stands for dimensions and has {_extent(value)} elements, more than the "
+                    f"{HIGHEST_RANK} dimensions that a tensor can have"
+                )
         attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
@@ -224,6 +244,22 @@ class _BranchFailedError(Exception):
 
 def _reads_unchecked(result: relax.Expr) -> bool:
     return isinstance(result, relax.Call) and result.op == TAKE and result.attrs.mode == "fast"
+
+
+def _extent(variable: relax.Var) -> int:
+    """Extent of a vector, 0 for anything else."""
+    shape = getattr(variable.ty, "shape", None)
+    if shape is None or len(shape) != 1 or not isinstance(shape[0], tvm.tirx.IntImm):
+        return 0
+    return int(shape[0])
+
+
+def _is_tvm_dtype(name: str) -> bool:
+    try:
+        tvm.DataType(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _identifier(name: str) -> str:

@@ -8,7 +8,7 @@ import onnx
 from onnx import checker, helper, shape_inference
 
 from tvm_ext.frontend.onnx_graph import domain_of
-from tvm_ext.frontend.onnx_values import Value
+from tvm_ext.frontend.onnx_values import Value, partial_shape
 
 INFERENCE_DATA_LIMIT = 4096
 """Elements; larger constants are never shapes, axes or pads, so shape inference is not shown them."""
@@ -16,6 +16,14 @@ INFERENCE_DATA_LIMIT = 4096
 
 class MalformedNodeError(Exception):
     """A node breaks the rules of its operator. The file that it is in is known further up."""
+
+
+def _check_axis(node: onnx.NodeProto, inputs: Sequence[Value | None], label: str) -> None:
+    """Keep an axis out of range from the C++ side, where some operators (LayerNormalization) do not look."""
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    dims = partial_shape(inputs[0].type) if inputs and inputs[0] is not None else None
+    if dims is not None and not -len(dims) - 1 <= axis <= len(dims):
+        raise MalformedNodeError(f"{label}: axis {axis} is out of range for an input of {len(dims)} dimensions")
 
 
 class TypeInference:
@@ -68,6 +76,7 @@ class TypeInference:
             # ONNX infers the shape as if this attribute, when left out, were 0; its default is 1.
             node = onnx.NodeProto.FromString(node.SerializeToString())
             node.attribute.append(helper.make_attribute("onesided", 1))
+        _check_axis(node, inputs, label)
         types, data = {}, {}
         for name, value in zip(node.input, inputs, strict=True):
             if value is None:

@@ -16,7 +16,7 @@ from tvm_ext.frontend.onnx_fold import Folder
 from tvm_ext.frontend.onnx_graph import reads
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_inputs import bind_inputs
-from tvm_ext.frontend.onnx_model import OnnxModel, default_opset
+from tvm_ext.frontend.onnx_model import EXPORT_AGAIN, OnnxModel, default_opset
 from tvm_ext.frontend.onnx_values import Value, element_count
 
 OLDEST_OPSET = 7
@@ -112,10 +112,11 @@ def prepare(
     try:
         folder.run(given)
     except MalformedNodeError as error:
-        shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in inputs)
-        raise ModelError(
-            f"{model.source}: {error} (with inputs {shapes}); give input shapes that fit the model, or export it again"
-        ) from None
+        remedy = EXPORT_AGAIN
+        if input_notes:
+            shapes = ", ".join(f"{spec.name}: {list(spec.shape)}" for spec in inputs)
+            remedy = f"do the input shapes ({shapes}) fit the model?"
+        raise ModelError(f"{model.source}: {error}; {remedy}") from None
     notes += _fold_notes(folder, len(proto.graph.node))
     for declared, value in zip(proto.graph.output, folder.outputs, strict=True):
         kind = (value.type or declared.type).WhichOneof("value") or "tensor_type"
@@ -174,6 +175,7 @@ def _fold_notes(folder: Folder, before: int) -> list[str]:
     for number, what in (
         (folder.folded, "folded {} node{} into constants"),
         (folder.branches, "replaced {} If node{} by the branch taken"),
+        (folder.unrolled, "unrolled {} Loop node{}"),
         (folder.simplified, "removed {} node{} that change nothing"),
     ):
         if number:

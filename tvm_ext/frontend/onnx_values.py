@@ -103,6 +103,9 @@ class Scope:
             scope = scope.outer
         raise KeyError(name)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.values or (self.outer is not None and name in self.outer)
+
     def visible(self) -> set[str]:
         """List the names that nodes can read."""
         return set(self.values) | (self.outer.visible() if self.outer is not None else set())
