@@ -12,6 +12,9 @@ from tvm.tirx import PrimFunc
 RULE_ATTRIBUTE = "tvm_ext.schedule_rule"
 """Attribute of a scheduled PrimFunc that names the rule that took it."""
 
+FAULT_ATTRIBUTE = "tvm_ext.schedule_fault"
+"""Attribute of a PrimFunc on which a rule failed: which rule, and how."""
+
 
 class ScheduleRule(Protocol):
     """Turns one kernel into a scheduled kernel, or declines it.
@@ -25,24 +28,32 @@ class ScheduleRule(Protocol):
         """Schedule ``func`` (which must not be changed), or return None: not mine."""
 
 
-def apply_rules(
-    func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]
-) -> tuple[PrimFunc, str] | None:
+def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:
     """Schedule one kernel with the first rule that takes it.
+
+    A rule that fails is a fault of this package, but no reason to refuse the model: the next rule is asked, and the
+    fault is noted in the attribute ``tvm_ext.schedule_fault``.
 
     Returns
     -------
-    tuple of PrimFunc and str, or None
-        The scheduled kernel and the name of the rule; None when no rule takes it.
+    PrimFunc
+        The scheduled kernel, with the name of the rule in the attribute ``tvm_ext.schedule_rule``; the kernel as it was
+        when no rule takes it.
     """
+    faults = []
     for rule in rules:
-        schedule = rule.apply(func, target)
+        try:
+            schedule = rule.apply(func, target)
+        except Exception as error:  # whatever TVM's scheduler or the rule raised
+            faults.append(f"{rule.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            continue
         if schedule is not None:
             scheduled = schedule.mod["main"]
             if func.attrs and "global_symbol" in func.attrs:
                 scheduled = scheduled.with_attr("global_symbol", func.attrs["global_symbol"])
-            return scheduled.with_attr("tirx.is_scheduled", True).with_attr(RULE_ATTRIBUTE, rule.name), rule.name
-    return None
+            func = scheduled.with_attr("tirx.is_scheduled", True).with_attr(RULE_ATTRIBUTE, rule.name)
+            break
+    return func.with_attr(FAULT_ATTRIBUTE, "; ".join(faults)) if faults else func
 
 
 def apply_schedule_rules(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
@@ -58,9 +69,7 @@ def apply_schedule_rules(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
         for global_var, func in mod.functions.items():
             if not isinstance(func, PrimFunc) or (func.attrs and "tirx.is_scheduled" in func.attrs):
                 continue
-            taken = apply_rules(func, target, rules)
-            if taken is not None:
-                updated.update_func(global_var, taken[0])
+            updated.update_func(global_var, apply_rules(func, target, rules))
         return updated
 
     return _apply

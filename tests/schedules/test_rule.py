@@ -1,0 +1,66 @@
+"""Rules are asked in order; a rule that fails is noted and passed over."""
+
+import numpy as np
+import tvm
+from tvm import te
+
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules, apply_schedule_rules, new_schedule
+
+TARGET = tvm.target.Target("llvm")
+
+
+class Declines:
+    name = "declines"
+
+    def apply(self, func, target):  # type: ignore[no-untyped-def]
+        return None
+
+
+class Fails:
+    name = "fails"
+
+    def apply(self, func, target):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no such block")
+
+
+class Takes:
+    name = "takes"
+
+    def apply(self, func, target):  # type: ignore[no-untyped-def]
+        return new_schedule(func)
+
+
+def kernel() -> tvm.tirx.PrimFunc:
+    data = te.placeholder((8,), name="data")
+    return te.create_prim_func([data, te.compute((8,), lambda i: data[i] + 1.0, name="plus")])
+
+
+def test_first_answer_counts() -> None:
+    taken = apply_rules(kernel(), TARGET, [Declines(), Takes(), Fails()])
+    assert taken.attrs[RULE_ATTRIBUTE] == "takes"
+    assert bool(taken.attrs["tirx.is_scheduled"])
+    assert FAULT_ATTRIBUTE not in taken.attrs
+
+
+def test_nobody_takes_it() -> None:
+    func = kernel()
+    tvm.ir.assert_structural_equal(apply_rules(func, TARGET, [Declines()]), func)
+
+
+def test_fault_is_noted_and_the_next_rule_asked() -> None:
+    taken = apply_rules(kernel(), TARGET, [Fails(), Takes()])
+    assert taken.attrs[RULE_ATTRIBUTE] == "takes"
+    assert taken.attrs[FAULT_ATTRIBUTE] == "fails: RuntimeError: no such block"
+
+
+def test_pass_keeps_names_and_scheduled_kernels() -> None:
+    func = kernel().with_attr("global_symbol", "plus").with_attr("tirx.is_scheduled", True)
+    mod = tvm.IRModule({"plus": func, "other": kernel().with_attr("global_symbol", "other")})
+    with TARGET:
+        after = apply_schedule_rules([Takes()])(mod)
+    assert RULE_ATTRIBUTE not in after["plus"].attrs
+    assert after["other"].attrs["global_symbol"] == "other"
+    library = tvm.compile(after, TARGET)
+    out = tvm.runtime.tensor(np.zeros(8, "float32"))
+    library["other"](tvm.runtime.tensor(np.arange(8, dtype="float32")), out)
+    np.testing.assert_array_equal(out.numpy(), np.arange(8) + 1)
