@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tvm import relax
 torch = pytest.importorskip("torch")
 from torch import nn
 
+from tests.frontend.compiled import Compiled, assert_same
 from tests.zoo.nets.small import SMALL
 from tvm_ext.errors import InputError, MissingPackageError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend import TensorSpec, import_model
@@ -28,25 +28,6 @@ pytestmark = pytest.mark.torch
 
 QUICK = {"c3d", "gpt2", "sentence_encoder"}
 NETS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in SMALL]
-
-
-class Compiled:
-    """An imported model built with TVM's own default pipeline."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        self.machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-
-    def __call__(self, *inputs: Any) -> list[np.ndarray]:
-        result = self.machine["main"](*(tvm.runtime.tensor(value.numpy()) for value in inputs))
-        fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        return [field.numpy() for field in fields]
-
-
-def assert_same(found: Sequence[np.ndarray], expected: Any) -> None:
-    tensors = expected if isinstance(expected, tuple | list) else (expected,)
-    for ours, theirs in zip(found, tensors, strict=True):
-        assert ours.shape == tuple(theirs.shape)
-        assert np.abs(ours - theirs.numpy()).max() <= 1e-5 * max(float(theirs.std()), 1e-3)
 
 
 def constants(mod: tvm.IRModule) -> list[np.ndarray]:
@@ -275,6 +256,17 @@ def test_operator_that_the_converter_refuses_is_named() -> None:
     )
     with pytest.raises(UnsupportedOperatorError, match=message):
         import_torch(Strided(), (torch.ones(4),))
+
+
+def test_operators_that_the_converters_refuse_are_listed_all(capfd: pytest.CaptureFixture[str]) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Any) -> Any:
+            _, places = nn.functional.max_pool1d(x[None], 2, return_indices=True)
+            return torch.as_strided(x + 1, (2,), (1,), 1), places
+
+    with pytest.raises(UnsupportedOperatorError, match=r"2 operators cannot be imported: .*getitem.*aten\.as_strided"):
+        import_torch(Two(), (torch.ones(4),))
+    assert capfd.readouterr().err == ""
 
 
 def test_dtype_that_tvm_lacks() -> None:

@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from tvm_ext.errors import InputError, ModelError, TvmExtError, UnsupportedOperatorError
+from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.relax_check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.torch_export import TORCH_FOLDER, first_line, quiet
+from tvm_ext.frontend.torch_operators import all_converters, bound_takes, type_fault
+from tvm_ext.frontend.torch_promotion import logical_converter, promoted, relax_dtype
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,18 @@ def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
 
 
 class _Importer(ExportedProgramImporter):  # type: ignore[misc]
-    """TVM's importer; converters that fail name their node, and weights are copied instead of shared with torch."""
+    """TVM's importer with converters of our own, checked results, errors that name the node, and copied weights."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.origins: dict[str, str] = {}
+        self.faults: list[str] = []
         super().__init__()
 
     def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], Any]]:
-        """Wrap each of TVM's converters; called by its constructor."""
-        return {name: self._located(converter) for name, converter in super().create_convert_map().items()}
+        """Collect and wrap the converters; called by TVM's constructor."""
+        converters = all_converters(self, super().create_convert_map())
+        return {name: self._located(converter) for name, converter in converters.items()}
 
     def check_operators(self, program: torch.export.ExportedProgram) -> None:
         """Raise one error that lists every node without a converter, also those inside branches."""
@@ -111,18 +115,21 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
 
     def run(self, program: torch.export.ExportedProgram) -> tvm.IRModule:
         """Convert a program of core operators; a single output is not wrapped in a tuple."""
+        mod = None
         try:
-            return self.from_exported_program(
+            mod = self.from_exported_program(
                 program,
                 keep_params_as_input=False,
                 unwrap_unit_return_tuple=True,
                 no_bind_return_tuple=False,
                 custom_convert_map=None,
             )
-        except TvmExtError:
-            raise
         except Exception as error:  # TVM's importer uses assertions and exceptions of all kinds
-            raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
+            if not self.faults:
+                raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
+        if self.faults or mod is None:
+            raise _unsupported(self.source, self.faults)
+        return bound_takes(mod)
 
     @staticmethod
     def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:
@@ -132,16 +139,44 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
     def _located(self, converter: Callable[[torch.fx.Node], Any]) -> Callable[[torch.fx.Node], Any]:
         def convert_node(node: torch.fx.Node) -> Any:
             try:
-                result = converter(node)
-            except TvmExtError:  # a node inside a branch, named already
+                with promoted(self, node):
+                    result = (logical_converter(self, node) or converter)(node)
+                fault = _fault(result, node)
+            except _NoStandInError:  # a node inside a branch
                 raise
             except Exception as error:  # TVM's converters use assertions and exceptions of all kinds
-                raise _unsupported(self.source, [f"{_label(node)}: {error_line(error)}"]) from error
+                fault = error_line(error)
+            if fault:
+                self.faults.append(f"{_label(node)}: {fault}")
+                result = self._stand_in(node.meta.get("val"))
             if isinstance(result, relax.Var):
                 self.origins[result.name] = _label(node)
             return result
 
         return convert_node
+
+    def _stand_in(self, expected: Any) -> Any:
+        """Give zeros in place of what could not be converted, to find what else cannot."""
+        if isinstance(expected, tuple | list):
+            return tuple(self._stand_in(part) for part in expected)
+        if isinstance(expected, torch.Tensor) and all(isinstance(size, int) for size in expected.shape):
+            return self.block_builder.emit(relax.op.zeros(tuple(expected.shape), relax_dtype(expected.dtype)))
+        raise _NoStandInError
+
+
+class _NoStandInError(Exception):
+    """A node could not be converted, and what it gives is not known well enough to go on without it."""
+
+
+def _fault(result: Any, node: torch.fx.Node) -> str | None:
+    """Compare a result, or the parts of it, with what the exported program says of the node."""
+    expected = node.meta.get("val")
+    if isinstance(result, relax.Expr) and isinstance(expected, torch.Tensor):
+        return type_fault(result, expected)
+    if isinstance(result, tuple) and isinstance(expected, tuple | list):
+        pairs = [pair for pair in zip(result, expected, strict=False) if isinstance(pair[1], torch.Tensor)]
+        return next((fault for part, tensor in pairs if (fault := type_fault(part, tensor))), None)
+    return None
 
 
 def _call_nodes(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
