@@ -6,6 +6,7 @@ from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
+from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
 
 RULES = (
@@ -16,5 +17,6 @@ RULES = (
     SlidingWindow(),
     GlobalAverage(),
     RowReduction(),
+    Transpose(),
     Elementwise(),
 )

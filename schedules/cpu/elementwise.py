@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import SBlockRV
-from tvm.tirx import PrimFunc
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IntImm, PrimFunc
+from tvm_ext.schedules.cpu.access import Axes, axes_of
 from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
 from tvm_ext.schedules.cpu.inline import inline_producers
@@ -40,16 +43,37 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     loops = list(schedule.get_loops(block))
     if not loops:
         return
-    flat = max(1, flat_suffix(schedule, block))
-    outer, inner = loops[:-flat], loops[-flat:]
-    vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
+    axes = axes_of(schedule, block)
+    flat = flat_suffix(axes)
     lanes = vector_lanes(schedule, block, machine)
     seconds = block_seconds(schedule, block)
+    outer, inner = loops[:-flat], loops[-flat:]
+    vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
+    if flat == 1 and len(outer) > 1 and _computes_addresses(axes):
+        columns, vector = _split_evenly(schedule, vector, lanes)
+        schedule.reorder(*outer[:-1], columns, outer[-1])
+        outer = [*outer[:-1], columns]
     if outer:
         share_out(schedule, outer, seconds, machine.cores)
     else:
         vector = share_out_one(schedule, vector, seconds, machine.cores, lanes)
     mark_simd(schedule, vector, lanes)
+
+
+def _computes_addresses(axes: Axes) -> bool:
+    """Whether addresses along the last axis are computed element by element, as in a resize.
+
+    The last axis then goes outside the one before it, which makes the addresses of a vector the same for all rows.
+    """
+    return any(access.strides is None or access.strides[-1] is None for access in axes.accesses)
+
+
+def _split_evenly(schedule: Schedule, loop: LoopRV, lanes: int) -> tuple[LoopRV, LoopRV]:
+    """Split a loop into vectors, or into the largest parts of a vector that divide it."""
+    extent = schedule.get(loop).extent
+    part = gcd(int(extent), lanes) if isinstance(extent, IntImm) else 1
+    outer, inner = schedule.split(loop, [None, part if part >= lanes // 4 else lanes])
+    return outer, inner
 
 
 def vector_lanes(schedule: Schedule, block: SBlockRV, machine: Machine) -> int:
@@ -59,36 +83,7 @@ def vector_lanes(schedule: Schedule, block: SBlockRV, machine: Machine) -> int:
     return max(2, machine.vector_bits // max(8, bits))
 
 
-def flat_suffix(schedule: Schedule, block: SBlockRV) -> int:
-    """Count the last loops that walk every tensor contiguously or not at all, and so can be one loop."""
-    body = schedule.get(block)
-    variables = [iter_var.var for iter_var in body.iter_vars]
-    extents = [iter_var.dom.extent for iter_var in body.iter_vars]
-    regions = [*body.reads, *body.writes]
-    suffix = 0
-    for position in range(len(variables) - 1, -1, -1):
-        if not all(_walks_flat(region, variables[position:], extents[position:]) for region in regions):
-            break
-        suffix += 1
-    return suffix
-
-
-def _walks_flat(region: tvm.ir.TensorRegion, trailing: list[tvm.ir.Var], extents: list[tvm.tirx.Expr]) -> bool:
-    """Whether the last dimensions of a region are exactly ``trailing``, whole and in order, or none of them occurs."""
-    shape, ranges = region.source.shape, region.region
-    used = [
-        any(variable.same_as(found) for item in ranges for found in tvm.tirx.analysis.undefined_vars(item.min))
-        for variable in trailing
-    ]
-    if not any(used):
-        return True
-    if len(ranges) < len(trailing):
-        return False
-    analyzer = tvm.sym.Analyzer()
-    for index, (variable, extent) in enumerate(zip(reversed(trailing), reversed(extents), strict=True)):
-        item, size = ranges[len(ranges) - 1 - index], shape[len(shape) - 1 - index]
-        if not (item.min.same_as(variable) and analyzer.can_prove_equal(item.extent, 1)):
-            return False
-        if not analyzer.can_prove_equal(size, extent):
-            return False
-    return True
+def flat_suffix(axes: Axes) -> int:
+    """Count the last axes that walk every tensor as one axis would, or not at all; at least one."""
+    last = len(axes.extents) - 1
+    return next((count for count in range(1, last + 1) if not axes.flat(last - count, last)), last + 1)

@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
+from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
 from tvm_ext.schedules.simd.vector import Bindings, broadcast, element_type
 from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
 
@@ -45,12 +46,13 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     analyzer = tvm.sym.Analyzer()
 
     def visit(loop: Any, mutator: Any) -> Any:
-        marked = loop.annotations.get(SIMD_ATTRIBUTE) if loop.annotations else None
-        if marked is not None:
-            try:
-                return _vectorize(loop, int(marked), analyzer)
-            except NotVectorizable:
-                pass
+        for attribute, rewrite in ((TILE_ATTRIBUTE, tile_loops), (SIMD_ATTRIBUTE, _vectorize)):
+            marked = loop.annotations.get(attribute) if loop.annotations else None
+            if marked is not None:
+                try:
+                    return rewrite(loop, int(marked), analyzer)
+                except NotVectorizable:
+                    continue
         analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
         return mutator.default_mutate(loop)
 

@@ -61,9 +61,12 @@ class Widener:
         self._names: dict[Any, Any] = {}
         whole = isinstance(active, int) and active == lanes
         limit = tirx.const(active, self._integer) if isinstance(active, int) else active
-        analyzer.bind(self._lane, tvm.ir.Range(tirx.const(0, self._integer), limit))
+        # A range of one lane would make the lane vanish from the addresses that show how they depend on it.
+        known = tirx.const(2, self._integer) if isinstance(active, int) and active == 1 else limit
+        analyzer.bind(self._lane, tvm.ir.Range(tirx.const(0, self._integer), known))
         self.mask: Any = None if whole else self._ramp(tirx.const(0, self._integer)) < broadcast(limit, lanes)
         self._conditional = False
+        self._active = active if isinstance(active, int) else 0
 
     def value(self, expression: Any) -> Any:
         """Widen an expression; what is the same in all lanes stays a scalar."""
@@ -95,6 +98,10 @@ class Widener:
         if kind is tvm.ir.Call:
             return self._call(expression)
         raise NotVectorizable(f"expression {kind.__name__}")
+
+    def define(self, variable: Any, value: Any) -> None:
+        """Give the wide value that a variable stands for."""
+        self._names[variable] = value
 
     def wide(self, expression: Any) -> Any:
         """Widen an expression to a full vector."""
@@ -204,12 +211,55 @@ class Widener:
                 if self.mask is None:
                     return tirx.BufferLoad(buffer, [ramp])
                 return tirx.op.masked_load(wide_type(element_type(load), self._lanes), buffer, ramp, self.mask)
+        elif not self._conditional and self._active:
+            shuffled = self._shuffled_load(load, index)
+            if shuffled is not None:
+                return shuffled
         addresses = self._ramp(*found) if found is not None else self.wide(index)
         if self.mask is not None and not self._inside(buffer, self._at_lane(index)):
             addresses = prim.Select(
                 self.mask, addresses, broadcast(tirx.const(0, element_type(addresses)), self._lanes)
             )
         return tirx.BufferLoad(buffer, [addresses])
+
+    def _shuffled_load(self, load: Any, index: Any) -> Any:
+        """Load from addresses that follow a pattern known now, such as ``k // 2``: whole vectors, then one shuffle."""
+        addresses = [self._at(index, lane) for lane in range(self._active)]
+        offsets = []
+        for address in addresses:
+            offset = self._analyzer.simplify(address - addresses[0])
+            if not isinstance(offset, prim.IntImm):
+                return None
+            offsets.append(int(offset))
+        windows: list[int] = []
+        for offset in sorted(set(offsets)):
+            if not windows or offset >= windows[-1] + self._lanes:
+                windows.append(offset)
+        if len(windows) > 2:
+            return None
+        vectors, lanes = [], [0] * self._lanes
+        for number, window in enumerate(windows):
+            inside = [offset - window for offset in offsets if 0 <= offset - window < self._lanes]
+            ramp = self._ramp(self._analyzer.simplify(addresses[0] + window))
+            if max(inside) == self._lanes - 1:
+                vectors.append(tirx.BufferLoad(load.source, [ramp]))
+            else:
+                limit = broadcast(tirx.const(max(inside) + 1, self._integer), self._lanes)
+                mask = self._ramp(tirx.const(0, self._integer)) < limit
+                vectors.append(tirx.op.masked_load(wide_type(element_type(load), self._lanes), load.source, ramp, mask))
+            for lane, offset in enumerate(offsets):
+                if 0 <= offset - window < self._lanes:
+                    lanes[lane] = number * self._lanes + offset - window
+        return prim.Shuffle(vectors, [tirx.const(lane, "int32") for lane in lanes])
+
+    def _at(self, expression: Any, lane: int) -> Any:
+        """Evaluate an expression in one lane, as far as it is known."""
+        position = self._first + lane
+
+        def replace(variable: Any) -> Any:
+            return position if variable.same_as(self._variable) else self._renamed(variable)
+
+        return self._analyzer.simplify(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
 
     def _store(self, store: Any) -> Any:
         (index,) = _only(store.indices)

@@ -1,0 +1,146 @@
+"""Kernels that transpose: what is contiguous in a tensor they read is not contiguous in what they write.
+
+Permutations, conversions between layouts, depth-to-space and their like, with what is computed on the way.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm.ir.prim import expr as prim
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import PrimFunc
+from tvm_ext.schedules.cpu.access import Axes, axes_of
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
+from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
+from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.tiles import mark_tile
+
+SMALLEST_SIDE, LARGEST_SIDE = 4, 16
+"""Sides of tiles: below, loading lane by lane is as good; above, the tile does not fit the registers."""
+
+TRANSPOSE_FACTOR = 2.0
+"""How much longer a transposition takes than a copy."""
+
+
+class Transpose:
+    """Schedule a data-parallel kernel in which a block transposes."""
+
+    name = "cpu.transpose"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when all blocks compute single elements and one of them transposes."""
+        schedule = new_schedule(func)
+        blocks = top_blocks(schedule)
+        if not blocks or not all(
+            is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)
+            for block in blocks
+        ):
+            return None
+        machine = machine_of(target)
+        try:
+            blocks = inline_producers(schedule)
+            done = [_transpose(schedule, block, machine) for block in blocks]
+            if not any(done):
+                return None
+            for block, transposes in zip(blocks, done, strict=True):
+                if not transposes:
+                    vectorize_and_divide(schedule, block, machine)
+        except tvm.s_tir.ScheduleError:
+            return None
+        return schedule
+
+
+def _transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
+    """Tile a block if it transposes; otherwise leave it as it is."""
+    _split_mixed_axes(schedule, block)
+    axes = axes_of(schedule, block)
+    pair = transposed_axes(axes)
+    if pair is None:
+        return False
+    read, written = pair
+    lanes = min(vector_lanes(schedule, block, machine), LARGEST_SIDE)
+    side = min(lanes, *(1 << (int(axes.extents[axis] or 1) - 1).bit_length() for axis in pair))
+    if side < SMALLEST_SIDE:
+        return False
+    loops = list(schedule.get_loops(block))
+    seconds = TRANSPOSE_FACTOR * block_seconds(schedule, block)
+    rest = [loop for number, loop in enumerate(loops) if number not in pair]
+    inner, innermost = loops[read], loops[written]
+    schedule.reorder(*rest, inner, innermost)
+    if rest:
+        share_out(schedule, rest, seconds, machine.cores)
+    else:
+        inner = share_out_one(schedule, inner, seconds, machine.cores, side)
+    mark_tile(schedule, inner, side)
+    mark_simd(schedule, innermost, side)
+    return True
+
+
+def transposed_axes(axes: Axes) -> tuple[int, int] | None:
+    """Find the axis along which a tensor that is read is contiguous, and the one along which the result is.
+
+    None when they are the same, or when there is no such axis.
+    """
+    written = next(access for access in axes.accesses if access.written)
+    if written.strides is None:
+        return None
+    target = _unit_stride(axes, written.strides)
+    if target is None:
+        return None
+    for access in axes.accesses:
+        if access.written or access.strides is None or access.strides[target] in (0, 1, None):
+            continue
+        source = _unit_stride(axes, access.strides)
+        if source is not None:
+            return source, target
+    return None
+
+
+def _unit_stride(axes: Axes, strides: tuple[int | None, ...]) -> int | None:
+    return next((axis for axis, stride in enumerate(strides) if stride == 1 and axes.extents[axis] != 1), None)
+
+
+def _split_mixed_axes(schedule: Schedule, block: SBlockRV) -> None:
+    """Split an axis of which two dimensions of a tensor each take a part, as in ``a[c // 16, c % 16]``."""
+    body = schedule.get(block)
+    variables = [iter_var.var for iter_var in body.iter_vars]
+    axes = axes_of(schedule, block)
+    factors: dict[int, int] = {}
+    for axis, variable in enumerate(variables):
+        extent = axes.extents[axis]
+        if extent is None or not any(a.strides is not None and a.strides[axis] is None for a in axes.accesses):
+            continue
+        found: list[int] = []
+
+        def note(node: Any, variable: Any = variable, found: list[int] = found) -> None:
+            used = tvm.tirx.analysis.undefined_vars(node.a)
+            if isinstance(node.b, prim.IntImm) and any(variable.same_as(other) for other in used):
+                found.append(int(node.b))
+
+        for region in body.reads:
+            for item in region.region:
+                tvm_ffi.structural_walk(item.min, ((prim.FloorMod, prim.FloorDiv), note))
+        factor = gcd(extent, *found) if found else 1
+        if 1 < factor < extent:
+            factors[axis] = factor
+    if not factors:
+        return
+
+    def split(*indices: Any) -> list[Any]:
+        result: list[Any] = []
+        for axis, index in enumerate(indices):
+            result += [index // factors[axis], index % factors[axis]] if axis in factors else [index]
+        return result
+
+    index_map = tvm.tirx.IndexMap.from_func(split, ndim=len(variables))
+    schedule.transform_block_layout(block, index_map)

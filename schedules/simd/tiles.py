@@ -1,0 +1,214 @@
+"""Two loops that transpose become square tiles: rows loaded as vectors, transposed in registers, stored as vectors.
+
+before: ``for x in range(64):  # tile 16     for y in range(48):  # simd 16     out[x*48 + y] = f(a[y*64 + x])``
+after:  for every tile of 16 x 16: 16 vectors of ``a`` along ``x``, four rounds of shuffles that swap ``x`` and ``y``,
+        ``f`` and 16 stores along ``y``; what is left at the edges is done in masked tiles
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+from tvm_ext.schedules.simd.vector import broadcast, element_type
+from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, operation, uses
+
+TILE_ATTRIBUTE = "tvm_ext.simd_tile"
+"""Annotation of the outer of two loops: side of the square tiles they are to be cut into."""
+
+
+def mark_tile(schedule: Schedule, outer: LoopRV, side: int) -> None:
+    """Ask for ``outer`` and the marked loop directly inside it to be made of square tiles when the kernel is lowered.
+
+    ``outer`` must be the axis along which what is read is contiguous, the inner loop that of what is written.
+    """
+    schedule.annotate(outer, TILE_ATTRIBUTE, side)
+
+
+BLOCK_TILES = 8
+"""Tiles along the side of a block, which is finished before the next is begun: it stays within few memory pages."""
+
+LARGE_MATRIX = 1 << 17
+"""Elements from which a matrix is walked over in blocks."""
+
+Emit = Callable[[Any, int, Any, int], list[Any]]
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    """A load that is contiguous along the outer loop: what stands for it, and the condition it is made under."""
+
+    placeholder: Any
+    load: Any
+    condition: Any
+
+
+def tile_loops(outer: Any, side: int, analyzer: Any) -> Any:
+    """Rewrite two nested loops as tiles.
+
+    Raises
+    ------
+    NotVectorizable
+        If nothing is transposed, or if a tile would have to be loaded lane by lane.
+    """
+    inner = outer.body
+    if not isinstance(inner, tirx.For) or not isinstance(inner.body, tirx.BufferStore):
+        raise NotVectorizable("not two loops around one store")
+    for loop in (outer, inner):
+        if not (isinstance(loop.extent, prim.IntImm) and isinstance(loop.min, prim.IntImm) and int(loop.min) == 0):
+            raise NotVectorizable("a loop of unknown length")
+    return _Tiler(outer, inner, side, analyzer).rewrite()
+
+
+class _Tiler:
+    def __init__(self, outer: Any, inner: Any, side: int, analyzer: Any) -> None:
+        self._outer, self._inner, self._side, self._analyzer = outer, inner, side, analyzer
+        self._integer = element_type(outer.loop_var)
+        for loop in (outer, inner):
+            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        self._transposed: list[_Transposed] = []
+        self._body = self._replace_loads(inner.body)
+        if not self._transposed:
+            raise NotVectorizable("nothing is transposed")
+
+    def rewrite(self) -> Any:
+        rows, columns = int(self._outer.extent), int(self._inner.extent)
+        block = self._side * BLOCK_TILES
+        if min(rows, columns) < 2 * block or rows * columns < LARGE_MATRIX:
+            return _sequence(self._block(self._constant(0), rows, self._constant(0), columns))
+        return _sequence(self._blocks(self._block, block, self._constant(0), rows, self._constant(0), columns))
+
+    def _block(self, x: Any, rows: int, y: Any, columns: int) -> list[Any]:
+        return self._blocks(lambda *place: [self._tile(*place)], self._side, x, rows, y, columns)
+
+    def _blocks(self, emit: Emit, size: int, x: Any, rows: int, y: Any, columns: int) -> list[Any]:
+        """Emit squares of ``size`` that cover ``rows`` x ``columns`` from (x, y) on; those at the edges are smaller."""
+
+        def along_y(first: Any, count: int) -> list[Any]:
+            return self._strip(lambda second, number: emit(first, count, second, number), size, y, columns)
+
+        return self._strip(along_y, size, x, rows)
+
+    def _strip(self, emit: Callable[[Any, int], list[Any]], size: int, start: Any, extent: int) -> list[Any]:
+        """Emit a loop over whole pieces of one axis, and what is left; ``emit`` gets the first index and the count."""
+        whole, rest = divmod(extent, size)
+        parts: list[Any] = []
+        if whole:
+            number = tvm.ir.Var("tile", self._outer.loop_var.ty)
+            zero, count = self._constant(0), self._constant(whole)
+            self._analyzer.bind(number, tvm.ir.Range(zero, count))
+            parts.append(
+                tirx.For(number, zero, count, tirx.ForKind.SERIAL, _sequence(emit(start + number * size, size)))
+            )
+        if rest:
+            parts += emit(start + whole * size, rest)
+        return parts
+
+    def _tile(self, x: Any, rows: int, y: Any, columns: int) -> Any:
+        statements: list[Any] = []
+        vectors = [self._load_transposed(found, x, rows, y, columns, statements) for found in self._transposed]
+        for row in range(rows):
+            widener = Widener(self._inner.loop_var, y, self._side, columns, self._analyzer)
+            for found, along_y in zip(self._transposed, vectors, strict=True):
+                widener.define(found.placeholder, along_y[row])
+            position = self._analyzer.simplify(x + row)
+            statements.append(widener.statement(_substitute(self._body, self._outer.loop_var, position)))
+        return tirx.SeqStmt(statements)
+
+    def _load_transposed(
+        self, found: _Transposed, x: Any, rows: int, y: Any, columns: int, statements: list[Any]
+    ) -> list[Any]:
+        """Load ``columns`` vectors along x, and return the vectors along y."""
+        element = element_type(found.load)
+        zero = broadcast(tirx.const(0, element), self._side)
+        vectors: list[Any] = [zero] * self._side
+        for column in range(columns):
+            position = self._analyzer.simplify(y + column)
+            load = _substitute(found.load, self._inner.loop_var, position)
+            vector = Widener(self._outer.loop_var, x, self._side, rows, self._analyzer).value(load)
+            if found.condition is not None:
+                condition = _substitute(found.condition, self._inner.loop_var, position)
+                condition = self._analyzer.simplify(condition)
+                vector = tirx.if_then_else(condition, vector, zero)
+            vectors[column] = self._bind(vector, statements)
+        return self._transpose(vectors, statements)
+
+    def _transpose(self, vectors: list[Any], statements: list[Any]) -> list[Any]:
+        """Transpose a square by swapping the off-diagonal blocks of ever smaller squares."""
+        distance = self._side // 2
+        while distance:
+            low = [lane if not lane & distance else self._side + lane - distance for lane in range(self._side)]
+            high = [lane + distance if not lane & distance else self._side + lane for lane in range(self._side)]
+            for row in range(self._side):
+                if not row & distance:
+                    pair = [vectors[row], vectors[row + distance]]
+                    vectors[row] = self._bind(_shuffle(pair, low), statements)
+                    vectors[row + distance] = self._bind(_shuffle(pair, high), statements)
+            distance //= 2
+        return vectors
+
+    def _bind(self, value: Any, statements: list[Any]) -> Any:
+        variable = tvm.ir.Var("row", value.ty)
+        statements.append(tirx.Bind(variable, value))
+        return variable
+
+    def _replace_loads(self, store: Any) -> Any:
+        """Put a variable in the place of every load that is to be transposed."""
+        conditions: list[Any] = []
+
+        def call(node: Any, mutator: Any) -> Any:
+            if operation(node) != "if_then_else":
+                return mutator.default_mutate(node)
+            condition, then, otherwise = node.args
+            conditions.append(condition)
+            then = mutator.mutate(then)
+            conditions[-1] = prim.Not(condition)
+            otherwise = mutator.mutate(otherwise)
+            conditions.pop()
+            return tirx.if_then_else(condition, then, otherwise)
+
+        def load(node: Any, _mutator: Any) -> Any:
+            if not self._is_transposed(node):
+                return node
+            condition = None
+            for part in conditions:
+                condition = part if condition is None else prim.And(condition, part)
+            if condition is not None and uses(condition, self._outer.loop_var):
+                raise NotVectorizable("a condition along the loaded vectors")
+            placeholder = tvm.ir.Var("transposed", node.ty)
+            self._transposed.append(_Transposed(placeholder, node, condition))
+            return placeholder
+
+        value = tvm_ffi.structural_mutate(store.value, [(tvm.ir.Call, call), (tvm.ir.TensorLoad, load)])
+        return tirx.BufferStore(store.buffer, value, store.indices)
+
+    def _is_transposed(self, load: Any) -> bool:
+        if len(load.indices) != 1:
+            return False
+        variables = [self._outer.loop_var, self._inner.loop_var]
+        found = tvm.sym.detect_linear_equation(self._analyzer.simplify(load.indices[0]), variables)
+        if len(found) != 3 or not all(isinstance(stride, prim.IntImm) for stride in found[:2]):
+            return False
+        return int(found[0]) == 1 and int(found[1]) not in (0, 1)
+
+    def _constant(self, number: int) -> Any:
+        return tirx.const(number, self._integer)
+
+
+def _sequence(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(list(parts))
+
+
+def _shuffle(vectors: Sequence[Any], lanes: Sequence[int]) -> Any:
+    return prim.Shuffle(list(vectors), [tirx.const(lane, "int32") for lane in lanes])
+
+
+def _substitute(node: Any, variable: Any, value: Any) -> Any:
+    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda found: value if found.same_as(variable) else found))
