@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import tvm_ext
 from tests.commands import Commands
+from tests.modules import Mlp
 from tests.zoo import get
+from tvm_ext.artifact import CompiledModel
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +58,21 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     yield make
     for folder in mounted:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def compiled() -> CompiledModel:
+    """The module ``tests.modules.Mlp``, compiled for this machine."""
+    return tvm_ext.compile(Mlp)
+
+
+@pytest.fixture(scope="session")
+def saved(compiled: CompiledModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``compiled`` as an artifact on disk; not to be changed."""
+    return compiled.save(tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """``compiled`` as an artifact on disk that a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))

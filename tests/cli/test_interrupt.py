@@ -183,6 +183,24 @@ def test_an_ignored_signal_stays_ignored() -> None:
     assert output_of(source) == "alive False"
 
 
+def test_a_handler_that_cpp_code_puts_in_place_swallows_nothing() -> None:
+    source = """
+        import ctypes, os, signal, time
+        from tvm_ext.cli import interrupt
+        interrupt.install()
+        ctypes.CDLL(None).signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            print("interrupted", interrupt.received(), interrupt.exit_code())
+            interrupt.ignore()
+            os._exit(0)
+    """
+    assert output_of(source, "-u") == "interrupted True 130"
+
+
 def test_other_signals_do_not_count() -> None:
     source = """
         import os, signal, time
