@@ -99,6 +99,8 @@ def measure(name: str, threads: int, budget: float) -> list[dict[str, Any]]:
     for form, entry in (("float32", get(name)), ("int8", quantized(name))):
         result = compare(entry.onnx_path(), ENGINES, threads=threads, budget=budget, noise=False)
         for row in result.json_rows():
+            if row["error"] is not None:
+                raise SystemExit(f"{name} as {form} in {row['label']}: {row['error']}")
             rows.append({"model": name, "form": form, **row})
             print(f"{name:14} {form:8} {row['label']:12} {_text(row['median_ms'])} ms, least {_text(row['min_ms'])}")
     rows[-2] |= agreement(quantized(name))

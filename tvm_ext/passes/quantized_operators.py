@@ -32,12 +32,12 @@ def _astype(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
         rewriter.sums[var] = rewriter.totals[data]
         return True
     if dtype in ACTIVATION_TYPES and data in rewriter.rounded:
-        value, zero_point, clipped = rewriter.rounded[data]
+        total, zero_point, clipped = rewriter.rounded[data]
         limits = np.iinfo(dtype)
         if clipped != (limits.min, limits.max):
             return False
         shift = SIGNED_OFFSET if dtype == "int8" else 0
-        rewriter.integers[var] = rewriter.requantize(value, 1.0, zero_point + shift)
+        rewriter.integers[var] = rewriter.requantize(total, 1.0, zero_point + shift)
         return True
     return False
 
