@@ -38,9 +38,7 @@ def check_graph(model: onnx.ModelProto, source: str) -> None:
         raise ModelError(f"{source}: the graph has no outputs; the model is damaged or was cut apart wrongly")
     context = checker.C.CheckerContext()
     context.ir_version = model.ir_version
-    context.opset_imports = {
-        "" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import
-    }
+    context.opset_imports = {domain_of(item): item.version for item in model.opset_import}
     faults: list[str] = []
     _check_names(model.graph, set(), source)
     _check_nodes(model.graph, context, faults)

@@ -1,4 +1,4 @@
-"""Bodies of ONNX operators that ONNX itself defines by simpler ones (``Celu``, ``Swish``, ``CenterCropPad``, ...)."""
+"""Bodies of operators that are defined by simpler ones: by ONNX (``Celu``, ``CenterCropPad``, ...) or by the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,49 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from tvm_ext.frontend.onnx_graph import domain_of, subgraphs
+from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_values import Value
+
+
+def local_body(
+    node: onnx.NodeProto, functions: Mapping[tuple[str, str, str], onnx.FunctionProto], opsets: Mapping[str, int]
+) -> onnx.FunctionProto | None:
+    """Definition that the model gives of a node's operator, with the node's attributes filled in.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+    functions : mapping from (domain, name, overload) to onnx.FunctionProto
+        The functions of the model.
+    opsets : mapping from str to int
+        Version of each operator domain in the model.
+
+    Returns
+    -------
+    onnx.FunctionProto or None
+        None for an operator that is not a function of the model.
+
+    Raises
+    ------
+    MalformedNodeError
+        If the function is written in other operator set versions than the model.
+    """
+    function = functions.get((domain_of(node), node.op_type, node.overload))
+    if function is None:
+        return None
+    for item in function.opset_import:
+        domain = domain_of(item)
+        if opsets.get(domain, item.version) != item.version:
+            raise MalformedNodeError(
+                f"function {function.name!r} uses version {item.version} of the operator set {domain or 'ai.onnx'}, "
+                f"the model version {opsets[domain]}"
+            )
+    body = onnx.FunctionProto()
+    body.CopyFrom(function)
+    given = {item.name: item for item in (*function.attribute_proto, *node.attribute)}
+    for step in body.node:
+        _fill_in_attributes(step, given)
+    return body
 
 
 def function_body(

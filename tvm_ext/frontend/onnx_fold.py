@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from tvm_ext.frontend.onnx_evaluate import Evaluator
-from tvm_ext.frontend.onnx_expand import function_body
+from tvm_ext.frontend.onnx_expand import function_body, local_body
 from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs, topological_order, without_dead
 from tvm_ext.frontend.onnx_infer import MalformedNodeError, TypeInference
 from tvm_ext.frontend.onnx_simplify import constant_attribute, passed_through, shape_value
@@ -36,7 +36,7 @@ class Folder:
     Parameters
     ----------
     model : onnx.ModelProto
-        Checked; its functions are inlined already.
+        Checked.
     is_supported : callable
         Says of a node whether the importer can convert it; if not, it is replaced by the body that ONNX defines for
         its operator, where there is one.
@@ -63,12 +63,13 @@ class Folder:
     """
 
     def __init__(self, model: onnx.ModelProto, is_supported: Callable[[onnx.NodeProto], bool]) -> None:
-        self._opsets = {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
+        self._opsets = {domain_of(item): item.version for item in model.opset_import}
         self._is_supported = is_supported
         self._infer = TypeInference(self._opsets, model.ir_version)
         self._evaluate = Evaluator(self._opsets)
         self._taken: set[str] = set()
         self._graph = model.graph
+        self._functions = {(domain_of(item), item.name, item.overload): item for item in model.functions}
         self.nodes: list[onnx.NodeProto] = []
         self.outputs: list[Value] = []
         self.constants: dict[str, Value] = {}
@@ -125,7 +126,9 @@ class Folder:
             return
         if operator == ("", "Loop") and self._unroll_loop(node, inputs, scope, label):
             return
-        body = None if self._is_supported(node) else function_body(node, inputs, self._opsets)
+        body = local_body(node, self._functions, self._opsets)
+        if body is None and not self._is_supported(node):
+            body = function_body(node, inputs, self._opsets)
         if body is not None:
             self.expanded[node.op_type] += 1
             self._inline_function(node, inputs, body, scope, label)
@@ -246,7 +249,7 @@ class Folder:
         scope: Scope,
         label: str,
     ) -> None:
-        """Replace a node by the nodes that ONNX defines it by."""
+        """Replace a node by the nodes that its operator is defined by."""
         inner = Scope(scope.nodes, set(), scope, f"{label}: ")
         for name, actual in zip(body.input, inputs, strict=False):
             if actual is not None:

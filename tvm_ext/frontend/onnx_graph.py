@@ -17,9 +17,9 @@ def node_label(node: onnx.NodeProto) -> str:
     return f"{operator} node that makes {output!r}" if output else f"unnamed {operator} node"
 
 
-def domain_of(node: onnx.NodeProto) -> str:
+def domain_of(item: onnx.NodeProto | onnx.FunctionProto | onnx.OperatorSetIdProto) -> str:
     """Operator domain, with the two spellings of the default one made equal."""
-    return "" if node.domain == "ai.onnx" else node.domain
+    return "" if item.domain == "ai.onnx" else item.domain
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -18,11 +18,10 @@ from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
-from tvm_ext.frontend.onnx_support import UnsupportedNode, find_converter, unsupported_error
+from tvm_ext.frontend.onnx_support import UnsupportedNode, find_converter, is_supported, unsupported_error
 from tvm_ext.frontend.onnx_values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax_check import error_line
-
-TAKE = tvm.ir.Op.get("relax.take")
+from tvm_ext.frontend.relax_indexing import clip_indices
 
 # Operators and the position from which on their inputs stand for dimensions. TVM's converters make a variable for each
 # element of those that are not constant.
@@ -68,9 +67,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self._prepared = prepared
         self._source = source
         self._failures: list[UnsupportedNode] = []
-        self._opsets = {
-            ("" if item.domain == "ai.onnx" else item.domain): item.version for item in prepared.skeleton.opset_import
-        }
+        self._opsets = {domain_of(item): item.version for item in prepared.skeleton.opset_import}
 
     def run(self) -> tvm.IRModule:
         """Convert the model.
@@ -86,6 +83,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             mod = self.from_onnx(model.graph, default_opset(model))
         if self._failures:
             raise unsupported_error(self._source, self._failures)
+        mod = clip_indices(mod)
         if any(node.op_type == "If" for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
         return mod
@@ -121,7 +119,10 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
-            if all(not name or name in self._nodes for name in node.input):  # else it reads what a failed node makes
+            known = all(
+                not name or name in self._nodes for name in node.input
+            )  # or a failed node makes it
+            if known or not is_supported(node):
                 self._construct_node(node)
 
     def _construct_node(self, node: onnx.NodeProto) -> None:
@@ -219,9 +220,6 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
-        if _reads_unchecked(result):
-            # A wrong index given to the model must not read or crash outside the table.
-            result = relax.op.take(result.args[0], result.args[1], result.attrs.axis, mode="clip")
         variable = self.bb.emit(result, name_hint=_identifier(name))
         self.origins[variable.name] = label
         return variable
@@ -240,10 +238,6 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
 class _BranchFailedError(Exception):
     """A node inside an ``If`` failed, and was recorded."""
-
-
-def _reads_unchecked(result: relax.Expr) -> bool:
-    return isinstance(result, relax.Call) and result.op == TAKE and result.attrs.mode == "fast"
 
 
 def _extent(variable: relax.Var) -> int:

@@ -18,12 +18,25 @@ class MalformedNodeError(Exception):
     """A node breaks the rules of its operator. The file that it is in is known further up."""
 
 
-def _check_axis(node: onnx.NodeProto, inputs: Sequence[Value | None], label: str) -> None:
-    """Keep an axis out of range from the C++ side, where some operators (LayerNormalization) do not look."""
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+def _check_before_inference(node: onnx.NodeProto, inputs: Sequence[Value | None], label: str) -> None:
+    """Refuse what the inference functions of ``onnx`` do not look at before they index memory by it.
+
+    LayerNormalization takes any axis, Split any number of parts; both then crash, or worse, do not.
+    """
+    given = {attribute.name: attribute for attribute in node.attribute}
+    axis = given["axis"].i if "axis" in given else 0
     dims = partial_shape(inputs[0].type) if inputs and inputs[0] is not None else None
     if dims is not None and not -len(dims) - 1 <= axis <= len(dims):
         raise MalformedNodeError(f"{label}: axis {axis} is out of range for an input of {len(dims)} dimensions")
+    if node.op_type != "Split":
+        return
+    parts = inputs[1].size if len(inputs) > 1 and inputs[1] is not None else None
+    if "split" in given:
+        parts = len(given["split"].ints)
+    if "num_outputs" in given:
+        parts = given["num_outputs"].i
+    if parts is not None and parts != len(node.output):
+        raise MalformedNodeError(f"{label}: it splits into {parts} parts and has {len(node.output)} outputs")
 
 
 class TypeInference:
@@ -76,7 +89,7 @@ class TypeInference:
             # ONNX infers the shape as if this attribute, when left out, were 0; its default is 1.
             node = onnx.NodeProto.FromString(node.SerializeToString())
             node.attribute.append(helper.make_attribute("onesided", 1))
-        _check_axis(node, inputs, label)
+        _check_before_inference(node, inputs, label)
         types, data = {}, {}
         for name, value in zip(node.input, inputs, strict=True):
             if value is None:

@@ -24,6 +24,9 @@ from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs
 PROTOBUF_LIMIT = 2**31 - 1
 """Bytes; protobuf reads and writes nothing larger."""
 
+OLDEST_OPSET = 7
+"""Before it, broadcasting was spelled out by attributes that no importer knows any more."""
+
 EXPORT_AGAIN = "export or download the model again"
 
 BYTES_FIELDS = frozenset(["s", "strings"])
@@ -179,6 +182,12 @@ def _require_versions(model: OnnxModel) -> None:
         raise ModelError(
             f"{model.source}: operator set version {opset} is too new, {upgrade} {known}; "
             "upgrade the onnx package or export with an older opset"
+        )
+    if 0 < opset < OLDEST_OPSET:
+        # onnx.version_converter is no help: from 6 to 7 it gets the axes of broadcasts wrong.
+        raise ModelError(
+            f"{model.source}: operator set version {opset} is too old, {OLDEST_OPSET} or newer is needed; export the "
+            "model again with a newer opset"
         )
     if opset < 1 and _uses_default_domain(proto.graph):
         raise ModelError(

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import helper, version_converter
-from onnx.inliner import inline_local_functions
+from onnx import helper
 
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.imported import TensorSpec
@@ -16,17 +15,11 @@ from tvm_ext.frontend.onnx_fold import Folder
 from tvm_ext.frontend.onnx_graph import reads
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_inputs import bind_inputs
-from tvm_ext.frontend.onnx_model import EXPORT_AGAIN, OnnxModel, default_opset
-from tvm_ext.frontend.onnx_values import Value, element_count
-
-OLDEST_OPSET = 7
-"""Before it, broadcasting was spelled out by attributes that no importer knows any more."""
+from tvm_ext.frontend.onnx_model import EXPORT_AGAIN, OnnxModel
+from tvm_ext.frontend.onnx_values import Value
 
 CONSTANTS_NEED_NOT_BE_INPUTS = 4
 """The first ONNX IR version of which that is true."""
-
-LARGE_TENSOR = 4096
-"""Elements; larger initializers are set aside while other code copies or serialises the model."""
 
 
 @dataclass(frozen=True)
@@ -89,23 +82,9 @@ def prepare(
     InputError
         If the shapes do not fit, or dimensions are left without a value.
     """
-    proto, notes = model.proto, []
+    proto = model.proto
     check_graph(proto, model.source)
-    if proto.functions:
-        names = sorted({function.name for function in proto.functions})
-        proto = _on_skeleton(proto, inline_local_functions, model.source, f"inline the functions {', '.join(names)}")
-        notes.append(f"inlined the functions {', '.join(names)}")
-    opset = default_opset(proto)
-    if 0 < opset < OLDEST_OPSET:
-        proto = _on_skeleton(
-            proto,
-            lambda skeleton: version_converter.convert_version(skeleton, OLDEST_OPSET),
-            model.source,
-            f"convert operator set version {opset} to {OLDEST_OPSET}",
-        )
-        notes.append(f"converted operator set version {opset} to {OLDEST_OPSET}")
     inputs, input_notes = bind_inputs(proto.graph, input_shapes, model.source)
-    notes += input_notes
     element_types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
     given = [helper.make_tensor_value_info(spec.name, element_types[spec.name], spec.shape) for spec in inputs]
     folder = Folder(proto, is_supported)
@@ -117,7 +96,7 @@ def prepare(
             shapes = ", ".join(f"{spec.name}: {list(spec.shape)}" for spec in inputs)
             remedy = f"do the input shapes ({shapes}) fit the model?"
         raise ModelError(f"{model.source}: {error}; {remedy}") from None
-    notes += _fold_notes(folder, len(proto.graph.node))
+    notes = input_notes + _fold_notes(folder, len(proto.graph.node))
     for declared, value in zip(proto.graph.output, folder.outputs, strict=True):
         kind = (value.type or declared.type).WhichOneof("value") or "tensor_type"
         if kind != "tensor_type":
@@ -131,47 +110,12 @@ def prepare(
     return PreparedModel(skeleton, constants, tuple(inputs), folder.labels, folder.types, tuple(notes))
 
 
-def _on_skeleton(
-    proto: onnx.ModelProto, change: Callable[[onnx.ModelProto], onnx.ModelProto], source: str, what: str
-) -> onnx.ModelProto:
-    """Apply a function of ``onnx`` that copies the model several times to a copy without the large weights."""
-    graph = proto.graph
-    large = [tensor for tensor in graph.initializer if element_count(tensor.dims) > LARGE_TENSOR]
-    listed = {value.name for value in graph.input}
-    set_aside = [
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in large
-        if tensor.name not in listed
-    ]
-    skeleton = onnx.ModelProto(
-        ir_version=proto.ir_version,
-        opset_import=proto.opset_import,
-        functions=proto.functions,
-        graph=onnx.GraphProto(
-            name=graph.name or "main",
-            node=graph.node,
-            input=[*graph.input, *set_aside],
-            output=graph.output,
-            initializer=[tensor for tensor in graph.initializer if element_count(tensor.dims) <= LARGE_TENSOR],
-        ),
-    )
-    try:
-        changed = change(skeleton)
-    except Exception as error:  # the C++ side of onnx throws RuntimeError, ValueError and its own classes
-        raise ModelError(
-            f"{source}: onnx cannot {what}: {' '.join(str(error).split())}; export the model again with a newer opset"
-        ) from None
-    kept = [value for value in changed.graph.input if value.name in listed]
-    del changed.graph.input[:]
-    changed.graph.input.extend(kept)
-    changed.graph.initializer.extend(large)
-    return changed
-
-
 def _fold_notes(folder: Folder, before: int) -> list[str]:
     notes = list(folder.dropped)
     for operator, number in folder.expanded.items():
-        notes.append(f"expanded {number} {operator} node{'s' * (number > 1)} by the definition of ONNX")
+        notes.append(
+            f"expanded {number} {operator} node{'s' * (number > 1)} by {'their' if number > 1 else 'its'} definition"
+        )
     for number, what in (
         (folder.folded, "folded {} node{} into constants"),
         (folder.branches, "replaced {} If node{} by the branch taken"),
