@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import tvm
+from tvm import s_tir, tirx
+from tvm.ir import Expr
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import BufferLoad, IntImm, PrimFunc
-from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm.tirx import PrimFunc
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE, flatten
+from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
 from tvm_ext.schedules.cpu.conv2d import divisors
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.tiles import mark_tile
 
 DIRECT_ROWS = 4
 """With so few rows a computed right operand is read where it lies: packing would cost more than the product."""
@@ -23,7 +30,7 @@ DIRECT_ROWS = 4
 MOST_VECTORS = 8
 """Chunks of columns that are read side by side: as many streams as hardware prefetchers follow."""
 
-TILE_CYCLES = 40
+TILE_CYCLES = 20
 """What starting and storing a register tile costs."""
 
 COPIED_ROWS = 1.03
@@ -74,21 +81,23 @@ def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machin
 
     One step of the reduction issues ``rows * vectors`` multiply-adds, ``rows`` broadcasts and ``vectors`` loads; the
     accumulators, the loaded vectors and one broadcast are live at once. Fewer than 8 accumulators wait for their own
-    results, and fewer than 12 now and then. What is no multiple of the tile is rounded up, and what is computed too much is thrown away.
+    results, and fewer than 12 now and then. What is no multiple of the tile is rounded up, and what is computed too
+    much is thrown away.
 
     Parameters
     ----------
     row_bytes : int
         Distance of two rows of the left operand in bytes; rows at multiples of 4 KiB share one set of the L1 cache.
     """
-    most_rows = CACHE_WAYS if row_bytes % PAGE == 0 else machine.vector_registers
+    most_rows = CACHE_WAYS if row_bytes and row_bytes % PAGE == 0 else machine.vector_registers
     best, best_cost = (1, 1), float("inf")
     for vectors in range(1, min(chunks, MOST_VECTORS) + 1):
         for tile_rows in range(1, min(rows, most_rows) + 1):
             if tile_rows * vectors + vectors + 1 > machine.vector_registers:
                 break
             multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
-            step = max(multiply_adds, loads, 8) + 0.25 + 0.15 * max(0, 12 - multiply_adds) + TILE_CYCLES / reduction
+            step = max(multiply_adds, loads, 8) + 0.25 + 0.15 * max(0, 12 - multiply_adds)
+            step += (TILE_CYCLES + multiply_adds) / reduction
             tiles = -(-rows // tile_rows)
             cost = tiles * -(-chunks // vectors) * step
             cost *= 1 + 0.05 * loads / multiply_adds  # loads compete with multiply-adds
@@ -116,18 +125,18 @@ def matmul_task(extents: MatmulExtents, tile: tuple[int, int], machine: Machine)
             rows, columns = row_tiles // row_parts, column_tiles // column_parts
             column_bytes = columns * vectors * extents.lanes * k * size
             row_bytes = rows * tile_rows * k * size
-            work = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES)
+            work = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
             # Columns that outgrow the cache come from farther away for every row tile; hardware prefetching hides most.
             column_loads = column_bytes * (1 if column_bytes <= 2 * machine.l2 else rows)
             moved = (column_loads + row_bytes) / 64
             if extents.packs_columns:
-                work += columns * vectors * k * 12
+                work += columns * vectors * k * 6
             if extents.copies_rows:
                 work += rows * tile_rows * k / extents.lanes * 3
             cost = rounds * (work + moved + 200)
             if cost < best_cost:
                 best, best_cost = (row_parts, column_parts), cost
-    return MatmulTask(best[0], best[1], parallel)
+    return MatmulTask(best[0], best[1], parallel and extents.batch * prod(best) > 1)
 
 
 class Matmul:
@@ -145,30 +154,80 @@ class Matmul:
         product = annotated_block(schedule, "matmul")
         if product is None or not all(static_extents(schedule, block) for block in top_blocks(schedule)):
             return None
-        machine = machine_of(target)
         try:
-            return _schedule(schedule, product, machine)
+            if not _inline_neighbours(schedule, product):
+                return None
         except ScheduleError:
             return None  # neighbours were fused that cannot be inlined
+        # The index of a row that was put together from several axes has to be seen to be that row.
+        simplified = s_tir.transform.StmtSimplify()(schedule.mod)
+        schedule = new_schedule(simplified["main"])
+        _schedule(schedule, machine_of(target))
+        return schedule
 
 
-def _schedule(schedule: Schedule, product: SBlockRV, machine: Machine) -> Schedule | None:
+def _inline_neighbours(schedule: Schedule, product: SBlockRV) -> bool:
+    """Inline what was fused to the product, and bring the block that stores the result into logical order.
+
+    The last block stays apart when it walks other axes than the result does. The answer is no when the kernel is not a
+    product with data-parallel neighbours and one result.
+    """
+    others = [
+        block
+        for block in top_blocks(schedule)
+        if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) not in ("matmul", "pack_rows", "pack_columns")
+    ]
+    if len(schedule.get_output_blocks("root")) != 1 or not all(is_spatial(schedule, block) for block in others):
+        return False
+    (store,) = schedule.get_consumers(product)
+    last = others[-1]
+    extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
+    extra = len(last_extents) - len(extents)
+    if extra >= 0 and last_extents == [1] * extra + extents:
+        store = last
+    kept = {schedule.get(block).name_hint for block in (store, last)}
+    for block in others:
+        if schedule.get(block).name_hint not in kept:
+            schedule.compute_inline(block)
+    _order_axes(schedule, product, store)
+    return True
+
+
+def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> None:
+    """Make the axes of the stored result one batch axis, one axis of rows, one of columns.
+
+    Fused loops would not do: a tile of rows may begin in the middle of an inner axis.
+    """
+    annotations = schedule.get(product).annotations
+    batch_axes = int(annotations[BATCH_AXES_ATTRIBUTE])
+    out_axes = [int(axis) for axis in annotations[OUT_AXES_ATTRIBUTE]]
+    extents = loop_extents(schedule, store)
+    extra = len(extents) - len(out_axes)
+    order = [extra + out_axes.index(axis) for axis in range(len(out_axes))]
+    groups = ([*range(extra), *order[:batch_axes]], order[batch_axes:-1], order[-1:])
+
+    def logical(*index: Expr) -> list[Expr]:
+        positions = [flatten([index[axis] for axis in group], [extents[axis] for axis in group]) for group in groups]
+        return [position if isinstance(position, Expr) else tirx.const(position) for position in positions]
+
+    schedule.transform_block_layout(store, tirx.IndexMap.from_func(logical, ndim=len(extents), index_dtype="int32"))
+
+
+def _schedule(schedule: Schedule, machine: Machine) -> None:
+    product = annotated_block(schedule, "matmul")
     row_copy, pack = annotated_block(schedule, "pack_rows"), annotated_block(schedule, "pack_columns")
+    (store,) = schedule.get_consumers(product)
+    last = top_blocks(schedule)[-1]
     extents = _extents_of(schedule, product, row_copy is not None, pack is not None)
-    stored = _inline_neighbours(schedule, product, [block for block in (row_copy, pack) if block is not None])
-    if stored is None:
-        return None
-    store, rest = stored
     tile_rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
-    tile = tile_rows, vectors
     if pack is not None and extents.rows <= DIRECT_ROWS and _reads_in_order(schedule, pack):
         schedule.compute_inline(pack)
         pack = None
-    task = matmul_task(extents, tile, machine)
-    _apply_tile(schedule, product, store, row_copy, pack, extents, tile, task)
-    if rest is not None:
-        vectorize_and_divide(schedule, rest, machine)
-    return schedule
+    task = matmul_task(extents, (tile_rows, vectors), machine)
+    stored_apart = schedule.get(last).name_hint != schedule.get(store).name_hint
+    _apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task)
+    if stored_apart:
+        vectorize_and_divide(schedule, last, machine)
 
 
 def _extents_of(schedule: Schedule, product: SBlockRV, copies_rows: bool, packs_columns: bool) -> MatmulExtents:
@@ -177,44 +236,12 @@ def _extents_of(schedule: Schedule, product: SBlockRV, copies_rows: bool, packs_
     return MatmulExtents(batch, rows, chunks, lanes, reduction, size, copies_rows, packs_columns)
 
 
-def _inline_neighbours(
-    schedule: Schedule, product: SBlockRV, packing: list[SBlockRV]
-) -> tuple[SBlockRV, SBlockRV | None] | None:
-    """Inline what was fused to the product, and return the block that stores it.
-
-    The second block is the last one of the kernel when it walks other axes than the result does and so has to stay
-    apart. The answer is None when the kernel is not a product with data-parallel neighbours and one result.
-    """
-    ours = [schedule.get(block).name_hint for block in (product, *packing)]
-    others = [block for block in top_blocks(schedule) if schedule.get(block).name_hint not in ours]
-    (store,) = schedule.get_consumers(product)
-    last = others[-1]
-    outputs = schedule.get_output_blocks("root")
-    if len(outputs) != 1 or not all(is_spatial(schedule, block) for block in others):
-        return None
-    extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
-    extra = len(last_extents) - len(extents)
-    same_axes = extra >= 0 and last_extents == [1] * extra + extents
-    store_name, last_name = schedule.get(store).name_hint, schedule.get(last).name_hint
-    kept = {last_name} if same_axes else {last_name, store_name}
-    for block in others:
-        if schedule.get(block).name_hint not in kept:
-            schedule.compute_inline(block)
-    return (last, None) if same_axes else (store, last)
-
-
 def _reads_in_order(schedule: Schedule, pack: SBlockRV) -> bool:
     """Whether the lanes of a packed vector lie side by side in the operand, so that it can be read unpacked."""
-    block = schedule.get(pack)
-    lane = block.iter_vars[-1].var
-    value = block.body.value
-    if not isinstance(value, BufferLoad):
+    if not isinstance(schedule.get(pack).body.value, tvm.ir.TensorLoad):
         return False  # columns are filled up with zeros
-    analyzer = tvm.arith.Analyzer()
-    steps = [
-        analyzer.simplify(tvm.tirx.stmt_functor.substitute(index, {lane: lane + 1}) - index) for index in value.indices
-    ]
-    return [int(step) if isinstance(step, IntImm) else -1 for step in steps] == [0] * (len(steps) - 1) + [1]
+    strides = axes_of(schedule, pack).accesses[0].strides
+    return strides is not None and strides[-1] == 1
 
 
 def _apply_tile(
@@ -228,12 +255,12 @@ def _apply_tile(
     task: MatmulTask,
 ) -> None:
     tile_rows, vectors = tile
-    batch, row, column = _logical_loops(schedule, product, store)
+    batch, row, column = schedule.get_loops(store)
     whole_vectors = int(schedule.get(column).extent) % extents.lanes == 0
     row_part, row_tile, row = schedule.split(row, [task.row_parts, None, tile_rows])
     column_part, column_tile, vector, lane = schedule.split(column, [task.column_parts, None, vectors, extents.lanes])
-    schedule.reorder(*batch, column_part, row_part, row_tile, column_tile, row, vector, lane)
-    part = schedule.fuse(*batch, column_part, row_part)
+    schedule.reorder(batch, column_part, row_part, row_tile, column_tile, row, vector, lane)
+    part = schedule.fuse(batch, column_part, row_part)
     if task.parallel:
         schedule.parallel(part)
     if whole_vectors:
@@ -242,7 +269,7 @@ def _apply_tile(
         mark_simd(schedule, lane, extents.lanes)
     schedule.compute_at(product, column_tile, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
-    _, row_in, vector_in, lane_in, k = schedule.get_loops(product)[-5:]
+    row_in, vector_in, lane_in, k = schedule.get_loops(product)[-4:]
     schedule.reorder(k, row_in, vector_in, lane_in)
     schedule.vectorize(lane_in)
     for loop in (row_in, vector_in, row, vector):
@@ -253,23 +280,16 @@ def _apply_tile(
     schedule.unroll(vector_init)
     schedule.vectorize(lane_init)
     if row_copy is not None:
-        schedule.compute_at(row_copy, row_tile, preserve_unit_loops=True)
-        if extents.reduction % extents.lanes == 0:  # otherwise LLVM vectorises the copy, with a tail of its own
-            _, k = schedule.split(schedule.get_loops(row_copy)[-1], [None, extents.lanes])
-            schedule.vectorize(k)
+        _copy_at(schedule, row_copy, row_tile, extents.lanes)
     if pack is not None:
-        schedule.compute_at(pack, part, preserve_unit_loops=True)
-        schedule.vectorize(schedule.get_loops(pack)[-1])
+        _copy_at(schedule, pack, part, extents.lanes)
 
 
-def _logical_loops(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> tuple[list[LoopRV], LoopRV, LoopRV]:
-    """Bring the loops of the stored result into logical order: batch loops, one fused loop of rows, columns."""
-    annotations = schedule.get(product).annotations
-    out_axes = [int(axis) for axis in annotations[OUT_AXES_ATTRIBUTE]]
-    batch_axes = int(annotations[BATCH_AXES_ATTRIBUTE])
-    loops = list(schedule.get_loops(store))
-    extra = loops[: len(loops) - len(out_axes)]
-    logical = [loop for _, loop in sorted(zip(out_axes, loops[len(extra) :], strict=True), key=lambda pair: pair[0])]
-    schedule.reorder(*extra, *logical)
-    rows = logical[batch_axes:-1]
-    return [*extra, *logical[:batch_axes]], schedule.fuse(*rows) if len(rows) > 1 else rows[0], logical[-1]
+def _copy_at(schedule: Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> None:
+    """Copy what an iteration of ``loop`` needs, in vectors; through registers if the operand lies the other way."""
+    transposes = transposed_axes(axes_of(schedule, copy)) is not None
+    schedule.compute_at(copy, loop, preserve_unit_loops=True)
+    *_, outer, inner = schedule.get_loops(copy)
+    mark_simd(schedule, inner, lanes)
+    if transposes:
+        mark_tile(schedule, outer, lanes)

@@ -156,7 +156,7 @@ class PackMatmulMutator(PyExprMutator):
         if not _calls(value, "relax.matmul"):
             return None
         data, weight = (self._operand(var, arg) for arg in value.args)
-        if data is None or weight is None or str(value.ty.dtype) != str(data.expr.ty.dtype):
+        if data is None or weight is None or len({str(expr.ty.dtype) for expr in (value, *value.args)}) > 1:
             return None
         return data, weight
 
