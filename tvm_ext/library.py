@@ -104,7 +104,7 @@ def find_compiler(triple: str = "") -> str:
 
 def _host_modules(module: Any) -> Iterator[Any]:
     """Walk the modules that hold code for the host, each once."""
-    seen = []
+    seen: list[Any] = []
     queue = [module]
     while queue:
         part = queue.pop(0)

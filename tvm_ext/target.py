@@ -110,9 +110,9 @@ def _check_llvm(target: tvm.target.Target) -> None:
     try:
         codegen.llvm_get_vector_width(plain)
     except Exception:  # the class that TVM gives its internal errors differs between versions
-        known = ", ".join(map(str, codegen.llvm_get_targets()))
+        architectures = ", ".join(map(str, codegen.llvm_get_targets()))
         raise TargetError(
-            f"target field mtriple: LLVM cannot compile for {triple!r}; architectures it has: {known}"
+            f"target field mtriple: LLVM cannot compile for {triple!r}; architectures it has: {architectures}"
         ) from None
     mcpu = str(target.attrs.get("mcpu", ""))
     known = [str(name) for name in codegen.llvm_get_cpu_archlist(plain)]  # it crashes on a triple that is not known

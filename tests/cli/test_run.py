@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tvm_ext
 from tests.commands import Commands, real_command
+from tests.modules import Several
 from tests.zoo import get
 from tvm_ext.artifact import load
+from tvm_ext.frontend.imported import ImportedModel, TensorSpec
 from tvm_ext.inputs import random_inputs
 
 
@@ -47,6 +50,20 @@ def test_given_inputs_and_written_outputs(commands: Commands, artifact: Path, tm
         assert (result.code, result.stderr) == (0, "")
         with np.load(output) as archive:
             np.testing.assert_array_equal(archive["y"], expected)
+
+
+def test_outputs_may_have_any_name(commands: Commands, tmp_path: Path) -> None:
+    names = ("file", "allow_pickle", "a/b:0")
+    outputs = tuple(
+        TensorSpec(name, shape, dtype)
+        for name, shape, dtype in zip(names, ((2, 3), (2,), ()), ("float32", "int64", "float32"), strict=True)
+    )
+    inputs = (TensorSpec("x", (2, 3), "float32"), TensorSpec("index", (2,), "int64"))
+    tvm_ext.compile(ImportedModel(Several, inputs, outputs, "several", ())).save(tmp_path / "model")
+    result = commands("run", tmp_path / "model", "-o", tmp_path / "out.npz")
+    assert (result.code, result.stderr) == (0, "")
+    with np.load(tmp_path / "out.npz") as archive:
+        assert [archive[name].shape for name in names] == [(2, 3), (2,), ()]
 
 
 def test_check_against_onnxruntime(commands: Commands, artifact: Path, mlp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +92,9 @@ def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    import io
-
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    with zipfile.ZipFile(buffer, "w") as archive:  # np.savez cannot take an output that is called "file"
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
     write_atomically(path, buffer.getvalue())
