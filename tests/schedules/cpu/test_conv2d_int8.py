@@ -23,7 +23,7 @@ from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.window import computed_strip_width
-from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules
 
 from tvm_ext.target import native_target
 
@@ -84,10 +84,9 @@ def run(
     inputs: list[te.Tensor], result: te.Tensor, target: tvm.target.Target, rule: str, *arrays: np.ndarray
 ) -> np.ndarray:
     """Schedule and run a kernel."""
-    taken = apply_rules(te.create_prim_func([*inputs, result]), target, RULES)
-    assert taken is not None
-    scheduled, name = taken
-    assert name == scheduled.attrs[RULE_ATTRIBUTE] == rule
+    scheduled = apply_rules(te.create_prim_func([*inputs, result]), target, RULES)
+    assert scheduled.attrs[RULE_ATTRIBUTE] == rule
+    assert FAULT_ATTRIBUTE not in scheduled.attrs
     output = tvm.runtime.tensor(np.zeros([int(extent) for extent in result.shape], str(result.dtype)))
     tvm.compile(tvm.IRModule({"main": scheduled.with_attr("global_symbol", "main")}), target)["main"](
         *map(tvm.runtime.tensor, arrays), output
@@ -241,6 +240,6 @@ def test_instructions(config: dict[str, Any], instruction: str) -> None:
     right = te.placeholder((4, 4, 3, 3, lanes // form.pack, lanes, form.pack), form.weights)
     total = conv2d_int8(left, right, (1, 1), (1,) * 4, (1, 1), 3, offset=form.offset)
     taken = apply_rules(te.create_prim_func([left, right, total]), target, RULES)
-    assert taken is not None
-    module = tvm.IRModule({"main": taken[0].with_attr("global_symbol", "main")})
+    assert RULE_ATTRIBUTE in taken.attrs
+    module = tvm.IRModule({"main": taken.with_attr("global_symbol", "main")})
     assert instruction in tvm.compile(module, target).mod.inspect_source("asm")
