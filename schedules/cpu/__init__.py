@@ -4,6 +4,7 @@ from tvm_ext.schedules.cpu.conv2d import Convolution
 from tvm_ext.schedules.cpu.conv2d_int8 import Conv2DInt8
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.transpose import Transpose
@@ -19,4 +20,5 @@ RULES = (
     RowReduction(),
     Transpose(),
     Elementwise(),
+    Fallback(),
 )

@@ -31,6 +31,20 @@ class Access:
     written: bool
     strides: tuple[int | None, ...] | None
 
+    def meets_elements_once(self, extents: Sequence[int | None]) -> bool:
+        """Whether no element of the tensor belongs to two points of axes of these extents, as far as strides tell."""
+        if self.strides is None:
+            return False
+        reach = 1
+        walking = [(stride, extent) for stride, extent in zip(self.strides, extents, strict=True) if extent != 1]
+        if any(stride is None or extent is None for stride, extent in walking):
+            return False
+        for stride, extent in sorted((abs(stride or 0), extent or 1) for stride, extent in walking):
+            if stride < reach:
+                return False
+            reach = stride * extent
+        return True
+
 
 @dataclass(frozen=True)
 class Axes:

@@ -20,7 +20,8 @@ def inline_producers(schedule: Schedule) -> list[SBlockRV]:
     """Inline data-parallel blocks into their consumers where that is worth it, and return the blocks that remain.
 
     What stays: outputs; reductions; values of a small tensor that are dear and would be computed again for every
-    element of a large one; and dear values that a reduction and another block both need.
+    element of a large one; dear values that a reduction and another block both need; and tensors with conditions in
+    them, such as padded ones, from which a reduction takes every element several times.
     """
     outputs = {_name(schedule, block) for block in schedule.get_output_blocks(schedule.get_sblock("root"))}
     for block in top_blocks(schedule):
@@ -38,9 +39,13 @@ def inline_producers(schedule: Schedule) -> list[SBlockRV]:
 
 
 def _worth_keeping(schedule: Schedule, block: SBlockRV, consumers: list[SBlockRV]) -> bool:
+    reductions = [consumer for consumer in consumers if not is_spatial(schedule, consumer)]
+    if any(_points(schedule, consumer) >= 2 * _points(schedule, block) for consumer in reductions):
+        if _has_condition(schedule, block):
+            return True
     if not expensive_operations(schedule, block):
         return False
-    if len(consumers) > 1 and not all(is_spatial(schedule, consumer) for consumer in consumers):
+    if len(consumers) > 1 and reductions:
         return True
     size = _points(schedule, block)
     return any(_points(schedule, consumer) >= 4 * size for consumer in consumers)
@@ -55,6 +60,13 @@ def _loads(schedule: Schedule, block: SBlockRV) -> int:
 
     tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.TensorLoad, load))
     return count[0]
+
+
+def _has_condition(schedule: Schedule, block: SBlockRV) -> bool:
+    def find(call: tvm.ir.Call) -> tvm_ffi.VisitInterrupt | None:
+        return tvm_ffi.VisitInterrupt(True) if getattr(call.op, "name", "") == "prim.if_then_else" else None
+
+    return tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, find)) is not None
 
 
 def _points(schedule: Schedule, block: SBlockRV) -> int:

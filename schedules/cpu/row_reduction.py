@@ -70,15 +70,10 @@ def _schedule(schedule: Schedule, machine: Machine) -> Schedule:
 
 
 def _check_single_pass(schedule: Schedule, block: SBlockRV) -> None:
-    """Refuse reductions such as products of matrices, which read an element more than once."""
+    """Refuse reductions such as products of matrices and windows, which read an element more than once."""
     axes = axes_of(schedule, block)
-    walking = [position for position, extent in enumerate(axes.extents) if extent != 1]
-    for access in axes.accesses:
-        if access.written or access.strides is None:
-            continue
-        if all(access.strides[position] != 0 for position in walking):
-            return
-    raise _NotRows
+    if not any(not access.written and access.meets_elements_once(axes.extents) for access in axes.accesses):
+        raise _NotRows
 
 
 def _contiguous_axis_reduces(axes: Axes) -> bool:

@@ -49,7 +49,7 @@ class Transpose:
         machine = machine_of(target)
         try:
             blocks = inline_producers(schedule)
-            done = [_transpose(schedule, block, machine) for block in blocks]
+            done = [transpose(schedule, block, machine) for block in blocks]
             if not any(done):
                 return None
             for block, transposes in zip(blocks, done, strict=True):
@@ -60,7 +60,7 @@ class Transpose:
         return schedule
 
 
-def _transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
+def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
     """Tile a block if it transposes; otherwise leave it as it is."""
     _split_mixed_axes(schedule, block)
     axes = axes_of(schedule, block)

@@ -10,7 +10,7 @@ compiler is free to choose. A loop that has no vector form runs as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
+from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
 from tvm_ext.schedules.simd.vector import Bindings, broadcast, element_type
-from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
+from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
 
 SIMD_ATTRIBUTE = "tvm_ext.simd"
 """Loop annotation: lanes of the vectors that the loop is to be made of."""
@@ -43,14 +44,21 @@ def mark_simd(schedule: Schedule, loop: LoopRV, lanes: int) -> None:
 
 def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers."""
+    func, scratch = pad_scratch(func)
     analyzer = tvm.sym.Analyzer()
 
+    def vectorize(loop: Any, lanes: int) -> Any:
+        return _vectorize(loop, lanes, analyzer, scratch)
+
+    def tile(loop: Any, side: int) -> Any:
+        return tile_loops(loop, side, analyzer)
+
     def visit(loop: Any, mutator: Any) -> Any:
-        for attribute, rewrite in ((TILE_ATTRIBUTE, tile_loops), (SIMD_ATTRIBUTE, _vectorize)):
+        for attribute, rewrite in ((TILE_ATTRIBUTE, tile), (SIMD_ATTRIBUTE, vectorize)):
             marked = loop.annotations.get(attribute) if loop.annotations else None
             if marked is not None:
                 try:
-                    return rewrite(loop, int(marked), analyzer)
+                    return rewrite(loop, int(marked))
                 except NotVectorizable:
                     continue
         analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
@@ -81,21 +89,28 @@ class _Reduction:
         return limit(self.element)
 
 
-def _vectorize(loop: Any, lanes: int, analyzer: Any) -> Any:
+def _vectorize(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int]) -> Any:
     if not (isinstance(loop.min, prim.IntImm) and int(loop.min) == 0) or loop.step is not None:
         raise NotVectorizable("a loop that does not start at 0 or not step by 1")
     statements = _without_names(list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body])
     reductions = {number: found for number, part in enumerate(statements) if (found := _reduction(part, loop.loop_var))}
     _check_independent(_sequence(statements), [found.store.buffer for found in reductions.values()])
-    return _Rewriter(loop, lanes, statements, reductions, analyzer).rewrite()
+    return _Rewriter(loop, lanes, statements, reductions, analyzer, scratch).rewrite()
 
 
 class _Rewriter:
     """Builds the vector form of one loop."""
 
     def __init__(
-        self, loop: Any, lanes: int, statements: Sequence[Any], reductions: dict[int, _Reduction], analyzer: Any
+        self,
+        loop: Any,
+        lanes: int,
+        statements: Sequence[Any],
+        reductions: dict[int, _Reduction],
+        analyzer: Any,
+        scratch: Mapping[Any, int],
     ) -> None:
+        self._scratch = scratch
         self._variable, self._analyzer = loop.loop_var, analyzer
         self._integer = element_type(loop.loop_var)
         self._statements, self._reductions = statements, reductions
@@ -154,23 +169,41 @@ class _Rewriter:
 
     def _remainder(self) -> list[Any]:
         if isinstance(self._rest, int):
-            if self._rest == 1:
-                return [self._single(statement) for statement in self._statements]
-            return self._vector(self._vectors, 0, self._rest) if self._rest else []
+            if self._rest < 2:
+                return self._single(self._vectors * self._lanes) if self._rest else []
+            try:
+                return self._vector(self._vectors, 0, self._rest)
+            except NeedsWholeVectors:
+                return self._ever_smaller_vectors()
         return [tirx.IfThenElse(self._rest > 0, _sequence(self._vector(self._vectors, 0, self._rest)), None)]
 
-    def _single(self, statement: Any) -> Any:
-        """Emit the last iteration as it stands."""
-        last = tirx.const(self._vectors * self._lanes, self._integer)
-        replace = (tvm.ir.Var, lambda variable: last if variable.same_as(self._variable) else variable)
-        return tvm_ffi.structural_map(statement, replace)
+    def _single(self, number: int) -> list[Any]:
+        """Emit one iteration as it stands."""
+        position = tirx.const(number, self._integer)
+        replace = (tvm.ir.Var, lambda variable: position if variable.same_as(self._variable) else variable)
+        return [tvm_ffi.structural_map(statement, replace) for statement in self._statements]
+
+    def _ever_smaller_vectors(self) -> list[Any]:
+        """Emit the last iterations as vectors of half, a quarter, ... of the lanes, none of them masked."""
+        if self._reductions:
+            raise NotVectorizable("a reduction beside a store to a buffer of the thread's own")
+        parts: list[Any] = []
+        done, lanes = self._vectors * self._lanes, self._lanes // 2
+        while lanes > 1:
+            if self._rest & lanes:
+                first = tirx.const(done, self._integer)
+                widener = Widener(self._variable, first, lanes, lanes, self._analyzer, self._scratch)
+                parts += [widener.statement(statement) for statement in self._statements]
+                done += lanes
+            lanes //= 2
+        return parts + (self._single(done) if self._rest & 1 else [])
 
     def _vector(self, number: Any, part: int, active: Any = None) -> list[Any]:
         """Emit the statements of vector ``number``, which reduce into partial result ``part``."""
         first = number * self._lanes
         first = tirx.const(first, self._integer) if isinstance(first, int) else self._analyzer.simplify(first)
         active = self._lanes if active is None else active
-        widener = Widener(self._variable, first, self._lanes, active, self._analyzer)
+        widener = Widener(self._variable, first, self._lanes, active, self._analyzer, self._scratch)
         parts = []
         for position, statement in enumerate(self._statements):
             reduction = self._reductions.get(position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -25,6 +26,10 @@ _LANEWISE = frozenset(
 
 class NotVectorizable(Exception):
     """Raised inside the pass when a loop has no vector form; the loop then stays as it is."""
+
+
+class NeedsWholeVectors(NotVectorizable):
+    """Raised when a masked vector would be stored to a buffer that could otherwise stay in registers."""
 
 
 def operation(call: Any) -> str:
@@ -52,9 +57,20 @@ class Widener:
         How many lanes take part, from lane 0 on, at least one; ``lanes`` when all do.
     analyzer : tvm.sym.Analyzer
         Knows the ranges of the loops around.
+    scratch : mapping of buffer to int, optional
+        Buffers of the thread's own that end with a whole vector, and the number of elements in use.
     """
 
-    def __init__(self, variable: Any, first: Any, lanes: int, active: Any, analyzer: Any) -> None:
+    def __init__(
+        self,
+        variable: Any,
+        first: Any,
+        lanes: int,
+        active: Any,
+        analyzer: Any,
+        scratch: Mapping[Any, int] | None = None,
+    ) -> None:
+        self._scratch = scratch or {}
         self._variable, self._first, self._lanes, self._analyzer = variable, first, lanes, analyzer
         self._integer = element_type(variable)
         self._lane = tvm.ir.Var("lane", variable.ty)
@@ -196,6 +212,12 @@ class Widener:
         size = tirx.abs(scalar)
         return tirx.if_then_else(prim.And(size >= low, size <= high), product, prim.Div(dividend, divisor))
 
+    def _ends_scratch(self, buffer: Any, base: Any) -> bool:
+        """Whether the active lanes from ``base`` on are the last elements in use of a lengthened buffer."""
+        if self._conditional or not self._active or buffer not in self._scratch:
+            return False
+        return bool(self._analyzer.can_prove_equal(base + self._active, self._scratch[buffer]))
+
     def _load(self, load: Any) -> Any:
         buffer = load.source
         (index,) = _only(load.indices)
@@ -208,7 +230,7 @@ class Widener:
                 return tirx.BufferLoad(buffer, [base])
             if stride == 1:
                 ramp = self._ramp(base)
-                if self.mask is None:
+                if self.mask is None or self._ends_scratch(buffer, base):
                     return tirx.BufferLoad(buffer, [ramp])
                 return tirx.op.masked_load(wide_type(element_type(load), self._lanes), buffer, ramp, self.mask)
         elif not self._conditional and self._active:
@@ -269,8 +291,10 @@ class Widener:
             raise NotVectorizable("all lanes store to one address")
         if found is not None and found[1] == 1:
             ramp = self._ramp(found[0])
-            if self.mask is None:
+            if self.mask is None or self._ends_scratch(store.buffer, found[0]):
                 return tirx.BufferStore(store.buffer, value, [ramp])
+            if store.buffer in self._scratch and not self._conditional:
+                raise NeedsWholeVectors("a masked store to a buffer of the thread's own")
             return tirx.Evaluate(tirx.op.masked_store(store.buffer, value, ramp, self.mask))
         if self.mask is not None:
             raise NotVectorizable("a scattered store that not every lane may do")

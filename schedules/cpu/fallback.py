@@ -1,0 +1,160 @@
+"""What no other rule takes: any mixture of reductions and data-parallel blocks, each scheduled on its own."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import PrimFunc
+from tvm_ext.schedules.cpu.access import Axes, axes_of
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
+from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
+from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.tasks import share_out
+from tvm_ext.schedules.cpu.transpose import transpose
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+
+TILE_VECTORS = 2
+"""Vectors side by side in the tile of results that a reduction accumulates in registers; at most twice as many."""
+
+TILE_ROWS = (4, 3, 2)
+"""Results above one another in that tile, in order of preference; an operand that they share is loaded once."""
+
+
+class Fallback:
+    """Schedule every block of a kernel on its own: vectors inside, threads outside."""
+
+    name = "cpu.fallback"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+        """Schedule ``func`` when its blocks compute single elements and have extents that are known."""
+        schedule = new_schedule(func)
+        blocks = top_blocks(schedule)
+        if not blocks or not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
+            return None
+        machine = machine_of(target)
+        try:
+            for block in inline_producers(schedule):
+                if not is_spatial(schedule, block):
+                    _reduce(schedule, block, machine)
+                elif not transpose(schedule, block, machine):
+                    vectorize_and_divide(schedule, block, machine)
+        except tvm.s_tir.ScheduleError:
+            return None
+        return schedule
+
+
+def _reduce(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:
+    """Vectorise a reduction along the axis whose elements are easiest to load, be it reduced or not."""
+    axes = axes_of(schedule, block)
+    lanes = vector_lanes(schedule, block, machine)
+    seconds = block_seconds(schedule, block)
+    axis = _best_axis(axes, lanes)
+    loops = list(schedule.get_loops(block))
+    if axis is None:
+        spatial = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if not reduces]
+        schedule.reorder(*spatial, *(loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces))
+        share_out(schedule, spatial, seconds, machine.cores)
+    elif axes.reduces[axis]:
+        _reduce_along(schedule, block, axes, axis, lanes, seconds, machine.cores)
+    else:
+        _reduce_side_by_side(schedule, block, axes, axis, lanes, seconds, machine.cores)
+
+
+def _best_axis(axes: Axes, lanes: int) -> int | None:
+    """Choose the axis for vectors by the elements computed at once over what loading and storing them takes."""
+    best, best_gain = None, 1.0
+    for axis, extent in enumerate(axes.extents):
+        cost = 0.5
+        for access in axes.accesses:
+            stride = access.strides[axis] if access.strides is not None else None
+            loads = 0.25 if stride == 0 else 1.0 if stride == 1 else lanes / 2
+            cost += loads / 4 if access.written else loads  # stored once, after all that is reduced was loaded
+        gain = min(extent or 1, lanes) / cost
+        if gain > best_gain:
+            best, best_gain = axis, gain
+    return best
+
+
+def _reduce_along(
+    schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, lanes: int, seconds: float, cores: int
+) -> None:
+    loops = list(schedule.get_loops(block))
+    spatial = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if not reduces]
+    reduced = [loop for number, loop in enumerate(loops) if axes.reduces[number] and number != axis]
+    schedule.reorder(*spatial, *reduced, loops[axis])
+    share_out(schedule, spatial, seconds, cores)
+    schedule.decompose_reduction(block, [*reduced, loops[axis]][0])
+    mark_simd(schedule, schedule.get_loops(block)[-1], lanes)
+
+
+def _reduce_side_by_side(
+    schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, lanes: int, seconds: float, cores: int
+) -> None:
+    """Accumulate tiles of results in registers: vectors along ``axis``, a few rows along an axis that shares operands."""
+    shared = _shared_axis(axes, axis)
+    store = schedule.cache_write(block, 0, "global")
+    loops = list(schedule.get_loops(store))
+    # The copy has the data-parallel axes of the block, in the order in which they index the result.
+    places = [number for number, reduces in enumerate(axes.reduces) if not reduces]
+    column = loops[places.index(axis)]
+    row = loops[places.index(shared[0])] if shared else None
+    outer = [loop for loop in loops if loop not in (column, row)]
+    width = int(schedule.get(column).extent)
+    tile = tile_width(width, lanes)
+    if tile < width:
+        column_outer, column = schedule.split(column, [None, tile])
+        outer.append(column_outer)
+    if row is not None and shared:
+        row_outer, row = schedule.split(row, [None, shared[1]])
+        outer.append(row_outer)
+    inside: list[LoopRV] = [row, column] if row is not None else [column]
+    schedule.reorder(*outer, *inside)
+    if not outer:
+        outer = [schedule.add_unit_loop(schedule.get_loops(store)[0])]
+    task = schedule.fuse(*outer)
+    schedule.compute_at(block, task, preserve_unit_loops=True)
+    share_out(schedule, [task], seconds, cores)
+    mark_simd(schedule, column, lanes)
+    _accumulate(schedule, block, axes, axis, shared[0] if shared else None, lanes)
+
+
+def _accumulate(schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, row: int | None, lanes: int) -> None:
+    loops = list(schedule.get_loops(block))[-len(axes.extents) :]
+    reduced = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces]
+    inner = [loops[number] for number in (row, axis) if number is not None]
+    rest = [loop for loop in loops if loop not in (*reduced, *inner)]
+    schedule.reorder(*rest, *reduced, *inner)
+    if row is not None:
+        schedule.unroll(loops[row])
+    mark_simd(schedule, loops[axis], lanes)
+    initial = schedule.decompose_reduction(block, reduced[0])
+    mark_simd(schedule, schedule.get_loops(initial)[-1], lanes)
+
+
+def tile_width(width: int, lanes: int) -> int:
+    """Choose the width of a tile by the vectors that cover all tiles; one that does not divide needs masked stores."""
+
+    def vectors(tile: int) -> float:
+        # What is left beside whole vectors is covered by ever smaller ones.
+        covering = tile // lanes + (tile % lanes).bit_count()
+        tiles = -(-width // tile)
+        return tiles * (covering * (1.0 if width % tile == 0 else 3.0) + 1.0)
+
+    largest = 2 * TILE_VECTORS * lanes
+    return min(range(min(width, lanes), min(width, largest) + 1), key=vectors)
+
+
+def _shared_axis(axes: Axes, column: int) -> tuple[int, int] | None:
+    """Find a data-parallel axis along which an operand stays the same, and how many of it a tile takes."""
+    for axis, extent in enumerate(axes.extents):
+        if axes.reduces[axis] or axis == column or extent is None or extent == 1:
+            continue
+        if any(not access.written and access.strides and access.strides[axis] == 0 for access in axes.accesses):
+            count = next((count for count in TILE_ROWS if extent % count == 0), 1)
+            if count > 1:
+                return axis, count
+    return None
