@@ -55,8 +55,8 @@ def pack_matmul() -> tvm.transform.Pass:
             if isinstance(function, relax.Function) and not (
                 function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
             ):
-                rewriter.begin(function)
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+                if rewriter.begin(function):
+                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return rewriter.builder_.finalize()
 
     return _pack_matmul
@@ -105,8 +105,8 @@ class PackMatmulMutator(PyExprMutator):
         self.transposed: set[relax.Var] = set()
         self.packed: dict[tuple[Any, ...], relax.Expr] = {}
 
-    def begin(self, function: relax.Function) -> None:
-        """Look at a function before it is rewritten."""
+    def begin(self, function: relax.Function) -> bool:
+        """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
         self.bindings = _Bindings()
         self.bindings.visit_expr(function)
         self.transposed = set()
@@ -114,6 +114,7 @@ class PackMatmulMutator(PyExprMutator):
             product = self._transposed_product(var, value)
             if product is not None:
                 self.transposed.add(product)
+        return any(self._operands(var, value) is not None for var, value in self.bindings.values.items())
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Replace a product, or the transpose of one; leave out a product that is only transposed."""
@@ -170,7 +171,7 @@ class PackMatmulMutator(PyExprMutator):
         while isinstance(source, relax.Var) and source in self.bindings.values:
             value = self.bindings.values[source]
             permutation = _permutation(value)
-            if permutation is None or not self._visible(value.args[0], user):
+            if permutation is None or value.args[0] in self.transposed or not self._visible(value.args[0], user):
                 break
             axes = tuple(permutation[axis] for axis in axes)
             source = value.args[0]
