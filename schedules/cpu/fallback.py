@@ -94,7 +94,7 @@ def _reduce_along(
 def _reduce_side_by_side(
     schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, lanes: int, seconds: float, cores: int
 ) -> None:
-    """Accumulate tiles of results in registers: vectors along ``axis``, a few rows along an axis that shares operands."""
+    """Accumulate tiles of results in registers: vectors along ``axis``, rows along an axis that shares operands."""
     shared = _shared_axis(axes, axis)
     store = schedule.cache_write(block, 0, "global")
     loops = list(schedule.get_loops(store))
