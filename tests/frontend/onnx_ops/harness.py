@@ -159,10 +159,13 @@ def stored_cases(modules: Sequence[str]) -> list[Any]:
     return cases
 
 
+def _array(value: Any) -> np.ndarray:
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
 def check_stored(case: Any, constants_after: int | None = None, atol: float = 1e-5) -> None:
     """Run a node test of the onnx package; inputs from number ``constants_after`` on are made constants first."""
-    values, expected = case.data_sets[0]
-    values = [np.asarray(value) for value in values]
+    values, expected = ([_array(value) for value in tensors] for tensors in case.data_sets[0])
     model = onnx.ModelProto.FromString(case.model.SerializeToString())
     if constants_after is not None:
         for entry, value in list(zip(model.graph.input, values, strict=True))[constants_after:]:

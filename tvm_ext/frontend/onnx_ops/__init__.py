@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tvm_ext.frontend.onnx_ops import (
     attention,
+    blocked,
     contrib_attention,
     elementwise,
     fused,
@@ -18,6 +19,7 @@ from tvm_ext.frontend.onnx_ops import (
     recurrent,
     resize,
     spectral,
+    windows,
 )
 
 _FAMILIES = (
@@ -26,12 +28,14 @@ _FAMILIES = (
     spectral,
     integer,
     quantized,
+    blocked,
     attention,
     contrib_attention,
     fused,
     normalization,
     elementwise,
     resize,
+    windows,
 )
 
 CONVERTERS: dict[tuple[str, str], type] = {

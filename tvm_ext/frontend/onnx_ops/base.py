@@ -172,7 +172,7 @@ class Node:
         return relax.Tuple(list(values[:count]))
 
 
-class Converter(OnnxOpConverter):  # type: ignore[misc]
+class Converter(OnnxOpConverter):
     """Base of the converters; a subclass defines ``convert``, or ``_impl_vN`` for each operator set that differs."""
 
     op_type = ""

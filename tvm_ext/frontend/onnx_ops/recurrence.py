@@ -248,7 +248,7 @@ def recurrence_function(layer: Recurrence) -> Any:
     def unless_ended(t: Any, length: Any, value: Any) -> Any:
         return T.if_then_else(t < length, value, zero) if layer.ragged else value
 
-    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]
+    @T.prim_func(private=True, s_tir=True)
     def recurrence(
         projected_handle: T.handle,
         weights_handle: T.handle,

@@ -1,0 +1,175 @@
+"""Sliding-window operators whose padding TVM's converters work out otherwise than ONNX, and slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tvm_ext.frontend.onnx_ops.base import Converter, Node, emit
+
+_POOL_OPSET = 12
+_SLICE_OPSET = 13
+
+
+def same_padding(
+    sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int], upper: bool
+) -> list[int]:
+    """Give the padding with which the output is the input divided by the stride, rounded up.
+
+    Parameters
+    ----------
+    upper : bool
+        Put the odd element at the end, else at the beginning.
+
+    Returns
+    -------
+    list of int
+        All beginnings, then all ends.
+    """
+    begins, ends = [], []
+    for size, extent, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + (extent - 1) * dilation + 1 - size, 0)
+        begins.append(total // 2 if upper else total - total // 2)
+        ends.append(total - begins[-1])
+    return begins + ends
+
+
+class _Pool(Converter):
+    """A pooling operator with its automatic padding written out."""
+
+    stock: Any
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the pooled tensor."""
+        attributes = dict(node.attributes)
+        padding = node.text("auto_pad", "NOTSET")
+        if padding in ("SAME_UPPER", "SAME_LOWER"):
+            sizes, kernel = list(node.shape(inputs[0], "X")[2:]), node.integers("kernel_shape")
+            ones = [1] * len(sizes)
+            strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+            attributes["pads"] = same_padding(sizes, kernel, strides, dilations, padding == "SAME_UPPER")
+            attributes["auto_pad"] = b"NOTSET"
+        return cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
+
+
+class MaxPool(_Pool):
+    """Maximum over windows."""
+
+    stock = onnx_frontend.MaxPool
+
+
+class AveragePool(_Pool):
+    """Mean over windows."""
+
+    stock = onnx_frontend.AveragePool
+
+
+class LpPool(_Pool):
+    """Norm over windows."""
+
+    stock = onnx_frontend.LpPool
+
+
+class ConvTranspose(Converter):
+    """Transposed convolution whose output shape may be given instead of its padding."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the convolution."""
+        attributes = dict(node.attributes)
+        target = node.integers("output_shape")
+        if target:
+            shape, weights = node.shape(inputs[0], "X"), node.shape(inputs[1], "W")
+            sizes, kernel = shape[2:], node.integers("kernel_shape", weights[2:])
+            zeros, ones = [0] * len(sizes), [1] * len(sizes)
+            strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+            extra = node.integers("output_padding", zeros)
+            begins, ends = [], []
+            for axis, wanted in enumerate(target[-len(sizes) :]):
+                reach = (kernel[axis] - 1) * dilations[axis] + 1
+                total = strides[axis] * (sizes[axis] - 1) + extra[axis] + reach - wanted
+                extra[axis] += max(-total, 0)
+                total = max(total, 0)
+                if extra[axis] >= strides[axis]:
+                    reached = wanted - extra[axis]
+                    node.refuse(f"output_shape asks for {wanted} elements where the kernel reaches {reached}")
+                small = total // 2
+                begins.append(small if node.text("auto_pad") == "SAME_UPPER" else total - small)
+                ends.append(total - begins[-1])
+            attributes |= {"pads": begins + ends, "output_padding": extra, "auto_pad": b"NOTSET"}
+            del attributes["output_shape"]
+        return onnx_frontend.ConvTranspose.get_converter(11)(bb, inputs, attributes, node.parameters)
+
+
+class Slice(Converter):
+    """Slices with constant bounds; steps may be negative."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        node = Node("Slice", attr, params)
+        names = ("starts", "ends", "axes")
+        bounds = [np.asarray(attr[name], "int64") if name in attr else None for name in names]
+        return cls._slice(node, bb, emit(bb, inputs[0]), bounds[0], bounds[1], bounds[2], None)
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        node = Node("Slice", attr, params)
+        bounds = [None if inputs[index] is None else node.array(inputs[index]) for index in range(1, 5)]
+        computed = any(inputs[index] is not None and bounds[index - 1] is None for index in range(1, 5))
+        known = isinstance(inputs[0].ty, relax.TensorType) and inputs[0].ty.ndim >= 0
+        if computed or not known or inputs[0].ty.shape is None:
+            # A slice of a shape, or one with computed bounds.
+            return onnx_frontend.Slice.get_converter(_SLICE_OPSET)(bb, inputs, attr, params)
+        return cls._slice(node, bb, emit(bb, inputs[0]), bounds[0], bounds[1], bounds[2], bounds[3])
+
+    @staticmethod
+    def _slice(node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
+        dims, rank = x.ty.shape, x.ty.ndim
+        axes = np.arange(len(starts)) if axes is None else axes
+        steps = np.ones(len(starts), "int64") if steps is None else steps
+        kept: dict[int, range] = {}
+        flipped = []
+        for start, end, axis, step in zip(starts.tolist(), ends.tolist(), axes.tolist(), steps.tolist(), strict=True):
+            axis = node.in_range(axis, rank)
+            if step == 0:
+                node.damaged(f"the step along axis {axis} is 0")
+            if hasattr(dims[axis], "value"):
+                picked = indices(start, end, step, int(dims[axis]))
+            elif start >= 0 and end >= start and step > 0:
+                picked = range(start, end, step)
+            else:
+                node.refuse(f"axis {axis} has an unknown size; bind the model's input shapes")
+            if not picked:
+                picked = range(0, 0)
+            elif step < 0:
+                picked = picked[::-1]
+                flipped.append(axis)
+            kept[axis] = picked
+        sliced = sorted(kept)
+        bounds = [[getattr(kept[axis], name) for axis in sliced] for name in ("start", "stop", "step")]
+        result = bb.emit(relax.op.strided_slice(x, sliced, *bounds))
+        for axis in flipped:
+            result = bb.emit(relax.op.flip(result, axis))
+        return result
+
+
+def indices(start: int, end: int, step: int, size: int) -> range:
+    """Give the indices that a slice picks; with a negative step an end below the first element is before it."""
+    start = start + size if start < 0 else start
+    end = end + size if end < 0 else end
+    if step > 0:
+        return range(min(max(start, 0), size), min(max(end, 0), size), step)
+    return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
+
+
+CONVERTERS: dict[tuple[str, str], type] = {
+    ("", "AveragePool"): AveragePool,
+    ("", "ConvTranspose"): ConvTranspose,
+    ("", "LpPool"): LpPool,
+    ("", "MaxPool"): MaxPool,
+    ("", "Slice"): Slice,
+}
