@@ -7,8 +7,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents, top_blocks
+from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.conv2d import ConvShape, ConvTile, conv_tile
+from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_product_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import new_schedule
@@ -31,7 +32,7 @@ class Conv2DInt8:
         machine = machine_of(target)
         form = dot_product(machine)
         tile = conv_tile(_shape_of(schedule, conv), machine)
-        store = inline_epilogue(schedule, conv)
+        store = schedule_epilogue(schedule, conv, machine)
         _apply_tile(schedule, conv, store, _input_copy(schedule), tile, form)
         return schedule
 
@@ -78,7 +79,11 @@ def _apply_tile(
     schedule.set_scope(conv, 0, "local")
     n, vector_in, row_in, column_in, lanes_in, ic, kh, kw, ip, ik = schedule.get_loops(conv)[-10:]
     width = int(schedule.get(lanes_in).extent)
-    if form.has(width):
+    # TVM cannot simplify the addresses of a vector intrinsic on a buffer that is one vector long.
+    spatial = (n, row_in, column_in, vector_in)
+    single = all(int(schedule.get(loop).extent) == 1 for loop in (*schedule.get_loops(store)[:-1], *spatial))
+    dotted = form.has(width) and not single
+    if dotted:
         schedule.reorder(n, row_in, ic, kh, kw, ip, column_in, vector_in, lanes_in, ik)
     else:
         schedule.reorder(n, row_in, ic, kh, kw, ip, ik, column_in, vector_in, lanes_in)
@@ -94,5 +99,5 @@ def _apply_tile(
     if pad is not None:
         schedule.compute_at(pad, task, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(pad)[-1])
-    if form.has(width):
+    if dotted:
         schedule.tensorize(lanes_in, dot_product_intrinsic(form, width))

@@ -8,7 +8,8 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
-from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
+from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
@@ -42,7 +43,7 @@ class DepthwiseInt8:
             return None
         machine = machine_of(target)
         batch, chunks, rows, width, lanes, kernel_h, packs, _ = loop_extents(schedule, window)
-        store = inline_epilogue(schedule, window)
+        store = schedule_epilogue(schedule, window, machine)
         pad = annotated_block(schedule, "pad")
         n, c, h, w, lane = schedule.get_loops(store)
         work = 2 * batch * chunks * rows * width * lanes * kernel_h * packs

@@ -254,3 +254,13 @@ def test_float_modules_are_left_alone() -> None:
 
     mod = import_model(get("tiny_cnn").onnx_model()).mod
     tvm.ir.assert_structural_equal(integer_arithmetic()(mod), mod)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 7)])
+def test_sigmoid_after_a_convolution(size: tuple[int, int]) -> None:
+    """Quantised swish, as it follows convolutions; a picture of one pixel is the inside of squeeze and excitation."""
+    graph = QdqGraph((1, 16, *size))
+    value = graph.quantized(graph.conv(graph.quantized("x"), 16, 10, 1), 0.03, 100)
+    gate = graph.quantized(graph.node("Sigmoid", value), 1 / 255, 0)
+    model = graph.model(graph.quantized(graph.node("Mul", value, gate), 0.02, 20))
+    check(model, graph.input(), exact=False)
