@@ -1,0 +1,118 @@
+"""Transcendental functions as arithmetic, against double precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.simd.expansion import expand_all
+from tvm_ext.schedules.simd.polynomial import interpolate
+from tvm_ext.schedules.simd.transcendental import expand, expands
+
+from tests.schedules.kernels import TARGETS, assembly, compile_graph
+
+COUNT = 1 << 16
+SPECIAL = np.array(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-45, -1e-45, 88.6, 88.8, -87.4, -103.9, -104.5, 3.4e38, -3.4e38],
+    np.float32,
+)
+# Name of the function, reference in double precision, bound of the relative error.
+FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "exp": (np.exp, 1.0e-7),
+    "tanh": (np.tanh, 2.0e-7),
+    "sigmoid": (lambda x: np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x))), 2.0e-7),
+    "log": (np.log, 1.2e-7),
+    "log1p": (np.log1p, 1.5e-7),
+    "erf": (np.vectorize(math.erf, otypes=[float]), 1.5e-7),
+}
+
+
+def inputs() -> np.ndarray:
+    """Every kind of float32: random bits, values of everyday size, special ones."""
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 1 << 32, COUNT // 2, dtype=np.uint32).view(np.float32)
+    moderate = random.normal(0, 8, COUNT // 4).astype(np.float32)
+    small = random.uniform(-1.5, 1.5, COUNT // 4 - len(SPECIAL)).astype(np.float32)
+    return np.concatenate([bits, moderate, small, SPECIAL])
+
+
+def evaluate(value: Callable[[tirx.Expr], tirx.Expr], x: np.ndarray, target: tvm.target.Target) -> np.ndarray:
+    """Compute ``value(x)`` for every element in a vectorised loop."""
+    dtype, lanes = str(x.dtype), 16
+    source, result = (tirx.decl_buffer((x.size,), dtype, name) for name in ("source", "result"))
+    block, lane = (tvm.ir.Var(name, tvm.ir.PrimType("int32")) for name in ("block", "lane"))
+    index = block * lanes + lane
+    store = tirx.BufferStore(result, value(tirx.BufferLoad(source, [index])), [index])
+    inner = tirx.For(lane, 0, lanes, tirx.ForKind.VECTORIZED, store)
+    body = tirx.For(block, 0, x.size // lanes, tirx.ForKind.SERIAL, inner)
+    func = tirx.PrimFunc([source, result], body).with_attr("global_symbol", "main").with_attr("s_tir", True)
+    expanded = expand_all(func)
+    assert not expanded.same_as(func)
+    library = tvm.compile(tvm.IRModule({"main": expanded}), target=target)
+    out = tvm.runtime.tensor(np.zeros_like(x))
+    library["main"](tvm.runtime.tensor(x), out)
+    return out.numpy()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_accuracy(name: str, target: str) -> None:
+    reference, bound = FUNCTIONS[name]
+    x = inputs()
+    result = evaluate(getattr(tirx, name), x, TARGETS[target])
+    with np.errstate(all="ignore"):
+        exact = reference(x.astype(np.float64))
+        expected = exact.astype(np.float32)
+        error = np.abs(result - exact) / np.abs(exact)
+    normal = np.isfinite(expected) & (np.abs(expected) >= np.finfo(np.float32).tiny)
+    assert error[normal].max() <= bound
+    assert normal.sum() > COUNT // 8
+    special = ~np.isfinite(expected)
+    np.testing.assert_array_equal(result[special], expected[special])
+    tiny = ~normal & ~special
+    assert np.abs(result[tiny] - expected[tiny]).max(initial=0.0) < 1.2e-38
+
+
+@pytest.mark.parametrize("exponent", [-2.0, -1.0, 0.5, 1.0, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_powers_with_small_constant_exponents(exponent: float, dtype: str) -> None:
+    x = np.concatenate([np.random.default_rng(0).normal(0, 3, 1020), [np.inf, -np.inf, 0.0, np.nan]]).astype(dtype)
+    result = evaluate(lambda value: tirx.pow(value, tirx.const(exponent, dtype)), x, TARGETS["native"])
+    with np.errstate(all="ignore"):
+        expected = np.power(x, np.full_like(x, exponent))  # as the C library has it, not as sqrt
+    np.testing.assert_allclose(result, expected, rtol=8 * np.finfo(dtype).eps)
+
+
+def test_half_precision_goes_through_single_precision() -> None:
+    x = np.random.default_rng(0).normal(0, 3, 1024).astype(np.float16)
+    result = evaluate(tirx.tanh, x, TARGETS["native"])
+    np.testing.assert_array_equal(result, np.tanh(x.astype(np.float64)).astype(np.float16))
+
+
+def test_what_is_not_rewritten() -> None:
+    single, double = (tvm.ir.Var("x", tvm.ir.PrimType(dtype)) for dtype in ("float32", "float64"))
+    for call in (tirx.sqrt(single), tirx.exp(double), tirx.pow(single, single), tirx.pow(single, tirx.const(2.5))):
+        assert not expands(call)
+        assert expand(call).same_as(call)
+
+
+def test_no_function_is_called() -> None:
+    """A vectorised erf calls ``erff`` for every lane unless it is expanded."""
+    x = np.zeros((4, 64), np.float32)
+    compiled = compile_graph(lambda _, v: relax.op.nn.gelu(v), [x], [Elementwise()])
+    (kernel,) = compiled.kernels.values()
+    assert "erff" not in assembly(kernel)
+    unexpanded = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    assert "erff" in str(tvm.compile(unexpanded, TARGETS["native"]).mod.inspect_source("asm"))
+
+
+def test_interpolation_meets_the_function() -> None:
+    coefficients = interpolate(math.cos, -1.0, 1.0, 8)
+    x = np.linspace(-1, 1, 101)
+    assert len(coefficients) == 9
+    np.testing.assert_allclose(np.polynomial.Polynomial(coefficients)(x), np.cos(x), atol=1e-7)
