@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -17,12 +18,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.commands import Commands, Result, Running
-from tests.processes import output_of
+from tests.processes import output_of, python
 from tvm_ext.artifact import load
 from tvm_ext.pipeline import PHASES
 
 SEED = 20
-MOMENTS = 8
+MOMENTS = 6
 INTERRUPTED = Result(130, "", "tvm-ext: interrupted\n")
 
 
@@ -199,6 +200,55 @@ def test_a_handler_that_cpp_code_puts_in_place_swallows_nothing() -> None:
             os._exit(0)
     """
     assert output_of(source, "-u") == "interrupted True 130"
+
+
+def test_a_call_that_never_returns_is_ended(tmp_path: Path) -> None:
+    source = f"""
+        import ctypes
+        from pathlib import Path
+        from tvm_ext.cleanup import temporary_folder
+        from tvm_ext.cli import interrupt
+        interrupt.install()
+        mutex = ctypes.create_string_buffer(64)
+        lock = ctypes.CDLL(None).pthread_mutex_lock  # no signal ends it
+        with temporary_folder(Path({str(tmp_path)!r}), "partial"):
+            lock(mutex)
+            print("locked", flush=True)
+            lock(mutex)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert Result(process.returncode, stdout, stderr) == INTERRUPTED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_but_the_line_is_said_after_an_interrupt() -> None:
+    source = """
+        import os, signal, sys, time
+        from tvm_ext.cli import interrupt
+        from tvm_ext.cli.stderr_filter import StderrFilter
+        stderr_filter = StderrFilter()
+        interrupt.install(stderr_filter.stderr, stderr_filter.mute)
+        os.write(2, b"before\\n")
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            os.write(2, b"C++ tells of objects cut short\\n")
+            print("Python tells of exceptions in destructors", file=sys.stderr)
+            interrupt.finish()
+            interrupt.finish()
+            stderr_filter.close()
+            os._exit(0)
+    """
+    done = python(source)
+    assert (done.returncode, done.stderr.splitlines()) == (0, ["before", "tvm-ext: interrupted"])
 
 
 def test_other_signals_do_not_count() -> None:
