@@ -22,7 +22,7 @@ from tvm_ext.frontend.onnx_infer import MalformedNodeError, TypeInference
 from tvm_ext.frontend.onnx_simplify import constant_attribute, passed_through, shape_value
 from tvm_ext.frontend.onnx_values import Scope, Value, common_type, constant_value, element_type_only
 
-ITERATION_LIMIT = 1000
+ITERATION_LIMIT = 256
 UNROLLED_NODE_LIMIT = 20_000
 """Loops with more iterations, or more nodes in them all, stay loops."""
 

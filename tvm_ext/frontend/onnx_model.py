@@ -161,7 +161,7 @@ def _parse(data: bytes, source: str) -> onnx.ModelProto:
         ) from None
     _require_text(proto, source)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
-        raise ModelError(f"{source} holds no ONNX graph; it is damaged, or not an ONNX model: {EXPORT_AGAIN}")
+        raise ModelError(f"{source} is not an ONNX model, or a damaged one: it holds no graph; {EXPORT_AGAIN}")
     return proto
 
 

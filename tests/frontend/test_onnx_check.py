@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from tests.frontend.onnx_text import graph
+from tvm_ext.errors import ModelError
+from tvm_ext.frontend.onnx_check import check_graph
+
+IF = """
+g (bool c, float[2] x) => (float[2] y) {
+  y = If (c) <
+    then_branch = a () => (float[2] t) { t = %s },
+    else_branch = b () => (float[2] e) { e = Neg (x) }
+  >
+}
+"""
+
+
+def refused(model: onnx.ModelProto) -> str:
+    with pytest.raises(ModelError) as caught:
+        check_graph(model, "m.onnx")
+    message = str(caught.value)
+    assert message.startswith("m.onnx: ")
+    return message
+
+
+def test_sound_graphs_pass() -> None:
+    check_graph(graph("g (float[2] x) => (float[2] y) { h = Neg (x) y = Relu (h) }"), "m.onnx")
+    check_graph(graph(IF % "Relu (x)"), "m.onnx")
+
+
+def test_nodes_need_not_be_sorted() -> None:
+    model = graph("g (float[2] x) => (float[2] y) { h = Neg (x) y = Relu (h) }")
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    check_graph(model, "m.onnx")
+
+
+def test_unmade_tensor_names_the_reader() -> None:
+    message = refused(graph("g (float[2] x) => (float[2] y) { [last] y = Add (x, w) }"))
+    assert "nothing makes tensor 'w', which Add node 'last' reads" in message
+
+
+def test_unmade_tensor_in_a_branch() -> None:
+    assert "nothing makes tensor 'w', which If node that makes 'y' reads" in refused(graph(IF % "Relu (w)"))
+
+
+def test_unmade_output() -> None:
+    assert "nothing makes output 'z' of the graph" in refused(graph("g (float[2] x) => (float[2] z) { y = Neg (x) }"))
+
+
+def test_cycle() -> None:
+    message = refused(graph("g (float[2] x) => (float[2] b) { a = Add (x, b) b = Neg (a) }"))
+    assert "the nodes that make 'a', 'b' depend on each other" in message
+
+
+def test_tensor_made_twice() -> None:
+    message = refused(graph("g (float[2] x) => (float[2] y) { y = Neg (x) y = Relu (x) }"))
+    assert "tensor 'y' is made by more than one node" in message
+
+
+def test_input_made_again() -> None:
+    assert "tensor 'x' is made by more" in refused(graph("g (float[2] x) => (float[2] y) { x = Neg (x) y = Relu (x) }"))
+
+
+def test_no_outputs() -> None:
+    model = graph("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    del model.graph.output[:]
+    assert "the graph has no outputs" in refused(model)
+
+
+def test_unnamed_input() -> None:
+    model = graph("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    model.graph.input.add()
+    assert "an input or output of the graph has no name" in refused(model)
+
+
+def test_output_listed_twice() -> None:
+    model = graph("g (float[2] x) => (float[2] y, float[2] y) { y = Neg (x) }")
+    assert "output 'y' is listed twice" in refused(model)
+
+
+def test_attribute_faults_are_listed_together() -> None:
+    message = refused(
+        graph("g (float[1,1,4,4] x) => (float[1,1,4,4] y) { [a] h = MaxPool <kernal = [2,2]> (x) [b] y = Relu (h, h) }")
+    )
+    assert "MaxPool node 'a': Unrecognized attribute: kernal for operator MaxPool" in message
+    assert "Relu node 'b': Node(b) with schema(::Relu:14) has input size 2 not in range [min=1, max=1]" in message
+
+
+def test_a_required_input_left_out() -> None:
+    model = graph("g (float[2] x) => (float[2] y) { [join] y = Concat <axis = 0> (x) }")
+    model.graph.node[0].input.append("")
+    message = refused(model)
+    assert "Concat node 'join': its input inputs is left out, but it is not optional" in message
+
+
+def test_many_faults_are_counted() -> None:
+    nodes = " ".join(f"y{index} = Neg (w{index})" for index in range(9))
+    assert "'w0', 'w1', 'w2', 'w3', 'w4', and 4 more" in refused(
+        graph(f"g (float[2] x) => (float[2] y8) {{ {nodes} }}")
+    )
+
+
+def test_unknown_operators_are_not_faults_of_the_graph() -> None:
+    check_graph(graph("g (float[2] x) => (float[2] y) { h = Nonesuch (x) y = com.acme.Widget (h) }"), "m.onnx")
