@@ -6,6 +6,7 @@ from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.matmul import Matmul
+from tvm_ext.schedules.cpu.matvec import Matvec
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
@@ -14,6 +15,7 @@ RULES = (
     Convolution(),
     Conv2DInt8(),
     DepthwiseInt8(),
+    Matvec(),
     Matmul(),
     SlidingWindow(),
     GlobalAverage(),

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from math import prod
 
 import tvm
-from tvm import s_tir, tirx
-from tvm.ir import Expr
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE, flatten
+from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE
 from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
+from tvm_ext.schedules.cpu.blocks import annotated_block
 from tvm_ext.schedules.cpu.conv2d import divisors
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -57,25 +56,6 @@ class MatmulTask:
     parallel: bool
 
 
-@dataclass(frozen=True)
-class MatmulExtents:
-    """What a matmul block computes: ``batch`` products of ``rows`` x ``chunks * lanes``, summed over ``reduction``."""
-
-    batch: int
-    rows: int
-    chunks: int
-    lanes: int
-    reduction: int
-    bytes_per_element: int
-    copies_rows: bool
-    packs_columns: bool
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.batch * self.rows * self.chunks * self.lanes * self.reduction
-
-
 def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machine: Machine) -> tuple[int, int]:
     """Choose the register tile (rows, vectors) of a product of ``rows`` rows and ``chunks`` column vectors.
 
@@ -108,7 +88,7 @@ def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machin
     return best
 
 
-def matmul_task(extents: MatmulExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
+def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
     """Choose the division into tasks, so that the slowest core has the least to do; costs are in cycles.
 
     The columns of a task stay in the caches while its rows pass by; columns and copied rows are packed once a task.
@@ -125,7 +105,7 @@ def matmul_task(extents: MatmulExtents, tile: tuple[int, int], machine: Machine)
             rows, columns = row_tiles // row_parts, column_tiles // column_parts
             column_bytes = columns * vectors * extents.lanes * k * size
             row_bytes = rows * tile_rows * k * size
-            work = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
+            work: float = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
             # Columns that outgrow the cache come from farther away for every row tile; hardware prefetching hides most.
             column_loads = column_bytes * (1 if column_bytes <= 2 * machine.l2 else rows)
             moved = (column_loads + row_bytes) / 64
@@ -151,89 +131,28 @@ class Matmul:
     def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
         """Schedule ``func`` when it holds a matrix product over a packed right operand."""
         schedule = new_schedule(func)
-        product = annotated_block(schedule, "matmul")
-        if product is None or not all(static_extents(schedule, block) for block in top_blocks(schedule)):
+        extents = product_extents(schedule)
+        if extents is None:
             return None
-        try:
-            if not _inline_neighbours(schedule, product):
-                return None
-        except ScheduleError:
-            return None  # neighbours were fused that cannot be inlined
-        # The index of a row that was put together from several axes has to be seen to be that row.
-        simplified = s_tir.transform.StmtSimplify()(schedule.mod)
-        schedule = new_schedule(simplified["main"])
-        _schedule(schedule, machine_of(target))
-        return schedule
-
-
-def _inline_neighbours(schedule: Schedule, product: SBlockRV) -> bool:
-    """Inline what was fused to the product, and bring the block that stores the result into logical order.
-
-    The last block stays apart when it walks other axes than the result does. The answer is no when the kernel is not a
-    product with data-parallel neighbours and one result.
-    """
-    others = [
-        block
-        for block in top_blocks(schedule)
-        if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) not in ("matmul", "pack_rows", "pack_columns")
-    ]
-    if len(schedule.get_output_blocks("root")) != 1 or not all(is_spatial(schedule, block) for block in others):
-        return False
-    (store,) = schedule.get_consumers(product)
-    last = others[-1]
-    extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
-    extra = len(last_extents) - len(extents)
-    if extra >= 0 and last_extents == [1] * extra + extents:
-        store = last
-    kept = {schedule.get(block).name_hint for block in (store, last)}
-    for block in others:
-        if schedule.get(block).name_hint not in kept:
-            schedule.compute_inline(block)
-    _order_axes(schedule, product, store)
-    return True
-
-
-def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> None:
-    """Make the axes of the stored result one batch axis, one axis of rows, one of columns.
-
-    Fused loops would not do: a tile of rows may begin in the middle of an inner axis.
-    """
-    annotations = schedule.get(product).annotations
-    batch_axes = int(annotations[BATCH_AXES_ATTRIBUTE])
-    out_axes = [int(axis) for axis in annotations[OUT_AXES_ATTRIBUTE]]
-    extents = loop_extents(schedule, store)
-    extra = len(extents) - len(out_axes)
-    order = [extra + out_axes.index(axis) for axis in range(len(out_axes))]
-    groups = ([*range(extra), *order[:batch_axes]], order[batch_axes:-1], order[-1:])
-
-    def logical(*index: Expr) -> list[Expr]:
-        positions = [flatten([index[axis] for axis in group], [extents[axis] for axis in group]) for group in groups]
-        return [position if isinstance(position, Expr) else tirx.const(position) for position in positions]
-
-    schedule.transform_block_layout(store, tirx.IndexMap.from_func(logical, ndim=len(extents), index_dtype="int32"))
+        pack = annotated_block(schedule, "pack_columns")
+        if pack is not None and extents.rows <= DIRECT_ROWS and _reads_in_order(schedule, pack):
+            schedule.compute_inline(pack)
+        ready = inline_neighbours(schedule)
+        if ready is not None:
+            _schedule(ready, machine_of(target))
+        return ready
 
 
 def _schedule(schedule: Schedule, machine: Machine) -> None:
-    product = annotated_block(schedule, "matmul")
+    product, store, rest = product_blocks(schedule)
     row_copy, pack = annotated_block(schedule, "pack_rows"), annotated_block(schedule, "pack_columns")
-    (store,) = schedule.get_consumers(product)
-    last = top_blocks(schedule)[-1]
-    extents = _extents_of(schedule, product, row_copy is not None, pack is not None)
+    extents = product_extents(schedule)
+    assert extents is not None
     tile_rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
-    if pack is not None and extents.rows <= DIRECT_ROWS and _reads_in_order(schedule, pack):
-        schedule.compute_inline(pack)
-        pack = None
     task = matmul_task(extents, (tile_rows, vectors), machine)
-    stored_apart = schedule.get(last).name_hint != schedule.get(store).name_hint
     _apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task)
-    if stored_apart:
-        vectorize_and_divide(schedule, last, machine)
-
-
-def _extents_of(schedule: Schedule, product: SBlockRV, copies_rows: bool, packs_columns: bool) -> MatmulExtents:
-    batch, rows, chunks, lanes, reduction = loop_extents(schedule, product)
-    size = tvm.DataType(schedule.get(product).writes[0].source.dtype).bits // 8
-    return MatmulExtents(batch, rows, chunks, lanes, reduction, size, copies_rows, packs_columns)
+    if rest is not None:
+        vectorize_and_divide(schedule, rest, machine)
 
 
 def _reads_in_order(schedule: Schedule, pack: SBlockRV) -> bool:
@@ -250,7 +169,7 @@ def _apply_tile(
     store: SBlockRV,
     row_copy: SBlockRV | None,
     pack: SBlockRV | None,
-    extents: MatmulExtents,
+    extents: ProductExtents,
     tile: tuple[int, int],
     task: MatmulTask,
 ) -> None:
@@ -287,9 +206,13 @@ def _apply_tile(
 
 def _copy_at(schedule: Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> None:
     """Copy what an iteration of ``loop`` needs, in vectors; through registers if the operand lies the other way."""
-    transposes = transposed_axes(axes_of(schedule, copy)) is not None
+    pair = transposed_axes(axes_of(schedule, copy))
+    # Rows that fill up the last tile are zero: vectors along the rows would be loaded in part, which tiles cannot do.
+    filled_along_loads = schedule.get(copy).annotations[KERNEL_ATTRIBUTE] == "pack_rows" and not isinstance(
+        schedule.get(copy).body.value, tvm.ir.TensorLoad
+    )
     schedule.compute_at(copy, loop, preserve_unit_loops=True)
     *_, outer, inner = schedule.get_loops(copy)
     mark_simd(schedule, inner, lanes)
-    if transposes:
+    if pair is not None and not filled_along_loads:
         mark_tile(schedule, outer, lanes)

@@ -18,11 +18,11 @@ from tvm_ext.schedules.cpu.matmul import (
     DIRECT_ROWS,
     PAGE,
     Matmul,
-    MatmulExtents,
     matmul_task,
     register_tile,
 )
-from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
+from tvm_ext.schedules.cpu.product import ProductExtents
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_rules
 
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.target import native_target
@@ -143,14 +143,15 @@ EPILOGUES = {
 }
 
 
-def scheduled(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
-    """Schedule a kernel with the rule, which must take it."""
-    func = apply_rules(func, target, [Matmul()])
-    assert func.attrs[RULE_ATTRIBUTE] == "cpu.matmul"
+def scheduled(func: tirx.PrimFunc, target: tvm.target.Target, rule: ScheduleRule | None = None) -> tirx.PrimFunc:
+    """Schedule a kernel with a rule, which must take it."""
+    rule = rule or Matmul()
+    func = apply_rules(func, target, [rule])
+    assert func.attrs[RULE_ATTRIBUTE] == rule.name
     return func.with_attr("global_symbol", "main")
 
 
-def check(product: Product, target: str = "native") -> None:
+def check(product: Product, target: str = "native", rule: ScheduleRule | None = None) -> None:
     """Schedule a product, run it and compare it with numpy in double precision."""
     chosen = TARGETS[target]
     func, chunks = product.kernel(chosen)
@@ -167,7 +168,7 @@ def check(product: Product, target: str = "native") -> None:
 EXTENT = st.sampled_from([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     m=EXTENT, k=EXTENT, n=EXTENT, constant=st.booleans(), transposed=st.booleans(),
     epilogue=st.sampled_from(["", "bias_relu", "gelu_residual"]), target=st.sampled_from(list(TARGETS)),
@@ -177,7 +178,7 @@ def test_awkward_extents(m: int, k: int, n: int, constant: bool, transposed: boo
     check(Product((m, k), (k, n), (), weight_axes, (), constant, epilogue), target)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), target=st.sampled_from(list(TARGETS)))
 def test_batches_and_transposes(data: st.DataObject, target: str) -> None:
     extent = st.sampled_from([1, 2, 3, 5, 8, 17, 33])
@@ -310,7 +311,7 @@ def test_tasks(
     batch: int, row_tiles: int, column_tiles: int, tile: tuple[int, int], reduction: int, machine: Machine,
     copies: bool, packs: bool,
 ) -> None:  # fmt: skip
-    extents = MatmulExtents(
+    extents = ProductExtents(
         batch, row_tiles * tile[0], column_tiles * tile[1], 16, reduction, 4, copies_rows=copies, packs_columns=packs
     )
     task = matmul_task(extents, tile, machine)

@@ -1,0 +1,118 @@
+"""What the rules for matrix products share: the extents of a product, and bringing its neighbours into order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import Expr
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, flatten
+from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
+from tvm_ext.schedules.rule import new_schedule
+
+
+@dataclass(frozen=True)
+class ProductExtents:
+    """What a matmul block computes: ``batch`` products of ``rows`` x ``chunks * lanes``, summed over ``reduction``."""
+
+    batch: int
+    rows: int
+    chunks: int
+    lanes: int
+    reduction: int
+    bytes_per_element: int
+    copies_rows: bool
+    packs_columns: bool
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.rows * self.chunks * self.lanes * self.reduction
+
+
+def product_extents(schedule: Schedule) -> ProductExtents | None:
+    """Read the extents of the product off a kernel; None when it holds none, or one of symbolic extents."""
+    product = annotated_block(schedule, "matmul")
+    if product is None or not all(static_extents(schedule, block) for block in top_blocks(schedule)):
+        return None
+    batch, rows, chunks, lanes, reduction = loop_extents(schedule, product)
+    size = tvm.DataType(schedule.get(product).writes[0].source.dtype).bits // 8
+    copies, packs = (annotated_block(schedule, name) is not None for name in ("pack_rows", "pack_columns"))
+    return ProductExtents(batch, rows, chunks, lanes, reduction, size, copies, packs)
+
+
+def product_blocks(schedule: Schedule) -> tuple[SBlockRV, SBlockRV, SBlockRV | None]:
+    """Find the product, the block that stores it, and the last block when that is another one."""
+    product = annotated_block(schedule, "matmul")
+    assert product is not None
+    (store,) = schedule.get_consumers(product)
+    last = top_blocks(schedule)[-1]
+    apart = schedule.get(last).name_hint != schedule.get(store).name_hint
+    return product, store, last if apart else None
+
+
+def inline_neighbours(schedule: Schedule) -> Schedule | None:
+    """Inline what was fused to a product, and let the block that stores it walk over batch, rows and columns.
+
+    The last block stays apart when it walks over other axes than the result does.
+
+    Returns
+    -------
+    Schedule or None
+        A schedule of the kernel so changed; None when the kernel is not one product with data-parallel neighbours and
+        one result.
+    """
+    try:
+        if not _inline(schedule):
+            return None
+    except ScheduleError:
+        return None  # a neighbour that cannot be inlined
+    # The index of a row that was put together from several axes has to be seen to be that row.
+    return new_schedule(s_tir.transform.StmtSimplify()(schedule.mod)["main"])
+
+
+def _inline(schedule: Schedule) -> bool:
+    product = annotated_block(schedule, "matmul")
+    others = [
+        block
+        for block in top_blocks(schedule)
+        if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) not in ("matmul", "pack_rows", "pack_columns")
+    ]
+    if len(schedule.get_output_blocks("root")) != 1 or not all(is_spatial(schedule, block) for block in others):
+        return False
+    (store,) = schedule.get_consumers(product)
+    last = others[-1]
+    extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
+    extra = len(last_extents) - len(extents)
+    if extra >= 0 and last_extents == [1] * extra + extents:
+        store = last
+    kept = {schedule.get(block).name_hint for block in (store, last)}
+    for block in others:
+        if schedule.get(block).name_hint not in kept:
+            schedule.compute_inline(block)
+    _order_axes(schedule, product, store)
+    return True
+
+
+def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> None:
+    """Make the axes of the stored result one batch axis, one axis of rows, one of columns.
+
+    Fused loops would not do: a tile of rows may begin in the middle of an inner axis.
+    """
+    annotations = schedule.get(product).annotations
+    batch_axes = int(annotations[BATCH_AXES_ATTRIBUTE])
+    out_axes = [int(axis) for axis in annotations[OUT_AXES_ATTRIBUTE]]
+    extents = loop_extents(schedule, store)
+    extra = len(extents) - len(out_axes)
+    order = [extra + out_axes.index(axis) for axis in range(len(out_axes))]
+    groups = ([*range(extra), *order[:batch_axes]], order[batch_axes:-1], order[-1:])
+
+    def logical(*index: Expr) -> list[Expr]:
+        positions = [flatten([index[axis] for axis in group], [extents[axis] for axis in group]) for group in groups]
+        return [position if isinstance(position, Expr) else tirx.const(position) for position in positions]
+
+    schedule.transform_block_layout(store, tirx.IndexMap.from_func(logical, ndim=len(extents), index_dtype="int32"))
