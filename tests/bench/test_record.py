@@ -85,3 +85,14 @@ def test_unwritable_paths_are_refused_early(tmp_path: Path, monkeypatch: pytest.
 def test_writable_path_is_accepted_and_not_touched(tmp_path: Path) -> None:
     record.check_writable(tmp_path / "a" / "x.json")
     assert not os.listdir(tmp_path)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    record.write_atomically(pipe, b"content")
+    assert os.read(reader, 100) == b"content"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -179,6 +179,9 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     path = Path(path)
     temporary = None
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe, not to be replaced
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as stream:
