@@ -24,27 +24,46 @@ LARGEST_ARGUMENT = 1000
 def expand_all(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Expand all transcendental functions in a kernel that has no blocks any more."""
 
-    def store(statement: Any, _mutator: Any) -> Any:
-        stored = _Expander().statement(statement)
-        return statement if stored is None else stored
+    def loop(statement: Any, mutator: Any) -> Any:
+        if statement.kind != tirx.ForKind.VECTORIZED:
+            return mutator.default_mutate(statement)
+        expander = _Expander(statement)
+        body = tvm_ffi.structural_mutate(statement.body, ((tirx.BufferStore, tirx.Evaluate), expander.statement))
+        if not expander.expanded:
+            return statement
+        kind, annotations = statement.kind, statement.annotations
+        result = tirx.For(statement.loop_var, statement.min, statement.extent, kind, body, annotations=annotations)
+        return _sequence([*map(tirx.AllocBuffer, expander.buffers), result])
 
-    return tvm_ffi.structural_mutate(func, ((tirx.BufferStore, tirx.Evaluate), store))
+    def store(statement: Any, mutator: Any) -> Any:
+        expander = _Expander(None)
+        result = expander.statement(statement, mutator)
+        return _sequence([*map(tirx.AllocBuffer, expander.buffers), result])
+
+    return tvm_ffi.structural_mutate(func, [(tirx.For, loop), ((tirx.BufferStore, tirx.Evaluate), store)])
 
 
 class _Expander:
-    """Expands one statement; what has to be computed before it is collected in ``_before``."""
+    """Expands the functions of one statement, or of the statements of one loop that is to be vectorised.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    loop : tvm.tirx.For, optional
+        The loop; every iteration has an element of its own in the buffers, which are allocated outside.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self.buffers: list[Any] = []
+        self.expanded = False
+        self._loop = loop
         self._before: list[Any] = []
         self._conditional = 0
-        self._expanded = False
 
-    def statement(self, statement: Any) -> Any:
-        """Return the statements to run instead, or None when there is nothing to expand."""
+    def statement(self, statement: Any, _mutator: Any) -> Any:
+        """Expand one statement, after the statements that compute its arguments."""
+        self._before = []
         result = tvm_ffi.structural_mutate(statement, ((tvm.ir.Call, self._call),))
-        if not self._expanded:
-            return None
-        return tirx.SeqStmt([*self._before, result]) if self._before else result
+        return _sequence([*self._before, result])
 
     def _call(self, call: Any, mutator: Any) -> Any:
         if getattr(call.op, "name", "") == "prim.if_then_else":
@@ -58,22 +77,32 @@ class _Expander:
             return call
         argument = call.args[0]
         if _size(argument) > LARGEST_ARGUMENT:
-            if self._conditional:
+            if self._conditional or not self._has_room():
                 return call
             kept = self._keep(argument)
             call = tvm.ir.Call(call.op, [kept, *call.args[1:]], call.attrs, call.ty_args, ret_ty=call.ty)
-        self._expanded = True
+        self.expanded = True
         return expand(call)
 
+    def _has_room(self) -> bool:
+        return self._loop is None or isinstance(self._loop.extent, prim.IntImm)
+
     def _keep(self, value: Any) -> Any:
-        lanes = lanes_of(value)
         # A small buffer of global scope becomes a variable on the stack; one of local scope would be allocated.
-        buffer = tirx.decl_buffer((lanes,), element_type(value), "argument")
-        index = tirx.const(0, "int32")
+        lanes = lanes_of(value)
+        size, index = lanes, tirx.const(0, "int32")
+        if self._loop is not None:
+            size, index = int(self._loop.extent) * lanes, (self._loop.loop_var - self._loop.min) * lanes
         if lanes > 1:
-            index = prim.Ramp(index, tirx.const(1, "int32"), lanes)
-        self._before += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, value, [index])]
+            index = prim.Ramp(index, tirx.const(1, element_type(index)), lanes)
+        buffer = tirx.decl_buffer((size,), element_type(value), "argument")
+        self.buffers.append(buffer)
+        self._before.append(tirx.BufferStore(buffer, value, [index]))
         return tirx.BufferLoad(buffer, [index])
+
+
+def _sequence(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 
 def _size(expression: Any) -> int:

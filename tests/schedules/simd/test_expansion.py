@@ -1,0 +1,39 @@
+"""Functions inside functions, and functions under conditions."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tests.schedules.kernels import TARGETS
+from tests.schedules.simd.test_transcendental import evaluate
+
+
+def test_deeply_nested_functions_compile_quickly() -> None:
+    x = np.linspace(-3, 3, 1024).astype(np.float32)
+    start = time.perf_counter()
+    result = evaluate(lambda v: tirx.tanh(tirx.log(tirx.exp(tirx.tanh(v)) + 1)), x, TARGETS["native"])
+    assert time.perf_counter() - start < 20  # without a buffer for arguments it takes hours
+    np.testing.assert_allclose(result, np.tanh(np.log(np.exp(np.tanh(x.astype(np.float64))) + 1)), rtol=1e-6)
+
+
+def test_nothing_under_a_condition_is_computed_before_it() -> None:
+    """The argument would lie outside the tensor where the condition does not hold."""
+    x = np.linspace(0, 1, 16).astype(np.float32)
+    source = tirx.decl_buffer((16,), "float32", "source")
+    result = tirx.decl_buffer((32,), "float32", "result")
+    i = tvm.ir.Var("i", tvm.ir.PrimType("int32"))
+    deep = tirx.exp(tirx.tanh(tirx.exp(tirx.tanh(tirx.BufferLoad(source, [i])))))
+    value = tirx.if_then_else(i < 16, deep, tirx.const(0, "float32"))
+    body = tirx.For(i, 0, 32, tirx.ForKind.SERIAL, tirx.BufferStore(result, value, [i]))
+    func = tirx.PrimFunc([source, result], body).with_attr("global_symbol", "main").with_attr("s_tir", True)
+    from tvm_ext.schedules.simd.expansion import expand_all
+
+    library = tvm.compile(tvm.IRModule({"main": expand_all(func)}), target=TARGETS["native"])
+    out = tvm.runtime.tensor(np.ones(32, np.float32))
+    library["main"](tvm.runtime.tensor(x), out)
+    expected = np.exp(np.tanh(np.exp(np.tanh(x.astype(np.float64)))))
+    np.testing.assert_allclose(out.numpy(), np.concatenate([expected, np.zeros(16)]), rtol=1e-6)

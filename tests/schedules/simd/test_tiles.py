@@ -1,0 +1,76 @@
+"""Transpositions in registers, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import te, tirx
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.tiles import mark_tile
+
+from tests.schedules.kernels import AWKWARD, TARGETS
+from tests.schedules.simd.test_loops import run
+from tvm_ext.passes.vector_code import vector_code
+
+
+def transposition(rows: int, columns: int, dtype: str, side: int, limit: int | None = None) -> tirx.PrimFunc:
+    """Transpose (rows, columns); rows from ``limit`` on count as zero. The kernel is lowered."""
+    source = te.placeholder((rows if limit is None else limit, columns), dtype, "source")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        value = source[j, i]
+        return value if limit is None else tirx.if_then_else(j < limit, value, tirx.const(0, dtype))
+
+    schedule = new_schedule(te.create_prim_func([source, te.compute((columns, rows), element, name="turned")]))
+    outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    mark_tile(schedule, outer, side)
+    mark_simd(schedule, inner, side)
+    return schedule.mod
+
+
+def turned(module: tvm.IRModule, x: np.ndarray, shape: tuple[int, int], target: str = "native") -> np.ndarray:
+    with TARGETS[target]:
+        func = vector_code()(module)["main"]
+    assert "Shuffle" in str(func)
+    return run(func, [x], shape, str(x.dtype), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [extent for extent in AWKWARD if 1 < extent < 100])
+def test_awkward_shapes(rows: int, target: str) -> None:
+    for columns in (9, 17):
+        x = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
+        np.testing.assert_array_equal(
+            turned(transposition(rows, columns, "float32", 16), x, (columns, rows), target), x.T
+        )
+
+
+@given(
+    rows=st.integers(2, 70),
+    columns=st.integers(2, 70),
+    side=st.sampled_from([4, 8, 16]),
+    dtype=st.sampled_from(["float32", "int8", "float64", "int64"]),
+)
+@settings(max_examples=8, deadline=None)
+def test_any_shape_and_type(rows: int, columns: int, side: int, dtype: str) -> None:
+    x = np.random.default_rng(rows).integers(-99, 99, (rows, columns)).astype(dtype)
+    np.testing.assert_array_equal(turned(transposition(rows, columns, dtype, side), x, (columns, rows)), x.T)
+
+
+@given(rows=st.integers(2, 40), limit=st.integers(2, 40), columns=st.integers(2, 40))
+@settings(max_examples=6, deadline=None)
+def test_rows_that_do_not_exist_are_not_loaded(rows: int, limit: int, columns: int) -> None:
+    limit = min(rows, limit)
+    x = np.random.default_rng(rows).standard_normal((limit, columns)).astype(np.float32)
+    expected = np.pad(x, [(0, rows - limit), (0, 0)]).T
+    result = turned(transposition(rows, columns, "float32", 16, limit), x, (columns, rows))
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_a_large_matrix_goes_in_blocks() -> None:
+    x = np.random.default_rng(0).standard_normal((300, 500)).astype(np.float32)
+    np.testing.assert_array_equal(turned(transposition(300, 500, "float32", 16), x, (500, 300)), x.T)
