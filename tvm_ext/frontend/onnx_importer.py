@@ -119,9 +119,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
-            known = all(
-                not name or name in self._nodes for name in node.input
-            )  # or a failed node makes it
+            known = all(not name or name in self._nodes for name in node.input)  # or a failed node makes it
             if known or not is_supported(node):
                 self._construct_node(node)
 
