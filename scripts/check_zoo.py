@@ -53,7 +53,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# Models that compile",
         "",
         "Every model of the test zoo, compiled for the CPU and compared with onnxruntime on the same inputs. The error",
-        "is the largest absolute difference of any output divided by the standard deviation of onnxruntime's output. The",
+        "is the largest absolute difference of any output over the standard deviation of onnxruntime's output. The",
         "bound is 1e-4, except where onnxruntime with and without its own graph optimisations already differs by more:",
         "there it is the bound shown.",
         "Written by `python scripts/check_zoo.py`; the same rows are in `docs/results/zoo.json`.",
