@@ -22,6 +22,8 @@ _LANEWISE = frozenset(
     """exp tanh sigmoid log log1p erf sqrt rsqrt pow sin cos fabs floor ceil round nearbyint trunc fma isnan reinterpret
     bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right""".split()
 )
+# Of these, LLVM widens only the float32 form, after its expansion as a polynomial.
+_SINGLE_PRECISION_ONLY = frozenset({"erf", "log1p"})
 
 
 class NotVectorizable(Exception):
@@ -330,7 +332,7 @@ class Widener:
         lanes = max(map(lanes_of, args), default=1)
         if lanes == 1:
             return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
-        if name not in _LANEWISE:
+        if name not in _LANEWISE or (name in _SINGLE_PRECISION_ONLY and element_type(call) == "float64"):
             raise NotVectorizable(f"call of {name}")
         wide = tvm.ir.PrimType(wide_type(element_type(call), lanes))
         args = [broadcast(argument, lanes) for argument in args]
