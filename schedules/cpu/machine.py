@@ -86,19 +86,21 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
     features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
     row = next(machine for needed, machine in ROWS if needed <= features)
     if mcpu == tvm.target.codegen.llvm_get_system_cpu():
-        row = replace(row, **_host_caches())
+        caches = _host_caches()
+        row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), l3=caches.get(3, row.l3))
     if not cores:
         cores = physical_cores()
     return replace(row, cores=cores)
 
 
-def _host_caches() -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _host_caches() -> dict[int, int]:
+    """Read the data cache sizes of this machine (bytes) by level."""
+    sizes: dict[int, int] = {}
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
             if kind in ("Data", "Unified") and level in "123":
-                sizes[f"l{level}"] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
+                sizes[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
         except (OSError, ValueError):
             continue
     return sizes

@@ -40,7 +40,7 @@ SEQUENCE_OPERATORS = frozenset(
 )
 
 
-class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
+class OnnxImporter(onnx_frontend.ONNXGraphImporter):
     """Imports one prepared model; a node that fails does not keep the rest from being tried.
 
     Differs from TVM's importer in that operators are looked up by domain as well, the converters of

@@ -23,7 +23,7 @@ def clip_indices(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @mutator
-class _Clipper(PyExprMutator):  # type: ignore[misc]
+class _Clipper(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         if call.op == tvm.ir.Op.get("relax.take") and call.attrs.mode == "fast":

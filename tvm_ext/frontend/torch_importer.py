@@ -89,7 +89,7 @@ def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
     return ("output",) if names == ["output_0"] else tuple(names)
 
 
-class _Importer(ExportedProgramImporter):  # type: ignore[misc]
+class _Importer(ExportedProgramImporter):
     """TVM's importer with converters of our own, checked results, errors that name the node, and copied weights."""
 
     def __init__(self, source: str) -> None:

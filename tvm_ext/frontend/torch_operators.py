@@ -289,7 +289,7 @@ def bound_takes(mod: tvm.IRModule) -> tvm.IRModule:
     """Make every ``take`` that trusts its indices read the nearest element instead when one is out of range."""
 
     @relax.expr_functor.mutator
-    class _Bounder(relax.PyExprMutator):  # type: ignore[misc]
+    class _Bounder(relax.PyExprMutator):
         def visit_call_(self, call: relax.Call) -> Any:
             call = self.visit_expr_post_order(call)
             if call.op == tvm.ir.Op.get("relax.take") and call.attrs.mode == "fast":

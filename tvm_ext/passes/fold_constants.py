@@ -88,8 +88,8 @@ class _Rewriter(PyExprMutator):
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op) or value.op.name not in ROWS:
             return None
         operands = [self.known.get(arg, arg) for arg in value.args if not isinstance(arg, relax.ShapeExpr)]
-        arrays = [constant(operand) for operand in operands]
-        if any(array is None for array in arrays):
+        arrays = [array for array in map(constant, operands) if array is not None]
+        if len(arrays) < len(operands):
             return None
         dtype = str(value.ty.dtype)
         if any(array.dtype.name not in ("float32", "float64", "float16", "int32", "int64") for array in arrays):

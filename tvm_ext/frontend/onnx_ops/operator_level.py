@@ -20,7 +20,7 @@ def _constant(expr: Any) -> np.ndarray | None:
     return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
 
 
-class Clip(OnnxOpConverter):  # type: ignore[misc]
+class Clip(OnnxOpConverter):
     """``Clip(x, min, max)`` as ``relax.clip``, or as maximum and minimum when the bounds are computed."""
 
     @classmethod
@@ -58,7 +58,7 @@ def _clip(data: relax.Expr, low: np.ndarray | None, high: np.ndarray | None) -> 
     return result
 
 
-class Pad(onnx_frontend.Pad):  # type: ignore[misc]
+class Pad(onnx_frontend.Pad):
     """``Pad`` in mode constant with known widths as ``relax.nn.pad``; everything else as TVM's converter does."""
 
     @classmethod
@@ -73,7 +73,7 @@ class Pad(onnx_frontend.Pad):  # type: ignore[misc]
         return super()._lower_pad(bb, inputs, attr, params, allowed_modes)
 
 
-class Sum(OnnxOpConverter):  # type: ignore[misc]
+class Sum(OnnxOpConverter):
     """``Sum`` of any number of tensors as additions, first to last."""
 
     @classmethod
