@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, IterVar
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 
 
 def top_blocks(schedule: Schedule) -> list[SBlockRV]:
-    """Blocks of the kernel in program order."""
-    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+    """Blocks of the kernel in program order; none when the kernel is not made of blocks."""
+    try:
+        return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+    except ScheduleError:
+        return []
 
 
 def annotated_block(schedule: Schedule, kernel: str) -> SBlockRV | None:

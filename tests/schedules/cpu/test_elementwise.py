@@ -1,0 +1,134 @@
+"""The rule for data-parallel kernels, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+
+from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, compile_graph, graph, lower
+from tvm_ext.schedules.cpu.elementwise import Elementwise
+
+op = relax.op
+RULES = (Elementwise(),)
+
+
+def values(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", AWKWARD)
+def test_chain_with_a_broadcast(width: int, target: str) -> None:
+    x, y = values(5, 3, width), values(3, 1, seed=1)
+    compiled = compile_graph(lambda _, a, b: op.nn.relu(op.add(op.multiply(a, b), a)), [x, y], RULES, TARGETS[target])
+    assert set(compiled.rules.values()) == {"cpu.elementwise"}
+    np.testing.assert_allclose(compiled(x, y), np.maximum(x * y + x, 0), rtol=1e-6, atol=1e-6)
+
+
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 7, 9, 16, 33]), min_size=1, max_size=4),
+    dims=st.integers(0, 15),
+    dtype=st.sampled_from(["float32", "float64", "int32", "int64", "int8"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_any_broadcast_of_any_type(shape: list[int], dims: int, dtype: str) -> None:
+    other = [1 if dims >> axis & 1 else extent for axis, extent in enumerate(shape)]
+    random = np.random.default_rng(0)
+    x, y = random.integers(-9, 9, shape).astype(dtype), random.integers(-9, 9, other).astype(dtype)
+    compiled = compile_graph(lambda _, a, b: op.maximum(op.subtract(a, b), b), [x, y], RULES)
+    np.testing.assert_array_equal(compiled(x, y), np.maximum(x - y, y))
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "sigmoid", "tanh"])
+def test_activations(name: str) -> None:
+    x = values(33, 65) * 4
+    build = {"sigmoid": op.sigmoid, "tanh": op.tanh}.get(name) or getattr(op.nn, name)
+    reference = getattr(torch.nn.functional, name)(torch.from_numpy(x.astype(np.float64))).numpy()
+    compiled = compile_graph(lambda _, v: build(v), [x], RULES)
+    np.testing.assert_allclose(compiled(x), reference, rtol=2e-6, atol=2e-7)
+
+
+def test_comparisons_and_choices() -> None:
+    x, y = values(9, 31), values(9, 31, seed=1)
+    compiled = compile_graph(lambda _, a, b: op.where(op.less(a, b), a, b), [x, y], RULES)
+    np.testing.assert_array_equal(compiled(x, y), np.minimum(x, y))
+    compiled = compile_graph(lambda _, a, b: op.less(a, b), [x, y], RULES)
+    np.testing.assert_array_equal(compiled(x, y), x < y)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_concat_and_split(axis: int) -> None:
+    x = values(4, 6, 10)
+    y = values(*(extent + 3 if number == axis else extent for number, extent in enumerate(x.shape)), seed=1)
+    compiled = compile_graph(lambda _, a, b: op.concat([a, op.tanh(b)], axis), [x, y], RULES)
+    np.testing.assert_allclose(compiled(x, y), np.concatenate([x, np.tanh(y)], axis), rtol=1e-6)
+    compiled = compile_graph(lambda _, a: op.split(a, 2, axis), [x], RULES)
+    for part, expected in zip(compiled.all(x), np.split(x, 2, axis), strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+def test_gather_pad_resize_and_slices() -> None:
+    table, rows = values(50, 33), np.array([[3, 49, 0], [7, 7, 12]], np.int64)
+    compiled = compile_graph(lambda _, a, b: op.take(a, b, 0), [table, rows], RULES)
+    np.testing.assert_array_equal(compiled(table, rows), table[rows])
+    compiled = compile_graph(lambda _, a: op.nn.pad(a, [1, 2, 3, 4]), [table], RULES)
+    np.testing.assert_array_equal(compiled(table), np.pad(table, [(1, 2), (3, 4)]))
+    compiled = compile_graph(lambda _, a: op.strided_slice(a, [0, 1], [1, 2], [41, 31], [2, 3]), [table], RULES)
+    np.testing.assert_array_equal(compiled(table), table[1:41:2, 2:31:3])
+    image = values(1, 3, 9, 11)
+    for method, mode in (("nearest_neighbor", "nearest"), ("linear", "bilinear")):
+        coordinates = "asymmetric" if mode == "nearest" else "half_pixel"
+        compiled = compile_graph(
+            lambda _, a, m=method, c=coordinates: op.image.resize2d(
+                a, (18, 22), layout="NCHW", method=m, coordinate_transformation_mode=c, rounding_method="floor"
+            ),
+            [image],
+            RULES,
+        )
+        expected = torch.nn.functional.interpolate(torch.from_numpy(image), size=(18, 22), mode=mode).numpy()
+        np.testing.assert_allclose(compiled(image), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_symbolic_extents() -> None:
+    n = tirx.Var("n", "int64")
+    module = graph(lambda _, a: op.nn.relu(op.add(a, a)), [((n, 33), "float32")])
+    compiled = lower(module, TARGETS["native"], RULES)
+    assert set(compiled.rules.values()) == {"cpu.elementwise"}
+    for rows in (1, 5, 40):
+        x = values(rows, 33)
+        np.testing.assert_array_equal(compiled(x), np.maximum(x + x, 0))
+    module = graph(lambda _, a: op.tanh(a), [((n,), "float32")])
+    compiled = lower(module, TARGETS["native"], RULES)
+    for length in (1, 15, 16, 47):
+        np.testing.assert_allclose(compiled(values(length)), np.tanh(values(length)), rtol=1e-6)
+
+
+def test_large_kernels_are_shared_out_and_small_ones_not() -> None:
+    small, large = values(8, 64), values(512, 1024)
+    for x, parallel in ((small, False), (large, True)):
+        (kernel,) = compile_graph(lambda _, a: op.nn.relu(a), [x], RULES).kernels.values()
+        two_cores = compile_graph(lambda _, a: op.nn.relu(a), [x], RULES, TARGETS["avx2"]).kernels
+        assert ("T.parallel" in str(*two_cores.values())) == parallel
+        assert isinstance(kernel, tirx.PrimFunc)
+
+
+def test_kernels_that_are_no_single_elements_are_declined() -> None:
+    from tvm import te
+
+    source = te.placeholder((8,), "float32", "source")
+
+    def body(ins: list[tirx.Buffer], outs: list[tirx.Buffer]) -> tirx.Stmt:
+        i = tvm.ir.Var("i", tvm.ir.PrimType("int32"))
+        return tirx.For(i, 0, 8, tirx.ForKind.SERIAL, tirx.BufferStore(outs[0], tirx.BufferLoad(ins[0], [i]), [i]))
+
+    func = te.create_prim_func([source, te.extern((8,), [source], body, name="copy", dtype="float32")])
+    assert Elementwise().apply(func, TARGETS["native"]) is None
+
+
+def test_aarch64_compiles() -> None:
+    assert compile_graph(lambda _, v: op.nn.gelu(v), [values(5, 33)], RULES, AARCH64).library is not None

@@ -1,0 +1,132 @@
+"""The rule for row reductions, against numpy, on every instruction set that runs here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, Compiled, assembly, compile_graph
+from tvm_ext.schedules.cpu.row_reduction import RowReduction
+
+op = relax.op
+RULES = (RowReduction(),)
+
+
+def values(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def taken(compiled: Compiled) -> bool:
+    return set(compiled.rules.values()) == {RowReduction.name}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", AWKWARD)
+def test_softmax(length: int, target: str) -> None:
+    x = values(3, 5, length)
+    compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES, TARGETS[target])
+    assert length == 1 or taken(compiled)
+    np.testing.assert_allclose(compiled(x), torch.softmax(torch.from_numpy(x), -1).numpy(), rtol=2e-6)
+
+
+@given(shape=st.lists(st.sampled_from([1, 2, 3, 7, 9, 17, 33]), min_size=2, max_size=4), data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_reductions_over_any_axes(shape: list[int], data: st.DataObject) -> None:
+    axes = data.draw(st.lists(st.sampled_from(range(len(shape))), min_size=1, unique=True))
+    name = data.draw(st.sampled_from(["sum", "mean", "max", "min"]))
+    keepdims = data.draw(st.booleans())
+    x = values(*shape)
+    compiled = compile_graph(lambda _, v: getattr(op, name)(v, axes, keepdims), [x], RULES)
+    expected = getattr(np, name)(x.astype(np.float64), axis=tuple(axes), keepdims=keepdims)
+    np.testing.assert_allclose(compiled(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@given(shape=st.lists(st.sampled_from([2, 3, 8, 15, 49]), min_size=2, max_size=4), data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_softmax_along_any_axis(shape: list[int], data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    name = data.draw(st.sampled_from(["softmax", "log_softmax"]))
+    x = values(*shape)
+    compiled = compile_graph(lambda _, v: getattr(op.nn, name)(v, axis), [x], RULES)
+    assert taken(compiled)
+    expected = getattr(torch, name)(torch.from_numpy(x), axis).numpy()
+    np.testing.assert_allclose(compiled(x), expected, rtol=2e-6, atol=1e-6)
+
+
+def test_a_row_that_is_masked_out_in_part() -> None:
+    x = values(4, 37)
+    x[:, ::3] = -np.inf
+    compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES)
+    np.testing.assert_allclose(compiled(x), torch.softmax(torch.from_numpy(x), -1).numpy(), rtol=2e-6)
+
+
+@pytest.mark.parametrize("length", [3, 16, 49, 312, 768])
+def test_layer_norm(length: int) -> None:
+    x, gamma, beta = values(2, 9, length), values(length, seed=1), values(length, seed=2)
+    compiled = compile_graph(lambda _, v, g, b: op.nn.layer_norm(v, g, b, [-1]), [x, gamma, beta], RULES)
+    assert taken(compiled)
+    expected = torch.nn.functional.layer_norm(
+        *map(torch.from_numpy, (x,)), (length,), *map(torch.from_numpy, (gamma, beta))
+    )
+    np.testing.assert_allclose(compiled(x, gamma, beta), expected.numpy(), rtol=1e-4, atol=2e-5)
+
+
+def test_rms_norm() -> None:
+    x, gamma = values(5, 100), values(100, seed=1)
+    compiled = compile_graph(lambda _, v, g: op.nn.rms_norm(v, g, [-1], 1e-5), [x, gamma], RULES)
+    assert taken(compiled)
+    expected = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * gamma
+    np.testing.assert_allclose(compiled(x, gamma), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("height", [1, 7, 9])
+def test_group_norm_and_instance_norm(height: int) -> None:
+    x, gamma, beta = values(2, 12, height, 5), values(12, seed=1), values(12, seed=2)
+    tensors = [torch.from_numpy(array) for array in (x, gamma, beta)]
+    group = compile_graph(lambda _, v, g, b: op.nn.group_norm(v, g, b, 4, 1, [2, 3]), [x, gamma, beta], RULES)
+    assert taken(group)
+    expected = torch.nn.functional.group_norm(tensors[0], 4, tensors[1], tensors[2]).numpy()
+    np.testing.assert_allclose(group(x, gamma, beta), expected, rtol=1e-4, atol=1e-4)
+    instance = compile_graph(lambda _, v, g, b: op.nn.instance_norm(v, g, b, 1, [2, 3]), [x, gamma, beta], RULES)
+    assert taken(instance)
+    expected = torch.nn.functional.instance_norm(tensors[0], weight=tensors[1], bias=tensors[2]).numpy()
+    np.testing.assert_allclose(instance(x, gamma, beta), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_argmax(axis: int) -> None:
+    x = values(4, 33, 17)
+    compiled = compile_graph(lambda _, v: op.argmax(v, axis), [x], RULES)
+    np.testing.assert_array_equal(compiled(x), x.argmax(axis))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "float16"])
+def test_other_types(dtype: str) -> None:
+    x = np.random.default_rng(0).integers(-9, 9, (5, 33)).astype(dtype)
+    compiled = compile_graph(lambda _, v: op.max(v, -1), [x], RULES)
+    assert taken(compiled)
+    np.testing.assert_array_equal(compiled(x), x.max(-1))
+
+
+def test_what_reads_elements_twice_is_declined() -> None:
+    x, w = values(9, 17), values(17, 5)
+    assert not taken(compile_graph(lambda _, a, b: op.matmul(a, b), [x, w], RULES))
+    image = values(1, 3, 9, 9)
+    assert not taken(compile_graph(lambda _, v: op.nn.max_pool2d(v, (3, 3), (2, 2)), [image], RULES))
+
+
+def test_softmax_calls_no_function_and_uses_whole_vectors() -> None:
+    compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [values(64, 128)], RULES)
+    text = assembly(*compiled.kernels.values(), TARGETS["avx2"])
+    assert "expf" not in text
+    assert "vmaxps" in text
+    assert "%ymm" in text
+
+
+def test_aarch64_compiles() -> None:
+    x = values(5, 33)
+    assert taken(compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES, AARCH64))
