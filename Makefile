@@ -20,7 +20,7 @@ test-slow: $(VENV)/.installed zoo
 lint: $(VENV)/.installed types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell
+	git ls-files | xargs $(BIN)/codespell
 
 # Types are checked on the package as it is installed, where the four source folders are one package.
 types: $(VENV)/.installed

@@ -18,13 +18,6 @@ import numpy as np
 import onnx
 import tvm
 from tvm import te
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.compute.quantized import conv2d_int8
-from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.conv2d import computed_width
-from tvm_ext.schedules.cpu.intrinsics import dot_product
-from tvm_ext.schedules.cpu.machine import machine_of
-from tvm_ext.schedules.rule import apply_rules
 
 from tests.integer_reference import run_integers
 from tests.zoo import get
@@ -32,6 +25,13 @@ from tests.zoo.entry import Entry
 from tests.zoo.quantized import quantized
 from tvm_ext.bench import compare
 from tvm_ext.bench.record import write_result
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.quantized import conv2d_int8
+from tvm_ext.schedules.cpu import RULES
+from tvm_ext.schedules.cpu.conv2d import computed_width
+from tvm_ext.schedules.cpu.intrinsics import dot_product
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.rule import apply_rules
 from tvm_ext.target import native_target
 from tvm_ext.threads import physical_cores
 

@@ -18,9 +18,8 @@ from tvm import relax
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tvm_ext.schedules.cpu.machine import machine_of
-
 from tvm_ext.bench.peak import copy_bandwidth, fma_peak
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.target import resolve_target
 from tvm_ext.threads import physical_cores, use_physical_cores
 

@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
+
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 
 OUT_AXES_ATTRIBUTE = "tvm_ext.out_axes"

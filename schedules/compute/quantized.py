@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from tvm import te, tirx
+
 from tvm_ext.schedules.compute.conv2d import (
     KERNEL_ATTRIBUTE,
     crop_width,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, IterVar
+
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 
 

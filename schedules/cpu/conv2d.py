@@ -12,6 +12,7 @@ from tvm.ir import Expr
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc, Var
+
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS

@@ -6,6 +6,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.conv2d import ConvShape, ConvTile, conv_tile

@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product

@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm
+
 from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.cpu.cost import expensive_operations, is_simple
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.cpu.machine import Machine
 
 

@@ -9,6 +9,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE
 from tvm_ext.schedules.cpu.access import axes_of

@@ -6,6 +6,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import annotated_block
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide

@@ -9,6 +9,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
+
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, flatten
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks

@@ -12,6 +12,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.cpu.access import Axes, axes_of
 from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.cpu.cost import block_seconds, is_simple

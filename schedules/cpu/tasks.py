@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.tirx import IntImm
+
 from tvm_ext.schedules.cpu.parallel import FORK_SECONDS
 
 EVEN_SHARES = 8

@@ -14,6 +14,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.cpu.access import Axes, axes_of
 from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.cpu.cost import block_seconds, is_simple

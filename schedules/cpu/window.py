@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
+
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
+
 from tvm_ext.schedules.simd.transcendental import expand, expands
 from tvm_ext.schedules.simd.vector import element_type, lanes_of
 

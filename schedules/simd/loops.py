@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
+
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
 from tvm_ext.schedules.simd.vector import Bindings, broadcast, element_type

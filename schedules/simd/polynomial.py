@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
+
 from tvm_ext.schedules.simd.vector import constant_like
 
 

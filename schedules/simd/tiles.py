@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
+
 from tvm_ext.schedules.simd.vector import broadcast, element_type
 from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, operation, uses
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 from tvm.ir.prim import expr as prim
+
 from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, exp_remainder, horner, log_remainder
 from tvm_ext.schedules.simd.vector import Bindings, constant_like, element_type, lanes_of, wide_type
 

@@ -9,6 +9,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
+
 from tvm_ext.schedules.simd.vector import broadcast, element_type, lanes_of, wide_type
 
 _BINARY = (

@@ -3,6 +3,7 @@
 import numpy as np
 import tvm
 from tvm import te
+
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules, apply_schedule_rules, new_schedule
 
 TARGET = tvm.target.Target("llvm")

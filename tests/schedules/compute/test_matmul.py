@@ -6,6 +6,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te
+
 from tvm_ext.schedules.compute.matmul import (
     MatmulShape,
     flatten,

@@ -11,6 +11,8 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
+
+from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.machine import ROWS, Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import (
@@ -23,8 +25,6 @@ from tvm_ext.schedules.cpu.matmul import (
 )
 from tvm_ext.schedules.cpu.product import ProductExtents
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_rules
-
-from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.target import native_target
 
 TARGETS = {

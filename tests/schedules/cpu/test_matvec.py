@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.schedules.cpu.test_matmul import TARGETS, Product, check, scheduled
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.cpu.matvec import Matvec, dot_products_pay
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
-
-from tests.schedules.cpu.test_matmul import TARGETS, Product, check, scheduled
 
 EXTENT = st.sampled_from([8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129])
 

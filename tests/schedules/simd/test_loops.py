@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 from tvm.s_tir import Schedule
-from tvm_ext.schedules.rule import new_schedule
-from tvm_ext.schedules.simd.loops import mark_simd
 
 from tests.schedules.kernels import AWKWARD, TARGETS
 from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
 
 GUARD = 64
 """Elements behind every result that must keep their value."""

@@ -8,13 +8,13 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
-from tvm_ext.schedules.rule import new_schedule
-from tvm_ext.schedules.simd.loops import mark_simd
-from tvm_ext.schedules.simd.tiles import mark_tile
 
 from tests.schedules.kernels import AWKWARD, TARGETS
 from tests.schedules.simd.test_loops import run
 from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.tiles import mark_tile
 
 
 def transposition(rows: int, columns: int, dtype: str, side: int, limit: int | None = None) -> tirx.PrimFunc:

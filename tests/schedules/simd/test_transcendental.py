@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
+
+from tests.schedules.kernels import TARGETS, assembly, compile_graph
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.polynomial import interpolate
 from tvm_ext.schedules.simd.transcendental import expand, expands
-
-from tests.schedules.kernels import TARGETS, assembly, compile_graph
 
 COUNT = 1 << 16
 SPECIAL = np.array(
