@@ -97,7 +97,7 @@ def test_the_page_draws_and_its_script_runs(page, width, tmp_path):
     assert 0.55 * width < chart_width < width
     assert chart_height > 150
     assert line_width > 0.8 * chart_width
-    assert line_height > 0.3 * chart_height
+    assert line_height > 0.1 * chart_height
 
 
 def test_dark_pages_have_light_ink(page, tmp_path):

@@ -54,6 +54,10 @@ class StderrFilter:
         """From now on, pass on nothing."""
         with contextlib.suppress(OSError):
             os.write(2, _MUTE)
+        # The filter ends now; a write to a pipe without a reader would fail.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
 
     def close(self) -> None:
         """Put stderr back, once everything was passed on."""
