@@ -182,12 +182,17 @@ class _Tiler:
             for part in conditions:
                 condition = part if condition is None else prim.And(condition, part)
             if condition is not None and uses(condition, self._outer.loop_var):
-                raise NotVectorizable("a condition along the loaded vectors")
+                refused.append("a condition along the loaded vectors")
+                return node
             placeholder = tvm.ir.Var("transposed", node.ty)
             self._transposed.append(_Transposed(placeholder, node, condition))
             return placeholder
 
+        # An exception raised inside a callback comes out of C++ as another class, so refusals are collected.
+        refused: list[str] = []
         value = tvm_ffi.structural_mutate(store.value, [(tvm.ir.Call, call), (tvm.ir.TensorLoad, load)])
+        if refused:
+            raise NotVectorizable(refused[0])
         return tirx.BufferStore(store.buffer, value, store.indices)
 
     def _is_transposed(self, load: Any) -> bool:
