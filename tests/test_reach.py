@@ -13,7 +13,7 @@ ROWS = [
     if line.startswith("|") and not line.startswith(("| goal", "|---"))
 ]
 QUOTE = re.compile(
-    r"(?P<figure>-?[\d.,]+(?:e-?\d+)?)\s*(?P<percent>%)?[^(]*\(`(?P<file>\w+)\.json`: `(?P<key>[\w-]+)`\)"
+    r"(?P<figure>-?\d[\d.,]*(?:e-?\d+)?)\s*(?P<percent>%)?[^(]*\(`(?P<file>\w+)\.json`: `(?P<key>[\w-]+)`\)"
 )
 
 
