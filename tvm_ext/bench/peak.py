@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # (the bodies are TVMScript, whose annotations are values)
+from time import perf_counter
+
 import numpy as np
 import tvm
 from tvm.script import tirx as T
@@ -12,7 +14,7 @@ ACCUMULATORS = 20
 STEPS = 4096
 
 
-def fma_peak(target: tvm.target.Target, lanes: int, threads: int, repeats: int = 40) -> float:
+def fma_peak(target: tvm.target.Target, lanes: int, threads: int, seconds: float = 0.5) -> float:
     """Measure float32 multiply-adds from registers.
 
     Parameters
@@ -22,8 +24,9 @@ def fma_peak(target: tvm.target.Target, lanes: int, threads: int, repeats: int =
         Lanes of a vector register.
     threads : int
         Threads that work at once; the process's pool must have as many.
-    repeats : int
-        The best of so many short runs counts.
+    seconds : float
+        The best of as many short runs as fit counts. Less than a tenth of a second would be over before the operating
+        system has spread the threads of a new pool over the cores.
 
     Returns
     -------
@@ -50,10 +53,10 @@ def fma_peak(target: tvm.target.Target, lanes: int, threads: int, repeats: int =
                         out[r, a, i] = total[a, i]
 
     arrays = [np.full(lanes, 0.5, "float32"), np.zeros((rounds, ACCUMULATORS, lanes), "float32")]
-    return 2.0 * rounds * ACCUMULATORS * lanes * STEPS / _best_seconds(kernel, target, arrays, repeats)
+    return 2.0 * rounds * ACCUMULATORS * lanes * STEPS / _best_seconds(kernel, target, arrays, seconds)
 
 
-def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: int, repeats: int = 40) -> float:
+def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: int, seconds: float = 0.5) -> float:
     """Measure copying from one array to another.
 
     Parameters
@@ -65,8 +68,8 @@ def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: 
         Threads that work at once; the process's pool must have as many.
     lanes : int
         Lanes of a vector register.
-    repeats : int
-        The best of so many runs counts.
+    seconds : float
+        The best of as many runs as fit counts.
 
     Returns
     -------
@@ -88,13 +91,17 @@ def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: 
                         destination[p, s, i] = source[p, s, i]
 
     shape = (parts, steps, lanes)
-    seconds = _best_seconds(kernel, target, [np.ones(shape, "float32"), np.zeros(shape, "float32")], repeats)
-    return 2.0 * 4 * parts * steps * lanes / seconds
+    best = _best_seconds(kernel, target, [np.ones(shape, "float32"), np.zeros(shape, "float32")], seconds)
+    return 2.0 * 4 * parts * steps * lanes / best
 
 
 def _best_seconds(
-    kernel: tvm.tirx.PrimFunc, target: tvm.target.Target, arrays: list[np.ndarray], repeats: int
+    kernel: tvm.tirx.PrimFunc, target: tvm.target.Target, arrays: list[np.ndarray], seconds: float
 ) -> float:
     library = tvm.compile(tvm.IRModule({"main": kernel}), target=target)
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    return min(library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=repeats)(*tensors).results)
+    timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=20)
+    best, end = float("inf"), perf_counter() + seconds
+    while perf_counter() < end:
+        best = min(best, *timer(*tensors).results)
+    return best
