@@ -6,7 +6,11 @@ value is a flat list of tensors and every dependence between nodes goes through 
 
 Bytes belong to *storages*. Most nodes allocate a storage for each tensor they define. A reshape, a tuple, a field taken
 from a tuple or a ``match_cast`` defines a tensor that is an alias of another one, and costs nothing; the tensors that
-share bytes have the same :meth:`DataflowGraph.storage`, which is called by the name of the tensor allocated first.
+share bytes have the same :meth:`DataflowGraph.storage`, which is called by the name of the tensor that is no alias.
+
+An alias may be a part of its storage, from :attr:`Tensor.offset` on, and may be written before the storage's own tensor
+is defined: the operands of a concatenation that are written into their parts of the result are aliases of the result.
+The storage is allocated when the first of its tensors is defined.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ class Tensor:
         ``input`` (a parameter of the function), ``constant``, ``output`` (its storage is given to the caller) or
         ``intermediate``. An alias has the kind of its storage.
     alias_of : str or None
-        The tensor whose bytes it shares.
+        The tensor whose bytes it shares; it may be defined later (a part of a concatenation).
+    offset : int or Symbolic
+        Where an alias begins in the tensor whose bytes it shares, in bytes.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Tensor:
     nbytes: Dim | None
     kind: Kind = "intermediate"
     alias_of: str | None = None
+    offset: Dim = 0
 
     @property
     def elements(self) -> Dim | None:
@@ -103,6 +110,10 @@ class Node:
         It may do more than define its outputs, so it keeps its place.
     block : int
         The binding block it is in, from 0.
+    in_place : tuple of (str, str)
+        Pairs (output, input): the kernel may write this output over this input, element by element. It does where
+        the input is an intermediate result that no other node needs any more; see
+        :func:`~tvm_ext.graph.lifetimes.in_place_candidates`.
     """
 
     index: int
@@ -119,6 +130,7 @@ class Node:
     is_kernel: bool = False
     has_effect: bool = False
     block: int = 0
+    in_place: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
@@ -144,7 +156,8 @@ class DataflowGraph:
     Raises
     ------
     GraphError
-        When a node reads a tensor that no earlier node defines, or two nodes define the same tensor.
+        When a node reads a tensor that no earlier node defines, two nodes define the same tensor, a node may write in
+        place what it does not read or define, or a tensor is an alias of an unknown one or, in a circle, of itself.
     """
 
     name: str
@@ -171,9 +184,16 @@ class DataflowGraph:
                 known.add(name)
             if any(not 0 <= other < position for other in node.after):
                 raise GraphError(f"graph '{self.name}': node '{node.name}' must run after a node that is not before it")
+            for output, source in node.in_place:
+                if output not in node.outputs or source not in node.inputs:
+                    raise GraphError(
+                        f"graph '{self.name}': node '{node.name}' cannot write '{output}' in place of '{source}': "
+                        "expected one of its outputs and one of its inputs"
+                    )
         for name in self.outputs:
             if name not in known:
                 raise GraphError(f"graph '{self.name}' returns '{name}', which no node defines")
+        self.storages  # noqa: B018 - refuses aliases of nothing
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -211,19 +231,28 @@ class DataflowGraph:
 
     @cached_property
     def storages(self) -> Mapping[str, str]:
-        """For each tensor, the tensor that was allocated for its bytes (itself unless it is an alias)."""
+        """For each tensor, the tensor that is allocated for its bytes (itself unless it is an alias)."""
         root: dict[str, str] = {}
         for name in self.tensors:
-            chain = []
+            chain: dict[str, None] = {}
             while name not in root and (source := self.tensors[name].alias_of) is not None:
-                chain.append(name)
+                chain[name] = None
+                if source in chain or source not in self.tensors:
+                    what = "of itself, in a circle" if source in chain else f"of '{source}', which is no tensor of it"
+                    raise GraphError(f"graph '{self.name}': tensor '{name}' is an alias {what}")
                 name = source
             base = root.setdefault(name, name)
             root.update(dict.fromkeys(chain, base))
         return root
 
+    @cached_property
+    def wholes(self) -> frozenset[str]:
+        """Storages that can be allocated before the node that defines them runs: tensors of theirs are made earlier."""
+        made = {name: self.producer.get(name, -1) for name in self.tensors}
+        return frozenset(root for name, root in self.storages.items() if 0 <= made[name] < made[root])
+
     def storage(self, name: str) -> Tensor:
-        """Return the tensor that was allocated for the bytes of tensor ``name``."""
+        """Return the tensor that is allocated for the bytes of tensor ``name``."""
         return self.tensors[self.storages[name]]
 
     @property
@@ -283,6 +312,7 @@ class DataflowGraph:
         tensors = {
             name: replace(
                 tensor,
+                offset=substitute(tensor.offset, values),
                 shape=None if tensor.shape is None else tuple(substitute(dim, values) for dim in tensor.shape),
                 nbytes=bound(tensor.nbytes),
             )

@@ -3,12 +3,13 @@
 A node first allocates what it defines, then runs, then the storages that no later node reads are freed (the model of
 B. H. Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices",
 MLSys 2020, section 3.1). So the bytes while a node runs are the ones after the node before it, plus what it allocates.
+A node that writes a result over an input that dies there allocates nothing for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -71,6 +72,8 @@ class Liveness:
         the number of steps is after the last one.
     sizes : mapping of str to int
         Bytes of each storage counted.
+    in_place : mapping of str to str
+        For each storage that takes over the bytes of another one, which dies at the step that defines it: that other.
     """
 
     order: Order
@@ -78,6 +81,7 @@ class Liveness:
     after: npt.NDArray[np.int64]
     intervals: Mapping[str, tuple[int, int]]
     sizes: Mapping[str, int]
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -154,13 +158,49 @@ def liveness(
     inside = np.zeros(steps, dtype=np.int64)
     if options.nested:
         for step, index in enumerate(order):
-            inside[step] = _bytes_inside(graph.nodes[index], graph, sizes)
-    return Liveness(tuple(order), running + inside, running - freed, intervals, sizes)
+            inside[step] = bytes_inside(graph.nodes[index], graph, sizes)
+    taken_over: dict[str, str] = {}
+    for step, index in enumerate(order):
+        free = {name for name, _ in graph.nodes[index].in_place}
+        dying: set[str] = set()
+        for target, source in in_place_candidates(graph, graph.nodes[index], options):
+            if target in free and intervals[source][1] == step and source not in dying:
+                taken_over[target] = source
+                free.remove(target)
+                dying.add(source)
+                inside[step] -= sizes[source]
+    return Liveness(tuple(order), running + inside, running - freed, intervals, sizes, taken_over)
 
 
 def peak_bytes(graph: DataflowGraph, order: Sequence[int] | None = None, options: LivenessOptions | None = None) -> int:
     """Find the most bytes alive at any step of an order; see :func:`liveness`."""
     return liveness(graph, order, options).peak
+
+
+def in_place_candidates(
+    graph: DataflowGraph, node: Node, options: LivenessOptions | None = None
+) -> tuple[tuple[str, str], ...]:
+    """List the pairs of storages (defined, read) of a node of which the first can take over the bytes of the second.
+
+    The one defined must be allocated by this node, whole, and have the size of the one read; the one read must be an
+    intermediate result, since the bytes of inputs, constants and outputs are someone else's. Both must count. In an
+    order, a candidate holds if the storage read dies at the node; the first candidates, in the order of
+    :attr:`Node.in_place`, are served first, each storage once.
+    """
+    options = options or LivenessOptions()
+    pairs = []
+    for target, name in node.in_place:
+        source = graph.storage(name)
+        defined = graph.tensors[target]
+        if (
+            graph.storages[target] == target
+            and target not in graph.wholes
+            and source.kind == "intermediate"
+            and defined.nbytes == source.nbytes
+            and options.of(defined.kind) != "ignore"
+        ):
+            pairs.append((target, source.name))
+    return tuple(pairs)
 
 
 def _bytes(graph: DataflowGraph, tensor: Tensor) -> int:
@@ -173,8 +213,8 @@ def _bytes(graph: DataflowGraph, tensor: Tensor) -> int:
     )
 
 
-def _bytes_inside(node: Node, graph: DataflowGraph, sizes: Mapping[str, int]) -> int:
-    """Bytes alive inside the branches or the function a node runs, beyond what its own outputs already count."""
+def bytes_inside(node: Node, graph: DataflowGraph, sizes: Mapping[str, int]) -> int:
+    """Find the bytes alive inside the branches or the function a node runs, beyond what its outputs already count."""
     if not node.regions or node.is_kernel or node.op == "function":
         return 0
     own = sum(sizes.get(name, 0) for name in node.outputs if graph.storages[name] == name)

@@ -1,0 +1,246 @@
+"""Choose the order of a function's nodes: the least peak that can be found in a given time, and how far off it may be.
+
+The problem is divided where every order has the same nodes behind it. Each part starts with the best of some quick
+orders; while the peak is above the lower bound, the part that causes it is searched exactly under an adaptive budget,
+and where that is too much, by a beam.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from tvm_ext.errors import OptionError
+from tvm_ext.graph import (
+    DataflowGraph,
+    LivenessOptions,
+    Order,
+    breadth_first_order,
+    depth_first_order,
+    given_order,
+    peak_bytes,
+)
+from tvm_ext.memory.beam import beam
+from tvm_ext.memory.bounds import lower_bound
+from tvm_ext.memory.budget import BudgetStep, adaptive_budget
+from tvm_ext.memory.divide import Part, divide
+from tvm_ext.memory.greedy import greedy_order
+from tvm_ext.memory.problem import MemoryProblem, memory_problem
+
+Method: TypeAlias = Literal["optimal", "beam", "greedy", "given"]
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """How to look for an order.
+
+    Attributes
+    ----------
+    method : str
+        ``optimal``: search for the best order, with the others as a start and a fall-back; ``beam``: no exact search;
+        ``greedy``: quick orders only; ``given``: the order of the function.
+    time_limit : float
+        Seconds, from the start of :func:`plan_order`. With 0 the answer is that of ``greedy``.
+    state_limit : int
+        States that a search may hold at once, 30 to 100 bytes each.
+    divide : bool
+        Cut the problem where it can be.
+    liveness : LivenessOptions
+        What a live byte is.
+
+    Raises
+    ------
+    OptionError
+        When a value is not one of those.
+    """
+
+    method: Method = "optimal"
+    time_limit: float = 1.0
+    state_limit: int = 1_000_000
+    divide: bool = True
+    liveness: LivenessOptions = field(default_factory=LivenessOptions)
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            candidates = ", ".join(get_args(Method))
+            raise OptionError(f"order option 'method' is {self.method!r}, expected one of {candidates}")
+        if not self.time_limit >= 0:
+            raise OptionError(f"order option 'time_limit' is {self.time_limit!r}, expected seconds, 0 or more")
+        if not self.state_limit >= 1:
+            raise OptionError(f"order option 'state_limit' is {self.state_limit!r}, expected 1 or more")
+
+
+@dataclass(frozen=True)
+class OrderPlan:
+    """An order, and what is known of it.
+
+    Attributes
+    ----------
+    order : tuple of int
+        Indices of the nodes.
+    peak : int
+        Bytes alive at its highest step, as :func:`tvm_ext.graph.peak_bytes` counts them.
+    given_peak : int
+        The same for the order of the function.
+    lower_bound : int
+        Bytes; no order has a lower peak.
+    method : str
+        What found it: ``given``, ``depth first``, ``breadth first``, ``greedy``, ``dynamic program`` or ``beam``; with
+        several parts, what ordered the part with the peak.
+    parts : tuple of int
+        Number of nodes of each part.
+    states : int
+        Steps between states that were looked at.
+    seconds : float
+        Time taken.
+    steps : tuple of BudgetStep
+        The exact searches, in order.
+    """
+
+    order: Order
+    peak: int
+    given_peak: int
+    lower_bound: int
+    method: str
+    parts: tuple[int, ...]
+    states: int
+    seconds: float
+    steps: tuple[BudgetStep, ...] = ()
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no order has a lower peak, proven."""
+        return self.peak == self.lower_bound
+
+    @property
+    def gap(self) -> float:
+        """How far the peak may be above the best one, relative to the lower bound: 0.05 is 5 %."""
+        return 0.0 if self.optimal else self.peak / self.lower_bound - 1 if self.lower_bound else float("inf")
+
+    def __str__(self) -> str:
+        proof = "no order needs less" if self.optimal else f"at most {100 * self.gap:.1f} % above the best"
+        return f"peak {self.peak:,} bytes ({self.method}; {proof}), {self.given_peak:,} in the given order"
+
+
+@dataclass(eq=False)
+class _Ordered:
+    """A part with the best order known."""
+
+    part: Part
+    order: tuple[int, ...]
+    peak: int
+    lower_bound: int
+    method: str
+    finished: bool = False
+
+
+def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> OrderPlan:
+    """Find an order of the nodes with a low peak of bytes alive.
+
+    The same input gives the same order unless the time limit strikes.
+
+    Parameters
+    ----------
+    graph : DataflowGraph
+        A graph whose sizes are numbers.
+    options : OrderOptions, optional
+        Method and limits.
+
+    Returns
+    -------
+    OrderPlan
+        An order whose peak is not higher than that of the given order.
+
+    Raises
+    ------
+    GraphError
+        When the size of a storage that counts is symbolic or unknown.
+    """
+    options = options or OrderOptions()
+    started = time.monotonic()
+    deadline = started + options.time_limit
+    problem = memory_problem(graph, options.liveness)
+    given_peak = peak_bytes(graph, None, options.liveness)
+    if not len(graph) or options.method == "given":
+        bound = lower_bound(problem) if len(graph) else given_peak
+        seconds = time.monotonic() - started
+        return OrderPlan(given_order(graph), given_peak, given_peak, bound, "given", (len(graph),), 0, seconds)
+    parts = divide(problem) if options.divide else (Part(tuple(range(len(graph))), problem),)
+    ordered = _quick_orders(graph, problem, parts)
+    steps: list[BudgetStep] = []
+    states = 0
+    bound = max(one.lower_bound for one in ordered)
+    while options.method != "greedy" and time.monotonic() < deadline:
+        highest = max(ordered, key=lambda one: one.peak)
+        if highest.peak <= bound or highest.finished:
+            break
+        states += _improve(highest, bound, options, deadline, steps)
+        bound = max(bound, highest.lower_bound)
+    order = tuple(one.part.nodes[node] for one in ordered for node in one.order)
+    highest = max(ordered, key=lambda one: one.peak)
+    return OrderPlan(
+        order,
+        highest.peak,
+        given_peak,
+        bound,
+        highest.method,
+        tuple(len(part.nodes) for part in parts),
+        states,
+        time.monotonic() - started,
+        tuple(steps),
+    )
+
+
+def _quick_orders(graph: DataflowGraph, problem: MemoryProblem, parts: Sequence[Part]) -> list[_Ordered]:
+    """Start each part with the best of the orders that take no search."""
+    whole: list[tuple[str, Order]] = [
+        ("given", given_order(graph)),
+        ("depth first", depth_first_order(graph)),
+        ("breadth first", breadth_first_order(graph)),
+    ]
+    for backwards in (False, True):
+        for recent in (False, True):
+            whole.append(("greedy", greedy_order(problem, backwards=backwards, recent=recent)))
+    # Any order runs the parts one after another, so that the part of an order is a slice of it.
+    ordered = []
+    begin = 0
+    for part in parts:
+        place = {node: number for number, node in enumerate(part.nodes)}
+        end = begin + len(part.nodes)
+        best: _Ordered | None = None
+        bound = lower_bound(part.problem)
+        for method, order in whole:
+            mine = tuple(place[node] for node in order[begin:end])
+            peak = part.problem.peak(mine)
+            if best is None or peak < best.peak:
+                best = _Ordered(part, mine, peak, bound, method)
+            if best.peak <= bound:
+                break
+        assert best is not None
+        ordered.append(best)
+        begin = end
+    return ordered
+
+
+def _improve(one: _Ordered, bound: int, options: OrderOptions, deadline: float, steps: list[BudgetStep]) -> int:
+    """Search a part for an order that brings its peak down to the bound of the whole; count what was looked at."""
+    one.finished = True
+    states = 0
+    problem = one.part.problem
+    floor = max(bound, one.lower_bound)
+    if options.method == "optimal":
+        found = adaptive_budget(problem, one.order, floor, state_limit=options.state_limit, deadline=deadline)
+        steps += found.steps
+        states += sum(step.transitions for step in found.steps)
+        if found.peak < one.peak:
+            one.order, one.peak, one.method = found.order, problem.peak(found.order), "dynamic program"
+        one.lower_bound = max(one.lower_bound, min(found.lower_bound, found.peak))
+        floor = max(floor, one.lower_bound)
+    if one.peak > floor:
+        order, peak, looked_at = beam(problem, one.order, floor, state_limit=options.state_limit, deadline=deadline)
+        states += looked_at
+        if peak < one.peak:
+            one.order, one.peak, one.method = order, problem.peak(order), "beam"
+    return states
