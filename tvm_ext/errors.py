@@ -69,3 +69,28 @@ class GraphError(TvmExtError):
     """A dataflow graph, an order of its nodes, or a plan for it is not valid."""
 
     exit_code = 11
+
+
+class VTAConfigError(TvmExtError):
+    """A VTA hardware configuration is not legal; the message names the key."""
+
+    exit_code = 12
+
+
+class VTAProgramError(TvmExtError):
+    """A VTA instruction stream is not legal, or cannot run to its end.
+
+    Attributes
+    ----------
+    instruction : int or None
+        Index of the instruction in the stream.
+    field : str or None
+        Field of that instruction.
+    """
+
+    exit_code = 13
+
+    def __init__(self, message: str, *, instruction: int | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.instruction = instruction
+        self.field = field

@@ -1,0 +1,504 @@
+"""The instruction stream's interpreter as a TVM PrimFunc: it decodes, checks and runs.
+
+``reference_simulator.py`` and ``checks.py`` say what is meant; this file says it again for speed. Sums are unsigned,
+because signed ones may not overflow in compiled code, and VTA's do. Weights lie transposed, so that the output channels
+of a step are the lanes of a vector.
+"""
+
+from __future__ import annotations
+
+# mypy: ignore-errors
+# (the bodies are TVMScript, whose annotations are values)
+from enum import IntEnum
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from tvm_ext.vta.config import VTAConfig
+from tvm_ext.vta.faults import FIELDS, Fault
+from tvm_ext.vta.isa import AluOpcode, MemoryType, Opcode, fields, uop_fields
+from tvm_ext.vta.modules import Module, Queue
+
+
+class Status(IntEnum):
+    """What the interpreter reports: the first refusal, then counters."""
+
+    FAULT = 0
+    INSTRUCTION = 1
+    FIELD = 2
+    VALUE = 3
+    UOP = 4
+    GEMM = 5
+    RESET = 6
+    ALU = 7
+    UOP_BYTES = 8
+    WGT_BYTES = 9
+    INP_BYTES = 10
+    ACC_BYTES = 11
+    OUT_BYTES = 12
+    ACC_8BIT_BYTES = 13
+    TOKENS = 14  # four of them, in the order of Queue
+    HEADS = 18  # three, in the order of Module: instructions of each module that ran
+    TAILS = 21  # three: instructions of each module
+    SIZE = 24
+
+
+def interpreter(config: VTAConfig) -> PrimFunc:
+    """Write the interpreter for one configuration.
+
+    Returns
+    -------
+    PrimFunc
+        Arguments: instructions int64[n, 2]; DRAM uint8[N]; its address and the step limit, int64[2]; scratch for the
+        module queues int64[3, n]; the memories uop uint32, inp int8, wgt int8 (each element transposed), acc uint32,
+        flat and zero; status int64[:data:`Status.SIZE`], zero.
+    """
+    batch, block = config.batch, config.block
+    depths = config.depths
+    inp_size, wgt_size, acc_size = batch * block, block * block, batch * block
+    uop_values, inp_values = depths["uop"], depths["inp"] * inp_size
+    wgt_values, acc_values = depths["wgt"] * wgt_size, depths["acc"] * acc_size
+    status_values = int(Status.SIZE)
+
+    def of(opcode):
+        """Return what reads a field of an instruction by its name."""
+        table = {field.name: field for field in fields(opcode, config)}
+
+        def get(stream, index, name):
+            field = table[name]
+            value = (stream[index, field.word] >> field.shift) & T.int64((1 << field.width) - 1)
+            return (value ^ T.int64(1 << 15)) - T.int64(1 << 15) if field.signed else value
+
+        return get
+
+    # LOAD and STORE have the same fields, and GEMM and ALU the same ones up to their factors.
+    memory, gemm, alu = (of(opcode) for opcode in (Opcode.LOAD, Opcode.GEMM, Opcode.ALU))
+    steps = gemm
+    heads, tails, tokens = int(Status.HEADS), int(Status.TAILS), int(Status.TOKENS)
+    L2C, C2L, C2S, S2C = (int(queue) for queue in Queue)
+    # OUT on the wire; the first generation cuts it to two bits, and takes ACC as well.
+    store_types = (int(MemoryType.OUT),) * 2 if config.isa == 2 else (0, int(MemoryType.ACC))
+
+    def module_of(opcode, memory_type):
+        loads = T.Or(memory_type == int(MemoryType.INP), memory_type == int(MemoryType.WGT))
+        loader = T.Select(loads, T.int64(int(Module.LOAD)), T.int64(int(Module.COMPUTE)))
+        other = T.Select(opcode == int(Opcode.STORE), T.int64(int(Module.STORE)), T.int64(int(Module.COMPUTE)))
+        return T.Select(opcode == int(Opcode.LOAD), loader, other)
+
+    def result_of(opcode, x, y):
+        """Apply an ALU operation to ``x``, unsigned, and ``y``, signed; a shift keeps five bits of its distance."""
+        signed, bits = T.cast(x, "int32"), T.cast(y, "uint32")
+        right = T.cast(signed >> (y & 31), "uint32")
+        left = x << ((T.uint32(32) - (bits & T.uint32(31))) & T.uint32(31))
+        results = {
+            AluOpcode.MAX: T.cast(T.max(signed, y), "uint32"),
+            AluOpcode.ADD: x + bits,
+            AluOpcode.SHR: T.Select(y >= 0, right, left),
+            AluOpcode.MUL: x * bits,
+        }
+        chosen = T.cast(T.min(signed, y), "uint32")
+        for known, result in results.items():
+            chosen = T.Select(opcode == int(known), result, chosen)
+        return chosen
+
+    def index_of(word, name):
+        field = next(field for field in uop_fields(config) if field.name == name)
+        return T.cast((word >> T.uint32(field.shift)) & T.uint32(field.highest), "int64")
+
+    def as_field(name):
+        return T.int64(FIELDS.index(name))
+
+    def element_bytes(memory_type):
+        small = T.Select(memory_type == int(MemoryType.UOP), T.int64(4), T.int64(config.wgt_bytes))
+        wide = T.Select(memory_type == int(MemoryType.INP), T.int64(config.inp_bytes), T.int64(config.acc_bytes))
+        narrow = T.Select(memory_type == int(MemoryType.OUT), T.int64(config.out_bytes), T.int64(batch * block))
+        return T.Select(
+            memory_type >= int(MemoryType.OUT), narrow, T.Select(memory_type <= int(MemoryType.WGT), small, wide)
+        )
+
+    def depth_of(memory_type):
+        small = T.Select(memory_type == int(MemoryType.UOP), T.int64(depths["uop"]), T.int64(depths["wgt"]))
+        wide = T.Select(memory_type == int(MemoryType.INP), T.int64(depths["inp"]), T.int64(depths["acc"]))
+        return T.Select(memory_type <= int(MemoryType.WGT), small, wide)
+
+    @T.prim_func(s_tir=True)
+    def run(
+        stream_handle: T.handle,
+        dram_handle: T.handle,
+        limits: T.Buffer((2,), "int64"),
+        queue_handle: T.handle,
+        uop: T.Buffer((uop_values,), "uint32"),
+        inp: T.Buffer((inp_values,), "int8"),
+        wgt: T.Buffer((wgt_values,), "int8"),
+        acc: T.Buffer((acc_values,), "uint32"),
+        status: T.Buffer((status_values,), "int64"),
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": "vta_run"})
+        n = T.int64()
+        stream = T.match_buffer(stream_handle, (n, 2), "int64")
+        dram_bytes = T.int64()
+        dram = T.match_buffer(dram_handle, (dram_bytes,), "uint8")
+        queue = T.match_buffer(queue_handle, (3, n), "int64")
+        base: T.let = limits[0]
+        total = T.alloc_buffer((block,), "uint32", scope="local")
+        asked = T.alloc_buffer((1,), "int64", scope="local")  # steps, of the instructions checked so far
+        blocked = T.alloc_buffer((1,), "int64", scope="local")  # whether a module's next instruction misses a token
+        progress = T.alloc_buffer((1,), "int64", scope="local")  # whether a module ran something in this round
+
+        @T.inline
+        def refuse_if(condition, fault, index, field, value):
+            if condition and status[0] == T.int64(0):
+                status[0] = T.int64(int(fault))
+                status[1] = index
+                status[2] = as_field(field)
+                status[3] = value
+                status[4] = T.int64(-1)
+
+        @T.inline
+        def check_transfer(index, memory_type):
+            y_size: T.let = memory(stream, index, "y_size")
+            x_size: T.let = memory(stream, index, "x_size")
+            rows: T.let = memory(stream, index, "y_pad_0") + y_size + memory(stream, index, "y_pad_1")
+            columns: T.let = memory(stream, index, "x_pad_0") + x_size + memory(stream, index, "x_pad_1")
+            end: T.let = memory(stream, index, "sram_base") + rows * columns
+            size: T.let = element_bytes(memory_type)
+            first: T.let = (memory(stream, index, "dram_base") * size) & T.int64(0xFFFFFFFF)
+            last: T.let = first + ((y_size - 1) * memory(stream, index, "x_stride") + x_size) * size - 1
+            refuse_if(end > depth_of(memory_type), Fault.SRAM, index, "sram_base", end)
+            if y_size > 0:
+                outside: T.let = T.Or(first < base, first >= base + dram_bytes)
+                refuse_if(outside, Fault.DRAM, index, "dram_base", first)
+                refuse_if(last >= base + dram_bytes, Fault.DRAM, index, "dram_base", last)
+
+        @T.inline
+        def check_instruction(index):
+            opcode: T.let = stream[index, 0] & 7
+            refuse_if(opcode > int(Opcode.ALU), Fault.OPCODE, index, "opcode", opcode)
+            if opcode == int(Opcode.LOAD):
+                memory_type: T.let = memory(stream, index, "memory_type")
+                unknown: T.let = T.Or(memory_type == int(MemoryType.OUT), memory_type > int(MemoryType.ACC_8BIT))
+                refuse_if(unknown, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
+                if module_of(opcode, memory_type) == int(Module.LOAD):
+                    refuse_if(memory(stream, index, "pop_prev") != 0, Fault.FLAG, index, "pop_prev", T.int64(1))
+                    refuse_if(memory(stream, index, "push_prev") != 0, Fault.FLAG, index, "push_prev", T.int64(1))
+                if memory(stream, index, "x_size") > 0:
+                    check_transfer(index, memory_type)
+            elif opcode == int(Opcode.STORE):
+                refuse_if(memory(stream, index, "pop_next") != 0, Fault.FLAG, index, "pop_next", T.int64(1))
+                refuse_if(memory(stream, index, "push_next") != 0, Fault.FLAG, index, "push_next", T.int64(1))
+                if memory(stream, index, "x_size") > 0:
+                    memory_type: T.let = memory(stream, index, "memory_type")
+                    wrong: T.let = T.And(memory_type != store_types[0], memory_type != store_types[1])
+                    refuse_if(wrong, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
+                    refuse_if(
+                        memory(stream, index, "y_pad_0") != 0,
+                        Fault.PAD,
+                        index,
+                        "y_pad_0",
+                        memory(stream, index, "y_pad_0"),
+                    )
+                    refuse_if(
+                        memory(stream, index, "y_pad_1") != 0,
+                        Fault.PAD,
+                        index,
+                        "y_pad_1",
+                        memory(stream, index, "y_pad_1"),
+                    )
+                    refuse_if(
+                        memory(stream, index, "x_pad_0") != 0,
+                        Fault.PAD,
+                        index,
+                        "x_pad_0",
+                        memory(stream, index, "x_pad_0"),
+                    )
+                    refuse_if(
+                        memory(stream, index, "x_pad_1") != 0,
+                        Fault.PAD,
+                        index,
+                        "x_pad_1",
+                        memory(stream, index, "x_pad_1"),
+                    )
+                    check_transfer(index, T.int64(int(MemoryType.OUT)))
+            elif opcode == int(Opcode.FINISH):
+                refuse_if(index != n - 1, Fault.FINISH, index, "opcode", opcode)
+            elif opcode <= int(Opcode.ALU):
+                if opcode == int(Opcode.ALU):
+                    unknown: T.let = alu(stream, index, "alu_opcode") > int(AluOpcode.MUL)
+                    refuse_if(unknown, Fault.ALU_OPCODE, index, "alu_opcode", alu(stream, index, "alu_opcode"))
+                uop_end: T.let = steps(stream, index, "uop_end")
+                count: T.let = T.max(uop_end - steps(stream, index, "uop_bgn"), T.int64(0))
+                total_steps: T.let = count * steps(stream, index, "iter_out") * steps(stream, index, "iter_in")
+                reaches: T.let = T.And(total_steps > 0, uop_end > depths["uop"])
+                refuse_if(reaches, Fault.UOP_END, index, "uop_end", uop_end)
+                asked[0] = asked[0] + total_steps
+                refuse_if(asked[0] > limits[1], Fault.STEPS, index, "iter_out", asked[0])
+
+        @T.inline
+        def move(index, memory_type, copy_element):
+            """Zero what a transfer covers, then copy its rows; elements are copied by ``copy_element``."""
+            size: T.let = element_bytes(memory_type)
+            x_size: T.let = memory(stream, index, "x_size")
+            x_stride: T.let = memory(stream, index, "x_stride") * size
+            columns: T.let = memory(stream, index, "x_pad_0") + x_size + memory(stream, index, "x_pad_1")
+            first: T.let = ((memory(stream, index, "dram_base") * size) & T.int64(0xFFFFFFFF)) - base
+            at: T.let = (
+                memory(stream, index, "sram_base")
+                + memory(stream, index, "y_pad_0") * columns
+                + memory(stream, index, "x_pad_0")
+            )
+            for y in T.serial(memory(stream, index, "y_size")):
+                for x in T.serial(x_size):
+                    copy_element(at + y * columns + x, first + y * x_stride + x * size)
+            slot: T.let = int(Status.UOP_BYTES) + memory_type
+            status[slot] = status[slot] + memory(stream, index, "y_size") * x_size * size
+
+        @T.inline
+        def clear(index, buffer, elements):
+            """Fill the padding of a load, and what its rows will overwrite, with zeros."""
+            rows: T.let = (
+                memory(stream, index, "y_pad_0") + memory(stream, index, "y_size") + memory(stream, index, "y_pad_1")
+            )
+            columns: T.let = (
+                memory(stream, index, "x_pad_0") + memory(stream, index, "x_size") + memory(stream, index, "x_pad_1")
+            )
+            if rows * columns > memory(stream, index, "x_size") * memory(stream, index, "y_size"):
+                for k in T.serial(rows * columns * elements):
+                    buffer[memory(stream, index, "sram_base") * elements + k] = T.cast(0, buffer.dtype)
+
+        @T.inline
+        def copy_uop(to, source):
+            uop[to] = (
+                T.cast(dram[source], "uint32")
+                | (T.cast(dram[source + 1], "uint32") << T.uint32(8))
+                | (T.cast(dram[source + 2], "uint32") << T.uint32(16))
+                | (T.cast(dram[source + 3], "uint32") << T.uint32(24))
+            )
+
+        @T.inline
+        def copy_inp(to, source):
+            for k in T.serial(inp_size):
+                inp[to * inp_size + k] = T.cast(dram[source + k], "int8")
+
+        @T.inline
+        def copy_wgt(to, source):
+            for ci, co in T.grid(block, block):
+                wgt[to * wgt_size + ci * block + co] = T.cast(dram[source + co * block + ci], "int8")
+
+        @T.inline
+        def copy_acc(to, source):
+            for k in T.serial(acc_size):
+                acc[to * acc_size + k] = (
+                    T.cast(dram[source + k * 4], "uint32")
+                    | (T.cast(dram[source + k * 4 + 1], "uint32") << T.uint32(8))
+                    | (T.cast(dram[source + k * 4 + 2], "uint32") << T.uint32(16))
+                    | (T.cast(dram[source + k * 4 + 3], "uint32") << T.uint32(24))
+                )
+
+        @T.inline
+        def copy_acc_8bit(to, source):
+            for k in T.serial(acc_size):
+                acc[to * acc_size + k] = T.cast(T.cast(T.cast(dram[source + k], "int8"), "int32"), "uint32")
+
+        @T.inline
+        def copy_out(to, source):
+            for k in T.serial(acc_size):
+                dram[source + k] = T.cast(acc[to * acc_size + k] & T.uint32(255), "uint8")
+
+        @T.inline
+        def execute_load(index):
+            memory_type: T.let = memory(stream, index, "memory_type")
+            if memory(stream, index, "x_size") > 0:
+                if memory_type == int(MemoryType.INP):
+                    clear(index, inp, inp_size)
+                    move(index, memory_type, copy_inp)
+                else:
+                    clear(index, wgt, wgt_size)
+                    move(index, memory_type, copy_wgt)
+
+        @T.inline
+        def execute_store(index):
+            if memory(stream, index, "x_size") > 0:
+                move(index, T.int64(int(MemoryType.OUT)), copy_out)
+
+        @T.inline
+        def check_index(index, k, get, operand, memory_name):
+            """Refuse a micro-op whose index, at the end of both loops, is outside its memory."""
+            last: T.let = (
+                index_of(uop[k], operand + "_idx")
+                + (get(stream, index, "iter_out") - 1) * get(stream, index, operand + "_factor_out")
+                + (get(stream, index, "iter_in") - 1) * get(stream, index, operand + "_factor_in")
+            )
+            if last >= depths[memory_name] and status[0] == 0:
+                refuse_if(True, Fault.INDEX, index, operand + "_idx", last)
+                status[4] = k
+
+        @T.inline
+        def loop_nest(index, get, step):
+            """Run ``step(index, i, j, word, dst, src)`` for every micro-op, in both loops."""
+            uop_bgn: T.let = get(stream, index, "uop_bgn")
+            uop_count: T.let = get(stream, index, "uop_end") - uop_bgn
+            dst_out: T.let = get(stream, index, "dst_factor_out")
+            dst_in: T.let = get(stream, index, "dst_factor_in")
+            src_out: T.let = get(stream, index, "src_factor_out")
+            src_in: T.let = get(stream, index, "src_factor_in")
+            for i in T.serial(get(stream, index, "iter_out")):
+                for j in T.serial(get(stream, index, "iter_in")):
+                    for k in T.serial(uop_count):
+                        word: T.let = uop[uop_bgn + k]
+                        dst: T.let = index_of(word, "dst_idx") + i * dst_out + j * dst_in
+                        src: T.let = index_of(word, "src_idx") + i * src_out + j * src_in
+                        step(index, i, j, word, dst, src)
+
+        @T.inline
+        def multiply(index, i, j, word, dst, src):
+            w: T.let = (
+                index_of(word, "wgt_idx")
+                + i * gemm(stream, index, "wgt_factor_out")
+                + j * gemm(stream, index, "wgt_factor_in")
+            )
+            for b in T.serial(batch):
+                for co in T.vectorized(block):
+                    total[co] = acc[dst * acc_size + b * block + co]
+                for ci in T.unroll(block):
+                    for co in T.vectorized(block):
+                        total[co] = total[co] + T.cast(
+                            T.cast(inp[src * inp_size + b * block + ci], "int32")
+                            * T.cast(wgt[w * wgt_size + ci * block + co], "int32"),
+                            "uint32",
+                        )
+                for co in T.vectorized(block):
+                    acc[dst * acc_size + b * block + co] = total[co]
+
+        @T.inline
+        def reset(index, i, j, word, dst, src):
+            for k in T.vectorized(acc_size):
+                acc[dst * acc_size + k] = T.uint32(0)
+
+        @T.inline
+        def execute_gemm(index):
+            begin: T.let = steps(stream, index, "uop_bgn")
+            count: T.let = T.max(steps(stream, index, "uop_end") - begin, T.int64(0))
+            total_steps: T.let = count * steps(stream, index, "iter_out") * steps(stream, index, "iter_in")
+            resets: T.let = gemm(stream, index, "reset_reg")
+            if total_steps > 0:
+                for k in T.serial(count):
+                    check_index(index, begin + k, gemm, "dst", "acc")
+                    if resets == 0:
+                        check_index(index, begin + k, gemm, "src", "inp")
+                        check_index(index, begin + k, gemm, "wgt", "wgt")
+                if status[0] == 0:
+                    if resets == 0:
+                        loop_nest(index, gemm, multiply)
+                        status[int(Status.GEMM)] = status[int(Status.GEMM)] + total_steps
+                    else:
+                        loop_nest(index, gemm, reset)
+                        status[int(Status.RESET)] = status[int(Status.RESET)] + total_steps
+
+        @T.inline
+        def combine(index, i, j, word, dst, src):
+            opcode: T.let = alu(stream, index, "alu_opcode")
+            use_imm: T.let = alu(stream, index, "use_imm") != 0
+            imm: T.let = T.cast(alu(stream, index, "imm"), "int32")
+            for k in T.vectorized(acc_size):
+                x: T.let = acc[dst * acc_size + k]
+                y: T.let = T.Select(use_imm, imm, T.cast(acc[src * acc_size + k], "int32"))
+                acc[dst * acc_size + k] = result_of(opcode, x, y)
+
+        @T.inline
+        def execute_alu(index):
+            begin: T.let = steps(stream, index, "uop_bgn")
+            count: T.let = T.max(steps(stream, index, "uop_end") - begin, T.int64(0))
+            total_steps: T.let = count * steps(stream, index, "iter_out") * steps(stream, index, "iter_in")
+            if total_steps > 0:
+                for k in T.serial(count):
+                    check_index(index, begin + k, steps, "dst", "acc")
+                    check_index(index, begin + k, alu, "src", "acc")
+                if status[0] == 0:
+                    loop_nest(index, alu, combine)
+                    status[int(Status.ALU)] = status[int(Status.ALU)] + total_steps
+
+        @T.inline
+        def execute_compute(index):
+            opcode: T.let = stream[index, 0] & 7
+            if opcode == int(Opcode.GEMM):
+                execute_gemm(index)
+            elif opcode == int(Opcode.ALU):
+                execute_alu(index)
+            elif opcode == int(Opcode.FINISH):
+                for module in T.unroll(3):
+                    if status[heads + module] < status[tails + module]:
+                        late: T.let = queue[module, status[heads + module]]
+                        if status[0] == 0 or late < status[1]:
+                            status[0] = 0
+                            refuse_if(True, Fault.PENDING, late, "opcode", T.int64(0))
+            elif memory(stream, index, "x_size") > 0:
+                memory_type: T.let = memory(stream, index, "memory_type")
+                if memory_type == int(MemoryType.UOP):
+                    clear(index, uop, 1)
+                    move(index, memory_type, copy_uop)
+                elif memory_type == int(MemoryType.ACC):
+                    clear(index, acc, acc_size)
+                    move(index, memory_type, copy_acc)
+                else:
+                    clear(index, acc, acc_size)
+                    move(index, memory_type, copy_acc_8bit)
+
+        @T.inline
+        def take_turn(module, pop_prev, pop_next, push_prev, push_next, execute):
+            """Run instructions of a module until one misses a token; a queue of -1 is a flag that it cannot have."""
+            blocked[0] = T.int64(0)
+            while blocked[0] == 0 and status[0] == 0 and status[heads + module] < status[tails + module]:
+                index: T.let = queue[module, status[heads + module]]
+                if pop_prev >= 0:
+                    if (stream[index, 0] >> 3) & 1 == 1 and status[tokens + pop_prev] == 0:
+                        blocked[0] = T.int64(1)
+                if pop_next >= 0:
+                    if (stream[index, 0] >> 4) & 1 == 1 and status[tokens + pop_next] == 0:
+                        blocked[0] = T.int64(1)
+                if blocked[0] == 0:
+                    if pop_prev >= 0:
+                        status[tokens + pop_prev] = status[tokens + pop_prev] - ((stream[index, 0] >> 3) & 1)
+                    if pop_next >= 0:
+                        status[tokens + pop_next] = status[tokens + pop_next] - ((stream[index, 0] >> 4) & 1)
+                    status[heads + module] = status[heads + module] + 1
+                    execute(index)
+                    if push_prev >= 0:
+                        status[tokens + push_prev] = status[tokens + push_prev] + ((stream[index, 0] >> 5) & 1)
+                    if push_next >= 0:
+                        status[tokens + push_next] = status[tokens + push_next] + ((stream[index, 0] >> 6) & 1)
+                    progress[0] = T.int64(1)
+
+        @T.inline
+        def report_deadlock(module, pop_prev):
+            """Name the first missing token of a module that still has instructions."""
+            if status[0] == 0 and status[heads + module] < status[tails + module]:
+                index: T.let = queue[module, status[heads + module]]
+                if pop_prev >= 0:
+                    if (stream[index, 0] >> 3) & 1 == 1 and status[tokens + pop_prev] == 0:
+                        refuse_if(True, Fault.DEADLOCK, index, "pop_prev", T.int64(0))
+                refuse_if(True, Fault.DEADLOCK, index, "pop_next", T.int64(0))
+
+        asked[0] = T.int64(0)
+        for index in T.serial(n):
+            if status[0] == 0:
+                check_instruction(index)
+                if status[0] == 0:
+                    opcode: T.let = stream[index, 0] & 7
+                    module: T.let = module_of(opcode, memory(stream, index, "memory_type"))
+                    queue[module, status[tails + module]] = index
+                    status[tails + module] = status[tails + module] + 1
+        if status[0] == 0:
+            last_opcode: T.let = stream[n - 1, 0] & 7
+            refuse_if(last_opcode != int(Opcode.FINISH), Fault.FINISH, n - 1, "opcode", last_opcode)
+
+        progress[0] = T.int64(1)
+        while progress[0] == 1 and status[0] == 0:
+            progress[0] = T.int64(0)
+            take_turn(int(Module.LOAD), -1, C2L, -1, L2C, execute_load)
+            take_turn(int(Module.COMPUTE), L2C, S2C, C2L, C2S, execute_compute)
+            take_turn(int(Module.STORE), C2S, -1, S2C, -1, execute_store)
+        report_deadlock(int(Module.LOAD), -1)
+        report_deadlock(int(Module.COMPUTE), L2C)
+        report_deadlock(int(Module.STORE), C2S)
+
+    return run
