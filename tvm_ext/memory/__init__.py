@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tvm_ext.memory.arena import ArenaPlan, plan_arena
     from tvm_ext.memory.budget import BudgetStep
     from tvm_ext.memory.order import OrderOptions, OrderPlan, plan_order
+    from tvm_ext.memory.rewriting import Rewriting, RewritingPlan, choose_rewritings, rewritten
+    from tvm_ext.memory.traffic import Traffic, off_chip_traffic
     from tvm_ext.memory.verify import verify_arena, verify_order
 
 __all__ = [
@@ -29,8 +31,14 @@ __all__ = [
     "BudgetStep",
     "OrderOptions",
     "OrderPlan",
+    "Rewriting",
+    "RewritingPlan",
+    "Traffic",
+    "choose_rewritings",
+    "off_chip_traffic",
     "plan_arena",
     "plan_order",
+    "rewritten",
     "verify_arena",
     "verify_order",
 ]
@@ -38,6 +46,8 @@ _MODULES = {
     "arena": ("ArenaPlan", "plan_arena"),
     "budget": ("BudgetStep",),
     "order": ("OrderOptions", "OrderPlan", "plan_order"),
+    "rewriting": ("Rewriting", "RewritingPlan", "choose_rewritings", "rewritten"),
+    "traffic": ("Traffic", "off_chip_traffic"),
     "verify": ("verify_arena", "verify_order"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
