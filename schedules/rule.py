@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import tvm
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
+from tvm_ext.schedules.knobs import TunableSchedule
+
 RULE_ATTRIBUTE = "tvm_ext.schedule_rule"
 """Attribute of a scheduled PrimFunc that names the rule that took it."""
+
+PREPARED_ATTRIBUTE = "tvm_ext.prepared_for"
+"""Attribute of a PrimFunc that names the rule that prepared it; see :func:`prepare`."""
 
 FAULT_ATTRIBUTE = "tvm_ext.schedule_fault"
 """Attribute of a PrimFunc on which a rule failed: which rule, and how."""
@@ -24,8 +29,12 @@ class ScheduleRule(Protocol):
 
     name: str
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
-        """Schedule ``func`` (which must not be changed), or return None: not mine."""
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Schedule ``func`` (which must not be changed), or return None: not mine.
+
+        With ``tunable`` the choices of the rule are sampling instructions of the trace, which begins at ``func`` as
+        :func:`prepare` leaves it.
+        """
 
 
 def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:
@@ -56,6 +65,60 @@ def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[Sched
     return func.with_attr(FAULT_ATTRIBUTE, "; ".join(faults)) if faults else func
 
 
+def prepare(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:
+    """Bring a kernel into the form in which its rule schedules it, as far as that is no schedule instruction.
+
+    Traces of tuned schedules begin here. A rule that changes kernels before it schedules them has a method
+    ``prepare(func, target)``, which returns None for kernels that are not its own.
+    """
+    for rule in rules:
+        prepared = rule.prepare(func, target) if hasattr(rule, "prepare") else None
+        if prepared is not None:
+            return prepared_for(prepared, rule.name)
+    return func
+
+
+def prepared_for(func: PrimFunc, rule: str) -> PrimFunc:
+    """Note that ``func`` has the form in which ``rule`` schedules it."""
+    return func.with_attr(PREPARED_ATTRIBUTE, rule)
+
+
+def is_prepared(func: PrimFunc, rule: str) -> bool:
+    """Whether ``func`` has the form in which ``rule`` schedules it."""
+    return bool(func.attrs) and func.attrs.get(PREPARED_ATTRIBUTE) == rule
+
+
+def tunable_schedule(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> Schedule | None:
+    """Schedule a prepared kernel with the first rule that takes it, its choices as sampling instructions.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A kernel as :func:`prepare` leaves it.
+
+    Returns
+    -------
+    Schedule or None
+        The decisions of its trace are the rule's own choices; None when no rule takes the kernel.
+    """
+    for rule in rules:
+        schedule = rule.apply(func, target, tunable=True)
+        if schedule is not None:
+            return schedule
+    return None
+
+
+def prepare_kernels(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
+    """Make the pass that prepares every unscheduled kernel; see :func:`prepare`."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PrepareKernels")
+    def _prepare(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=False)
+        return _map_kernels(mod, lambda func: prepare(func, target, rules))
+
+    return _prepare
+
+
 def apply_schedule_rules(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
     """Make the pass that offers every unscheduled kernel to ``rules``.
 
@@ -65,16 +128,20 @@ def apply_schedule_rules(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.ApplyScheduleRules")
     def _apply(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
-        for global_var, func in mod.functions.items():
-            if not isinstance(func, PrimFunc) or (func.attrs and "tirx.is_scheduled" in func.attrs):
-                continue
-            updated.update_func(global_var, apply_rules(func, target, rules))
-        return updated
+        return _map_kernels(mod, lambda func: apply_rules(func, target, rules))
 
     return _apply
 
 
-def new_schedule(func: PrimFunc) -> Schedule:
+def _map_kernels(mod: tvm.IRModule, change: Callable[[PrimFunc], PrimFunc]) -> tvm.IRModule:
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    for global_var, func in mod.functions.items():
+        if isinstance(func, PrimFunc) and not (func.attrs and "tirx.is_scheduled" in func.attrs):
+            updated.update_func(global_var, change(func))
+    return updated
+
+
+def new_schedule(func: PrimFunc, tunable: bool = False) -> Schedule:
     """Start a schedule of one kernel, as function ``main`` of a module of its own."""
-    return Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="none")
+    kind = TunableSchedule if tunable else Schedule
+    return kind(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="none")

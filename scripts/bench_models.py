@@ -1,4 +1,4 @@
-"""The zoo's float32 models, untuned: stock TVM, tvm_ext, onnxruntime and OpenVINO side by side; and single kernels.
+"""The zoo's float32 models, untuned: stock TVM, tvm_ext, onnxruntime and OpenVINO side by side; int8; single kernels.
 
 Run on a quiet machine: python scripts/bench_models.py [--quick] [--only NAME ...] [--json PATH]
 """
@@ -13,10 +13,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from scripts import kernel_shares
+from scripts import bench_int8, kernel_shares
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
 from tvm_ext.bench.record import write_result
+from tvm_ext.threads import physical_cores
 
 PEERS = ("onnxruntime", "openvino")
 QUICK = ("resnet18", "mobilenet_v2", "squeezenet", "ppocr_det", "minilm", "tinybert")
@@ -61,6 +62,9 @@ def summarise(rows: list[dict[str, Any]], kernels: list[dict[str, Any]]) -> dict
         summary |= {"untuned_vs_best_peer": geometric_mean(best), "worst_vs_best_peer": max(best)}
     if runtime:
         summary["untuned_vs_onnxruntime"] = geometric_mean(runtime)
+    resnet = [row["compile_seconds"] for row in rows if row["model"] == "resnet50"]
+    if resnet:
+        summary["resnet50_compile_seconds"] = resnet[0]
     if stock:
         summary |= {"untuned_vs_stock_tvm": geometric_mean(stock), "models_with_stock_tvm": len(stock)}
     shares: dict[str, list[float]] = {}
@@ -108,6 +112,11 @@ def main() -> None:
         failed = " ".join(f"{engine}: {row[f'{engine}_error']}" for engine in engines if f"{engine}_error" in row)
         print(f"{name:20} {times}  vs best peer {row.get('vs_best_peer', float('nan')):.2f} {failed}", flush=True)
     summary = summarise(rows, kernels)
+    if not arguments.only:
+        models = bench_int8.QUICK_MODELS if arguments.quick else bench_int8.MODELS
+        integer = [row for name in models for row in bench_int8.measure(name, physical_cores(), arguments.budget)]
+        summary |= bench_int8.summarise(integer)
+        rows += integer
     for key, value in summary.items():
         print(f"{key:28} {value:.4g}")
     write_result(arguments.json, name="models", rows=[*rows, *kernels], summary=summary)

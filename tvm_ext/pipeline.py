@@ -10,24 +10,30 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tvm
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.passes.arena import arena
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules import cpu
-from tvm_ext.schedules.rule import apply_schedule_rules
+from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.target import native_target
 from tvm_ext.threads import use_physical_cores
+
+
+Memory = Literal["stock", "arena", "optimal"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,15 @@ class PipelineOptions:
         can only be built if it already is in the form that phase produces.
     dump_dir : str or Path, optional
         Folder that receives the module after each phase as ``NN_phase.py`` (TVMScript, constants left out).
+    memory : str
+        Who plans the memory of intermediate tensors. ``stock``: TVM, which lets tensors share storages. ``arena``: one
+        storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible.
+        ``optimal``: the same, the kernels in the order that needs least.
     """
 
     disable: tuple[str, ...] = ()
     dump_dir: str | Path | None = None
+    memory: Memory = "stock"
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in PHASES]
@@ -55,6 +66,8 @@ class PipelineOptions:
         object.__setattr__(self, "disable", tuple(self.disable))
         if not isinstance(self.dump_dir, str | os.PathLike | None):
             raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
+        if self.memory not in get_args(Memory):
+            raise OptionError(f"option memory: {self.memory!r} is none of {', '.join(get_args(Memory))}")
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}")
@@ -117,11 +130,13 @@ def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 
 
 def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    return [relax.transform.FuseOps(), relax.transform.FuseTIR()]
+    isolated = [] if options.memory == "stock" else [isolate_concatenations()]
+    return [*isolated, relax.transform.FuseOps(), relax.transform.FuseTIR()]
 
 
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    passes = []
+    # Traces in a database begin at prepared kernels.
+    passes = [prepare_kernels(cpu.RULES)] if target.kind.name == "llvm" else []
     if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
         passes.append(relax.transform.MetaScheduleApplyDatabase(enable_warning=False))
     if "gpu" in target.keys:
@@ -135,6 +150,12 @@ def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
     return passes
 
 
+def _order(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    if options.memory == "stock":
+        return []
+    return [memory_order("optimal" if options.memory == "optimal" else "given")]
+
+
 def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         relax.transform.RewriteDataflowReshape(),
@@ -145,7 +166,7 @@ def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tran
 
 
 def _memory(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    return [relax.transform.StaticPlanBlockMemory()]
+    return [relax.transform.StaticPlanBlockMemory() if options.memory == "stock" else arena()]
 
 
 def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
@@ -179,8 +200,9 @@ PHASES: tuple[Phase, ...] = (
         "tuned schedules from the current MetaSchedule database, then schedule rules",
         _schedule,
     ),
+    Phase("order", "kernels in the order that needs least memory, in place where they may (memory option)", _order),
     Phase("lower", "destination-passing calls, explicit allocation", _lower),
-    Phase("memory", "storage shared between tensors that never live at once", _memory),
+    Phase("memory", "storage shared between tensors that never live at once (memory option)", _memory),
     Phase(
         "vectorize",
         "marked loops and transcendental functions become vector code, with masked remainders (CPU)",

@@ -16,7 +16,8 @@ from tvm.tirx import PrimFunc, Var
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.knobs import divide
+from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for
 
 Item = TypeVar("Item")
 
@@ -148,22 +149,32 @@ class Convolution:
 
     name = "cpu.convolution"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds a blocked convolution."""
-        schedule = new_schedule(func)
+        prepared = self.prepare(func, target)
+        if prepared is None:
+            return None
+        schedule = new_schedule(prepared, tunable)
         transposed = annotated_block(schedule, "conv_transpose")
         conv = transposed or annotated_block(schedule, "conv")
-        if conv is None:
-            return None
-        axes = _axes_of(loop_extents(schedule, conv), transposed is not None)
-        shape = _shape_of(schedule, conv, axes)
-        store = inline_epilogue(schedule, conv)
-        if transposed is not None:
-            schedule = _store_by_phase(schedule, store, axes)
-            *_, conv, store = top_blocks(schedule)
+        shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
+        store = top_blocks(schedule)[-1] if transposed is not None else inline_epilogue(schedule, conv)
         pad = annotated_block(schedule, "pad")
         _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine_of(target)), transposed is not None)
         return schedule
+
+    def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
+        """Let the store of a transposed convolution run over phases and positions, as its convolution does."""
+        if is_prepared(func, self.name):
+            return func
+        schedule = new_schedule(func)
+        transposed = annotated_block(schedule, "conv_transpose")
+        if transposed is not None:
+            axes = _axes_of(loop_extents(schedule, transposed), True)
+            _store_by_phase(schedule, inline_epilogue(schedule, transposed), axes)
+            # The new index expressions must be simplified before they are scheduled.
+            return prepared_for(tvm.s_tir.transform.StmtSimplify()(schedule.mod)["main"], self.name)
+        return prepared_for(func, self.name) if annotated_block(schedule, "conv") is not None else None
 
 
 @dataclass(frozen=True)
@@ -209,27 +220,22 @@ def _shape_of(schedule: Schedule, conv: SBlockRV, axes: _Axes[int]) -> ConvShape
     )
 
 
-def _store_by_phase(schedule: Schedule, store: SBlockRV, axes: _Axes[int]) -> Schedule:
-    """Let the store of a transposed convolution run over phases and positions, as its convolution does.
-
-    The new index expressions must be simplified before they are scheduled, hence a schedule of the simplified kernel.
-    """
+def _store_by_phase(schedule: Schedule, store: SBlockRV, axes: _Axes[int]) -> None:
     _, scale_h, scale_w = axes.planes
 
     def by_phase(n: Var, c: Var, h: Var, w: Var, i: Var) -> list[Expr]:
         return [n, h % scale_h, w % scale_w, c, h // scale_h, w // scale_w, i]
 
     schedule.transform_block_layout(store, by_phase)
-    return new_schedule(tvm.s_tir.transform.StmtSimplify()(schedule.mod)["main"])
 
 
 def _apply_tile(
     schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlockRV | None, tile: ConvTile, transposed: bool
 ) -> None:
     out = _axes_of(schedule.get_loops(store), transposed, reduces=False)
-    part, group, vector = schedule.split(out.out_chunk, [tile.channel_parts, None, tile.vectors])
-    band, row = schedule.split(out.row, [None, tile.rows])
-    strip, column = schedule.split(out.column, [None, tile.columns])
+    part, group, vector = divide(schedule, out.out_chunk, [tile.channel_parts, None, tile.vectors], 4)
+    band, row = divide(schedule, out.row, [None, tile.rows])
+    strip, column = divide(schedule, out.column, [None, tile.columns], 28)
     schedule.reorder(*out.planes, part, band, group, row, strip, vector, column, out.lane)
     task = schedule.fuse(*out.planes, part, band)
     if tile.parallel:

@@ -13,6 +13,7 @@ from tvm_ext.schedules.cpu.conv2d import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_product_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 
 
@@ -24,9 +25,9 @@ class Conv2DInt8:
 
     name = "cpu.conv2d_int8"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds an integer convolution."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         conv = annotated_block(schedule, "conv2d_int8")
         if conv is None:
             return None
@@ -68,9 +69,9 @@ def _apply_tile(
     schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlockRV | None, tile: ConvTile, form: DotProduct
 ) -> None:
     n, oc, h, w, lanes = schedule.get_loops(store)
-    part, group, vector = schedule.split(oc, [tile.channel_parts, None, tile.vectors])
-    band, row = schedule.split(h, [None, tile.rows])
-    strip, column = schedule.split(w, [None, tile.columns])
+    part, group, vector = divide(schedule, oc, [tile.channel_parts, None, tile.vectors], 4)
+    band, row = divide(schedule, h, [None, tile.rows])
+    strip, column = divide(schedule, w, [None, tile.columns], 28)
     schedule.reorder(n, part, band, group, row, strip, vector, column, lanes)
     task = schedule.fuse(n, part, band)
     if tile.parallel:

@@ -15,6 +15,7 @@ from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, do
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.window import STRIP_WIDTHS
+from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 
 UNROLLED_TAPS = 16
@@ -36,9 +37,9 @@ class DepthwiseInt8:
 
     name = "cpu.depthwise_int8"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds an integer depthwise convolution."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         window = annotated_block(schedule, "depthwise_conv2d_int8")
         if window is None:
             return None
@@ -50,11 +51,11 @@ class DepthwiseInt8:
         work = 2 * batch * chunks * rows * width * lanes * kernel_h * packs
         parallel = machine.cores > 1 and work >= PARALLEL_FLOPS
         bands = _bands(batch * chunks, rows, machine.cores) if parallel else 1
-        band, _ = schedule.split(h, [bands, None])
+        band, _ = divide(schedule, h, [bands, None])
         task = schedule.fuse(n, c, band)
         if parallel:
             schedule.parallel(task)
-        strip, column = schedule.split(w, [None, _strip(width, machine.vector_registers)])
+        strip, column = divide(schedule, w, [None, _strip(width, machine.vector_registers)], 28)
         schedule.vectorize(lane)
         schedule.unroll(column)
         schedule.compute_at(window, strip, preserve_unit_loops=True)

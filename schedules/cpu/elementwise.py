@@ -24,9 +24,9 @@ class Elementwise:
 
     name = "cpu.elementwise"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when no block reduces and every block computes single elements."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         blocks = top_blocks(schedule)
         if not blocks or not all(is_spatial(schedule, block) and is_simple(schedule, block) for block in blocks):
             return None

@@ -30,9 +30,9 @@ class Fallback:
 
     name = "cpu.fallback"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when its blocks compute single elements and have extents that are known."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         blocks = top_blocks(schedule)
         if not blocks or not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
             return None

@@ -20,7 +20,8 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.knobs import divide
+from tvm_ext.schedules.rule import is_prepared, new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.tiles import mark_tile
 
@@ -129,8 +130,19 @@ class Matmul:
 
     name = "cpu.matmul"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds a matrix product over a packed right operand."""
+        prepared = self.prepare(func, target)
+        if prepared is None:
+            return None
+        schedule = new_schedule(prepared, tunable)
+        _schedule(schedule, machine_of(target))
+        return schedule
+
+    def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
+        """Inline what is fused to the product, and let the block that stores it walk over batch, rows and columns."""
+        if is_prepared(func, self.name):
+            return func
         schedule = new_schedule(func)
         extents = product_extents(schedule)
         if extents is None:
@@ -138,10 +150,7 @@ class Matmul:
         pack = annotated_block(schedule, "pack_columns")
         if pack is not None and extents.rows <= DIRECT_ROWS and _reads_in_order(schedule, pack):
             schedule.compute_inline(pack)
-        ready = inline_neighbours(schedule)
-        if ready is not None:
-            _schedule(ready, machine_of(target))
-        return ready
+        return inline_neighbours(schedule, self.name)
 
 
 def _schedule(schedule: Schedule, machine: Machine) -> None:
@@ -177,8 +186,9 @@ def _apply_tile(
     tile_rows, vectors = tile
     batch, row, column = schedule.get_loops(store)
     whole_vectors = int(schedule.get(column).extent) % extents.lanes == 0
-    row_part, row_tile, row = schedule.split(row, [task.row_parts, None, tile_rows])
-    column_part, column_tile, vector, lane = schedule.split(column, [task.column_parts, None, vectors, extents.lanes])
+    row_part, row_tile, row = divide(schedule, row, [task.row_parts, None, tile_rows], 28)
+    chunk, lane = schedule.split(column, [None, extents.lanes])
+    column_part, column_tile, vector = divide(schedule, chunk, [task.column_parts, None, vectors], MOST_VECTORS)
     schedule.reorder(batch, column_part, row_part, row_tile, column_tile, row, vector, lane)
     part = schedule.fuse(batch, column_part, row_part)
     if task.parallel:

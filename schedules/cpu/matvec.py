@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import annotated_block
+from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
+from tvm_ext.schedules.cpu.product import inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.cpu.transpose import transposed_axes
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.rule import is_prepared, new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 
 BYTES_PER_SECOND = 25e9
@@ -35,8 +37,19 @@ class Matvec:
 
     name = "cpu.matvec"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds such a product and packing would take longer than the product."""
+        prepared = self.prepare(func, target)
+        if prepared is None:
+            return None
+        schedule = new_schedule(prepared, tunable)
+        _schedule(schedule, machine_of(target))
+        return schedule
+
+    def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
+        """Inline what is fused to the product, and let it have one axis of columns instead of chunks and lanes."""
+        if is_prepared(func, self.name):
+            return func
         schedule = new_schedule(func)
         extents, pack = product_extents(schedule), annotated_block(schedule, "pack_columns")
         if extents is None or pack is None or extents.copies_rows or not _contiguous(schedule, pack):
@@ -45,10 +58,7 @@ class Matvec:
             return None
         schedule.compute_inline(pack)
         _join_columns(schedule, extents.lanes)
-        ready = inline_neighbours(schedule)
-        if ready is not None:
-            _schedule(ready, extents, machine_of(target))
-        return ready
+        return inline_neighbours(schedule, self.name)
 
 
 def _join_columns(schedule: Schedule, lanes: int) -> None:
@@ -66,16 +76,16 @@ def _contiguous(schedule: Schedule, pack: SBlockRV) -> bool:
     return pair is not None and pair[0] == len(axes.extents) - 2
 
 
-def _schedule(schedule: Schedule, extents: ProductExtents, machine: Machine) -> None:
+def _schedule(schedule: Schedule, machine: Machine) -> None:
     product, store, rest = product_blocks(schedule)
+    elements, dtype = prod(loop_extents(schedule, product)), tvm.DataType(schedule.get(product).writes[0].source.dtype)
     batch, row, column = schedule.get_loops(store)
     schedule.reorder(batch, column, row)
-    elements = extents.batch * extents.chunks * extents.lanes * extents.reduction
-    share_out(schedule, [batch, column], elements * extents.bytes_per_element / BYTES_PER_SECOND, machine.cores)
+    share_out(schedule, [batch, column], elements * dtype.bits / 8 / BYTES_PER_SECOND, machine.cores)
     schedule.compute_at(product, row, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     k = schedule.get_loops(product)[-1]
     schedule.decompose_reduction(product, k)
-    mark_simd(schedule, k, extents.lanes)
+    mark_simd(schedule, k, machine.lanes(str(dtype)))
     if rest is not None:
         vectorize_and_divide(schedule, rest, machine)

@@ -9,11 +9,12 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, flatten
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.rule import prepared_for
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,16 @@ def product_blocks(schedule: Schedule) -> tuple[SBlockRV, SBlockRV, SBlockRV | N
     return product, store, last if apart else None
 
 
-def inline_neighbours(schedule: Schedule) -> Schedule | None:
+def inline_neighbours(schedule: Schedule, rule: str) -> PrimFunc | None:
     """Inline what was fused to a product, and let the block that stores it walk over batch, rows and columns.
 
     The last block stays apart when it walks over other axes than the result does.
 
     Returns
     -------
-    Schedule or None
-        A schedule of the kernel so changed; None when the kernel is not one product with data-parallel neighbours and
-        one result.
+    PrimFunc or None
+        The kernel so changed, noted as prepared for ``rule``; None when the kernel is not one product with
+        data-parallel neighbours and one result.
     """
     try:
         if not _inline(schedule):
@@ -73,7 +74,7 @@ def inline_neighbours(schedule: Schedule) -> Schedule | None:
     except ScheduleError:
         return None  # a neighbour that cannot be inlined
     # The index of a row that was put together from several axes has to be seen to be that row.
-    return new_schedule(s_tir.transform.StmtSimplify()(schedule.mod)["main"])
+    return prepared_for(s_tir.transform.StmtSimplify()(schedule.mod)["main"], rule)
 
 
 def _inline(schedule: Schedule) -> bool:

@@ -32,9 +32,9 @@ class RowReduction:
 
     name = "cpu.row_reduction"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when its reductions share their rows."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         blocks = top_blocks(schedule)
         if not blocks or all(is_spatial(schedule, block) for block in blocks):
             return None
@@ -161,9 +161,9 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
     row = schedule.fuse(*rows)
     for block in reversed(blocks[:-1]):
         schedule.compute_at(block, row, preserve_unit_loops=True)
-    share_out(schedule, [row], seconds, machine.cores)
+    depth = share_out(schedule, [row], seconds, machine.cores)
     for block in blocks:
-        _vectorize_along(schedule, block, 1, machine)
+        _vectorize_along(schedule, block, depth, machine)
 
 
 def _vectorize_along(schedule: Schedule, block: SBlockRV, depth: int, machine: Machine) -> None:

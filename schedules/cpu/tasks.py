@@ -9,12 +9,13 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.tirx import IntImm
 
 from tvm_ext.schedules.cpu.parallel import FORK_SECONDS
+from tvm_ext.schedules.knobs import TunableSchedule, divide
 
 EVEN_SHARES = 8
 """Tasks a core from which an uneven division costs less than an eighth."""
 
 
-def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores: int) -> None:
+def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores: int) -> int:
     """Run outer loops in parallel when the kernel takes long enough.
 
     Parameters
@@ -25,9 +26,14 @@ def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores
         What one core needs for the kernel.
     cores : int
         Threads to share it out among.
+
+    Returns
+    -------
+    int
+        How many loops there are now in place of ``loops``.
     """
     if cores < 2 or seconds < FORK_SECONDS or not loops:
-        return
+        return len(loops)
     extents = [_static(schedule, loop) for loop in loops]
     tasks, count = 1, 0
     for extent in extents:
@@ -38,8 +44,13 @@ def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores
         if tasks >= EVEN_SHARES * cores or (tasks % cores == 0 and tasks > 1):
             break
     if tasks < 2:
-        return
-    schedule.parallel(schedule.fuse(*loops[:count]) if count > 1 else loops[0])
+        return len(loops)
+    task = schedule.fuse(*loops[:count]) if count > 1 else loops[0]
+    if isinstance(schedule, TunableSchedule):
+        task, *_ = divide(schedule, task, [None, 1], tasks)
+        count -= 1
+    schedule.parallel(task)
+    return len(loops) - count + 1
 
 
 def share_out_one(schedule: Schedule, loop: LoopRV, seconds: float, cores: int, grain: int) -> LoopRV:

@@ -38,9 +38,9 @@ class Transpose:
 
     name = "cpu.transpose"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when all blocks compute single elements and one of them transposes."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         blocks = top_blocks(schedule)
         if not blocks or not all(
             is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)

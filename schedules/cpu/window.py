@@ -12,6 +12,7 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 
 # Strip widths in order of preference: enough accumulators to hide latency, few enough to leave room for the window.
@@ -39,9 +40,9 @@ class SlidingWindow:
 
     name = "cpu.sliding_window"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds one of these operators."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         for kernel in ("depthwise_conv", "pool"):
             window = annotated_block(schedule, kernel)
             if window is not None:
@@ -57,11 +58,11 @@ class SlidingWindow:
         if pad is not None:
             schedule.compute_inline(pad)
         *outer, h, w, lanes = schedule.get_loops(store)
-        band, _ = schedule.split(h, [_bands(prod(planes), rows, machine.cores), None])
+        band, _ = divide(schedule, h, [_bands(prod(planes), rows, machine.cores), None])
         task = schedule.fuse(*outer, band)
         if machine.cores > 1 and 2 * prod(extents) >= PARALLEL_FLOPS:
             schedule.parallel(task)
-        strip, column = schedule.split(w, [None, _divisor_strip(width, machine.vector_registers)])
+        strip, column = divide(schedule, w, [None, _divisor_strip(width, machine.vector_registers)], 28)
         schedule.vectorize(lanes)
         schedule.unroll(column)
         _accumulate(schedule, window, strip, rank)
@@ -104,9 +105,9 @@ class GlobalAverage:
 
     name = "cpu.global_average"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target) -> Schedule | None:
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds a global average."""
-        schedule = new_schedule(func)
+        schedule = new_schedule(func, tunable)
         total = annotated_block(schedule, "global_average")
         if total is None:
             return None
@@ -124,7 +125,7 @@ class GlobalAverage:
         sums = next(count for count in (4, 7, 5, 6, 3, 2, 1) if width % count == 0)
         partial = None
         if sums > 1:
-            _, inner = schedule.split(w, [None, sums])
+            _, inner = divide(schedule, w, [None, sums], 8)
             partial = schedule.rfactor(inner, 0)
         schedule.compute_at(total, task, preserve_unit_loops=True)
         schedule.set_scope(total, 0, "local")
