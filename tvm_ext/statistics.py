@@ -81,7 +81,7 @@ class StatisticsInstrument:
     >>> instrument.statistics.kernels
     """
 
-    PLANNING = ("StaticPlanBlockMemory",)
+    PLANNING = ("StaticPlanBlockMemory", "tvm_ext.Arena")
 
     def __init__(self) -> None:
         self.statistics: ModuleStatistics | None = None

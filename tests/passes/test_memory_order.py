@@ -1,0 +1,139 @@
+"""Order, in-place kernels and joined concatenations: the same results, in less memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.modules import MODULES, arguments, run
+from tests.passes.memory_modules import lowered, random_net, results
+from tvm_ext.compiler import lower
+from tvm_ext.errors import GraphError
+from tvm_ext.graph import liveness
+from tvm_ext.passes.memory_graph import LIVENESS
+from tvm_ext.passes.memory_order import apply_plan, plan_memory
+from tvm_ext.pipeline import Phase, PipelineOptions
+from tvm_ext.statistics import module_statistics
+from tvm_ext.target import resolve_target
+
+
+def scheduled(mod: tvm.IRModule, **options: str) -> tvm.IRModule:
+    """Run the pipeline up to the phase before memory planning."""
+    found: dict[str, tvm.IRModule] = {}
+
+    def after(phase: Phase, module: tvm.IRModule) -> None:
+        found[phase.name] = module
+
+    lower(mod, resolve_target(None), PipelineOptions(**options), after_phase=after)
+    return found["schedule"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_nets_compute_the_same(seed: int) -> None:
+    mod = random_net(seed)
+    values = arguments(mod, seed)
+    expected = results(mod, values)
+    for memory in ("arena", "optimal"):
+        for left, right in zip(results(mod, values, memory=memory), expected, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_nets_never_need_more_than_in_the_order_given(seed: int) -> None:
+    mod = scheduled(random_net(seed), memory="optimal")
+    plan = plan_memory(mod)
+    assert plan is not None
+    assert plan.lower_bound <= plan.peak <= plan.stock_peak
+    assert plan.peak == liveness(plan.graph, plan.order, LIVENESS).peak
+
+
+@pytest.mark.parametrize("memory", ["arena", "optimal"])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_compute_the_same(name: str, memory: str) -> None:
+    mod = MODULES[name]
+    values = arguments(mod)
+    target = resolve_target(None)
+    expected = run(tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext")), values)
+    found = run(tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext", memory=memory)), values)
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def wide_net() -> tvm.IRModule:
+    """Four branches, listed level by level: in that order all four large tensors live together."""
+    generator = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 12, 12), "float32"))
+
+    def convolution(value: relax.Expr, out: int) -> relax.Expr:
+        shape = (out, int(value.ty.shape[1]), 3, 3)
+        weight = relax.const(generator.standard_normal(shape).astype("float32") / 20)
+        return builder.emit(relax.op.nn.conv2d(value, weight, padding=1))
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            stem = convolution(x, 16)
+            wide = [convolution(stem, 64) for _ in range(4)]
+            narrow = [convolution(value, 16) for value in wide]
+            total = narrow[0]
+            for value in narrow[1:]:
+                total = builder.emit(relax.op.add(total, value))
+            result = builder.emit_output(relax.op.mean(total, axis=[2, 3]))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_order_lowers_the_peak_of_branches_listed_level_by_level() -> None:
+    plan = plan_memory(scheduled(wide_net(), memory="optimal"))
+    tensor = 16 * 12 * 12 * 4
+    assert plan is not None
+    assert plan.optimal
+    assert plan.stock_peak >= 4 * 4 * tensor
+    # The stem, one wide tensor, and the sum so far, over which the next convolution writes.
+    assert plan.peak == 6 * tensor
+    assert plan.in_place
+
+
+def test_planned_bytes_follow_the_peak() -> None:
+    stock, arena, best = (
+        module_statistics(_planned(wide_net(), memory)).planned_bytes for memory in ("stock", "arena", "optimal")
+    )
+    assert best < arena <= stock
+
+
+def _planned(mod: tvm.IRModule, memory: str) -> tvm.IRModule:
+    found: dict[str, tvm.IRModule] = {}
+    options = PipelineOptions(memory=memory)  # type: ignore[arg-type]
+    lower(mod, resolve_target(None), options, after_phase=lambda phase, module: found.update({phase.name: module}))
+    return found["memory"]
+
+
+def test_a_plan_of_another_function_is_refused() -> None:
+    mod = scheduled(wide_net(), memory="optimal")
+    other = plan_memory(scheduled(random_net(1), memory="optimal"))
+    assert other is not None
+    with pytest.raises(GraphError, match="plan the function as it is"):
+        apply_plan(mod, mod.get_global_var("main"), other)
+
+
+def test_effects_keep_their_order(tmp_path: Path) -> None:
+    """A function outside a dataflow block prints between kernels; nothing moves across blocks."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x], pure=False):
+        a = builder.emit(relax.op.exp(x))
+        builder.emit(relax.op.print(a, format="{}"))
+        b = builder.emit(relax.op.tanh(a))
+        builder.emit(relax.op.print(b, format="{}"))
+        builder.emit_func_output(builder.emit(relax.op.add(a, b)))
+    mod = lowered(builder.get(), memory="optimal", dump_dir=str(tmp_path))
+    text = mod["main"].script()
+    assert text.index("exp") < text.index("print") < text.index("tanh") < text.rindex("print")

@@ -1,0 +1,238 @@
+"""Put the kernels of a function into the order that needs the least memory, and let them run in place where they may.
+
+Runs when all kernels are made (after scheduling) and before their results get memory (``CallTIRRewrite``). The decision
+is a :class:`MemoryPlan`, made on plain data; it is applied by moving bindings, by turning calls into
+``call_tir_inplace``, and by marking the concatenations whose operands will be written into the result.
+
+before: ``a = f(x); b = g(x); c = h(a); d = relu(c); ...`` with ``a`` and ``b`` alive together
+after:  ``a = f(x); c = h(a); d = relu_in_place(c); b = g(x); ...``
+
+The method is that of B. H. Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks
+for Edge Devices", MLSys 2020; see :mod:`tvm_ext.memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import tvm
+from tvm import relax
+
+from tvm_ext.errors import GraphError
+from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
+from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, verify_order
+from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, in_place_variant
+from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, is_plannable, memory_graph
+
+Method: TypeAlias = Literal["given", "optimal"]
+TIME_LIMIT = 1.0
+"""Seconds for the search of one function's order."""
+
+MOST_CHOICES = 12
+"""Concatenations for which copying is tried as well as joining, largest first."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The decision for one function.
+
+    Attributes
+    ----------
+    order : tuple of int
+        The nodes of :attr:`graph` in the order they run.
+    peak : int
+        Bytes of the intermediate tensors alive at once, at most.
+    lower_bound : int
+        No order of these nodes needs less.
+    optimal : bool
+        Whether the order is proved to be the best for these nodes.
+    stock_peak : int
+        Bytes alive at once in the order given, nothing in place and nothing joined.
+    in_place : mapping of str to str
+        For each tensor that is written over another one: the other.
+    joins : mapping of int to tuple of int
+        Concatenations that copy nothing, by node: byte offset of each operand.
+    seconds : float
+        Time of the search.
+    graph : DataflowGraph
+        What was planned.
+    """
+
+    order: Order
+    peak: int
+    lower_bound: int
+    optimal: bool
+    stock_peak: int
+    in_place: Mapping[str, str]
+    joins: Mapping[int, tuple[int, ...]]
+    seconds: float
+    graph: DataflowGraph = field(repr=False)
+
+
+def memory_order(method: Method = "optimal", time_limit: float = TIME_LIMIT) -> tvm.transform.Pass:
+    """Make the pass; functions with branches or sizes that are not known stay as they are.
+
+    Parameters
+    ----------
+    method : str
+        ``given`` keeps the order of the module, and only runs kernels in place and joins concatenations.
+    time_limit : float
+        Seconds for the search of one function's order; when they are over, the best order found counts.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MemoryOrder")
+    def _memory_order(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        for global_var, func in mod.functions.items():
+            if isinstance(func, relax.Function) and is_plannable(func):
+                plan = plan_memory(mod, global_var.name_hint, method, time_limit)
+                if plan is not None:
+                    mod = apply_plan(mod, global_var, plan)
+        return mod
+
+    return _memory_order
+
+
+def plan_memory(
+    mod: tvm.IRModule, function: str = "main", method: Method = "optimal", time_limit: float = TIME_LIMIT
+) -> MemoryPlan | None:
+    """Decide order, places and joins of one function; None when the size of a tensor is not known.
+
+    Joining is not always better: the result takes its place when its first part is written. So for the largest
+    concatenations copying is tried as well, and the plan with the smallest peak is taken.
+    """
+    plain = memory_graph(mod, function, in_place=False, copied=range(2**31))
+    if len({node.block for node in plain.graph.nodes}) > 1:
+        method = "given"  # bindings stay in their blocks
+    if any(not isinstance(tensor.nbytes, int) for tensor in plain.graph.tensors.values()):
+        return None
+    stock_peak = liveness(plain.graph, options=LIVENESS).peak
+    copied: frozenset[int] = frozenset()
+    best, order = _ordered(mod, function, method, time_limit, copied)
+    seconds = order.seconds
+    for node in sorted(best.joins, key=lambda index: -_result_bytes(best, index))[:MOST_CHOICES]:
+        if seconds >= time_limit or (order.optimal and _unavoidable(best, order)):
+            break
+        other, other_order = _ordered(mod, function, method, time_limit - seconds, copied | {node})
+        seconds += other_order.seconds
+        if other_order.peak < order.peak:
+            best, order, copied = other, other_order, copied | {node}
+    graph = best.graph
+    alive = liveness(graph, order.order, LIVENESS)
+    return MemoryPlan(
+        tuple(order.order), order.peak, order.lower_bound, order.optimal, stock_peak, dict(alive.in_place),
+        dict(best.joins), seconds, graph,
+    )  # fmt: skip
+
+
+def _ordered(
+    mod: tvm.IRModule, function: str, method: Method, time_limit: float, copied: frozenset[int]
+) -> tuple[MemoryGraph, OrderPlan]:
+    found = memory_graph(mod, function, copied=copied)
+    order = plan_order(found.graph, OrderOptions(method=method, time_limit=time_limit, liveness=LIVENESS))
+    verify_order(order, found.graph, LIVENESS)
+    return found, order
+
+
+def _result_bytes(found: MemoryGraph, index: int) -> int:
+    size = found.graph.tensors[found.graph.nodes[index].outputs[0]].nbytes
+    return size if isinstance(size, int) else 0
+
+
+def _unavoidable(found: MemoryGraph, order: OrderPlan) -> bool:
+    """Whether no concatenation's result is alive at the peak, so that copying instead of joining cannot lower it."""
+    alive = liveness(found.graph, order.order, LIVENESS)
+    results = {found.graph.storages[found.graph.nodes[index].outputs[0]] for index in found.joins}
+    return not results & set(alive.live_at_peak)
+
+
+# ---- apply
+
+
+def apply_plan(mod: tvm.IRModule, global_var: Any, plan: MemoryPlan) -> tvm.IRModule:
+    """Put the bindings of a function into the order of a plan, run kernels in place and mark joins.
+
+    Raises
+    ------
+    GraphError
+        If the plan is not for this function.
+    """
+    func = mod[global_var]
+    blocks = list(func.body.blocks)
+    bindings = [(number, binding) for number, block in enumerate(blocks) for binding in block.bindings]
+    if len(bindings) != len(plan.graph) or sorted(plan.order) != list(range(len(bindings))):
+        raise GraphError(
+            f"function '{global_var.name_hint}': the memory plan is for {len(plan.graph)} bindings, not for "
+            f"{len(bindings)}; plan the function as it is"
+        )
+    kernels = _Variants(mod)
+    placed: list[list[Any]] = [[] for _ in blocks]
+    for index in plan.order:
+        number, binding = bindings[index]
+        placed[number].append(_planned_binding(binding, index, plan, kernels))
+    rebuilt = [type(block)(items) for block, items in zip(blocks, placed, strict=True)]
+    body = relax.SeqExpr(rebuilt, func.body.body)
+    new = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+    kernels.builder.update_func(global_var, new)
+    return kernels.builder.get()
+
+
+def _planned_binding(binding: Any, index: int, plan: MemoryPlan, kernels: _Variants) -> Any:
+    node, call = plan.graph.nodes[index], binding.value
+    if index in plan.joins:
+        joined = kernels.joining(call.args[0], plan.joins[index])
+        return _bind(binding.var, relax.op.call_tir(joined, call.args[1], _types(call)), kernels)
+    overwritten = {}
+    for result, name in enumerate(node.outputs):
+        source = plan.in_place.get(name)
+        if source is not None:
+            operands = [plan.graph.storages[operand] for operand in node.operands]
+            overwritten[result] = operands.index(source)
+    if not overwritten:
+        return binding
+    kernel = kernels.in_place(call.args[0], len(node.operands), overwritten)
+    places = [overwritten.get(result, -1) for result in range(len(node.outputs))]
+    return _bind(binding.var, relax.op.call_tir_inplace(kernel, call.args[1], places, _types(call)), kernels)
+
+
+def _types(call: Any) -> list[Any]:
+    return list(call.ty.fields) if isinstance(call.ty, tvm.ir.TupleType) else [call.ty]
+
+
+def _bind(variable: Any, call: Any, kernels: _Variants) -> Any:
+    return relax.VarBinding(variable, kernels.builder.normalize(call))
+
+
+class _Variants:
+    """The variants of a module's kernels that a plan needs, each made once."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self.builder = relax.BlockBuilder(mod)
+        self._mod = mod
+        self._made: dict[Any, Any] = {}
+
+    def in_place(self, global_var: Any, operands: int, overwritten: Mapping[int, int]) -> Any:
+        """Give the kernel that writes results over operands."""
+        key = (global_var.name_hint, tuple(sorted(overwritten.items())))
+        if key not in self._made:
+            func = self._mod[global_var]
+            # From the last result on, so that the positions of the others stay as they are.
+            for result, operand in sorted(overwritten.items(), reverse=True):
+                func = in_place_variant(func, operand, operands + result)
+            self._made[key] = self.builder.add_func(func, f"{global_var.name_hint}_in_place")
+        return self._made[key]
+
+    def joining(self, global_var: Any, offsets: tuple[int, ...]) -> Any:
+        """Give the concatenation whose calls the arena drops."""
+        key = (global_var.name_hint, "join")
+        if key not in self._made:
+            func = self._mod[global_var].with_attr(CONCATENATE_ATTRIBUTE, list(offsets))
+            self._made[key] = self.builder.add_func(func, f"{global_var.name_hint}_joined")
+        return self._made[key]
+
+
+def stock_order_peak(mod: tvm.IRModule, function: str = "main") -> int:
+    """Find the bytes alive at once in the order given, nothing in place and nothing joined."""
+    plain = memory_graph(mod, function, in_place=False, copied=range(2**31))
+    return liveness(plain.graph, given_order(plain.graph), LIVENESS).peak
