@@ -191,24 +191,36 @@ def _constant_exponent(call: Any) -> float | None:
 
 
 def _power(base: Any, exponent: float) -> Any:
-    """Compute a power with a small constant exponent as products, a root or a quotient."""
+    """Compute a power with a constant exponent from a product, roots and a quotient.
+
+    The exponent is a whole number up to 4 and quarters; powers of numbers below zero with quarters are not numbers.
+    """
     names = Bindings()
     base = names.bind("base", base)
-    if exponent == 0.5:
-        infinity = constant_like(math.inf, base)
-        minus_infinity = constant_like(-math.inf, base)
-        return names.around(prim.Select(tirx.EQ(base, minus_infinity), infinity, tirx.sqrt(base)))
-    product = base
-    if abs(exponent) in (2.0, 4.0):
-        product = names.bind("square", base * base)
-    if abs(exponent) == 3.0:
-        product = base * base * base
-    if abs(exponent) == 4.0:
-        product = product * product
-    return names.around(product if exponent > 0 else constant_like(1.0, base) / product)
+    whole, quarters = divmod(round(4 * abs(exponent)), 4)
+    factors = []
+    if whole == 4:
+        square = names.bind("square", base * base)
+        factors.append(square * square)
+    elif whole:
+        factors.append({1: base, 2: base * base, 3: base * base * base}[whole])
+    if quarters:
+        zero = constant_like(0.0, base)  # powers of minus zero are those of zero
+        root = names.bind("root", tirx.sqrt(prim.Select(tirx.EQ(base, zero), zero, base)))
+        factors += [root] if quarters & 2 else []
+        factors += [tirx.sqrt(root)] if quarters & 1 else []
+    product = factors[0]
+    for factor in factors[1:]:
+        product = product * factor
+    if exponent < 0:
+        product = constant_like(1.0, base) / product
+    if quarters:  # a root of minus infinity is no number, but its powers are those of infinity
+        limit = constant_like(math.inf if exponent > 0 else 0.0, base)
+        product = prim.Select(tirx.EQ(base, constant_like(-math.inf, base)), limit, product)
+    return names.around(product)
 
 
-_EXPONENTS = (-2.0, -1.0, 0.5, 1.0, 2.0, 3.0, 4.0)
+_EXPONENTS = frozenset(sign * quarters / 4 for quarters in (1, 2, 3, 4, 6, 8, 12, 16) for sign in (1, -1))
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "exp": _exp,
     "tanh": _tanh,
