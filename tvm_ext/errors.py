@@ -94,3 +94,9 @@ class VTAProgramError(TvmExtError):
         super().__init__(message)
         self.instruction = instruction
         self.field = field
+
+
+class TuningError(TvmExtError):
+    """A space has nothing to tune, a tuner's state or a database does not fit, or no candidate could be measured."""
+
+    exit_code = 14

@@ -15,6 +15,9 @@ exit code meaning
 9         TVM could not compile or run the model
 10        an optional package or program is needed and not installed
 11        a plan for the dataflow graph is not valid
+12        a VTA hardware configuration is not legal
+13        a VTA instruction stream is not legal, or cannot run to its end
+14        there is nothing to tune, a database does not fit, or no candidate could be measured
 129       the terminal was closed (SIGHUP)
 130       interrupted with Ctrl-C (SIGINT)
 143       asked to end (SIGTERM)

@@ -1,0 +1,151 @@
+"""A space of configurations: knobs, each with an ordered list of choices.
+
+A configuration has three forms: an index, a vector with the index of each knob's choice, and the choices themselves.
+Index and vector are related by mixed radix, the first knob fastest. Nothing is enumerated but the choices of each knob.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.errors import TuningError
+from tvm_ext.tuners.factorization import factorizations
+
+Vector = tuple[int, ...]
+"""Index of the choice of each knob."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One choice to make.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its space.
+    choices : tuple
+        Numbers, booleans, or tuples of numbers of equal length; neighbours in the list should be alike.
+    """
+
+    name: str
+    choices: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.choices:
+            raise TuningError(f"knob {self.name!r} has no choices; a space needs at least one choice for each knob")
+
+    @classmethod
+    def split(cls, name: str, extent: int, parts: int, largest_last: int | None = None) -> Knob:
+        """Make the knob that divides a loop of ``extent`` iterations into ``parts`` nested loops."""
+        return cls(name, factorizations(extent, parts, largest_last))
+
+
+class ConfigSpace:
+    """The Cartesian product of knobs.
+
+    Parameters
+    ----------
+    knobs : sequence of Knob
+    default : sequence of int, optional
+        Vector of the configuration to start from, where one is known to be good.
+
+    Raises
+    ------
+    TuningError
+        If a space has no knobs, two knobs have the same name, or the default is not in the space.
+    """
+
+    def __init__(self, knobs: Sequence[Knob], default: Sequence[int] | None = None) -> None:
+        if not knobs:
+            raise TuningError("the space has no knobs, so there is nothing to tune")
+        self.knobs = tuple(knobs)
+        names = [knob.name for knob in self.knobs]
+        if len(set(names)) < len(names):
+            raise TuningError(f"knobs must have different names, found {', '.join(names)}")
+        self.radices = np.array([len(knob.choices) for knob in self.knobs], dtype=np.int64)
+        self.size = math.prod(len(knob.choices) for knob in self.knobs)
+        strides, stride = [], 1
+        for knob in self.knobs:
+            strides.append(stride)
+            stride *= len(knob.choices)
+        # Python's integers where 64 bits do not hold an index.
+        self._strides = np.array(strides, dtype=np.int64 if self.size < 2**63 else object)
+        self._features = [_feature_rows(knob) for knob in self.knobs]
+        self.default = None if default is None else self.check(default)
+
+    def check(self, vector: Sequence[int]) -> Vector:
+        """Return the vector as a tuple.
+
+        Raises
+        ------
+        TuningError
+            If it is not in the space; the message names the knob.
+        """
+        if len(vector) != len(self.knobs):
+            raise TuningError(f"a configuration of this space has {len(self.knobs)} entries, found {len(vector)}")
+        for knob, choice in zip(self.knobs, vector, strict=True):
+            if not 0 <= choice < len(knob.choices):
+                raise TuningError(
+                    f"knob {knob.name!r}: choice {choice} is not in the range 0 to {len(knob.choices) - 1}"
+                )
+        return tuple(int(choice) for choice in vector)
+
+    def vector(self, index: int) -> Vector:
+        """Give the vector of an index in the range 0 to ``size - 1``."""
+        if not 0 <= index < self.size:
+            raise TuningError(f"index {index} is not in the range 0 to {self.size - 1}")
+        digits = []
+        for knob in self.knobs:
+            index, digit = divmod(index, len(knob.choices))
+            digits.append(int(digit))
+        return tuple(digits)
+
+    def index(self, vector: Sequence[int]) -> int:
+        """Give the index of a vector."""
+        return int(sum(int(stride) * choice for stride, choice in zip(self._strides, self.check(vector), strict=True)))
+
+    def values(self, vector: Sequence[int]) -> dict[str, Any]:
+        """Give the choice of each knob by name."""
+        return {knob.name: knob.choices[i] for knob, i in zip(self.knobs, self.check(vector), strict=True)}
+
+    def keys(self, vectors: np.ndarray) -> list[int]:
+        """Give the indices of many vectors (n × knobs) that are known to be in the space."""
+        return (vectors.astype(self._strides.dtype, copy=False) @ self._strides).tolist()
+
+    def random(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draw vectors (count × knobs) uniformly, with replacement."""
+        return rng.integers(0, self.radices, size=(count, len(self.knobs)), dtype=np.int64)
+
+    def neighbours(self, vector: Sequence[int]) -> list[Vector]:
+        """List the vectors that differ by one step in one knob."""
+        vector = self.check(vector)
+        found = []
+        for position, knob in enumerate(self.knobs):
+            for step in (-1, 1):
+                if 0 <= vector[position] + step < len(knob.choices):
+                    found.append((*vector[:position], vector[position] + step, *vector[position + 1 :]))
+        return found
+
+    def features(self, vectors: np.ndarray) -> np.ndarray:
+        """Give what a cost model sees of vectors (n × knobs): every factor as log2, other numbers as they are."""
+        columns = [rows[vectors[:, position]] for position, rows in enumerate(self._features)]
+        return np.concatenate(columns, axis=1)
+
+    def signature(self) -> list[list[Any]]:
+        """Give name and number of choices of each knob, to tell whether a saved state belongs to this space."""
+        return [[knob.name, len(knob.choices)] for knob in self.knobs]
+
+
+def _feature_rows(knob: Knob) -> np.ndarray:
+    """Features of each choice of a knob (choices × features)."""
+    first = knob.choices[0]
+    if isinstance(first, tuple):
+        return np.log2(np.array(knob.choices, dtype=np.float32))
+    if isinstance(first, bool | int | float):
+        return np.array(knob.choices, dtype=np.float32)[:, None]
+    return np.arange(len(knob.choices), dtype=np.float32)[:, None]
