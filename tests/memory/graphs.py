@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
-from tvm_ext.graph import DataflowGraph, graph_of_sizes
+from tvm_ext.graph import DataflowGraph, Flops, LivenessOptions, Node, Tensor, graph_of_sizes
 
 # Three branches that widen before they narrow; the published answers are 16 (best) and 28 (worst) bytes.
 BRANCHES = graph_of_sizes([[], [0], [0], [0], [1], [2], [3], [4, 5, 6], [7]], [4, 8, 8, 8, 2, 2, 2, 6, 1])
@@ -65,10 +66,125 @@ def wide_graph(width: int, length: int, seed: int) -> DataflowGraph:
 
 
 def large_graph(count: int, seed: int, reach: int = 60) -> DataflowGraph:
-    """A long graph of random wiring without places to cut it."""
+    """A long graph of random wiring without places to cut it; what nothing near has read, a node behind reads."""
     choose = random.Random(seed)
     before: list[list[int]] = [[]]
+    unread = {0}
     for index in range(1, count):
         near = range(max(0, index - reach), index)
-        before.append(sorted(choose.sample(near, min(len(near), choose.choice((1, 2, 2, 3))))))
+        mine = set(choose.sample(near, min(len(near), choose.choice((1, 2, 2, 3)))))
+        mine |= {other for other in unread if other < index - reach or index == count - 1}
+        unread = (unread - mine) | {index}
+        before.append(sorted(mine))
     return graph_of_sizes(before, [choose.randint(1, 64) * 64 for _ in range(count)], f"large{count}")
+
+
+def marked_graph(seed: int, largest: int = 7) -> DataflowGraph:
+    """Make a small graph with all that counts in memory.
+
+    Inputs, constants, several results a node, results nobody reads, views, results that may be written in place,
+    concatenations whose operands are parts of the result, order without a tensor, outputs.
+    """
+    choose = random.Random(seed)
+    tensors: dict[str, Tensor] = {}
+    for name, kind in (("x", "input"), ("y", "input"), ("w", "constant")):
+        size = choose.randint(0, 9)
+        tensors[name] = Tensor(name, (size,), "uint8", size, kind)
+    nodes: list[Node] = []
+    for index in range(choose.randint(1, largest)):
+        usable = sorted(tensors)
+        read = tuple(choose.sample(usable, min(len(usable), choose.choice((0, 1, 1, 2, 2, 3)))))
+        whole = f"t{index}.0"
+        parts = [name for name in read if tensors[name].kind == "intermediate" and tensors[name].alias_of is None]
+        if choose.random() < 0.3 and len(parts) > 1:
+            offset = 0
+            for name in parts:
+                tensors[name] = replace(tensors[name], alias_of=whole, offset=offset)
+                offset += tensors[name].nbytes
+            tensors[whole] = Tensor(whole, (offset,), "uint8", offset)
+            nodes.append(Node(index, f"t{index}", "concat", tuple(parts), tuple(parts), (whole,), flops=Flops()))
+            continue
+        outputs, in_place = [], []
+        for number in range(choose.choice((0, 1, 1, 1, 2))):
+            name = f"t{index}.{number}"
+            source = choose.choice(read) if read else None
+            size, alias = choose.randint(0, 9), None
+            if source and choose.random() < 0.2:
+                size, alias = tensors[source].nbytes, source
+            elif source and choose.random() < 0.5:
+                size = tensors[source].nbytes
+            tensors[name] = Tensor(
+                name, (size,), "uint8", size, tensors[alias].kind if alias else "intermediate", alias
+            )
+            outputs.append(name)
+            in_place += [(name, other) for other in choose.sample(read, len(read)) if choose.random() < 0.7]
+        after = tuple(choose.sample(range(index), 1)) if index and choose.random() < 0.1 else ()
+        nodes.append(
+            Node(
+                index,
+                f"t{index}",
+                "op",
+                read,
+                read,
+                tuple(outputs),
+                flops=Flops(),
+                after=after,
+                in_place=tuple(in_place),
+            )
+        )
+    results = tuple(name for name in sorted(tensors) if choose.random() < 0.1)
+    graph = DataflowGraph(f"marked{seed}", tuple(nodes), tensors, ("x", "y"), results)
+    given = {graph.storages[name] for name in results}
+    kinds = {
+        name: replace(
+            tensor,
+            kind="output"
+            if graph.storage(name).kind == "intermediate" and graph.storages[name] in given
+            else graph.storage(name).kind,
+        )
+        for name, tensor in tensors.items()
+    }
+    return replace(graph, tensors=kinds)
+
+
+def simulated_peak(graph: DataflowGraph, order: Sequence[int], options: LivenessOptions) -> int:
+    """Run an order with a set of living storages, step by step, from the definitions."""
+    counting = {"input": options.inputs, "constant": options.constants, "output": options.outputs}
+    family: dict[str, set[str]] = {}
+    for name, root in graph.storages.items():
+        family.setdefault(root, set()).add(name)
+    roots = {root: counting.get(graph.tensors[root].kind, "until last use") for root in family}
+    counted = {root for root, how in roots.items() if how != "ignore"}
+    users = {root: {n.index for n in graph.nodes if family[root] & {*n.inputs, *n.outputs}} for root in family}
+    given = {root for root in counted if graph.tensors[root].kind in ("input", "constant")}
+    alive = {root for root in given if users[root] or roots[root] == "always"}
+    left = {root: set(who) for root, who in users.items()}
+    peak = 0
+    for index in order:
+        node = graph.nodes[index]
+        mine = {root for root in counted if index in users[root]}
+        new = mine - alive
+        for root in mine:
+            left[root].discard(index)
+        dead = {root for root in mine if not left[root] and roots[root] == "until last use"}
+        saved, free, taken = 0, set(node.outputs), set()
+        for target, source in node.in_place:
+            root = graph.storages[source]
+            if (
+                target in free
+                and target in new
+                and all(
+                    other not in family[target] or other == target for n in graph.nodes[:index] for other in n.outputs
+                )
+                and root in dead
+                and graph.tensors[root].kind == "intermediate"
+                and root not in taken
+                and graph.tensors[root].nbytes == graph.tensors[target].nbytes
+            ):
+                free.discard(target)
+                taken.add(root)
+                saved += graph.tensors[root].nbytes
+        alive |= new
+        peak = max(peak, sum(graph.tensors[root].nbytes for root in alive) - saved)
+        alive -= dead
+    return peak

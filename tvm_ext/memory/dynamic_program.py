@@ -23,7 +23,7 @@ no step between has become higher, the steps behind are the same, and ``u`` itse
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -33,7 +33,8 @@ from tvm_ext.memory.problem import MemoryProblem
 from tvm_ext.memory.tables import Integers, Tables, Words, tables
 
 Flag: TypeAlias = Literal["solution", "no solution", "states", "time"]
-_CHUNK = 1 << 21  # candidates looked at together: states of a level times nodes that can be ready at it
+_NONE = int(np.iinfo(np.int64).max)
+_CHUNK = 1 << 19  # candidates looked at together: states of a level times nodes that can be ready at it
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class SearchResult:
         Steps from state to state that were looked at.
     complete : bool
         No state was dropped to keep a level narrow, so a solution is best, and no solution is a proof.
+    exceeded : int
+        With ``no solution``: the lowest peak that was over the budget. If complete, no order has a lower peak, since
+        each order, or one as good as it, had to take a step that was dropped.
     """
 
     flag: Flag
@@ -59,6 +63,7 @@ class SearchResult:
     peak: int = 0
     transitions: int = 0
     complete: bool = True
+    exceeded: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +89,8 @@ class _Steps:
     parent: Integers
     node: Integers
     level: _Level
+    looked_at: int = 0
+    exceeded: int = _NONE
 
 
 def search(
@@ -122,10 +129,10 @@ def search(
     arrays = arrays or tables(problem)
     count = len(problem)
     alive = problem.alive(0)
-    limit = np.iinfo(np.int64).max if budget is None else budget
+    limit = _NONE if budget is None else budget
     peak = max(floor, alive)
     if peak > limit:
-        return SearchResult("no solution")
+        return SearchResult("no solution", exceeded=peak)
     level = _Level(
         np.zeros((arrays.words, 1), dtype=np.uint64),
         np.zeros(1, dtype=np.uint64),
@@ -135,6 +142,7 @@ def search(
     history: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
     transitions = stored = 0
     complete = True
+    exceeded = _NONE
     for depth in range(count):
         candidates = np.flatnonzero((arrays.earliest <= depth) & (depth <= arrays.latest))
         size = max(1, _CHUNK // max(1, len(candidates) * arrays.words))
@@ -142,17 +150,21 @@ def search(
         for begin in range(0, len(level), size):
             if time.monotonic() > deadline:
                 return SearchResult("time", transitions=transitions, complete=False)
-            steps, looked_at = _expand(arrays, level.some(begin, begin + size), candidates, limit, dominance)
-            transitions += looked_at
-            steps = _Steps(steps.parent + begin, steps.node, steps.level)
+            steps = _expand(arrays, level.some(begin, begin + size), candidates, limit, dominance)
+            transitions += steps.looked_at
+            exceeded = min(exceeded, steps.exceeded)
+            steps = replace(steps, parent=steps.parent + begin)
             merged = _merge(steps if merged is None else _joined(merged, steps))
-            over = len(merged.level) > (level_limit or len(merged.level))
-            if width is None and (over or stored + len(merged.level) > (state_limit or stored + len(merged.level))):
+            if width is not None and len(merged.level) > width:
+                # Between chunks some more are kept: the next ones may hold better ways to the same sets.
+                last = begin + size >= len(level)
+                if last or len(merged.level) > 4 * width:
+                    merged, complete = _narrowed(merged, width if last else 2 * width), False
+            reached = len(merged.level)
+            if width is None and (reached > (level_limit or reached) or stored + reached > (state_limit or _NONE)):
                 return SearchResult("states", transitions=transitions, complete=False)
         if merged is None or not len(merged.level):
-            return SearchResult("no solution", transitions=transitions, complete=complete)
-        if width is not None and len(merged.level) > width:
-            merged, complete = _narrowed(merged, width), False
+            return SearchResult("no solution", transitions=transitions, complete=complete, exceeded=exceeded)
         history.append((merged.parent.astype(np.int32), merged.node.astype(np.int32)))
         level = merged.level
         stored += len(level)
@@ -164,7 +176,7 @@ def search(
     return SearchResult("solution", tuple(reversed(order)), int(level.peak[0]), transitions, complete)
 
 
-def _expand(arrays: Tables, level: _Level, candidates: Integers, limit: int, dominance: bool) -> tuple[_Steps, int]:
+def _expand(arrays: Tables, level: _Level, candidates: Integers, limit: int, dominance: bool) -> _Steps:
     """Take every step from the states of a level that stays within the limit."""
     ready = np.ones((len(level), len(candidates)), dtype=bool)
     for mask, need, bit in zip(level.masks, arrays.need[:, candidates], arrays.bit[:, candidates], strict=True):
@@ -190,18 +202,21 @@ def _expand(arrays: Tables, level: _Level, candidates: Integers, limit: int, dom
         freed += _summed(row, arrays.ends.sizes[entry] * ends, looked_at)
     before = level.peak[parent]
     keep = during <= limit
+    over = ~keep
     if dominance:
         forced = np.flatnonzero((allocated <= freed) & (during <= before))
         first = np.full(len(level), -1, dtype=np.int64)
         first[parent[forced[::-1]]] = forced[::-1]
         chosen = first[parent]
         keep &= (chosen < 0) | (chosen == np.arange(looked_at))
+        over &= chosen < 0
     kept = np.flatnonzero(keep)
     parent, node = parent[kept], node[kept]
     masks = level.masks[:, parent] | arrays.bit[:, node]
     alive = level.alive[parent] + allocated[kept] - freed[kept]
     peak = np.maximum(before[kept], during[kept])
-    return _Steps(parent, node, _Level(masks, level.key[parent] ^ arrays.key[node], alive, peak)), looked_at
+    reached = _Level(masks, level.key[parent] ^ arrays.key[node], alive, peak)
+    return _Steps(parent, node, reached, looked_at, int(during[over].min(initial=_NONE)))
 
 
 def _all_of(sets: Words, masks: Words) -> npt.NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 The problem is divided where every order has the same nodes behind it. Each part starts with the best of some quick
 orders; while the peak is above the lower bound, the part that causes it is searched exactly under an adaptive budget,
-and where that is too much, by a beam.
+and where that is too much, by beams.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from tvm_ext.graph import (
     given_order,
     peak_bytes,
 )
-from tvm_ext.memory.beam import beam
 from tvm_ext.memory.bounds import lower_bound
-from tvm_ext.memory.budget import BudgetStep, adaptive_budget
+from tvm_ext.memory.budget import BudgetSearch, BudgetStep
 from tvm_ext.memory.divide import Part, divide
 from tvm_ext.memory.greedy import greedy_order
 from tvm_ext.memory.problem import MemoryProblem, memory_problem
@@ -58,7 +57,7 @@ class OrderOptions:
 
     method: Method = "optimal"
     time_limit: float = 1.0
-    state_limit: int = 1_000_000
+    state_limit: int = 2_000_000
     divide: bool = True
     liveness: LivenessOptions = field(default_factory=LivenessOptions)
 
@@ -170,13 +169,12 @@ def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> Ord
     parts = divide(problem) if options.divide else (Part(tuple(range(len(graph))), problem),)
     ordered = _quick_orders(graph, problem, parts)
     steps: list[BudgetStep] = []
-    states = 0
     bound = max(one.lower_bound for one in ordered)
     while options.method != "greedy" and time.monotonic() < deadline:
         highest = max(ordered, key=lambda one: one.peak)
         if highest.peak <= bound or highest.finished:
             break
-        states += _improve(highest, bound, options, deadline, steps)
+        _improve(highest, bound, options, deadline, steps)
         bound = max(bound, highest.lower_bound)
     order = tuple(one.part.nodes[node] for one in ordered for node in one.order)
     highest = max(ordered, key=lambda one: one.peak)
@@ -187,7 +185,7 @@ def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> Ord
         bound,
         highest.method,
         tuple(len(part.nodes) for part in parts),
-        states,
+        sum(step.transitions for step in steps),
         time.monotonic() - started,
         tuple(steps),
     )
@@ -224,23 +222,14 @@ def _quick_orders(graph: DataflowGraph, problem: MemoryProblem, parts: Sequence[
     return ordered
 
 
-def _improve(one: _Ordered, bound: int, options: OrderOptions, deadline: float, steps: list[BudgetStep]) -> int:
-    """Search a part for an order that brings its peak down to the bound of the whole; count what was looked at."""
+def _improve(one: _Ordered, bound: int, options: OrderOptions, deadline: float, steps: list[BudgetStep]) -> None:
+    """Search a part for an order that brings its peak down to the bound of the whole."""
     one.finished = True
-    states = 0
-    problem = one.part.problem
     floor = max(bound, one.lower_bound)
-    if options.method == "optimal":
-        found = adaptive_budget(problem, one.order, floor, state_limit=options.state_limit, deadline=deadline)
-        steps += found.steps
-        states += sum(step.transitions for step in found.steps)
-        if found.peak < one.peak:
-            one.order, one.peak, one.method = found.order, problem.peak(found.order), "dynamic program"
-        one.lower_bound = max(one.lower_bound, min(found.lower_bound, found.peak))
-        floor = max(floor, one.lower_bound)
-    if one.peak > floor:
-        order, peak, looked_at = beam(problem, one.order, floor, state_limit=options.state_limit, deadline=deadline)
-        states += looked_at
-        if peak < one.peak:
-            one.order, one.peak, one.method = order, problem.peak(order), "beam"
-    return states
+    found = BudgetSearch(one.part.problem, one.order, floor, state_limit=options.state_limit, deadline=deadline)
+    found.run(exact=options.method == "optimal")
+    steps += found.steps
+    if found.peak < one.peak:
+        one.order, one.peak = found.order, one.part.problem.peak(found.order)
+        one.method = "beam" if found.steps[-1].kind == "beam" else "dynamic program"
+    one.lower_bound = max(one.lower_bound, min(found.lower_bound, one.peak))
