@@ -21,6 +21,7 @@ from tvm_ext.passes.arena import arena
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.isolate_concatenations import isolate_concatenations
+from tvm_ext.passes.grouped_pointwise import grouped_pointwise
 from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.pack_matmul import pack_matmul
@@ -118,7 +119,7 @@ def _dispatch(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     if target.kind.name != "llvm":
         return []
-    return [blocked_layout(), pack_matmul(), relax.transform.DeadCodeElimination()]
+    return [grouped_pointwise(), blocked_layout(), pack_matmul(), relax.transform.DeadCodeElimination()]
 
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

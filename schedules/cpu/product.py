@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import s_tir, tirx
@@ -12,7 +14,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, flatten
+from tvm_ext.schedules.compute.matmul import BATCH_AXES_ATTRIBUTE, OUT_AXES_ATTRIBUTE, flatten, unflatten
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
 from tvm_ext.schedules.rule import prepared_for
 
@@ -89,19 +91,64 @@ def _inline(schedule: Schedule) -> bool:
     (store,) = schedule.get_consumers(product)
     last = others[-1]
     extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
-    extra = len(last_extents) - len(extents)
-    if extra >= 0 and last_extents == [1] * extra + extents:
+    regrouped = regroup([0] * len(last_extents), last_extents, extents) is not None
+    if regrouped:
         store = last
     kept = {schedule.get(block).name_hint for block in (store, last)}
     for block in others:
         if schedule.get(block).name_hint not in kept:
             schedule.compute_inline(block)
-    _order_axes(schedule, product, store)
+    _order_axes(schedule, product, store, extents)
     return True
 
 
-def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> None:
-    """Make the axes of the stored result one batch axis, one axis of rows, one of columns.
+def regroup(index: Sequence[Expr], extents: Sequence[int], wanted: Sequence[int]) -> list[Expr] | None:
+    """Give the index of the same element after a reshape.
+
+    Parameters
+    ----------
+    index : sequence of Expr
+        Index of an element of a tensor with ``extents``.
+    wanted : sequence of int
+        Extents of the reshaped tensor. Every axis must be a part of an old one, or several old ones together.
+
+    Returns
+    -------
+    list of Expr or None
+        None when the axes do not nest in this way.
+    """
+    old = [(entry, extent) for entry, extent in zip(index, extents, strict=True) if extent != 1]
+    result: list[Expr] = []
+    position = 0
+    while position < len(wanted):
+        if wanted[position] == 1:
+            result.append(0)
+            position += 1
+            continue
+        if not old:
+            return None
+        entry, extent = old.pop(0)
+        if extent > wanted[position]:  # one old axis becomes several
+            end = next(
+                (end for end in range(position, len(wanted)) if prod(wanted[position : end + 1]) >= extent), None
+            )
+            if end is None or prod(wanted[position : end + 1]) != extent:
+                return None
+            result += unflatten(entry, wanted[position : end + 1])
+            position = end + 1
+            continue
+        while extent < wanted[position] and old:  # several old axes become one
+            inner, inner_extent = old.pop(0)
+            entry, extent = entry * inner_extent + inner, extent * inner_extent
+        if extent != wanted[position]:
+            return None
+        result.append(entry)
+        position += 1
+    return None if old else result
+
+
+def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV, stored: Sequence[int]) -> None:
+    """Make the axes of the stored result, ``stored`` or a reshape of it, a batch axis, one of rows, one of columns.
 
     Fused loops would not do: a tile of rows may begin in the middle of an inner axis.
     """
@@ -109,12 +156,13 @@ def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV) -> None:
     batch_axes = int(annotations[BATCH_AXES_ATTRIBUTE])
     out_axes = [int(axis) for axis in annotations[OUT_AXES_ATTRIBUTE]]
     extents = loop_extents(schedule, store)
-    extra = len(extents) - len(out_axes)
-    order = [extra + out_axes.index(axis) for axis in range(len(out_axes))]
-    groups = ([*range(extra), *order[:batch_axes]], order[batch_axes:-1], order[-1:])
+    order = [out_axes.index(axis) for axis in range(len(out_axes))]
+    groups = (order[:batch_axes], order[batch_axes:-1], order[-1:])
 
     def logical(*index: Expr) -> list[Expr]:
-        positions = [flatten([index[axis] for axis in group], [extents[axis] for axis in group]) for group in groups]
+        known = regroup(index, extents, stored)
+        assert known is not None
+        positions = [flatten([known[axis] for axis in group], [stored[axis] for axis in group]) for group in groups]
         return [position if isinstance(position, Expr) else tirx.const(position) for position in positions]
 
     schedule.transform_block_layout(store, tirx.IndexMap.from_func(logical, ndim=len(extents), index_dtype="int32"))
