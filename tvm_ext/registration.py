@@ -9,6 +9,9 @@ from typing import Any
 
 from tvm_ext import errors
 
+# Target tags tvm-ext/vta-BATCHxBLOCKxBLOCK: programs for VTA are made and started by a CPU, so TVM sees an LLVM target.
+VTA_SHAPES = ("1x16x16", "1x32x32", "2x16x16", "4x8x8", "8x8x8")
+
 
 def _pipeline(**options: Any) -> Any:
     """Build the ``tvm_ext`` Relax pipeline; see :func:`tvm_ext.pipeline.tvm_ext_pipeline`."""
@@ -18,12 +21,16 @@ def _pipeline(**options: Any) -> Any:
 
 
 def register() -> None:
-    """Register the ``tvm_ext`` pipeline and the error classes; calling it again changes nothing."""
+    """Register the ``tvm_ext`` pipeline, target tags and error classes; calling it again changes nothing."""
     import tvm_ffi
     from tvm import relax
+    from tvm.target import register_tag
 
     if "tvm_ext" not in relax.pipeline.PIPELINE_MAP:
         relax.register_pipeline("tvm_ext")(_pipeline)
+    for shape in VTA_SHAPES:
+        config = {"kind": "llvm", "keys": ["vta", "cpu"], "device": "vta", "model": f"vta-{shape}"}
+        register_tag(f"tvm-ext/vta-{shape}", config, override=True)
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for name, value in vars(errors).items():

@@ -12,6 +12,7 @@ COMMANDS = {
     "compile": "Compile a model file to an artifact folder.",
     "inspect": "Write one HTML page that shows what a compilation does.",
     "run": "Run a compiled artifact.",
+    "vta": "Disassemble, replay and time VTA instruction streams.",
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.faults import Fault, Refusal, dram_address, element_bytes, memory_name
 from tvm_ext.vta.isa import Alu, AluOpcode, Finish, Gemm, Instruction, Load, MemoryType, Opcode, Store, decode
@@ -54,6 +56,21 @@ def check_stream(
 def step_count(instruction: Gemm | Alu) -> int:
     """Micro-ops that an instruction executes; no loop runs when one of its bounds is zero."""
     return instruction.iter_out * instruction.iter_in * max(instruction.uop_end - instruction.uop_bgn, 0)
+
+
+def refusal_error(
+    refusal: Refusal, words: Sequence[Sequence[int]], config: VTAConfig, dram: tuple[int, int], max_steps: int
+) -> VTAProgramError:
+    """Build the error for a refused stream; it says so if the stream is legal in the other generation's encoding."""
+    error = refusal.error(words, config, dram, max_steps)
+    other = dataclasses.replace(config, hw_ver="0.0.2" if config.isa == 1 else "0.0.1")
+    if check_stream(words, other, dram, max_steps) is not None:
+        return error
+    message = (
+        f"{error}; the whole stream is legal for HW_VER {other.hw_ver}, so it was probably encoded for that generation "
+        f"and not for {config.hw_ver}: use a configuration with HW_VER {other.hw_ver}"
+    )
+    return VTAProgramError(message, instruction=error.instruction, field=error.field)
 
 
 def _check_instruction(

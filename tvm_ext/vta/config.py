@@ -19,6 +19,18 @@ ISA_OF_VERSION = {"0.0.0": 1, "0.0.1": 1, "0.0.2": 2}
 # TARGET -> log2 of the bits that its memory bus moves at once; None where there is no synthesised hardware.
 LOG_BUS_WIDTH = {"sim": None, "tsim": None, "intelfocl": None, "pynq": 6, "ultra96": 7, "zcu104": 7, "de10nano": 6}
 
+# Boards whose hardware is made by high-level synthesis from upstream's C++.
+BOARDS_OF_HLS = ("pynq", "ultra96", "zcu104")
+
+# Model of a TVM target with one of the tags tvm-ext/vta-..., to the name of a configuration.
+CONFIG_OF_MODEL = {
+    "vta-1x16x16": "sim",
+    "vta-1x32x32": "sim_1x32",
+    "vta-2x16x16": "sim_2x16",
+    "vta-4x8x8": "sim_4x8",
+    "vta-8x8x8": "sim_8x8",
+}
+
 INSTRUCTION_BYTES = 16
 UOP_BYTES = 4
 LARGEST_ELEMENT_BYTES = 4096
@@ -240,6 +252,12 @@ def _check_encoding(config: VTAConfig) -> None:
                 f"{keys}: the addresses need {bits} bits in {place}, which has {room}; "
                 "make a memory smaller or LOG_BLOCK larger"
             )
+    if config.target in BOARDS_OF_HLS and acc > inp:
+        raise VTAConfigError(
+            f"LOG_INP_BUFF_SIZE is {config.log_inp_buff_size}; TARGET {config.target} reads as many bits of a micro-op's "
+            f"source as the input memory has address bits ({inp}), which must not be fewer than the accumulator "
+            f"memory's ({acc})"
+        )
 
 
 def load_config(config: str | Path | Mapping[str, Any]) -> VTAConfig:
@@ -273,6 +291,21 @@ def load_config(config: str | Path | Mapping[str, Any]) -> VTAConfig:
     if not isinstance(values, dict):
         raise VTAConfigError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return VTAConfig.from_json(values, str(path))
+
+
+def config_of_target(target: Any) -> VTAConfig:
+    """Return the configuration that a ``tvm.target.Target`` with a VTA tag stands for.
+
+    Raises
+    ------
+    VTAConfigError
+        If the target is not a VTA.
+    """
+    model = str(target.attrs["model"]) if "model" in target.attrs else "none"
+    if model not in CONFIG_OF_MODEL:
+        tags = ", ".join(f"tvm-ext/{known}" for known in CONFIG_OF_MODEL)
+        raise VTAConfigError(f"target {target} is not a VTA (model {model}); use one of the tags {tags}")
+    return load_config(CONFIG_OF_MODEL[model])
 
 
 def config_names() -> list[str]:

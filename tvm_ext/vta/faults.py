@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -63,7 +64,7 @@ class Refusal:
     uop: int = -1
 
     def error(
-        self, words: list[list[int]], config: VTAConfig, dram: tuple[int, int], max_steps: int
+        self, words: Sequence[Sequence[int]], config: VTAConfig, dram: tuple[int, int], max_steps: int
     ) -> VTAProgramError:
         """Build the error that says so; ``dram`` is the address of the image and its bytes."""
         low, high = words[self.instruction] if words else (Opcode.FINISH, 0)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.errors import VTAConfigError
-from tvm_ext.vta.checks import check_stream, step_count
+from tvm_ext.vta.checks import check_stream, refusal_error, step_count
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.faults import Fault, Refusal, dram_address, element_bytes, memory_name
 from tvm_ext.vta.isa import (
@@ -95,7 +95,7 @@ class ReferenceSimulator:
         """
         result = self.simulate(words, dram, base, max_steps)
         if isinstance(result, Refusal):
-            raise result.error(as_words(words).tolist(), self.config, (base, dram.size), max_steps)
+            raise refusal_error(result, as_words(words).tolist(), self.config, (base, dram.size), max_steps)
         return result
 
     def simulate(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_ext.vta.checks import refusal_error
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.faults import FIELDS, Fault, Refusal
 from tvm_ext.vta.isa import Words, as_words
@@ -50,7 +51,7 @@ class Simulator:
         """
         result = self.simulate(words, dram, base, max_steps)
         if isinstance(result, Refusal):
-            raise result.error(as_words(words).tolist(), self.config, (base, dram.size), max_steps)
+            raise refusal_error(result, as_words(words).tolist(), self.config, (base, dram.size), max_steps)
         return result
 
     def simulate(

@@ -1,0 +1,115 @@
+"""The compiled simulator agrees with the reference: on recordings, random programs, and streams of random bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.vta.comparing import run_both
+from tests.vta.golden import GOLDEN, NAMES
+from tests.vta.random_programs import RandomProgram, flip_bits, random_program
+from tvm_ext.errors import VTAConfigError, VTAProgramError
+from tvm_ext.vta.config import VTAConfig, load_config
+from tvm_ext.vta.faults import Fault, Refusal
+from tvm_ext.vta.isa import Finish, Gemm, encode_program
+from tvm_ext.vta.memory import SimulationResult
+from tvm_ext.vta.replay import load_recording
+from tvm_ext.vta.simulator import Simulator
+
+CONFIGS = ("sim", "pynq_0.0.1", "sim_1x32", "sim_2x16", "sim_4x8", "sim_8x8")
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=NAMES)
+def test_recordings(path: Path) -> None:
+    recording = load_recording(path)
+    result = Simulator(recording.config).run(recording.words, recording.before, recording.base)
+    np.testing.assert_array_equal(result.dram, recording.after)
+    program = RandomProgram(recording.config, [], recording.words, recording.before, recording.base)
+    assert isinstance(run_both(program), SimulationResult)
+
+
+@pytest.mark.parametrize("name", CONFIGS[:5])  # those that recordings were made for are compiled already
+def test_random_programs(name: str) -> None:
+    changed = 0
+    for seed in range(50):
+        program = random_program(np.random.default_rng(seed), load_config(name))
+        result = run_both(program)
+        assert isinstance(result, SimulationResult)
+        changed += not np.array_equal(result.dram, program.dram)
+    assert changed == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_many_random_programs(name: str) -> None:
+    for seed in range(1000, 2700):
+        assert isinstance(run_both(random_program(np.random.default_rng(seed), load_config(name))), SimulationResult)
+
+
+def damaged(seeds: range, name: str) -> Counter[Fault]:
+    """Run damaged programs; gives how often each reason for refusal came up."""
+    reasons: Counter[Fault] = Counter()
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        result = run_both(flip_bits(rng, random_program(rng, load_config(name), length=12)))
+        reasons[result.fault if isinstance(result, Refusal) else Fault.NONE] += 1
+    return reasons
+
+
+@pytest.mark.parametrize("name", CONFIGS[:5])
+def test_damaged_programs_are_refused_alike(name: str) -> None:
+    assert len(damaged(range(80), name)) >= 5
+
+
+@pytest.mark.slow
+def test_every_reason_for_refusal_comes_up() -> None:
+    reasons = sum((damaged(range(5000, 6500), name) for name in CONFIGS), Counter())
+    assert set(reasons) == set(Fault)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_random_bits(data: st.DataObject) -> None:
+    """Words of any value, the last of them FINISH or not, on an image of any size."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+    words = rng.integers(0, 1 << 64, (data.draw(st.integers(0, 6)), 2), np.uint64)
+    narrow = np.uint64(data.draw(st.sampled_from([(1 << 64) - 1, 0x000F_000F_0003_0004, 0x7FF])))
+    words[:, 1] &= narrow
+    if data.draw(st.booleans()):
+        words[:, 0] = words[:, 0] & ~np.uint64(0x7F) | rng.integers(0, 5, len(words), np.uint64)
+    if data.draw(st.booleans()):
+        words = np.concatenate([words, encode_program([Finish()], VTAConfig())])
+    dram = rng.integers(0, 256, data.draw(st.sampled_from([0, 1, 4096, 70_000])), np.uint8)
+    run_both(RandomProgram(load_config(data.draw(st.sampled_from(CONFIGS[:2]))), [], words, dram, 0x1000))
+
+
+def test_the_image_that_is_given_is_not_changed() -> None:
+    program = random_program(np.random.default_rng(3), VTAConfig())
+    before = program.dram.copy()
+    result = Simulator(program.config).run(program.words, program.dram, program.base)
+    np.testing.assert_array_equal(program.dram, before)
+    assert not np.array_equal(result.dram, before)
+
+
+def test_a_loop_without_end_is_refused_at_once() -> None:
+    endless = Gemm(uop_end=8192, iter_out=16383, iter_in=16383)
+    with pytest.raises(
+        VTAProgramError, match=r"instruction 0 \(GEMM\): the stream asks for 21987548\d+ steps"
+    ) as caught:
+        Simulator(VTAConfig()).run(encode_program([endless, Finish()], VTAConfig()), np.zeros(4096, np.uint8))
+    assert (caught.value.instruction, caught.value.field) == (0, "iter_out")
+
+
+def test_an_empty_stream_is_refused() -> None:
+    with pytest.raises(VTAProgramError, match="a stream ends with its only FINISH"):
+        Simulator(VTAConfig()).run(np.zeros((0, 2), np.uint64), np.zeros(4096, np.uint8))
+
+
+def test_other_widths_are_not_modelled() -> None:
+    with pytest.raises(VTAConfigError, match="LOG_ACC_WIDTH is 4; the simulators model 5 only"):
+        Simulator(VTAConfig(log_acc_width=4, log_acc_buff_size=16))

@@ -1,0 +1,84 @@
+"""``tvm-ext vta``: instruction streams of the VTA accelerator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tvm_ext.cli.common import json_flag, print_json
+
+config_option = click.option(
+    "--config",
+    "config_name",
+    metavar="NAME|FILE",
+    help="Accelerator: a shipped configuration or a JSON file. Left out: what a recording names, else sim.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Disassemble, run and time instruction streams of the VTA accelerator."""
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@config_option
+@click.option("--uops", is_flag=True, help="Show the micro-ops that each LOAD UOP brings (recordings only).")
+def disasm(file: Path, config_name: str | None, uops: bool) -> None:
+    """Print the instructions of FILE, a .npz recording, or 16 bytes an instruction."""
+    from tvm_ext.vta.assembler import disassemble
+    from tvm_ext.vta.isa import decode_program
+    from tvm_ext.vta.listing import load_stream, uop_lines
+
+    stream = load_stream(file, config_name)
+    click.echo(f"; {file}: VTA {stream.config.name}, HW_VER {stream.config.hw_ver}")
+    if stream.description:
+        click.echo(f"; {stream.description}")
+    for index, instruction in enumerate(decode_program(stream.words, stream.config)):
+        click.echo(f"{disassemble(instruction):<90} ; {index}".rstrip())
+        if uops:
+            for line in uop_lines(instruction, stream):
+                click.echo(f"; {line}")
+
+
+@command.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@config_option
+@json_flag
+def replay(files: tuple[Path, ...], config_name: str | None, as_json: bool) -> None:
+    """Run recorded streams on both simulators and compare DRAM: PASS, or the first address that differs."""
+    from tvm_ext.errors import CheckError
+    from tvm_ext.vta.config import load_config
+    from tvm_ext.vta.replay import load_recording
+    from tvm_ext.vta.replay import replay as run_both
+
+    config = load_config(config_name) if config_name else None
+    rows, failure = [], ""
+    for file in files:
+        recording = load_recording(file, config)
+        results, difference = run_both(recording)
+        row = {
+            "file": str(file),
+            "pass": difference is None,
+            "instructions": len(recording.words),
+            "steps": results["reference"].steps,
+            "bytes_moved": results["reference"].bytes_moved,
+            "difference": None if difference is None else vars(difference),
+        }
+        rows.append(row)
+        if difference is None:
+            text = f"PASS ({len(recording.words)} instructions, {results['reference'].steps['gemm']} GEMM steps)"
+        else:
+            text = (
+                f"the {difference.simulator} simulator differs from the recording first at address "
+                f"{recording.place(difference.address)}: expected {difference.expected:#04x}, found "
+                f"{difference.found:#04x}; {difference.count} bytes differ"
+            )
+            failure = failure or f"{file}: {text}"
+        if not as_json and (difference is None or len(files) > 1):
+            click.echo(f"{file}: {text}")
+    if as_json:
+        print_json(rows)
+    if failure:
+        raise CheckError(failure)
