@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from tvm_ext.memory.problem import MemoryProblem, members
 
-_MOST_NODES = 1 << 13  # beyond, the matrix of ancestors takes too much memory
+_MOST_NODES = 1 << 14  # beyond, the ancestors of all nodes take too much memory
 _ROWS = 256
 
 
@@ -20,7 +22,7 @@ def needed_at(problem: MemoryProblem) -> list[int]:
     """Find for each node the bytes that are alive while it runs, whatever the order.
 
     These are what it reads and defines, and every storage that an ancestor of it defines and a descendant of it reads.
-    What it could write in place at best is taken off. Beyond 8,192 nodes only the first kind is counted.
+    What it could write in place at best is taken off. Beyond 16,384 nodes only the first kind is counted.
     """
     count = len(problem)
     if not count:
@@ -38,34 +40,26 @@ def needed_at(problem: MemoryProblem) -> list[int]:
 def _around(problem: MemoryProblem) -> npt.NDArray[np.int64]:
     """Bytes of the storages that are begun before or at each node, and needed at or after it."""
     count = len(problem)
-    if not problem.storages:
-        return np.zeros(count, dtype=np.int64)
-    before = _matrix([mask | 1 << node for node, mask in enumerate(problem.ancestors)])
-    after = _matrix([mask | 1 << node for node, mask in enumerate(problem.descendants)])
-    sizes = np.array([storage.size for storage in problem.storages], dtype=np.int64)
-    resident = np.array([storage.resident for storage in problem.storages])
-    kept = np.array([storage.kept for storage in problem.storages])
-    # A resident storage has no writers; any node stands in for them.
-    writers = [list(members(storage.writers or storage.nodes)) for storage in problem.storages]
-    nodes = [list(members(storage.nodes)) for storage in problem.storages]
-    found = np.empty(count, dtype=np.int64)
-    for begin in range(0, count, _ROWS):
-        rows = slice(begin, begin + _ROWS)
-        begun = _any_of(before[rows], writers) | resident
-        wanted = _any_of(after[rows], nodes) | kept
-        found[rows] = (begun & wanted) @ sizes
+    everywhere = (1 << count) - 1
+    behind = [mask | 1 << node for node, mask in enumerate(problem.descendants)]
+    before = [mask | 1 << node for node, mask in enumerate(problem.ancestors)]
+    found = np.zeros(count, dtype=np.int64)
+    width = -(-count // 8)
+    for begin in range(0, len(problem.storages), _ROWS):
+        some = problem.storages[begin : begin + _ROWS]
+        rows = []
+        for storage in some:
+            begun = everywhere if storage.resident else _union(behind, storage.writers)
+            needed = everywhere if storage.kept else _union(before, storage.nodes)
+            rows.append((begun & needed).to_bytes(width, "little"))
+        packed = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(some), width)
+        alive = np.unpackbits(packed, axis=1, count=count, bitorder="little")
+        found += np.array([storage.size for storage in some], dtype=np.int64) @ alive
     return found
 
 
-def _matrix(masks: list[int]) -> npt.NDArray[np.bool_]:
-    width = -(-len(masks) // 8)
-    raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
-    bits = np.unpackbits(raw.reshape(len(masks), width), axis=1, bitorder="little")
-    return bits[:, : len(masks)].astype(bool)
-
-
-def _any_of(rows: npt.NDArray[np.bool_], groups: list[list[int]]) -> npt.NDArray[np.bool_]:
-    lengths = np.array([len(group) for group in groups])
-    flat = np.array([node for group in groups for node in group])
-    found: npt.NDArray[np.bool_] = np.logical_or.reduceat(rows[:, flat], np.cumsum(lengths) - lengths, axis=1)
-    return found
+def _union(masks: Sequence[int], which: int) -> int:
+    total = 0
+    for node in members(which):
+        total |= masks[node]
+    return total

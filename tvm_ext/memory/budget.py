@@ -8,7 +8,8 @@ update does not keep the two ends apart, a bracket does). When there is not enou
 of a level is raised.
 
 With each limit the search also runs as a beam that keeps the best states of a level: it looks for an order better than
-the best one known, and if it never had to drop a state, it is a proof as well.
+the best one known, and if it never had to drop a state, it is a proof as well. A large problem is improved by windows
+(:mod:`tvm_ext.memory.windows`) before.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from dataclasses import dataclass
 from tvm_ext.memory.dynamic_program import Flag, search
 from tvm_ext.memory.problem import MemoryProblem
 from tvm_ext.memory.tables import Tables, tables
+from tvm_ext.memory.windows import improve_by_windows
 
 _FIRST_LIMIT = 256  # states of a level
 _GROWTH = 8
+_LARGE = 64  # nodes; a window of that size is the whole problem
+_WINDOW_TIME = 0.7  # part of the time left
 _PROBES = 6  # budgets tried with one limit
 _BEAMS = 3  # beams tried with one limit, each for what is better than the last one found
 
@@ -38,7 +42,7 @@ class BudgetStep:
     level_limit : int
         States that a level was allowed to have.
     kind : str
-        ``exact``: gives up at the limit; ``beam``: drops the worst states.
+        ``exact``: gives up at the limit; ``beam``: drops the worst states; ``windows``: beams over parts of the order.
     flag : str
         How it ended: ``solution``, ``no solution``, ``states`` or ``time``.
     complete : bool
@@ -112,6 +116,8 @@ class BudgetSearch:
         exact : bool
             Bisect the budget, too, which raises the lower bound; otherwise only beams are tried.
         """
+        if len(self._problem) > _LARGE:
+            self._improve_by_windows()
         limit = min(_FIRST_LIMIT, self._state_limit)
         if exact:
             self._search(self.lower_bound, limit)  # often the bound can be reached, and this is the cheapest search
@@ -128,6 +134,16 @@ class BudgetSearch:
             if limit >= self._state_limit:
                 break
             limit = min(limit * _GROWTH, self._state_limit)
+
+    def _improve_by_windows(self) -> None:
+        """Start from an order that no window improves, or that most of the time went into."""
+        now = time.monotonic()
+        deadline = now + _WINDOW_TIME * (self._deadline - now)
+        order, transitions = improve_by_windows(self._problem, self.order, self.lower_bound, deadline=deadline)
+        better = self._problem.peak(order) < self.peak
+        self.order, self.peak = order, self._problem.peak(order)
+        flag: Flag = "solution" if better else "time" if time.monotonic() > deadline else "no solution"
+        self.steps.append(BudgetStep(self.peak, 0, "windows", flag, False, transitions))
 
     def _bisect(self, limit: int) -> None:
         """Raise the lower bound with searches that leave no order, as far as the limit carries."""

@@ -86,8 +86,8 @@ class OrderPlan:
     lower_bound : int
         Bytes; no order has a lower peak.
     method : str
-        What found it: ``given``, ``depth first``, ``breadth first``, ``greedy``, ``dynamic program`` or ``beam``; with
-        several parts, what ordered the part with the peak.
+        What found it: ``given``, ``depth first``, ``breadth first``, ``greedy``, ``dynamic program``, ``beam`` or
+        ``windows``; with several parts, what ordered the part with the peak.
     parts : tuple of int
         Number of nodes of each part.
     states : int
@@ -231,5 +231,6 @@ def _improve(one: _Ordered, bound: int, options: OrderOptions, deadline: float, 
     steps += found.steps
     if found.peak < one.peak:
         one.order, one.peak = found.order, one.part.problem.peak(found.order)
-        one.method = "beam" if found.steps[-1].kind == "beam" else "dynamic program"
+        last = next(step for step in reversed(found.steps) if step.flag == "solution")
+        one.method = "dynamic program" if last.complete else last.kind
     one.lower_bound = max(one.lower_bound, min(found.lower_bound, one.peak))

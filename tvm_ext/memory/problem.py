@@ -130,12 +130,12 @@ class MemoryProblem:
                 total += self.storages[source].size
         return total
 
-    def profile(self, order: Sequence[int]) -> list[int]:
-        """Bytes alive while each node of an order runs, in time linear in the size of the problem."""
+    def profile(self, order: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Bytes alive while each node of an order runs, and after it, in time linear in the size of the problem."""
         left = [storage.nodes.bit_count() for storage in self.storages]
         begun = [storage.resident for storage in self.storages]
         current = self.base + sum(storage.size for storage in self.storages if storage.resident)
-        found = []
+        during, after = [], []
         for node in order:
             freed = 0
             for number in self.touched[node]:
@@ -147,26 +147,36 @@ class MemoryProblem:
                 if not left[number] and not storage.kept:
                     freed += storage.size
             taken = 0
-            if self.in_place[node]:
-                used: set[int] = set()
-                for target, source in self.in_place[node]:
-                    if not left[source] and ~target not in used and source not in used:
-                        used |= {~target, source}
-                        taken += self.storages[source].size
-            found.append(current + self.inside[node] - taken)
+            used: set[int] = set()
+            for target, source in self.in_place[node]:
+                if not left[source] and ~target not in used and source not in used:
+                    used |= {~target, source}
+                    taken += self.storages[source].size
+            during.append(current + self.inside[node] - taken)
             current -= freed
-        return found
+            after.append(current)
+        return during, after
 
     def peak(self, order: Sequence[int]) -> int:
         """Find the most bytes alive while a node of an order runs; the bytes alive before it for no nodes."""
-        return max(self.profile(order), default=self.alive(0))
+        return max(self.profile(order)[0], default=self.alive(0))
 
-    def part(self, nodes: Sequence[int], done: int) -> MemoryProblem:
-        """Take the problem of running some nodes right after a set of nodes; what is alive around them is resident."""
+    def part(self, nodes: Sequence[int], done: int, alive: int | None = None) -> MemoryProblem:
+        """Take the problem of running some nodes right after a set of nodes; what is alive around them is resident.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            Nodes whose predecessors are among them or done.
+        done : int
+            Bit mask of nodes.
+        alive : int, optional
+            Bytes alive after ``done``, where they are known.
+        """
         ordered = sorted(nodes)
         place = {node: number for number, node in enumerate(ordered)}
         chosen = sum(1 << node for node in ordered)
-        base = self.alive(done)
+        base = self.alive(done) if alive is None else alive
         storages: list[Storage] = []
         renumbered: dict[int, int] = {}
         for number in sorted({number for node in ordered for number in self.touched[node]}):
