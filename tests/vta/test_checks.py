@@ -213,7 +213,7 @@ def test_the_first_generation_stores_from_either_name_of_the_accumulators() -> N
 
 
 @pytest.mark.parametrize("simulator", [ReferenceSimulator, Simulator])
-def test_a_stream_of_the_other_generation_is_recognised(simulator: type[ReferenceSimulator] | type[Simulator]) -> None:
+def test_a_stream_of_the_other_generation_is_recognised(simulator: type[ReferenceSimulator | Simulator]) -> None:
     recognised = 0
     for path in GOLDEN:
         recording = load_recording(path)

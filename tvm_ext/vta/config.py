@@ -254,9 +254,9 @@ def _check_encoding(config: VTAConfig) -> None:
             )
     if config.target in BOARDS_OF_HLS and acc > inp:
         raise VTAConfigError(
-            f"LOG_INP_BUFF_SIZE is {config.log_inp_buff_size}; TARGET {config.target} reads as many bits of a micro-op's "
-            f"source as the input memory has address bits ({inp}), which must not be fewer than the accumulator "
-            f"memory's ({acc})"
+            f"LOG_INP_BUFF_SIZE is {config.log_inp_buff_size}; TARGET {config.target} reads as many bits of a "
+            f"micro-op's source as the input memory has address bits ({inp}), which must not be "
+            f"fewer than the accumulator memory's ({acc})"
         )
 
 

@@ -29,7 +29,7 @@ _UNREADABLE = (
     tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
-SIMULATORS: dict[str, type[ReferenceSimulator] | type[Simulator]] = {
+SIMULATORS: dict[str, type[ReferenceSimulator | Simulator]] = {
     "reference": ReferenceSimulator,
     "compiled": Simulator,
 }

@@ -105,8 +105,12 @@ def interpreter(config: VTAConfig) -> PrimFunc:
         field = next(field for field in uop_fields(config) if field.name == name)
         return T.cast((word >> T.uint32(field.shift)) & T.uint32(field.highest), "int64")
 
-    def as_field(name):
-        return T.int64(FIELDS.index(name))
+    def refuse_if(status, condition, fault, index, field, value, uop=-1):
+        """Report a fault, unless there is one already."""
+        with T.If(T.And(condition, status[0] == T.int64(0))):
+            with T.Then():
+                for slot, reported in enumerate((int(fault), index, FIELDS.index(field), value, uop)):
+                    T.buffer_store(status, T.cast(reported, "int64"), [slot])
 
     def element_bytes(memory_type):
         small = T.Select(memory_type == int(MemoryType.UOP), T.int64(4), T.int64(config.wgt_bytes))
@@ -120,6 +124,13 @@ def interpreter(config: VTAConfig) -> PrimFunc:
         small = T.Select(memory_type == int(MemoryType.UOP), T.int64(depths["uop"]), T.int64(depths["wgt"]))
         wide = T.Select(memory_type == int(MemoryType.INP), T.int64(depths["inp"]), T.int64(depths["acc"]))
         return T.Select(memory_type <= int(MemoryType.WGT), small, wide)
+
+    def check_index(status, stream, uop, index, k, get, operand, memory_name):
+        """Refuse a micro-op whose index, at the end of both loops, is outside its memory."""
+        last = index_of(uop[k], f"{operand}_idx")
+        for loop in ("out", "in"):
+            last += (get(stream, index, f"iter_{loop}") - 1) * get(stream, index, f"{operand}_factor_{loop}")
+        refuse_if(status, last >= depths[memory_name], Fault.INDEX, index, f"{operand}_idx", last, k)
 
     @T.prim_func(s_tir=True)
     def run(
@@ -146,15 +157,6 @@ def interpreter(config: VTAConfig) -> PrimFunc:
         progress = T.alloc_buffer((1,), "int64", scope="local")  # whether a module ran something in this round
 
         @T.inline
-        def refuse_if(condition, fault, index, field, value):
-            if condition and status[0] == T.int64(0):
-                status[0] = T.int64(int(fault))
-                status[1] = index
-                status[2] = as_field(field)
-                status[3] = value
-                status[4] = T.int64(-1)
-
-        @T.inline
         def check_transfer(index, memory_type):
             y_size: T.let = memory(stream, index, "y_size")
             x_size: T.let = memory(stream, index, "x_size")
@@ -164,33 +166,36 @@ def interpreter(config: VTAConfig) -> PrimFunc:
             size: T.let = element_bytes(memory_type)
             first: T.let = (memory(stream, index, "dram_base") * size) & T.int64(0xFFFFFFFF)
             last: T.let = first + ((y_size - 1) * memory(stream, index, "x_stride") + x_size) * size - 1
-            refuse_if(end > depth_of(memory_type), Fault.SRAM, index, "sram_base", end)
+            refuse_if(status, end > depth_of(memory_type), Fault.SRAM, index, "sram_base", end)
             if y_size > 0:
                 outside: T.let = T.Or(first < base, first >= base + dram_bytes)
-                refuse_if(outside, Fault.DRAM, index, "dram_base", first)
-                refuse_if(last >= base + dram_bytes, Fault.DRAM, index, "dram_base", last)
+                refuse_if(status, outside, Fault.DRAM, index, "dram_base", first)
+                refuse_if(status, last >= base + dram_bytes, Fault.DRAM, index, "dram_base", last)
 
         @T.inline
         def check_instruction(index):
             opcode: T.let = stream[index, 0] & 7
-            refuse_if(opcode > int(Opcode.ALU), Fault.OPCODE, index, "opcode", opcode)
+            refuse_if(status, opcode > int(Opcode.ALU), Fault.OPCODE, index, "opcode", opcode)
             if opcode == int(Opcode.LOAD):
                 memory_type: T.let = memory(stream, index, "memory_type")
                 unknown: T.let = T.Or(memory_type == int(MemoryType.OUT), memory_type > int(MemoryType.ACC_8BIT))
-                refuse_if(unknown, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
+                refuse_if(status, unknown, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
                 if module_of(opcode, memory_type) == int(Module.LOAD):
-                    refuse_if(memory(stream, index, "pop_prev") != 0, Fault.FLAG, index, "pop_prev", T.int64(1))
-                    refuse_if(memory(stream, index, "push_prev") != 0, Fault.FLAG, index, "push_prev", T.int64(1))
+                    refuse_if(status, memory(stream, index, "pop_prev") != 0, Fault.FLAG, index, "pop_prev", T.int64(1))
+                    refuse_if(
+                        status, memory(stream, index, "push_prev") != 0, Fault.FLAG, index, "push_prev", T.int64(1)
+                    )
                 if memory(stream, index, "x_size") > 0:
                     check_transfer(index, memory_type)
             elif opcode == int(Opcode.STORE):
-                refuse_if(memory(stream, index, "pop_next") != 0, Fault.FLAG, index, "pop_next", T.int64(1))
-                refuse_if(memory(stream, index, "push_next") != 0, Fault.FLAG, index, "push_next", T.int64(1))
+                refuse_if(status, memory(stream, index, "pop_next") != 0, Fault.FLAG, index, "pop_next", T.int64(1))
+                refuse_if(status, memory(stream, index, "push_next") != 0, Fault.FLAG, index, "push_next", T.int64(1))
                 if memory(stream, index, "x_size") > 0:
                     memory_type: T.let = memory(stream, index, "memory_type")
                     wrong: T.let = T.And(memory_type != store_types[0], memory_type != store_types[1])
-                    refuse_if(wrong, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
+                    refuse_if(status, wrong, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
                     refuse_if(
+                        status,
                         memory(stream, index, "y_pad_0") != 0,
                         Fault.PAD,
                         index,
@@ -198,6 +203,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                         memory(stream, index, "y_pad_0"),
                     )
                     refuse_if(
+                        status,
                         memory(stream, index, "y_pad_1") != 0,
                         Fault.PAD,
                         index,
@@ -205,6 +211,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                         memory(stream, index, "y_pad_1"),
                     )
                     refuse_if(
+                        status,
                         memory(stream, index, "x_pad_0") != 0,
                         Fault.PAD,
                         index,
@@ -212,6 +219,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                         memory(stream, index, "x_pad_0"),
                     )
                     refuse_if(
+                        status,
                         memory(stream, index, "x_pad_1") != 0,
                         Fault.PAD,
                         index,
@@ -220,18 +228,18 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                     )
                     check_transfer(index, T.int64(int(MemoryType.OUT)))
             elif opcode == int(Opcode.FINISH):
-                refuse_if(index != n - 1, Fault.FINISH, index, "opcode", opcode)
+                refuse_if(status, index != n - 1, Fault.FINISH, index, "opcode", opcode)
             elif opcode <= int(Opcode.ALU):
                 if opcode == int(Opcode.ALU):
                     unknown: T.let = alu(stream, index, "alu_opcode") > int(AluOpcode.MUL)
-                    refuse_if(unknown, Fault.ALU_OPCODE, index, "alu_opcode", alu(stream, index, "alu_opcode"))
+                    refuse_if(status, unknown, Fault.ALU_OPCODE, index, "alu_opcode", alu(stream, index, "alu_opcode"))
                 uop_end: T.let = steps(stream, index, "uop_end")
                 count: T.let = T.max(uop_end - steps(stream, index, "uop_bgn"), T.int64(0))
                 total_steps: T.let = count * steps(stream, index, "iter_out") * steps(stream, index, "iter_in")
                 reaches: T.let = T.And(total_steps > 0, uop_end > depths["uop"])
-                refuse_if(reaches, Fault.UOP_END, index, "uop_end", uop_end)
+                refuse_if(status, reaches, Fault.UOP_END, index, "uop_end", uop_end)
                 asked[0] = asked[0] + total_steps
-                refuse_if(asked[0] > limits[1], Fault.STEPS, index, "iter_out", asked[0])
+                refuse_if(status, asked[0] > limits[1], Fault.STEPS, index, "iter_out", asked[0])
 
         @T.inline
         def move(index, memory_type, copy_element):
@@ -321,18 +329,6 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                 move(index, T.int64(int(MemoryType.OUT)), copy_out)
 
         @T.inline
-        def check_index(index, k, get, operand, memory_name):
-            """Refuse a micro-op whose index, at the end of both loops, is outside its memory."""
-            last: T.let = (
-                index_of(uop[k], operand + "_idx")
-                + (get(stream, index, "iter_out") - 1) * get(stream, index, operand + "_factor_out")
-                + (get(stream, index, "iter_in") - 1) * get(stream, index, operand + "_factor_in")
-            )
-            if last >= depths[memory_name] and status[0] == 0:
-                refuse_if(True, Fault.INDEX, index, operand + "_idx", last)
-                status[4] = k
-
-        @T.inline
         def loop_nest(index, get, step):
             """Run ``step(index, i, j, word, dst, src)`` for every micro-op, in both loops."""
             uop_bgn: T.let = get(stream, index, "uop_bgn")
@@ -382,10 +378,10 @@ def interpreter(config: VTAConfig) -> PrimFunc:
             resets: T.let = gemm(stream, index, "reset_reg")
             if total_steps > 0:
                 for k in T.serial(count):
-                    check_index(index, begin + k, gemm, "dst", "acc")
+                    check_index(status, stream, uop, index, begin + k, gemm, "dst", "acc")
                     if resets == 0:
-                        check_index(index, begin + k, gemm, "src", "inp")
-                        check_index(index, begin + k, gemm, "wgt", "wgt")
+                        check_index(status, stream, uop, index, begin + k, gemm, "src", "inp")
+                        check_index(status, stream, uop, index, begin + k, gemm, "wgt", "wgt")
                 if status[0] == 0:
                     if resets == 0:
                         loop_nest(index, gemm, multiply)
@@ -411,8 +407,8 @@ def interpreter(config: VTAConfig) -> PrimFunc:
             total_steps: T.let = count * steps(stream, index, "iter_out") * steps(stream, index, "iter_in")
             if total_steps > 0:
                 for k in T.serial(count):
-                    check_index(index, begin + k, steps, "dst", "acc")
-                    check_index(index, begin + k, alu, "src", "acc")
+                    check_index(status, stream, uop, index, begin + k, steps, "dst", "acc")
+                    check_index(status, stream, uop, index, begin + k, alu, "src", "acc")
                 if status[0] == 0:
                     loop_nest(index, alu, combine)
                     status[int(Status.ALU)] = status[int(Status.ALU)] + total_steps
@@ -430,7 +426,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                         late: T.let = queue[module, status[heads + module]]
                         if status[0] == 0 or late < status[1]:
                             status[0] = 0
-                            refuse_if(True, Fault.PENDING, late, "opcode", T.int64(0))
+                            refuse_if(status, T.bool(True), Fault.PENDING, late, "opcode", T.int64(0))
             elif memory(stream, index, "x_size") > 0:
                 memory_type: T.let = memory(stream, index, "memory_type")
                 if memory_type == int(MemoryType.UOP):
@@ -475,8 +471,8 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                 index: T.let = queue[module, status[heads + module]]
                 if pop_prev >= 0:
                     if (stream[index, 0] >> 3) & 1 == 1 and status[tokens + pop_prev] == 0:
-                        refuse_if(True, Fault.DEADLOCK, index, "pop_prev", T.int64(0))
-                refuse_if(True, Fault.DEADLOCK, index, "pop_next", T.int64(0))
+                        refuse_if(status, T.bool(True), Fault.DEADLOCK, index, "pop_prev", T.int64(0))
+                refuse_if(status, T.bool(True), Fault.DEADLOCK, index, "pop_next", T.int64(0))
 
         asked[0] = T.int64(0)
         for index in T.serial(n):
@@ -489,7 +485,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                     status[tails + module] = status[tails + module] + 1
         if status[0] == 0:
             last_opcode: T.let = stream[n - 1, 0] & 7
-            refuse_if(last_opcode != int(Opcode.FINISH), Fault.FINISH, n - 1, "opcode", last_opcode)
+            refuse_if(status, last_opcode != int(Opcode.FINISH), Fault.FINISH, n - 1, "opcode", last_opcode)
 
         progress[0] = T.int64(1)
         while progress[0] == 1 and status[0] == 0:
