@@ -48,6 +48,9 @@ class PipelineOptions:
         can only be built if it already is in the form that phase produces.
     dump_dir : str or Path, optional
         Folder that receives the module after each phase as ``NN_phase.py`` (TVMScript, constants left out).
+    winograd : bool
+        Whether 3 x 3 convolutions on a CPU may use Winograd's algorithm: fewer multiplications, somewhat larger
+        rounding errors.
     memory : str
         Who plans the memory of intermediate tensors. ``stock``: TVM, which lets tensors share storages. ``arena``: one
         storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible.
@@ -56,6 +59,7 @@ class PipelineOptions:
 
     disable: tuple[str, ...] = ()
     dump_dir: str | Path | None = None
+    winograd: bool = True
     memory: Memory = "stock"
 
     def __post_init__(self) -> None:
@@ -69,6 +73,8 @@ class PipelineOptions:
             raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
         if self.memory not in get_args(Memory):
             raise OptionError(f"option memory: {self.memory!r} is none of {', '.join(get_args(Memory))}")
+        if not isinstance(self.winograd, bool):
+            raise OptionError(f"option winograd: {self.winograd!r} is neither True nor False")
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}")
@@ -119,7 +125,7 @@ def _dispatch(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     if target.kind.name != "llvm":
         return []
-    return [grouped_pointwise(), blocked_layout(), pack_matmul(), relax.transform.DeadCodeElimination()]
+    return [grouped_pointwise(), blocked_layout(options.winograd), pack_matmul(), relax.transform.DeadCodeElimination()]
 
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

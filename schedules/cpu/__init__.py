@@ -10,9 +10,11 @@ from tvm_ext.schedules.cpu.matvec import Matvec
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
+from tvm_ext.schedules.cpu.winograd import Winograd
 
 RULES = (
     Convolution(),
+    Winograd(),
     Conv2DInt8(),
     DepthwiseInt8(),
     Matvec(),

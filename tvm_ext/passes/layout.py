@@ -79,13 +79,19 @@ def channel_block(channels: int, lanes: int) -> int:
 Rule = Callable[["BlockedLayoutMutator", relax.Call], Blocked | None]
 
 
-def blocked_layout() -> tvm.transform.Pass:
-    """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone."""
+def blocked_layout(winograd: bool = True) -> tvm.transform.Pass:
+    """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone.
+
+    Parameters
+    ----------
+    winograd : bool
+        Whether 3 x 3 convolutions may use Winograd's algorithm, which is faster and rounds less well.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         machine = machine_of(tvm.target.Target.current(allow_none=False))
-        rewriter = BlockedLayoutMutator(mod, machine)
+        rewriter = BlockedLayoutMutator(mod, machine, winograd)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
@@ -109,9 +115,10 @@ def _is_straight(function: relax.Function) -> bool:
 class BlockedLayoutMutator(PyExprMutator):
     """Rewrites one module; rules ask it for operands and let it emit kernels."""
 
-    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+    def __init__(self, mod: tvm.IRModule, machine: Machine, winograd: bool = True) -> None:
         super().__init__(mod)
         self.machine = machine
+        self.winograd = winograd
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.layout import (
+    OPAQUE,
     OUT_ELEMENTWISE,
     Blocked,
     BlockedLayoutMutator,
@@ -30,9 +31,13 @@ from tvm_ext.schedules.compute.conv2d import (
     transposed_convolution,
 )
 from tvm_ext.schedules.compute.layout import block_channels
+from tvm_ext.schedules.compute.matmul import matmul, pack_columns, round_up
 from tvm_ext.schedules.compute.pool import global_average, pool
+from tvm_ext.schedules.compute.winograd import tiles, transform_weight, winograd_input, winograd_output
 from tvm_ext.schedules.cpu.conv2d import computed_width
+from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
+from tvm_ext.schedules.cpu.winograd import winograd_outputs
 
 # Element-wise operators of one tensor, finite for finite values (also those in unused lanes); further arguments are
 # plain numbers.
@@ -148,12 +153,53 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         if not block_out:
             return None
     source = rewriter.to_block(data, block_in)
+    if groups == 1:
+        result = _winograd(rewriter, source, weight, block_out, geometry)
+        if result is not None:
+            return Blocked(result, out_channels, len(shape))
     packed = relax.const(pack_weight(weight, block_in, block_out, groups))
     var = rewriter.emit_kernel(
         convolution, [source.var, packed], "conv", OUT_ELEMENTWISE, groups=groups,
         computed_width=computed_width(out_w, -(-out_channels // block_out), rewriter.machine), **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape))
+
+
+def _winograd(
+    rewriter: BlockedLayoutMutator, source: Blocked, weight: np.ndarray, block_out: int, geometry: dict[str, list[int]]
+) -> relax.Var | None:
+    """Emit a convolution as transforms and products of matrices, if that is possible and pays."""
+    if weight.shape[2:] != (3, 3) or geometry["strides"] != [1, 1] or geometry["dilation"] != [1, 1]:
+        return None
+    machine, padding = rewriter.machine, geometry["padding"]
+    lanes = machine.lanes("float32")
+    batch, in_chunks, height, width, block_in = source.shape
+    extents = height + padding[0] + padding[2] - 2, width + padding[1] + padding[3] - 2
+    in_channels, out_chunks = in_chunks * block_in, -(-weight.shape[0] // block_out)
+    outputs = winograd_outputs(batch, in_channels, out_chunks * block_out, extents, machine)
+    if not rewriter.winograd or not outputs or block_out != lanes or block_in != lanes:
+        return None
+    padded = np.zeros((out_chunks * block_out, in_channels, 3, 3), weight.dtype)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    matrices = transform_weight(padded, outputs)
+    tile_rows, tile_columns = tiles(extents, outputs)
+    count = batch * tile_rows * tile_columns
+    tile = register_tile(count, out_chunks, in_channels, 4 * in_channels, machine)
+    rows = round_up(count, tile[0])
+    transformed = rewriter.emit_kernel(
+        winograd_input, [source.var], "winograd_input", OPAQUE,
+        padding=padding, out_extents=list(extents), outputs=outputs, rows=rows,
+    )  # fmt: skip
+    axes = (0, 1, 2)
+    product = rewriter.emit_kernel(
+        matmul, [transformed, relax.const(pack_columns(matrices, lanes, round_up(out_chunks, tile[1])))],
+        "winograd_product", OPAQUE, data_shape=tuple(transformed.ty.shape), weight_shape=matrices.shape,
+        data_axes=axes, weight_axes=(), out_axes=axes, tile=tile, lanes=lanes, copy_rows=False,
+    )  # fmt: skip
+    return rewriter.emit_kernel(
+        winograd_output, [product], "winograd_output", OUT_ELEMENTWISE,
+        out_shape=[batch, out_chunks, *extents, block_out], outputs=outputs,
+    )  # fmt: skip
 
 
 def _transposed_convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

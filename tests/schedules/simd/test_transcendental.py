@@ -78,7 +78,9 @@ def test_accuracy(name: str, target: str) -> None:
     assert np.abs(result[tiny] - expected[tiny]).max(initial=0.0) < 1.2e-38
 
 
-@pytest.mark.parametrize("exponent", [-4.0, -2.0, -1.5, -1.0, -0.75, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize(
+    "exponent", [-4.0, -2.0, -1.5, -1.0, -0.75, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_powers_with_small_constant_exponents(exponent: float, dtype: str) -> None:
     x = np.concatenate([np.random.default_rng(0).normal(0, 3, 1020), [np.inf, -np.inf, 0.0, np.nan]]).astype(dtype)

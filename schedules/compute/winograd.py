@@ -1,0 +1,198 @@
+"""Winograd's minimal filtering for 3 x 3 convolutions of stride 1 in blocked layout.
+
+A tile of ``m x m`` outputs needs ``(m + 2)^2`` multiplications for each pair of channels instead of ``9 m^2``. Input
+tiles are transformed (:func:`winograd_input`), each of the ``(m + 2)^2`` positions is a product of matrices over the
+channels, and the products are transformed back (:func:`winograd_output`).
+
+Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+
+KERNEL = 3
+"""Taps of the filters along an axis."""
+
+# Interpolation points beside infinity, for outputs of a tile along an axis; small ones keep rounding errors small.
+POINTS = {
+    2: (Fraction(0), Fraction(1), Fraction(-1)),
+    4: (Fraction(0), Fraction(1), Fraction(-1), Fraction(1, 2), Fraction(-2)),
+}
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@cache
+def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Give the matrices of ``outputs`` filtered values: ``y = A ((G g) * (B d))``.
+
+    Returns
+    -------
+    tuple of matrices of fractions
+        ``A`` of ``outputs x n``, ``G`` of ``n x 3``, ``B`` of ``n x n``, with ``n = outputs + 2``.
+    """
+    points = POINTS[outputs]
+    size = outputs + KERNEL - 1
+
+    def product(factors: Sequence[Fraction]) -> list[Fraction]:
+        """Coefficients of the polynomial with these roots, lowest first, filled up to ``size``."""
+        coefficients = [Fraction(1)]
+        for root in factors:
+            shifted = [Fraction(0), *coefficients]
+            coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+        return coefficients + [Fraction(0)] * (size - len(coefficients))
+
+    back, weight, data = [], [], []
+    for index, point in enumerate(points):
+        others = points[:index] + points[index + 1 :]
+        scale = Fraction(1)
+        for other in others:
+            scale *= point - other
+        back.append([point**power for power in range(outputs)])
+        weight.append([point**power / scale for power in range(KERNEL)])
+        data.append(product(others))
+    back.append([Fraction(power == outputs - 1) for power in range(outputs)])
+    weight.append([Fraction(power == KERNEL - 1) for power in range(KERNEL)])
+    data.append(product(points))
+    return (
+        tuple(tuple(column[row] for column in back) for row in range(outputs)),
+        tuple(map(tuple, weight)),
+        tuple(map(tuple, data)),
+    )
+
+
+def transform_weight(weight: np.ndarray, outputs: int) -> np.ndarray:
+    """Transform filters ``(O, I, 3, 3)`` to matrices ``(n * n, I, O)``, one for each position of a tile."""
+    _, matrix, _ = transforms(outputs)
+    filters = np.array([[float(item) for item in row] for row in matrix])
+    result = np.einsum("xh,oihw,yw->xyio", filters, weight.astype("float64"), filters)
+    return result.reshape(-1, *result.shape[2:]).astype(weight.dtype)
+
+
+def tiles(extents: Sequence[int], outputs: int) -> tuple[int, int]:
+    """Count the tiles along the rows and columns of an output."""
+    return -(-extents[0] // outputs), -(-extents[1] // outputs)
+
+
+def winograd_input(
+    data: te.Tensor, padding: Sequence[int], out_extents: Sequence[int], outputs: int, rows: int
+) -> te.Tensor:
+    """Cut the input into overlapping tiles and transform them.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        Shape ``(N, C / v, H, W, v)``.
+    padding : sequence of int
+        Top, left, bottom, right.
+    out_extents : sequence of two int
+        Rows and columns of the output of the convolution.
+    outputs : int
+        ``m``: outputs of a tile along an axis.
+    rows : int
+        Tiles to give, at least those there are; the ones beyond are zero.
+
+    Returns
+    -------
+    te.Tensor
+        Shape ``(n * n, rows, C)``, ``n = m + 2``; tiles are counted row by row, image by image.
+    """
+    batch, chunks, height, width, lanes = (int(extent) for extent in data.shape)
+    size = outputs + KERNEL - 1
+    _, _, matrix = transforms(outputs)
+    tile_rows, tile_columns = tiles(out_extents, outputs)
+    per_image = tile_rows * tile_columns
+
+    def element(p: tirx.Var, c: tirx.Var, x: tirx.Var, y: tirx.Var, i: tirx.Var) -> Expr:
+        image, tile = (p // per_image, p % per_image) if batch > 1 or rows > per_image else (0, p)
+        h = tile // tile_columns * outputs + x - int(padding[0])
+        w = tile % tile_columns * outputs + y - int(padding[1])
+        inside = [h >= 0, h < height, w >= 0, w < width]
+        if rows > batch * per_image:
+            inside.append(p < batch * per_image)
+        return tirx.if_then_else(tirx.all(*inside), data[image, c, h, w, i], tirx.const(0, data.dtype))
+
+    shape = (rows, chunks, size, size, lanes)
+    tile = te.compute(shape, element, name="tile", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
+    half = te.compute(
+        shape,
+        lambda p, c, x, y, i: _combine(matrix, x, lambda k: tile[p, c, k, y, i]),
+        name="half",
+        attrs={KERNEL_ATTRIBUTE: "winograd_half"},
+    )
+    return te.compute(
+        (size * size, rows, chunks * lanes),
+        lambda b, p, c: _combine(matrix, b % size, lambda k: half[p, c // lanes, b // size, k, c % lanes]),
+        name="transformed",
+        attrs={KERNEL_ATTRIBUTE: "winograd_input"},
+    )
+
+
+def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int) -> te.Tensor:
+    """Transform the products back and put the tiles together.
+
+    Parameters
+    ----------
+    product : te.Tensor
+        Shape ``(n * n, rows, K)``.
+    out_shape : sequence of int
+        ``(N, K / v, OH, OW, v)``.
+    outputs : int
+        ``m``.
+    """
+    batch, chunks, height, width, lanes = (int(extent) for extent in out_shape)
+    size = outputs + KERNEL - 1
+    matrix, _, _ = transforms(outputs)
+    tile_rows, tile_columns = tiles((height, width), outputs)
+    half = te.compute(
+        (batch, chunks, tile_rows, tile_columns, outputs, size, lanes),
+        lambda n, c, th, tw, x, y, i: _combine(
+            matrix,
+            x,
+            lambda k: product[k * size + y, (n * tile_rows + th) * tile_columns + tw, c * lanes + i],
+        ),
+        name="half",
+        attrs={KERNEL_ATTRIBUTE: "winograd_half"},
+    )
+    tile = te.compute(
+        (batch, chunks, tile_rows, tile_columns, outputs, outputs, lanes),
+        lambda n, c, th, tw, x, y, i: _combine(matrix, y, lambda k: half[n, c, th, tw, x, k, i]),
+        name="tile",
+        attrs={KERNEL_ATTRIBUTE: "winograd_output"},
+    )
+    return te.compute(
+        (batch, chunks, height, width, lanes),
+        lambda n, c, h, w, i: tile[n, c, h // outputs, w // outputs, h % outputs, w % outputs, i],
+        name="store",
+    )
+
+
+def _combine(matrix: Matrix, row: Expr, element: Callable[[int], Expr]) -> Expr:
+    """Give row ``row`` of a matrix times a vector; a choice among sums, which unrolling the loop over rows settles."""
+    sums = []
+    for coefficients in matrix:
+        total = None
+        for index, coefficient in enumerate(coefficients):
+            if not coefficient:
+                continue
+            value = element(index)
+            if abs(coefficient) != 1:
+                value = value * tirx.const(float(abs(coefficient)), "float32")
+            if total is None:
+                total = value if coefficient > 0 else -value
+            else:
+                total = total + value if coefficient > 0 else total - value
+        sums.append(total)
+    chosen = sums[-1]
+    for number in range(len(sums) - 2, -1, -1):
+        chosen = tirx.Select(row == number, sums[number], chosen)
+    return chosen

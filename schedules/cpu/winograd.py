@@ -1,0 +1,120 @@
+"""Winograd convolutions: when they pay, and the schedules of their transforms."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.compute.winograd import KERNEL, tiles
+from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.tasks import share_out
+from tvm_ext.schedules.rule import new_schedule
+
+# Cycles of a core for one vector of channels of a tile: transforming the input, and the products back.
+TRANSFORM_CYCLES = {2: (110, 70), 4: (330, 250)}
+
+L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 10.0, 3.0
+"""What one core reads of weights while it multiplies."""
+
+GAIN = 1.15
+"""How much faster a Winograd convolution has to look to be preferred: it rounds less well."""
+
+CYCLES_PER_SECOND = 3.5e9
+
+
+def winograd_outputs(
+    batch: int, in_channels: int, out_channels: int, out_extents: tuple[int, int], machine: Machine
+) -> int:
+    """Choose the outputs of a tile along an axis for a 3 x 3 convolution of stride 1: 4, 2, or 0 for a direct one.
+
+    Costs are cycles of a core. Weights grow with the size of the tile, and come from the cache that holds them.
+    """
+    lanes = machine.lanes("float32")
+    steps = in_channels * -(-out_channels // lanes)
+    positions = batch * out_extents[0] * out_extents[1]
+    best, best_cost = 0, positions * steps * KERNEL**2 / GAIN
+    for outputs, (forward, backward) in TRANSFORM_CYCLES.items():
+        size = (outputs + KERNEL - 1) ** 2
+        tile_rows, tile_columns = tiles(out_extents, outputs)
+        count = batch * tile_rows * tile_columns
+        weight_bytes = size * steps * lanes * 4
+        speed = MEMORY_BYTES_PER_CYCLE if weight_bytes > machine.l3 // 2 else L3_BYTES_PER_CYCLE
+        # Few rows leave a register tile too small to hide its loads.
+        multiply = size * steps * max(count, 6)
+        loads = weight_bytes / speed / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
+        transform = count * (in_channels / lanes * forward + -(-out_channels // lanes) * backward)
+        cost = max(multiply, loads * machine.cores) + transform
+        if cost < best_cost:
+            best, best_cost = outputs, cost
+    return best
+
+
+class Winograd:
+    """Schedule the transforms of a Winograd convolution, the epilogue fused to the one back."""
+
+    name = "cpu.winograd"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Schedule ``func`` when it holds one of the transforms."""
+        schedule = new_schedule(func, tunable)
+        machine = machine_of(target)
+        forward = annotated_block(schedule, "winograd_input")
+        if forward is not None:
+            _forward(schedule, forward, machine)
+            return schedule
+        back = annotated_block(schedule, "winograd_output")
+        if back is not None:
+            _back(schedule, back, machine)
+            return schedule
+        return None
+
+
+def _forward(schedule: Schedule, transformed: SBlockRV, machine: Machine) -> None:
+    tile, half = (annotated_block(schedule, name) for name in ("winograd_tile", "winograd_half"))
+    assert tile is not None
+    assert half is not None
+    lanes = loop_extents(schedule, tile)[-1]
+    positions, count, channels = loop_extents(schedule, transformed)
+    outputs = round(positions**0.5) - KERNEL + 1
+    position, p, c = schedule.get_loops(transformed)
+    chunk, lane = schedule.split(c, [None, lanes])
+    schedule.reorder(p, chunk, position, lane)
+    for block in (half, tile):
+        schedule.compute_at(block, chunk, preserve_unit_loops=True)
+        schedule.set_scope(block, 0, "local")
+        _unroll(schedule, block, 3)
+    schedule.unroll(position)
+    schedule.vectorize(lane)
+    seconds = count * channels / lanes * TRANSFORM_CYCLES[outputs][0] / CYCLES_PER_SECOND
+    share_out(schedule, [p, chunk], seconds, machine.cores)
+
+
+def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
+    half = annotated_block(schedule, "winograd_half")
+    assert half is not None
+    batch, chunks, tile_rows, tile_columns, outputs, _, _ = loop_extents(schedule, tile)
+    store = inline_epilogue(schedule, tile)
+    n, c, h, w, lane = schedule.get_loops(store)
+    row, x = schedule.split(h, [None, outputs])
+    column, y = schedule.split(w, [None, outputs])
+    schedule.reorder(n, c, row, column, x, y, lane)
+    for block in (tile, half):
+        schedule.compute_at(block, column, preserve_unit_loops=True)
+        schedule.set_scope(block, 0, "local")
+        _unroll(schedule, block, 3)
+    schedule.unroll(x)
+    schedule.unroll(y)
+    schedule.vectorize(lane)
+    count = batch * chunks * tile_rows * tile_columns
+    share_out(schedule, [n, c, row], count * TRANSFORM_CYCLES[outputs][1] / CYCLES_PER_SECOND, machine.cores)
+
+
+def _unroll(schedule: Schedule, block: SBlockRV, count: int) -> None:
+    """Write out the last ``count - 1`` loops of a block but the innermost, which becomes a vector."""
+    loops: list[LoopRV] = list(schedule.get_loops(block))[-count:]
+    for loop in loops[:-1]:
+        schedule.unroll(loop)
+    schedule.vectorize(loops[-1])

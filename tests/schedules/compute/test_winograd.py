@@ -1,0 +1,139 @@
+"""The transforms of Winograd convolutions: exact identities, numpy and torch as references, awkward extents."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+import tvm_ext
+from tests.schedules.kernels import TARGETS
+from tvm_ext.compiler import lower
+from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.schedules.compute.winograd import POINTS, tiles, transform_weight, transforms
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
+
+LANES = 16
+
+
+@pytest.mark.parametrize("outputs", POINTS)
+def test_the_identity_is_exact(outputs: int) -> None:
+    """Every product of one filter tap and one input value counts exactly where it belongs."""
+    back, weight, data = transforms(outputs)
+    size = outputs + 2
+    for tap, value in product(range(3), range(size)):
+        filtered = [weight[row][tap] * data[row][value] for row in range(size)]
+        result = [sum((back[row][k] * filtered[k] for k in range(size)), Fraction(0)) for row in range(outputs)]
+        assert result == [Fraction(row + tap == value) for row in range(outputs)]
+
+
+def test_weights_are_transformed_along_both_axes() -> None:
+    filters = np.random.default_rng(0).standard_normal((5, 3, 3, 3)).astype("float32")
+    _, matrix, _ = transforms(4)
+    numbers = np.array(matrix, dtype="float64")
+    result = transform_weight(filters, 4)
+    assert result.shape == (36, 3, 5)
+    np.testing.assert_allclose(result[6 * 2 + 5, 1, 4], numbers[2] @ filters[4, 1] @ numbers[5], rtol=1e-6)
+
+
+def test_tiles_cover_the_output() -> None:
+    assert tiles((56, 56), 4) == (14, 14)
+    assert tiles((7, 1), 4) == (2, 1)
+    assert tiles((7, 9), 2) == (4, 5)
+
+
+def _convolution(
+    batch: int, ins: int, outs: int, extents: tuple[int, int], padding: list[int], residual: bool = False
+) -> tuple[tvm.IRModule, np.ndarray]:
+    weight = np.random.default_rng(0).standard_normal((outs, ins, 3, 3)).astype("float32") / np.sqrt(9 * ins)
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((batch, ins, *extents), "float32"))
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            # Between two other convolutions, as in a network: blocked in, blocked out.
+            result = builder.emit(relax.op.nn.conv2d(data, relax.const(weight), padding=padding))
+            bias = relax.const(np.linspace(-1, 1, outs, dtype="float32").reshape(1, -1, 1, 1))
+            result = builder.emit(relax.op.add(result, bias))
+            if residual:
+                result = builder.emit(relax.op.add(result, data))
+            result = builder.emit_output(relax.op.nn.relu(result))
+        builder.emit_func_output(result)
+    return builder.get(), weight
+
+
+def _expected(data: np.ndarray, weight: np.ndarray, padding: list[int], residual: bool = False) -> np.ndarray:
+    top, left, bottom, right = padding
+    padded = torch.nn.functional.pad(torch.from_numpy(data).double(), (left, right, top, bottom))
+    bias = torch.linspace(-1, 1, weight.shape[0], dtype=torch.float32).double()
+    result = torch.nn.functional.conv2d(padded, torch.from_numpy(weight).double(), bias)
+    return torch.relu(result + torch.from_numpy(data) if residual else result).numpy()
+
+
+def _rules(mod: tvm.IRModule, **options: bool) -> list[str]:
+    lowered, *_ = lower(mod, TARGETS["native"], PipelineOptions(**options))
+    kernels = [func for func in lowered.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    assert not any(FAULT_ATTRIBUTE in func.attrs for func in kernels)
+    return [str(func.attrs[RULE_ATTRIBUTE]) for func in kernels]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    outputs=st.sampled_from(sorted(POINTS)), batch=st.integers(1, 3), ins=st.sampled_from([16, 17, 33, 64]),
+    outs=st.sampled_from([16, 31, 48]), height=st.integers(1, 17), width=st.sampled_from([1, 3, 7, 8, 9, 15, 31, 33]),
+    padding=st.lists(st.integers(0, 2), min_size=4, max_size=4), residual=st.booleans(),
+)  # fmt: skip
+def test_results_are_those_of_a_convolution(
+    outputs: int, batch: int, ins: int, outs: int, height: int, width: int, padding: list[int], residual: bool
+) -> None:
+    if residual:
+        outs, padding = ins, [1, 1, 1, 1]
+    if min(height + padding[0] + padding[2], width + padding[1] + padding[3]) < 3:
+        return
+    mod, weight = _convolution(batch, ins, outs, (height, width), padding, residual)
+    data = np.random.default_rng(1).standard_normal((batch, ins, height, width)).astype("float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvm_ext.passes.layout_rules.winograd_outputs", lambda *_: outputs)
+        (result,) = tvm_ext.compile(mod).run([data]).values()
+    expected = _expected(data, weight, padding, residual)
+    # Errors grow with the size of what is added up, not with the sum.
+    assert np.abs(result - expected).max() < 2e-5
+
+
+def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
+    mod, _ = _convolution(1, 64, 64, (56, 56), [1] * 4)
+    rules = _rules(mod)
+    assert rules.count("cpu.winograd") == 2
+    assert "cpu.convolution" not in rules
+    rules = _rules(mod, winograd=False)
+    assert "cpu.winograd" not in rules
+    assert "cpu.convolution" in rules
+
+
+def test_the_epilogue_is_part_of_the_transform_back() -> None:
+    mod, _ = _convolution(1, 64, 64, (28, 28), [1] * 4, residual=True)
+    assert sorted(_rules(mod)) == ["cpu.matmul", "cpu.transpose", "cpu.transpose", "cpu.winograd", "cpu.winograd"]
+
+
+@given(
+    batch=st.integers(1, 4), ins=st.integers(1, 64), outs=st.integers(1, 64), height=st.integers(1, 100),
+    width=st.integers(1, 100),
+)  # fmt: skip
+def test_it_is_chosen_only_where_it_saves_multiplications(
+    batch: int, ins: int, outs: int, height: int, width: int
+) -> None:
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=2)
+    outputs = winograd_outputs(batch, ins * LANES, outs * LANES, (height, width), machine)
+    if outputs:
+        rows, columns = tiles((height, width), outputs)
+        assert rows * columns * (outputs + 2) ** 2 < 9 * height * width
+    if height % 4 == 0 and width % 4 == 0 and min(height, width) >= 28 and 4 <= min(ins, outs) <= 32 == max(ins, outs):
+        assert outputs == 4
