@@ -69,3 +69,17 @@ def test_usage(commands: Commands) -> None:
     commands("vta", "replay").error(2, "Missing argument 'FILE...'")
     commands("vta", "fly").error(2, "No such command 'fly'")
     assert "disasm" in commands("vta").stdout + commands("vta").stderr
+
+
+def test_cycles(commands: Commands, tmp_path: Path) -> None:
+    picture = tmp_path / "timeline.png"
+    result = commands("vta", "cycles", str(TINY), "--picture", str(picture))
+    assert (result.code, result.stderr) == (0, "")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    report = json.loads(commands("vta", "cycles", "--json", "--costs", "chisel", str(TINY)).stdout)
+    assert result.stdout.startswith(f"{TINY}: {report['cycles']} cycles (")
+    assert report["gemm_steps"] == 2
+    assert report["occupancy"] == 2 / report["cycles"]
+    assert report["bytes_moved"]["instructions"] == 160
+    commands("vta", "cycles", "--costs", "none", str(TINY)).error(2, "no cycle costs named 'none'")
+    commands("vta", "cycles", str(TINY), "--picture", str(tmp_path / "a" / "b.png")).error(7, "cannot write")

@@ -82,3 +82,49 @@ def replay(files: tuple[Path, ...], config_name: str | None, as_json: bool) -> N
         print_json(rows)
     if failure:
         raise CheckError(failure)
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@config_option
+@click.option(
+    "--costs", "costs_name", default="chisel", show_default=True, help="Implementation whose cycles to count."
+)
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the three modules.")
+@json_flag
+def cycles(file: Path, config_name: str | None, costs_name: str, picture: Path | None, as_json: bool) -> None:
+    """Count the cycles of a stream, a .npz recording or 16 bytes an instruction, and show the three modules."""
+    from tvm_ext.vta.costs import costs_named
+    from tvm_ext.vta.cycles import time_program
+    from tvm_ext.vta.isa import decode_program
+    from tvm_ext.vta.listing import load_stream
+    from tvm_ext.vta.timeline import draw_timeline, text_timeline
+
+    costs = costs_named(costs_name)
+    stream = load_stream(file, config_name)
+    timeline = time_program(decode_program(stream.words, stream.config), stream.config, costs)
+    if picture is not None:
+        draw_timeline(timeline, picture)
+    row = {
+        "costs": costs.name,
+        "cycles": timeline.cycles,
+        "seconds": timeline.seconds,
+        "gemm_steps": timeline.gemm_steps,
+        "occupancy": timeline.occupancy,
+        "busy": timeline.busy,
+        "bytes_moved": timeline.bytes_moved,
+    }
+    if as_json:
+        print_json(row)
+        return
+    click.echo(
+        f"{file}: {timeline.cycles} cycles ({timeline.seconds * 1e6:.1f} us at {costs.clock_mhz} MHz, {costs.name})"
+    )
+    click.echo(
+        f"GEMM occupancy {timeline.occupancy:.1%}; busy: {_pairs(timeline.busy)}; bytes: {_pairs(timeline.bytes_moved)}"
+    )
+    click.echo(text_timeline(timeline))
+
+
+def _pairs(values: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value)
