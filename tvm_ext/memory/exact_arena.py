@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tvm_ext.errors import MissingPackageError
-
-if TYPE_CHECKING:
-    from tvm_ext.memory.arena import Block
+from tvm_ext.memory.blocks import Block
 
 
 def solve(
