@@ -128,7 +128,7 @@ def test_deadlocks() -> None:
         time_program([Gemm(pop_prev=True), *closing()], VTAConfig(), CHISEL)
     program = [Gemm(pop_prev=True), Gemm(), Gemm(), Load(push_next=True), *closing()]
     time_program(program, VTAConfig(), CHISEL)
-    with pytest.raises(VTAProgramError, match="instruction 0 .* stalls at instruction 2, whose module has a full"):
+    with pytest.raises(VTAProgramError, match=r"instruction 0 .* stalls at instruction 2, whose module has a full"):
         time_program(program, VTAConfig(), replace(CHISEL, queue_depth=2))
 
 
