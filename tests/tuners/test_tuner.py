@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tuners.spaces import bowl, convolution_space, measurements, small_spaces, tune
+from tvm_ext.errors import OptionError, TuningError
+from tvm_ext.tuners.recipes import RECIPES, recipe
+from tvm_ext.tuners.space import ConfigSpace, Knob
+from tvm_ext.tuners.tuner import Measurement
+
+QUICK = [name for name in RECIPES if "ppo" not in name and name != "chameleon"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_fixed_seed_gives_a_fixed_trace_and_a_dump_goes_on_with_it(name: str) -> None:
+    space = convolution_space()
+    row = recipe(name, batch=16, initial=16)
+    whole = tune(row.tuner(space, seed=3), bowl(space), 48)
+    assert whole == tune(row.tuner(space, seed=3), bowl(space), 48)
+    assert whole != tune(row.tuner(space, seed=4), bowl(space), 48)
+
+    interrupted = row.tuner(space, seed=3)
+    first: list[tuple[int, ...]] = []
+    while len(first) < 24:
+        batch = interrupted.suggest(48 - len(first))
+        interrupted.update(measurements(batch, bowl(space)))
+        first += batch
+    resumed = row.tuner(space, seed=99)
+    resumed.load(interrupted.dump())
+    assert first + tune(resumed, bowl(space), 48 - len(first)) == whole
+    assert resumed.effort == interrupted.effort or resumed.effort.iterations > interrupted.effort.iterations
+
+
+@pytest.mark.parametrize("name", QUICK)
+@settings(max_examples=8, deadline=None)
+@given(space=small_spaces(), seed=st.integers(0, 2**16), noise=st.integers(0, 2**16))
+def test_nothing_is_suggested_twice_and_small_spaces_are_exhausted(
+    name: str, space: ConfigSpace, seed: int, noise: int
+) -> None:
+    rng = np.random.default_rng(noise)
+    tuner = recipe(name, batch=8, initial=8).tuner(space, seed)
+    budget = min(space.size, 60)
+    suggested: list[tuple[int, ...]] = []
+    while len(suggested) < budget and (batch := tuner.suggest(7)):
+        assert len(batch) <= 7
+        suggested += batch
+        times = [None if rng.random() < 0.3 else float(rng.random()) + 0.1 for _ in batch]
+        tuner.update([Measurement(*row) for row in zip(batch, times, strict=True)])
+    assert len(set(suggested)) == len(suggested) >= budget
+    assert all(space.check(vector) == vector for vector in suggested)
+
+
+@pytest.mark.parametrize("name", ["autotvm_sa", "sa_as", "evolution", "ppo", "chameleon", "autotvm_diversity"])
+def test_learning_beats_random_on_a_bowl(name: str) -> None:
+    space = convolution_space()
+    learnt, drawn = [], []
+    for seed in range(3):
+        for result, row in ((learnt, recipe(name, initial=32, batch=32)), (drawn, recipe("random"))):
+            tuner = row.tuner(space, seed)
+            tune(tuner, bowl(space), 160)
+            assert tuner.best is not None
+            result.append(tuner.best.seconds)
+    assert np.median(learnt) < np.median(drawn)
+
+
+def test_the_default_configuration_is_measured_first() -> None:
+    knobs = [Knob("a", tuple(range(9))), Knob("b", tuple(range(9)))]
+    for name in QUICK:
+        assert recipe(name).tuner(ConfigSpace(knobs, default=(4, 7)), 0).suggest(5)[0] == (4, 7)
+
+
+def test_all_invalid_is_no_reason_to_stop() -> None:
+    space = convolution_space()
+    for name in QUICK:
+        tuner = recipe(name, batch=8, initial=8).tuner(space, 0)
+        for _ in range(4):
+            batch = tuner.suggest(8)
+            assert batch
+            tuner.update([Measurement(vector, None) for vector in batch])
+        assert tuner.best is None
+
+
+def test_errors() -> None:
+    with pytest.raises(OptionError, match="autotvm_sa"):
+        recipe("best")
+    tuner = recipe("random").tuner(convolution_space())
+    with pytest.raises(TuningError, match="damaged"):
+        tuner.load('{"format": 1')
+    with pytest.raises(TuningError, match="damaged"):
+        tuner.load("[]")
+    with pytest.raises(TuningError, match=r"knob0 \(3 choices\)"):
+        tuner.load(recipe("random").tuner(ConfigSpace([Knob("knob0", (1, 2, 3))])).dump())
+    state = json.loads(tuner.dump()) | {"format": 7}
+    with pytest.raises(TuningError, match="format 7"):
+        tuner.load(json.dumps(state))
+    with pytest.raises(TuningError, match="'f'"):
+        tuner.update([Measurement((10**6, 0, 0, 0, 0, 0, 0, 0), 1.0)])
+
+
+def test_scores() -> None:
+    assert Measurement((0,), 0.5).score == 2.0
+    assert Measurement((0,), None).score == Measurement((0,), float("nan")).score == 0.0

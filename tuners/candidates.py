@@ -1,0 +1,48 @@
+"""The best candidates of a search: by predicted score, each once, none that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+
+class BestCandidates:
+    """Keeps the ``count`` best of all vectors offered.
+
+    Parameters
+    ----------
+    count : int
+    excluded : collection of int
+        Indices (keys) of configurations that may not be candidates.
+    """
+
+    def __init__(self, count: int, excluded: Collection[int]) -> None:
+        self.count = count
+        self._excluded = excluded
+        self._scores: dict[int, float] = {}
+        self._vectors: dict[int, np.ndarray] = {}
+        self._threshold = -np.inf
+
+    def offer(self, keys: list[int], vectors: np.ndarray, scores: np.ndarray) -> bool:
+        """Consider vectors (n × knobs) with their keys and predicted scores; tells whether the best have changed."""
+        changed = False
+        for position in np.nonzero(scores > self._threshold)[0].tolist():
+            key, score = keys[position], float(scores[position])
+            if score <= self._threshold or key in self._scores or key in self._excluded:
+                continue
+            self._scores[key] = score
+            self._vectors[key] = vectors[position].copy()
+            changed = True
+            if len(self._scores) > self.count:
+                worst = min(self._scores, key=self._scores.__getitem__)
+                del self._scores[worst], self._vectors[worst]
+            if len(self._scores) == self.count:
+                self._threshold = min(self._scores.values())
+        return changed
+
+    def ranked(self, knobs: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give vectors (n × knobs) and scores (n), best first."""
+        keys = sorted(self._scores, key=lambda key: (-self._scores[key], key))
+        vectors = np.array([self._vectors[key] for key in keys], dtype=np.int64).reshape(len(keys), knobs)
+        return vectors, np.array([self._scores[key] for key in keys])

@@ -1,0 +1,97 @@
+"""Cost models: predict the score of configurations that were not measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tvm_ext.errors import MissingPackageError
+
+
+class CostModel(Protocol):
+    """Learns scores (higher is better, 0 for an invalid configuration) from features."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there is something to predict with."""
+
+    def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
+        """Learn anew from all measurements (n × features, n)."""
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Predict scores (n)."""
+
+
+@dataclass
+class XGBoostModel:
+    """Gradient-boosted trees under squared error, with AutoTVM's parameters.
+
+    Attributes
+    ----------
+    rounds : int
+        Number of trees.
+
+    References
+    ----------
+    Chen et al., "Learning to Optimize Tensor Programs", NeurIPS 2018; loss ``xgb-reg`` of Ahn et al., "Chameleon",
+    ICLR 2020, table 7.
+    """
+
+    rounds: int = 80
+    _booster: Any = None
+
+    PARAMETERS = {  # noqa: RUF012
+        "objective": "reg:squarederror",
+        "max_depth": 3,
+        "gamma": 1e-4,
+        "min_child_weight": 1,
+        "subsample": 1.0,
+        "eta": 0.3,
+        "lambda": 1.0,
+        "alpha": 0.0,
+        "nthread": 1,
+        "seed": 0,
+        "verbosity": 0,
+    }
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there is something to predict with."""
+        return self._booster is not None
+
+    def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
+        """Learn anew; scores are divided by the best, as AutoTVM does."""
+        try:
+            import xgboost
+        except ImportError:
+            raise MissingPackageError(
+                "tuning with a cost model needs XGBoost: pip install tvm-ext[tune], or use the recipe 'random'"
+            ) from None
+        best = float(scores.max(initial=0.0))
+        data = xgboost.DMatrix(features, label=scores / best if best > 0 else scores, nthread=1)
+        self._booster = xgboost.train(self.PARAMETERS, data, self.rounds)
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Predict scores (n) relative to the best measured one."""
+        return self._booster.inplace_predict(features)
+
+
+@dataclass
+class TableModel:
+    """Predicts from a function; for tests, and for explorers on a landscape that is known."""
+
+    function: Any
+
+    @property
+    def fitted(self) -> bool:
+        """Always true."""
+        return True
+
+    def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
+        """Nothing is learnt."""
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Apply the function to the features."""
+        return np.asarray(self.function(features))

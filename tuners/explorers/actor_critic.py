@@ -1,0 +1,105 @@
+"""Reinforcement learning as explorer: an actor-critic agent walks through the space, trained by PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.tuners.candidates import BestCandidates
+from tvm_ext.tuners.explorers.base import Exploration, Score
+from tvm_ext.tuners.explorers.ppo import Agent, Rollout
+from tvm_ext.tuners.space import ConfigSpace
+
+
+@dataclass
+class ActorCritic:
+    """Adaptive exploration: episodes of walks, one step up or down or none in every knob at a time.
+
+    After the walks the cost model scores every configuration they reached; these scores are the rewards. Networks are
+    kept from one iteration to the next. ``parallel`` episodes are walked side by side before the agent is updated.
+
+    Attributes
+    ----------
+    episodes, steps : int
+        Episodes in one iteration, most steps of an episode.
+    parallel : int
+        Episodes between two updates of the agent; 1 is the source's.
+    still : float
+        An episode ends when this share of the knobs stays where it is, by choice or at the end of its range.
+    patience : int
+        The search ends when the candidates have not changed for so many steps of all ``episodes``.
+
+    References
+    ----------
+    Ahn et al., "Chameleon: Adaptive Code Optimization for Expedited Deep Neural Network Compilation", ICLR 2020,
+    section 3.2 and tables 7 and 9. Ends of ranges, the end of episodes and the normalised state are not in the paper.
+    """
+
+    episodes: int = 128
+    steps: int = 500
+    parallel: int = 16
+    still: float = 0.75
+    patience: int = 50
+    seed: int = 0
+    _agent: Agent | None = field(default=None, repr=False)
+
+    def explore(
+        self,
+        space: ConfigSpace,
+        score: Score,
+        count: int,
+        excluded: Collection[int],
+        best: np.ndarray,
+        rng: np.random.Generator,
+    ) -> Exploration:
+        """See :class:`Explorer`."""
+        agent = self._agent = self._agent or Agent(len(space.knobs), self.seed)
+        found = BestCandidates(count, excluded)
+        queries = changed_at = 0
+        for first in range(0, self.episodes, self.parallel):
+            rollout, reached = self._walk(space, agent, min(self.parallel, self.episodes - first), rng)
+            rollout.rewards = score(reached)
+            queries += len(reached)
+            if found.offer(space.keys(reached), reached, rollout.rewards):
+                changed_at = queries
+            agent.update(rollout, rng)
+            if queries - changed_at >= self.patience * self.episodes:
+                break
+        return Exploration(*found.ranked(len(space.knobs)), queries, queries / self.episodes, changed_at)
+
+    def _walk(
+        self, space: ConfigSpace, agent: Agent, episodes: int, rng: np.random.Generator
+    ) -> tuple[Rollout, np.ndarray]:
+        """Walk ``episodes`` episodes; gives what the agent saw and did, and the vectors reached, step by step."""
+        points = space.random(rng, episodes)
+        alive = np.arange(episodes)
+        states, actions, following, owners, ended, reached = [], [], [], [], [], []
+        for step in range(self.steps):
+            state = (points[alive] / space.radices).astype(np.float32)
+            action = agent.act(state, rng)
+            moved = np.clip(points[alive] + action - 1, 0, space.radices - 1)
+            stays = (moved == points[alive]).mean(axis=1) >= self.still
+            points[alive] = moved
+            over = stays | (step == self.steps - 1)
+            states.append(state)
+            actions.append(action)
+            following.append((moved / space.radices).astype(np.float32))
+            owners.append(alive)
+            ended.append(over)
+            reached.append(moved)
+            alive = alive[~over]
+            if not alive.size:
+                break
+        rollout = Rollout(*map(np.concatenate, (states, actions, following, owners, ended)))
+        return rollout, np.concatenate(reached)
+
+    def dump(self) -> dict[str, Any]:
+        """Give the networks and the state of their optimiser."""
+        return {"agent": None if self._agent is None else self._agent.dump()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with these networks."""
+        self._agent = None if state["agent"] is None else Agent.from_dump(state["agent"])

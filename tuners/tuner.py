@@ -1,0 +1,210 @@
+"""A tuner: suggests configurations, learns from their measurements; knows nothing of what is tuned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.errors import TuningError
+from tvm_ext.tuners.cost_model import CostModel
+from tvm_ext.tuners.explorers.base import Exploration, Explorer
+from tvm_ext.tuners.initialisers import Initialiser
+from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
+from tvm_ext.tuners.space import ConfigSpace, Vector
+
+STATE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What became of one configuration.
+
+    Attributes
+    ----------
+    vector : tuple of int
+    seconds : float or None
+        Run time; None when the configuration does not work.
+    """
+
+    vector: Vector
+    seconds: float | None
+
+    @property
+    def score(self) -> float:
+        """Runs a second; 0 for a configuration that does not work."""
+        return 0.0 if self.seconds is None or not self.seconds > 0 else 1.0 / self.seconds
+
+
+@dataclass
+class Effort:
+    """What searching has cost so far: iterations, queries of the cost model, steps of the walkers."""
+
+    iterations: int = 0
+    queries: int = 0
+    converged_queries: int = 0
+    steps: float = 0.0
+
+    def add(self, exploration: Exploration) -> None:
+        """Count one iteration."""
+        self.iterations += 1
+        self.queries += exploration.queries
+        self.converged_queries += exploration.converged_queries
+        self.steps += exploration.steps
+
+
+@dataclass
+class Tuner:
+    """Initialiser, explorer, sampler and cost model at work on one space.
+
+    Attributes
+    ----------
+    space : ConfigSpace
+    explorer, sampler, initialiser, cost_model
+        The parts; see :mod:`tvm_ext.tuners.recipes`.
+    seed : int
+        The same seed and the same measurements give the same suggestions.
+    batch : int
+        Most candidates that the explorer hands to the sampler.
+    initial : int
+        How many configurations are measured before the cost model is used.
+    random_share : float
+        This share of a batch is replaced by random configurations (ε-greedy).
+    """
+
+    space: ConfigSpace
+    explorer: Explorer
+    sampler: Sampler
+    initialiser: Initialiser
+    cost_model: CostModel
+    seed: int = 0
+    batch: int = 64
+    initial: int = 64
+    random_share: float = 0.05
+    measurements: list[Measurement] = field(default_factory=list)
+    effort: Effort = field(default_factory=Effort)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self._history = History()
+        self._model_is_current = False
+
+    def suggest(self, count: int) -> list[Vector]:
+        """Propose at most ``count`` configurations that were not suggested before.
+
+        Fewer come back when the sampler needs fewer; none when every configuration of the space was suggested.
+        """
+        if count < 1 or len(self._history.visited) >= self.space.size:
+            return []
+        missing = self.initial - len(self.measurements)
+        if missing > 0 or not any(row.score > 0 for row in self.measurements):
+            vectors = self._first(min(count, missing) if missing > 0 else count)
+        else:
+            vectors = self._explore(min(count, self.batch))
+        self._history.visited.update(self.space.keys(vectors))
+        return [tuple(row) for row in vectors.tolist()]
+
+    def update(self, results: Iterable[Measurement]) -> None:
+        """Learn from measurements, of suggested configurations or of others.
+
+        Raises
+        ------
+        TuningError
+            If a configuration is not in the space.
+        """
+        for result in results:
+            vector = self.space.check(result.vector)
+            self.measurements.append(Measurement(vector, result.seconds))
+            self._history.visited.add(self.space.index(vector))
+            self._history.record(vector, result.score > 0)
+            self._model_is_current = False
+
+    @property
+    def best(self) -> Measurement | None:
+        """The fastest configuration measured so far; None when none works."""
+        return max((row for row in self.measurements if row.score > 0), key=lambda row: row.score, default=None)
+
+    def _first(self, count: int) -> np.ndarray:
+        taken = set(self._history.visited)
+        vectors = np.empty((0, len(self.space.knobs)), dtype=np.int64)
+        if self.space.default is not None:
+            vectors = unvisited(self.space, np.array([self.space.default]), taken)
+        others = self.initialiser.propose(self.space, count - len(vectors), taken, self._rng)
+        return np.concatenate([vectors, others])
+
+    def _explore(self, count: int) -> np.ndarray:
+        self._fit()
+        ranked = sorted(self.measurements, key=lambda row: -row.score)
+        best = np.array([row.vector for row in ranked if row.score > 0][: self.batch], dtype=np.int64)
+        exploration = self.explorer.explore(
+            self.space,
+            lambda vectors: self.cost_model.predict(self.space.features(vectors)),
+            self.batch,
+            self._history.visited,
+            best,
+            self._rng,
+        )
+        self.effort.add(exploration)
+        chosen = self.sampler.sample(
+            self.space, exploration.vectors, exploration.scores, count, self._history, self._rng
+        )[:count]
+        taken = set(self._history.visited)
+        strangers = int(self.random_share * len(chosen))
+        chosen = unvisited(self.space, chosen[: len(chosen) - strangers], taken)
+        missing = max(strangers, 1 - len(chosen))
+        return np.concatenate([chosen, random_unvisited(self.space, missing, taken, self._rng)])
+
+    def _fit(self) -> None:
+        if not self._model_is_current:
+            vectors = np.array([row.vector for row in self.measurements], dtype=np.int64)
+            scores = np.array([row.score for row in self.measurements])
+            self.cost_model.fit(self.space.features(vectors), scores)
+            self._model_is_current = True
+
+    def dump(self) -> str:
+        """Give the whole state as JSON; a tuner of the same parts that loads it goes on as this one would."""
+        state = {
+            "format": STATE_FORMAT,
+            "space": self.space.signature(),
+            "random": self._rng.bit_generator.state,
+            "visited": sorted(self._history.visited),
+            "measurements": [[list(row.vector), row.seconds] for row in self.measurements],
+            "effort": asdict(self.effort),
+            "explorer": self.explorer.dump(),
+        }
+        return json.dumps(state)
+
+    def load(self, text: str) -> None:
+        """Go on from what :meth:`dump` gave.
+
+        Raises
+        ------
+        TuningError
+            If the text is no such state, or one of another space.
+        """
+        try:
+            state = json.loads(text)
+            if state["format"] != STATE_FORMAT:
+                raise TuningError(f"the tuner's state has format {state['format']}, expected {STATE_FORMAT}")
+            if state["space"] != self.space.signature():
+                raise TuningError(
+                    f"the tuner's state is of a space with knobs {_spell(state['space'])}, "
+                    f"this space has {_spell(self.space.signature())}"
+                )
+            measurements = [Measurement(tuple(vector), seconds) for vector, seconds in state["measurements"]]
+            self.measurements, self._history = [], History(visited=set(state["visited"]))
+            self.update(measurements)
+            self._rng.bit_generator.state = state["random"]
+            self.effort = Effort(**state["effort"])
+            self.explorer.load(state["explorer"])
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise TuningError(
+                f"the tuner's state is damaged ({type(error).__name__}: {error}); begin without it"
+            ) from None
+
+
+def _spell(signature: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{name} ({choices} choices)" for name, choices in signature)
