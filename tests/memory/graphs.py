@@ -188,3 +188,30 @@ def simulated_peak(graph: DataflowGraph, order: Sequence[int], options: Liveness
         peak = max(peak, sum(graph.tensors[root].nbytes for root in alive) - saved)
         alive -= dead
     return peak
+
+
+def least_peak(before: Sequence[Sequence[int]], sizes: Sequence[int]) -> int:
+    """Try all orders of nodes with one result each, and give up on one when it is no better than the best so far."""
+    count = len(sizes)
+    readers = [sum(index in others for others in before) for index in range(count)]
+    best = sum(sizes)
+
+    def extend(done: frozenset[int], current: int, peak: int, left: tuple[int, ...]) -> None:
+        nonlocal best
+        if peak >= best:
+            return
+        if len(done) == count:
+            best = peak
+            return
+        for index in range(count):
+            if index not in done and all(other in done for other in before[index]):
+                rest = list(left)
+                freed = 0
+                for other in before[index]:
+                    rest[other] -= 1
+                    freed += sizes[other] if not rest[other] else 0
+                now = current + sizes[index]
+                extend(done | {index}, now - freed, max(peak, now), tuple(rest))
+
+    extend(frozenset(), 0, 0, tuple(readers))
+    return best
