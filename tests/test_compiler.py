@@ -95,7 +95,11 @@ def test_metadata_says_what_was_decided(tmp_path: Path) -> None:
     assert [row["name"] for row in metadata["inputs"]] == ["x", "w", "v"]
     assert metadata["inputs"][0] == {"name": "x", "shape": [4, 8], "dtype": "float32"}
     assert metadata["versions"] == recorded_versions()
-    assert metadata["decisions"]["options"] == {"disable": ["fuse"], "dump_dir": str(tmp_path)}
+    assert metadata["decisions"]["options"] == {
+        "disable": ["fuse"],
+        "dump_dir": str(tmp_path),
+        "memory": "stock",
+    }
     assert metadata["decisions"]["statistics"]["kernels"] == 4
     enabled = [phase.name for phase in PHASES if phase.name != "fuse"]
     assert list(metadata["decisions"]["seconds"]) == [*enabled, "generate code"]

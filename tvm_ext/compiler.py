@@ -16,6 +16,7 @@ from tvm_ext.artifact import CompiledModel
 from tvm_ext.errors import CompileError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.metadata import FORMAT
+from tvm_ext.passes.memory_limit import memory_decisions
 from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
 from tvm_ext.target import resolve_target
@@ -83,7 +84,9 @@ def compile(
             raise
         raise CompileError(f"{error} (phases switched off: {', '.join(parsed.disable)})") from error
     seconds["generate code"] = time.perf_counter() - start
-    return CompiledModel(executable, _metadata(imported, resolved, parsed, statistics, seconds))
+    metadata = _metadata(imported, resolved, parsed, statistics, seconds)
+    metadata["decisions"]["memory"] = memory_decisions(lowered)
+    return CompiledModel(executable, metadata)
 
 
 def lower(
@@ -182,7 +185,7 @@ def _metadata(
         "versions": recorded_versions(),
         "decisions": {
             "import": list(imported.notes),
-            "options": {"disable": list(options.disable), "dump_dir": dump_dir},
+            "options": {"disable": list(options.disable), "dump_dir": dump_dir, "memory": options.memory},
             "seconds": {name: round(value, 4) for name, value in seconds.items()},
             "statistics": None if statistics is None else vars(statistics) | {},
         },

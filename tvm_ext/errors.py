@@ -100,3 +100,9 @@ class TuningError(TvmExtError):
     """A space has nothing to tune, a tuner's state or a database does not fit, or no candidate could be measured."""
 
     exit_code = 14
+
+
+class MemoryLimitError(TvmExtError):
+    """A module needs more memory than it was allowed; the message names the best reachable peak."""
+
+    exit_code = 15

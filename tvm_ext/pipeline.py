@@ -20,10 +20,12 @@ from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.arena import arena
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
-from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
+from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.passes.memory_limit import memory_limit, parse_bytes
 from tvm_ext.passes.memory_order import memory_order
+from tvm_ext.passes.memory_rewriting import memory_rewriting
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
@@ -32,7 +34,6 @@ from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.target import native_target
 from tvm_ext.threads import use_physical_cores
-
 
 Memory = Literal["stock", "arena", "optimal"]
 
@@ -54,13 +55,18 @@ class PipelineOptions:
     memory : str
         Who plans the memory of intermediate tensors. ``stock``: TVM, which lets tensors share storages. ``arena``: one
         storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible.
-        ``optimal``: the same, the kernels in the order that needs least.
+        ``optimal``: the same, the kernels in the order that needs least, concatenations taken apart where that lowers
+        the peak, and no Winograd convolutions.
+    memory_limit : int or str, optional
+        Bytes that intermediate tensors and results may take, such as ``262144`` or ``"256KB"``; a module that takes
+        more is refused.
     """
 
     disable: tuple[str, ...] = ()
     dump_dir: str | Path | None = None
     winograd: bool = True
     memory: Memory = "stock"
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in PHASES]
@@ -75,6 +81,8 @@ class PipelineOptions:
             raise OptionError(f"option memory: {self.memory!r} is none of {', '.join(get_args(Memory))}")
         if not isinstance(self.winograd, bool):
             raise OptionError(f"option winograd: {self.winograd!r} is neither True nor False")
+        if self.memory_limit is not None:
+            object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit))
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}")
@@ -122,10 +130,20 @@ def _dispatch(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
     return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
 
 
+def _rewrite(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
+    if options.memory == "stock":
+        return []
+    lowering = [*_layout(target, options), *_legalize(target, options), *_fuse(target, options)]
+    is_optimal = options.memory == "optimal"
+    return [memory_rewriting(lowering, "optimal" if is_optimal else "given", partial=is_optimal)]
+
+
 def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     if target.kind.name != "llvm":
         return []
-    return [grouped_pointwise(), blocked_layout(options.winograd), pack_matmul(), relax.transform.DeadCodeElimination()]
+    # Winograd's algorithm trades memory for speed: its transformed tensors are larger than the tensors.
+    winograd = options.winograd and options.memory != "optimal"
+    return [grouped_pointwise(), blocked_layout(winograd), pack_matmul(), relax.transform.DeadCodeElimination()]
 
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
@@ -173,7 +191,8 @@ def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tran
 
 
 def _memory(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    return [relax.transform.StaticPlanBlockMemory() if options.memory == "stock" else arena()]
+    limit = [] if options.memory_limit is None else [memory_limit(int(options.memory_limit))]
+    return [relax.transform.StaticPlanBlockMemory() if options.memory == "stock" else arena(), *limit]
 
 
 def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
@@ -195,6 +214,7 @@ def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 PHASES: tuple[Phase, ...] = (
     Phase("canonicalize", "inference form: batch norm and friends decomposed, constants folded", _canonicalize),
     Phase("dispatch", "sampling, sort and scan handed to library kernels", _dispatch),
+    Phase("rewrite", "concatenations taken apart where that lowers the peak of memory (memory option)", _rewrite),
     Phase(
         "layout",
         "convolution chains in the blocked layout NCHW{v}c, weights of convolutions and products packed (CPU)",

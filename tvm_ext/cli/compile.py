@@ -27,10 +27,29 @@ from tvm_ext.cli.common import (
 @input_shape_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
+@click.option(
+    "--memory",
+    type=click.Choice(["stock", "arena", "optimal"]),
+    help="Who plans the memory of intermediate tensors: TVM; one arena; one arena and the order of kernels that needs "
+    "least.  [default: stock; optimal with --memory-limit]",
+)
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    help="Fail if intermediate tensors and results take more, such as 256KB (1000 bytes each) or 1.5MiB.",
+)
 @pipeline_options
 @json_flag
 def command(
-    model: Path, target: str, input_shapes: Shapes, output: Path, force: bool, as_json: bool, **options: Any
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    output: Path,
+    force: bool,
+    memory: str | None,
+    memory_limit: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
     from tvm_ext.artifact import check_destination
@@ -38,6 +57,9 @@ def command(
     from tvm_ext.inputs import describe
 
     start = time.perf_counter()
+    options["memory"] = memory or ("stock" if memory_limit is None else "optimal")
+    if memory_limit is not None:
+        options["memory_limit"] = memory_limit
     check_destination(output, force)
     with step_display(quiet=as_json) as report:
         compiled = compile(model, target, input_shapes=input_shapes or None, progress=report, **options)
@@ -53,5 +75,8 @@ def command(
     if statistics:
         click.echo(f"  kernels  {statistics['kernels']} ({statistics['kernel_calls']} calls)")
         click.echo(f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors")
+    for name, decision in compiled.metadata["decisions"]["memory"].items():
+        if "note" in decision:
+            click.echo(f"  memory   {name}: {decision['note']}")
     for note in compiled.metadata["decisions"]["import"]:
         click.echo(f"  import   {note}")

@@ -11,6 +11,7 @@ COMMANDS = {
     "bench": "Compare latency: stock TVM, tvm_ext, onnxruntime, OpenVINO, torch.",
     "compile": "Compile a model file to an artifact folder.",
     "inspect": "Write one HTML page that shows what a compilation does.",
+    "memory": "Show how little memory a model can run in, planned and measured.",
     "run": "Run a compiled artifact.",
     "vta": "Disassemble, replay and time VTA instruction streams.",
 }

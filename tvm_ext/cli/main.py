@@ -18,6 +18,7 @@ exit code meaning
 12        a VTA hardware configuration is not legal
 13        a VTA instruction stream is not legal, or cannot run to its end
 14        there is nothing to tune, a database does not fit, or no candidate could be measured
+15        the model needs more memory than --memory-limit allows
 129       the terminal was closed (SIGHUP)
 130       interrupted with Ctrl-C (SIGINT)
 143       asked to end (SIGTERM)

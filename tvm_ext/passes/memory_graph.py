@@ -122,6 +122,8 @@ def _parts(graph: DataflowGraph, tensors: Mapping[str, Tensor], node: Node, kern
     offsets = kernels(node.callee).parts
     if not offsets or not _is_kernel_call(node, kernels(node.callee)):
         return ()
+    if graph.tensors[node.outputs[0]].alias_of is not None:  # joining one operand: a view of it
+        return ()
     roots = [graph.storages[name] for name in node.operands]
     if len(set(roots)) != len(roots) or any(offset % ALIGNMENT for offset in offsets):
         return ()

@@ -13,6 +13,7 @@ for Edge Devices", MLSys 2020; see :mod:`tvm_ext.memory`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -25,6 +26,9 @@ from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
 from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, verify_order
 from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, in_place_variant
 from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, is_plannable, memory_graph
+
+PLAN_ATTRIBUTE = "tvm_ext.memory_plan"
+"""Attribute of a function whose kernels were ordered: the figures of its plan, as JSON."""
 
 Method: TypeAlias = Literal["given", "optimal"]
 TIME_LIMIT = 1.0
@@ -69,6 +73,18 @@ class MemoryPlan:
     joins: Mapping[int, tuple[int, ...]]
     seconds: float
     graph: DataflowGraph = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the figures of the plan: bytes, numbers of kernels, seconds."""
+        return {
+            "stock_peak": self.stock_peak,
+            "peak": self.peak,
+            "lower_bound": self.lower_bound,
+            "optimal": self.optimal,
+            "in_place": len(self.in_place),
+            "joined": len(self.joins),
+            "seconds": round(self.seconds, 4),
+        }
 
 
 def memory_order(method: Method = "optimal", time_limit: float = TIME_LIMIT) -> tvm.transform.Pass:
@@ -174,6 +190,7 @@ def apply_plan(mod: tvm.IRModule, global_var: Any, plan: MemoryPlan) -> tvm.IRMo
     rebuilt = [type(block)(items) for block, items in zip(blocks, placed, strict=True)]
     body = relax.SeqExpr(rebuilt, func.body.body)
     new = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+    new = new.with_attr(PLAN_ATTRIBUTE, json.dumps(plan.to_json()))
     kernels.builder.update_func(global_var, new)
     return kernels.builder.get()
 

@@ -1,0 +1,93 @@
+"""``tvm-ext memory``: how little memory a model can run in, by TVM's plan and by the ones of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tvm_ext.cli.common import (
+    Shapes,
+    input_shape_option,
+    json_flag,
+    model_argument,
+    print_json,
+    step_display,
+    target_option,
+)
+
+if TYPE_CHECKING:
+    from tvm_ext.report.memory_plans import PlannedMemory
+
+
+@click.command()
+@model_argument
+@target_option
+@input_shape_option
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw bytes alive over time: .png or .svg (needs matplotlib)."
+)
+@click.option("--no-run", is_flag=True, help="Only plan; do not run the model to count what it takes.")
+@json_flag
+def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, no_run: bool, as_json: bool) -> None:
+    """Plan the memory of MODEL (.onnx or .pt2): TVM's plan, one arena, the best order, concatenations taken apart."""
+    from tvm_ext.bench.chart import check_chart
+    from tvm_ext.bench.record import check_writable
+    from tvm_ext.frontend import import_model
+    from tvm_ext.report.memory_picture import draw_memory
+    from tvm_ext.report.memory_plans import compare_plans
+
+    if plot is not None:
+        check_chart(plot)
+        check_writable(plot)
+    with step_display(quiet=as_json) as report:
+        report("import")
+        imported = import_model(model, input_shapes=input_shapes or None)
+        plans = compare_plans(imported, target, measure=not no_run, progress=report)
+    if plot is not None:
+        draw_memory(plot, model.name, [plan.profile for plan in plans])
+    if as_json:
+        print_json({"model": str(model), "plans": [plan.to_json() for plan in plans]})
+        return
+    _print(model, plans)
+    if plot is not None:
+        click.echo(f"{plot}: bytes alive over time")
+
+
+def _print(model: Path, plans: tuple[PlannedMemory, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tvm_ext.bench.table import PLAIN_WIDTH
+    from tvm_ext.graph.units import bytes_text
+
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(f"[bold]{model.name}[/bold]: memory of intermediate tensors; weights and inputs are not counted")
+    table = Table()
+    table.add_column("plan")
+    for title in ("alive at once", "lower bound", "planned", "results", "measured", "of stock"):
+        table.add_column(title, justify="right")
+    stock = plans[0].planned
+    for plan in plans:
+        table.add_row(
+            plan.name,
+            bytes_text(plan.peak),
+            "" if not plan.lower_bound else "reached" if plan.optimal else bytes_text(plan.lower_bound),
+            bytes_text(plan.planned),
+            bytes_text(plan.results),
+            "" if plan.measured is None else bytes_text(plan.measured),
+            f"{plan.planned / stock:.2f}" if stock else "",
+        )
+    console.print(table)
+    for plan in plans:
+        console.print(f"{plan.name}: {plan.summary}", markup=False)
+    console.print(
+        "Measured: bytes taken from TVM's memory manager in one run, planned and results together.", markup=False
+    )
+    peak = plans[-1]
+    console.print(f"Alive at the peak of '{peak.name}' (kernel {peak.profile.peak_step}):", markup=False)
+    for name, kind, size in peak.profile.live_at_peak:
+        console.print(f"  {bytes_text(size):>12}  {name}  {kind}", markup=False)

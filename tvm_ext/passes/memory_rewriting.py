@@ -1,0 +1,88 @@
+"""Decide which rewritings make the best order need less memory, and apply those.
+
+Two kinds are on offer: to take a concatenation apart (:mod:`tvm_ext.passes.partial_convolution`), and to keep
+concatenations out of fused kernels, so that operands can be written into the result
+(:mod:`tvm_ext.passes.isolate_concatenations`). Each choice is judged by what comes out: the module is lowered to
+kernels on trial, and their order planned. A choice that does not lower the peak is not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+
+from tvm_ext.graph import DataflowGraph
+from tvm_ext.memory import OrderOptions, choose_rewritings
+from tvm_ext.passes.isolate_concatenations import ISOLATE_ATTRIBUTE
+from tvm_ext.passes.memory_graph import LIVENESS, is_plannable, memory_graph
+from tvm_ext.passes.memory_order import Method
+from tvm_ext.passes.partial_convolution import concatenations, partial_convolutions
+
+SECONDS = 10.0
+"""Time after which no further choice is tried."""
+
+SECONDS_OF_ORDER = 0.3
+"""Time for the order of a trial."""
+
+_ISOLATE = "keep concatenations out of fused kernels"
+
+
+def memory_rewriting(
+    lowering: Sequence[tvm.transform.Pass],
+    method: Method = "optimal",
+    *,
+    partial: bool = True,
+    time_limit: float = SECONDS,
+    function: str = "main",
+) -> tvm.transform.Pass:
+    """Make the pass; it works on operators, before layout and legalisation.
+
+    Parameters
+    ----------
+    lowering : sequence of Pass
+        From operators to fused kernels: what the pipeline does next.
+    method : str
+        How the order will be chosen.
+    partial : bool
+        Offer to take concatenations apart, which changes results by rounding.
+    time_limit : float
+        Seconds after which no further choice is tried.
+    function : str
+        The Relax function to rewrite.
+    """
+    lower = tvm.transform.Sequential(list(lowering), name="tvm_ext.MemoryTrial")
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MemoryRewriting")
+    def _memory_rewriting(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        func = next((f for variable, f in mod.functions_items() if variable.name_hint == function), None)
+        if not isinstance(func, relax.Function) or not is_plannable(func) or not _concatenates(func):
+            return mod
+        names = [_ISOLATE, *(concatenations(func) if partial else ())]
+
+        def build(chosen: frozenset[str]) -> DataflowGraph:
+            return memory_graph(lower(_rewritten(mod, chosen, function)), function).graph
+
+        graph = build(frozenset())
+        if any(not isinstance(tensor.nbytes, int) for tensor in graph.tensors.values()):
+            return mod
+        options = OrderOptions(method=method, time_limit=SECONDS_OF_ORDER, liveness=LIVENESS)
+        plan = choose_rewritings(names, build, options, time_limit=time_limit)
+        return _rewritten(mod, frozenset(plan.chosen), function)
+
+    return _memory_rewriting
+
+
+def _concatenates(func: relax.Function) -> bool:
+    values = (binding.value for block in func.body.blocks for binding in block.bindings)
+    return any(getattr(getattr(value, "op", None), "name", "") == "relax.concat" for value in values)
+
+
+def _rewritten(mod: tvm.IRModule, chosen: frozenset[str], function: str) -> tvm.IRModule:
+    if _ISOLATE in chosen:
+        global_var = mod.get_global_var(function)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated.update_func(global_var, mod[global_var].with_attr(ISOLATE_ATTRIBUTE, True))
+        mod = updated
+    return partial_convolutions(chosen - {_ISOLATE}, function)(mod)

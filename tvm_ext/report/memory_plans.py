@@ -1,0 +1,190 @@
+"""How much memory a model takes with TVM's own plan and with those of this package, planned and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.compiler import generate_code, lower
+from tvm_ext.errors import CompileError
+from tvm_ext.frontend import ImportedModel
+from tvm_ext.graph import DataflowGraph, given_order, liveness
+from tvm_ext.passes.memory_graph import LIVENESS, memory_graph
+from tvm_ext.passes.memory_order import plan_memory
+from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.report.inspection import MemoryProfile
+from tvm_ext.report.memory import RENAMES
+from tvm_ext.statistics import module_statistics
+from tvm_ext.target import resolve_target
+from tvm_ext.threads import use_physical_cores
+
+# Name and summary of each row, and the options that make it. Winograd convolutions are left out everywhere: they would
+# make the orders those of different kernels.
+VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("stock", "TVM's plan, order of the model file", {"memory": "stock"}),
+    ("arena", "one arena, in place, order of the model file", {"memory": "arena"}),
+    ("optimal order", "and the best order", {"memory": "optimal", "disable": ("rewrite",)}),
+    ("with rewriting", "and concatenations taken apart", {"memory": "optimal"}),
+)
+_NAMED_AT_PEAK = 8
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """One way to plan the memory of a model.
+
+    Attributes
+    ----------
+    name, summary : str
+        What it is called, and what it is.
+    peak : int
+        Bytes of intermediate tensors alive at once, at most, in the order of the kernels.
+    lower_bound : int
+        Bytes; no order of these kernels has a lower peak.
+    optimal : bool
+        Whether the peak is proved to be the least for these kernels.
+    planned : int
+        Bytes that the memory plan reserves for intermediate tensors.
+    results : int
+        Bytes of the results, which the caller keeps.
+    measured : int or None
+        Bytes that the virtual machine took from TVM's memory manager in one run, results included; None where the model
+        cannot run here.
+    seconds : float
+        Time the search of the order took.
+    profile : MemoryProfile
+        Bytes alive over time.
+    """
+
+    name: str
+    summary: str
+    peak: int
+    lower_bound: int
+    optimal: bool
+    planned: int
+    results: int
+    measured: int | None
+    seconds: float
+    profile: MemoryProfile = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give all fields as JSON knows them."""
+        return asdict(self)
+
+
+def compare_plans(
+    model: ImportedModel,
+    target: Any = None,
+    *,
+    measure: bool = True,
+    progress: Callable[[str], None] = lambda step: None,
+) -> tuple[PlannedMemory, ...]:
+    """Lower a model once for each of :data:`VARIANTS`, and run it to count what it takes.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    target : str, dict or tvm.target.Target, optional
+        This machine's CPU by default.
+    measure : bool
+        Generate code and run the model on zeros.
+    progress : callable
+        Called with the name of each step as it begins.
+
+    Raises
+    ------
+    CompileError
+        If a size is only known at run time, or TVM cannot compile the model.
+    """
+    resolved = resolve_target(target)
+    found = []
+    for name, summary, options in VARIANTS:
+        progress(name)
+        found.append(_plan(model, resolved, name, summary, options, measure))
+    return tuple(found)
+
+
+def _plan(
+    model: ImportedModel, target: Any, name: str, summary: str, options: dict[str, Any], measure: bool
+) -> PlannedMemory:
+    modules: dict[str, tvm.IRModule] = {}
+    lowered, _, _ = lower(
+        model.mod,
+        target,
+        PipelineOptions(winograd=False, **options),
+        after_phase=lambda phase, mod: modules.update({phase.name: mod}),
+    )
+    statistics = module_statistics(modules["memory"])
+    kernels = modules["schedule"]
+    if options["memory"] == "stock":
+        graph = memory_graph(kernels, in_place=False, copied=range(2**31)).graph
+        _check_sizes(graph)
+        order, seconds = given_order(graph), 0.0
+        bound = peak = liveness(graph, order, LIVENESS).peak
+        optimal = False
+        bound = 0
+    else:
+        plan = plan_memory(kernels, method="optimal" if options["memory"] == "optimal" else "given")
+        if plan is None:
+            raise CompileError("a tensor has a size that is only known at run time; give every input a shape")
+        graph, order, seconds = plan.graph, plan.order, plan.seconds
+        peak, bound, optimal = plan.peak, plan.lower_bound, plan.optimal
+    return PlannedMemory(
+        name,
+        summary,
+        peak,
+        bound,
+        optimal,
+        statistics.planned_bytes,
+        statistics.output_bytes,
+        allocated_bytes(lowered, target, [(spec.shape, spec.dtype) for spec in model.inputs]) if measure else None,
+        seconds,
+        memory_profile(name, summary, graph, order),
+    )
+
+
+def _check_sizes(graph: DataflowGraph) -> None:
+    unknown = [tensor for tensor in graph.tensors.values() if not isinstance(tensor.nbytes, int)]
+    if unknown:
+        raise CompileError(
+            f"tensor '{unknown[0].name}' ({unknown[0]}) has a size that is only known at run time; give every input a "
+            "shape (--input-shape)"
+        )
+
+
+def memory_profile(name: str, summary: str, graph: DataflowGraph, order: Sequence[int]) -> MemoryProfile:
+    """Follow the bytes of intermediate tensors, kernel by kernel; the inputs' and results' are the caller's."""
+    found = liveness(graph, order, LIVENESS)
+    steps = [step for step, index in enumerate(order) if graph.nodes[index].op not in RENAMES]
+    during = tuple(int(found.during[step]) for step in steps)
+    peak = max(during, default=0)
+    place = during.index(peak) if during else 0
+    alive = [graph.tensors[root] for root in found.live_at(steps[place])] if during else []
+    named = tuple((t.name, str(t), found.sizes[t.name]) for t in alive[:_NAMED_AT_PEAK])
+    return MemoryProfile(name, summary, during, peak, place, named)
+
+
+def allocated_bytes(lowered: tvm.IRModule, target: Any, inputs: Sequence[tuple[Sequence[Any], str]]) -> int:
+    """Run a lowered module once on zeros, and count the bytes it asks TVM's memory manager for.
+
+    Each storage counts with the size asked for. TVM's pooled allocator then takes whole pages from the system (4096
+    bytes), and keeps them for the next run.
+    """
+    use_physical_cores()
+    device = tvm.runtime.Device(target.get_target_device_type(), 0)
+    machine = relax.VirtualMachine(generate_code(lowered, target), device)
+    taken: list[int] = []
+
+    def watch(_function: Any, name: str, before: bool, _result: Any, *values: Any) -> None:
+        if before and name == "vm.builtin.alloc_storage":
+            taken.append(prod(int(extent) for extent in values[1]))
+
+    machine.set_instrument(watch)
+    machine["main"](*(tvm.runtime.tensor(np.zeros(shape, dtype), device) for shape, dtype in inputs))
+    return sum(taken)
