@@ -137,7 +137,8 @@ class _Rewriter(PyExprMutator):
         found = _as_parts(call)
         if found is None:
             return None
-        items, sizes = [], []
+        items: list[Any] = []
+        sizes: list[int] = []
         for item, size in zip(found.items, found.sizes, strict=True):
             inner = self._parts_of(item)
             if inner is not None and inner.axis == found.axis and len(inner.items) <= MOST_OPERANDS:

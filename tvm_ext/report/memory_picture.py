@@ -10,6 +10,7 @@ from typing import Any
 from tvm_ext.bench.chart import check_chart
 from tvm_ext.bench.record import write_atomically
 from tvm_ext.graph.units import bytes_text
+from tvm_ext.report.charts import Line, lines_of
 from tvm_ext.report.inspection import MemoryProfile
 
 COLORS = ("#8c9aa5", "#d08c2f", "#1f6f8b", "#7a3b8f")
@@ -53,12 +54,14 @@ def draw_memory(path: str | Path, title: str, profiles: Sequence[MemoryProfile],
 
 
 def _draw(figure: Any, title: str, profiles: Sequence[MemoryProfile], limit: int | None) -> None:
-    axes, names = figure.subplots(1, 2, width_ratios=(2.6, 1))
+    axes, names = figure.subplots(1, 2, width_ratios=(2.3, 1))
+    lines = lines_of(profiles)
     highest = max((profile.peak for profile in profiles), default=1)
     divisor, unit = next(((d, u) for d, u in ((2**20, "MiB"), (2**10, "KiB")) if highest >= d), (1, "B"))
-    for number, (profile, color) in enumerate(zip(profiles, COLORS, strict=False)):
+    for number, (line, color) in enumerate(zip(lines, COLORS, strict=False)):
+        profile = line.profile
         values = [value / divisor for value in profile.during]
-        label = f"{profile.name}: {bytes_text(profile.peak)}"
+        label = f"{line.label}: {bytes_text(profile.peak)}"
         # A step lasts from its number to the next one.
         edges = list(range(len(values) + 1))
         axes.stairs(values, edges, color=color, linewidth=1.8, label=label, zorder=3 + number)
@@ -82,7 +85,7 @@ def _draw(figure: Any, title: str, profiles: Sequence[MemoryProfile], limit: int
     names.text(
         0,
         1,
-        "\n".join(_names(profiles)),
+        "\n".join(_names(lines)),
         transform=names.transAxes,
         va="top",
         fontsize=7.2,
@@ -91,10 +94,11 @@ def _draw(figure: Any, title: str, profiles: Sequence[MemoryProfile], limit: int
     )
 
 
-def _names(profiles: Sequence[MemoryProfile]) -> list[str]:
-    lines: list[str] = []
-    for profile in profiles:
-        lines.append(f"alive at the peak of '{profile.name}'")
-        lines += [f"  {size / 1024:9,.1f} KiB  {name[:28]}" for name, _, size in profile.live_at_peak[:6]]
-        lines.append("")
-    return lines
+def _names(lines: Sequence[Line]) -> list[str]:
+    text: list[str] = []
+    for line in lines:
+        text.append(f"alive at the peak of {line.label}")
+        for name, kind, size in line.profile.live_at_peak[:7]:
+            text.append(f" {size / 1024:8,.1f} KiB {name[:12]:12} {kind}")
+        text.append("")
+    return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from tvm import relax
 from tvm_ext.compiler import generate_code, lower
 from tvm_ext.errors import CompileError
 from tvm_ext.frontend import ImportedModel
-from tvm_ext.graph import DataflowGraph, given_order, liveness
+from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
 from tvm_ext.passes.memory_graph import LIVENESS, memory_graph
 from tvm_ext.passes.memory_order import plan_memory
 from tvm_ext.pipeline import PipelineOptions
@@ -60,6 +60,12 @@ class PlannedMemory:
         Time the search of the order took.
     profile : MemoryProfile
         Bytes alive over time.
+    graph : DataflowGraph
+        The kernels.
+    order : tuple of int
+        The order they run in.
+    lowered : tvm.IRModule
+        Ready for code generation.
     """
 
     name: str
@@ -72,10 +78,14 @@ class PlannedMemory:
     measured: int | None
     seconds: float
     profile: MemoryProfile = field(repr=False)
+    graph: DataflowGraph = field(repr=False)
+    order: Order = field(repr=False)
+    lowered: Any = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Give all fields as JSON knows them."""
-        return asdict(self)
+        """Give the figures and the profile as JSON knows them."""
+        plain = (f.name for f in fields(self) if f.name not in ("profile", "graph", "order", "lowered"))
+        return {name: getattr(self, name) for name in plain} | {"profile": asdict(self.profile)}
 
 
 def compare_plans(
@@ -125,10 +135,8 @@ def _plan(
     if options["memory"] == "stock":
         graph = memory_graph(kernels, in_place=False, copied=range(2**31)).graph
         _check_sizes(graph)
-        order, seconds = given_order(graph), 0.0
-        bound = peak = liveness(graph, order, LIVENESS).peak
-        optimal = False
-        bound = 0
+        order, seconds, bound, optimal = given_order(graph), 0.0, 0, False
+        peak = liveness(graph, order, LIVENESS).peak
     else:
         plan = plan_memory(kernels, method="optimal" if options["memory"] == "optimal" else "given")
         if plan is None:
@@ -146,6 +154,9 @@ def _plan(
         allocated_bytes(lowered, target, [(spec.shape, spec.dtype) for spec in model.inputs]) if measure else None,
         seconds,
         memory_profile(name, summary, graph, order),
+        graph,
+        tuple(order),
+        lowered,
     )
 
 
