@@ -12,7 +12,8 @@ a group. What a group uses must be on the chip together:
   (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966),
   of several the one that need not be written back, then the largest;
 * a unit that leaves, is needed again, and has changed since it was last off the chip, is written back;
-* what of a group finds no room beside the rest of the group is streamed: fetched to be read, written through.
+* of a group that is larger than the chip, what is used again soonest stays (it competes with what else is there), and
+  the rest is streamed: fetched to be read, written through.
 
 Inputs begin off the chip, outputs end there; these bytes cross in any case and are told apart as ``compulsory``.
 Constants are left out, or streamed from off the chip as inputs are. With units of one size and nothing to write back
@@ -163,15 +164,12 @@ class _Chip:
             if access.reads and access.unit not in self._here:
                 self.read += access.size
                 self.by_step[step] += access.size
-        staying, room = set(), self._capacity
-        # What is used again soonest stays; of what is used at the same time, what is here already.
-        for access in sorted(group, key=lambda a: (self._next(a.unit), a.unit not in self._here, -a.size)):
-            if access.size <= room:
-                room -= access.size
-                staying.add(access.unit)
-        for access in group:
-            if access.unit not in staying and access.unit in self._here:
-                self._leave(access.unit, step, overwritten=access.writes)
+        staying = {access.unit for access in group}
+        if sum(access.size for access in group) > self._capacity:
+            staying = self._chosen(group)
+            writes = {access.unit for access in group if access.writes}
+            for unit in [unit for unit in self._here if unit not in staying]:
+                self._leave(unit, step, overwritten=unit in writes)
         arriving = sum(a.size for a in group if a.unit in staying and a.unit not in self._here)
         self._make_room(arriving, staying, step)
         for access in group:
@@ -183,6 +181,16 @@ class _Chip:
                 self._settle(access.unit, step)
             elif access.writes and self._needed(access.unit):
                 self._write(access.size, step)
+
+    def _chosen(self, group: Sequence[Access]) -> set[Unit]:
+        """Choose what stays when a group does not fit: what is used again soonest; of equals, what is here already."""
+        sizes = self._here | {access.unit: access.size for access in group}
+        chosen, room = set(), self._capacity
+        for unit in sorted(sizes, key=lambda unit: (self._next(unit), unit not in self._here, -sizes[unit], unit)):
+            if sizes[unit] <= room:
+                room -= sizes[unit]
+                chosen.add(unit)
+        return chosen
 
     def flush(self) -> None:
         """Write the outputs that are only on the chip."""
