@@ -143,3 +143,42 @@ def test_walk_finds_each_graph_inside_once():
 def test_a_graph_that_does_not_fit_together_is_refused(nodes, tensors, fields, message):
     with pytest.raises(GraphError, match=message):
         DataflowGraph("main", tuple(nodes), {name: tensor(name) for name in tensors}, **fields)
+
+
+def part(name: str, offset: int) -> Tensor:
+    return Tensor(name, (4,), "float32", 16, alias_of="whole", offset=offset)
+
+
+def test_parts_of_a_storage_can_come_before_it():
+    tensors = {"a": part("a", 0), "b": part("b", 16), "whole": Tensor("whole", (8,), "float32", 32)}
+    nodes = (
+        Node(0, "a", "op", outputs=("a",)),
+        Node(1, "b", "op", outputs=("b",)),
+        Node(2, "whole", "concat", inputs=("a", "b"), operands=("a", "b"), outputs=("whole",)),
+    )
+    graph = DataflowGraph("f", nodes, tensors, outputs=("whole",))
+    assert graph.storages == {"a": "whole", "b": "whole", "whole": "whole"}
+    assert graph.wholes == {"whole"}
+    assert graph_of_sizes([[], [0]], [1, 1]).wholes == frozenset()
+    moving = DataflowGraph("f", nodes, tensors | {"b": Tensor("b", (n,), "uint8", n, alias_of="whole", offset=n)})
+    assert moving.bind({"n": 8}).tensors["b"].offset == 8
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a": tensor("a", alias_of="b"), "b": tensor("b", alias_of="a")}, "alias of itself, in a circle"),
+        ({"a": tensor("a", alias_of="a")}, "'a' is an alias of itself, in a circle"),
+        ({"a": tensor("a", alias_of="c")}, "'a' is an alias of 'c', which is no tensor of it"),
+    ],
+)
+def test_aliases_of_nothing_are_refused(tensors, message):
+    with pytest.raises(GraphError, match=message):
+        DataflowGraph("f", (), tensors)
+
+
+@pytest.mark.parametrize("pair", [("x", "y"), ("y", "y"), ("y", "z")])
+def test_in_place_is_from_an_input_to_an_output(pair):
+    tensors = {"x": tensor("x", kind="input"), "y": tensor("y")}
+    with pytest.raises(GraphError, match="expected one of its outputs and one of its inputs"):
+        DataflowGraph("f", (Node(0, "y", "op", ("x",), ("x",), ("y",), in_place=(pair,)),), tensors, ("x",))

@@ -221,3 +221,83 @@ def test_time_grows_linearly():
 
     # Ten times the nodes: ten times the time if it is linear, a hundred if it is quadratic.
     assert seconds(20_000) < 40 * seconds(2_000)
+
+
+def in_place_graph(first_kind: str = "intermediate", last_kind: str = "output", later_reader: bool = False):
+    """x -> a -> b, b written over a if it may; c reads b, and a too if asked."""
+    tensors = {
+        "x": Tensor("x", (8,), "uint8", 8, "input"),
+        "a": Tensor("a", (8,), "uint8", 8, first_kind),
+        "b": Tensor("b", (8,), "uint8", 8),
+        "c": Tensor("c", (1,), "uint8", 1, last_kind),
+    }
+    reads = ("b", "a") if later_reader else ("b",)
+    nodes = (
+        Node(0, "a", "op", ("x",), ("x",), ("a",)),
+        Node(1, "b", "op", ("a",), ("a",), ("b",), in_place=(("b", "a"),)),
+        Node(2, "c", "op", reads, reads, ("c",)),
+    )
+    outputs = ("a", "c") if first_kind == "output" else ("c",)
+    return DataflowGraph("f", nodes, tensors, ("x",), outputs)
+
+
+def test_a_result_takes_over_an_input_that_dies():
+    found = liveness(in_place_graph())
+    assert found.in_place == {"b": "a"}
+    assert list(found.during) == [8, 8, 9]
+    assert list(found.after) == [8, 8, 1]
+    assert found.intervals == {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("graph", "peak"),
+    [
+        (in_place_graph(later_reader=True), 17),  # a is read again
+        (in_place_graph(first_kind="output"), 17),  # the caller gets a
+    ],
+)
+def test_a_result_takes_over_nothing_that_is_needed(graph, peak):
+    found = liveness(graph)
+    assert (found.in_place, found.peak) == ({}, peak)
+
+
+@pytest.mark.parametrize("kind", ["input", "constant"])
+def test_inputs_and_constants_are_not_written_over(kind):
+    tensors = {"x": Tensor("x", (8,), "uint8", 8, kind), "y": Tensor("y", (8,), "uint8", 8, "output")}
+    node = Node(0, "y", "op", ("x",), ("x",), ("y",), in_place=(("y", "x"),))
+    graph = DataflowGraph("f", (node,), tensors, ("x",) if kind == "input" else (), ("y",))
+    options = LivenessOptions(inputs="until last use", constants="until last use")
+    assert (liveness(graph, options=options).in_place, peak_bytes(graph, None, options)) == ({}, 16)
+
+
+def test_two_results_share_out_what_dies():
+    sizes = {"a": 8, "b": 8, "y": 8, "z": 8, "w": 4, "end": 1}
+    tensors = {name: Tensor(name, (size,), "uint8", size) for name, size in sizes.items()}
+    pairs = (("y", "a"), ("z", "a"), ("z", "b"), ("w", "b"))
+    nodes = (
+        Node(0, "a", "op", outputs=("a",)),
+        Node(1, "b", "op", outputs=("b",)),
+        Node(2, "y", "op", ("a", "b"), ("a", "b"), ("y", "z", "w"), in_place=pairs),
+        Node(3, "end", "op", ("y", "z", "w"), ("y", "z", "w"), ("end",)),
+    )
+    found = liveness(DataflowGraph("f", nodes, tensors))
+    assert found.in_place == {"y": "a", "z": "b"}  # w has another size
+    assert list(found.during) == [8, 16, 20, 21]
+
+
+def test_a_storage_begins_with_its_first_part():
+    tensors = {
+        "a": Tensor("a", (4,), "uint8", 4, alias_of="whole"),
+        "b": Tensor("b", (4,), "uint8", 4, alias_of="whole", offset=4),
+        "whole": Tensor("whole", (8,), "uint8", 8),
+        "end": Tensor("end", (1,), "uint8", 1, "output"),
+    }
+    nodes = (
+        Node(0, "b", "op", outputs=("b",)),
+        Node(1, "a", "op", outputs=("a",)),
+        Node(2, "whole", "concat", ("a", "b"), ("a", "b"), ("whole",)),
+        Node(3, "end", "op", ("whole",), ("whole",), ("end",)),
+    )
+    found = liveness(DataflowGraph("f", nodes, tensors, outputs=("end",)))
+    assert list(found.during) == [8, 8, 8, 9]
+    assert found.intervals == {"whole": (0, 3), "end": (3, 4)}
