@@ -117,8 +117,8 @@ class _Stream:
             giver = needed.get(other, -1)
             if other != module and other != distant and clock[other] < giver:
                 push, pop = EDGES[other, module]
-                self.instructions[giver] = replace(self.instructions[giver], **{push: True})  # type: ignore[arg-type]
-                instruction = replace(instruction, **{pop: True})  # type: ignore[arg-type]
+                self.instructions[giver] = replace(self.instructions[giver], **{push: True})
+                instruction = replace(instruction, **{pop: True})
                 clock = self._merge(clock, giver)
         clock[module] = self.latest[module] = len(self.instructions)
         self.instructions.append(instruction)

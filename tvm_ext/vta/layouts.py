@@ -1,0 +1,45 @@
+"""Packed layouts: blocks of batch x channels are the elements that VTA moves."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_ext.errors import InputError
+from tvm_ext.vta.config import VTAConfig
+
+
+def pack_data(data: NDArray, config: VTAConfig) -> NDArray:
+    """Pack activations (N, C, H, W) to (N/B, C/c, H, W, B, c), with zeros up to whole blocks."""
+    data = _padded(data, {0: config.batch, 1: config.block})
+    n, c, h, w = data.shape
+    blocks = data.reshape(n // config.batch, config.batch, c // config.block, config.block, h, w)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 4, 5, 1, 3))
+
+
+def unpack_data(packed: NDArray, shape: tuple[int, int, int, int]) -> NDArray:
+    """Undo :func:`pack_data`; ``shape`` is (N, C, H, W)."""
+    nb, cb, h, w, batch, block = packed.shape
+    n, c, _, _ = shape
+    return packed.transpose(0, 4, 1, 5, 2, 3).reshape(nb * batch, cb * block, h, w)[:n, :c]
+
+
+def pack_weights(weights: NDArray, config: VTAConfig) -> NDArray:
+    """Pack weights (O, I, KH, KW) to (O/o, I/i, KH, KW, o, i), with zeros up to whole blocks."""
+    weights = _padded(weights, {0: config.block, 1: config.block})
+    o, i, kh, kw = weights.shape
+    blocks = weights.reshape(o // config.block, config.block, i // config.block, config.block, kh, kw)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 4, 5, 1, 3))
+
+
+def pack_bias(bias: NDArray, config: VTAConfig) -> NDArray:
+    """Pack one int32 a channel (O,) to (O/o, B, o), repeated for the rows of the batch."""
+    bias = _padded(bias, {0: config.block}).reshape(-1, 1, config.block)
+    return np.ascontiguousarray(np.repeat(bias, config.batch, axis=1).astype(np.int32))
+
+
+def _padded(array: NDArray, multiples: dict[int, int]) -> NDArray:
+    if array.ndim <= max(multiples) or 0 in array.shape:
+        raise InputError(f"an array of shape {list(array.shape)} cannot be packed in blocks")
+    pads = [(0, -extent % multiples.get(axis, 1)) for axis, extent in enumerate(array.shape)]
+    return np.pad(array, pads)
