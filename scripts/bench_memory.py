@@ -27,14 +27,12 @@ from tests.memory.graphs import large_graph, stacked_cells, wide_graph
 from tests.zoo import get
 from tests.zoo.nets.cells import cells
 from tvm_ext.bench.record import write_result
-from tvm_ext.compiler import generate_code
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import breadth_first_order, liveness
 from tvm_ext.memory import off_chip_traffic, plan_order
 from tvm_ext.passes.memory_graph import LIVENESS
 from tvm_ext.report.memory_picture import draw_memory
 from tvm_ext.report.memory_plans import PlannedMemory, compare_plans
-from tvm_ext.target import resolve_target
 
 NETS = (
     "darts", "randwire_er", "randwire_ba", "randwire_ws", "densenet121", "inception_v1", "inception_v2", "unet",
@@ -67,9 +65,8 @@ def traffic(plan: PlannedMemory) -> int:
 
 def latencies(plans: Sequence[PlannedMemory], model: ImportedModel, runs: int) -> list[float]:
     """Seconds of each plan's module, the best of runs that take turns."""
-    target = resolve_target(None)
     arguments = [tvm.runtime.tensor(np.ones(spec.shape, spec.dtype)) for spec in model.inputs]
-    functions = [relax.VirtualMachine(generate_code(plan.lowered, target), tvm.cpu())["main"] for plan in plans]
+    functions = [relax.VirtualMachine(plan.executable, tvm.cpu())["main"] for plan in plans]
     best = [math.inf] * len(functions)
     for turn in range(runs + 2):
         order = range(len(functions)) if turn % 2 else reversed(range(len(functions)))

@@ -80,10 +80,12 @@ def test_rules_are_named(found):
 def test_memory_of_every_order(found):
     kernels, imported = found.memory
     assert [profile.name for profile in kernels.profiles] == [
-        *("importer's order", "depth first", "breadth first"),
+        *("importer's order", "depth first", "breadth first", "least memory"),
         "planned",
     ]
-    assert len(imported.profiles) == 3
+    assert len(imported.profiles) == 4
+    for chart in found.memory:
+        assert chart.profiles[3].peak == min(profile.peak for profile in chart.profiles[:4])
     calls = sum(kernel.calls for kernel in found.kernels)
     for profile in kernels.profiles:
         assert len(profile.during) == calls
@@ -116,7 +118,7 @@ def test_a_phase_switched_off_is_not_shown():
     assert not {"fuse", "schedule", "memory"} & {phase.name for phase in found.phases}
     assert found.planned_bytes is None
     assert all(len(kernel.operators) == 1 for kernel in found.kernels)
-    assert len(found.memory[0].profiles) == 3
+    assert len(found.memory[0].profiles) == 4
 
 
 def test_symbolic_sizes_leave_formulas_and_say_why_there_is_no_profile():

@@ -56,7 +56,7 @@ def draw_memory(path: str | Path, title: str, profiles: Sequence[MemoryProfile],
 def _draw(figure: Any, title: str, profiles: Sequence[MemoryProfile], limit: int | None) -> None:
     axes, names = figure.subplots(1, 2, width_ratios=(2.3, 1))
     lines = lines_of(profiles)
-    highest = max((profile.peak for profile in profiles), default=1)
+    highest = max(1, *(profile.peak for profile in profiles), limit or 0)
     divisor, unit = next(((d, u) for d, u in ((2**20, "MiB"), (2**10, "KiB")) if highest >= d), (1, "B"))
     for number, (line, color) in enumerate(zip(lines, COLORS, strict=False)):
         profile = line.profile

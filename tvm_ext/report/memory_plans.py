@@ -64,8 +64,8 @@ class PlannedMemory:
         The kernels.
     order : tuple of int
         The order they run in.
-    lowered : tvm.IRModule
-        Ready for code generation.
+    executable : tvm.runtime.Executable or None
+        What was run to measure.
     """
 
     name: str
@@ -80,11 +80,11 @@ class PlannedMemory:
     profile: MemoryProfile = field(repr=False)
     graph: DataflowGraph = field(repr=False)
     order: Order = field(repr=False)
-    lowered: Any = field(repr=False)
+    executable: Any = field(repr=False, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Give the figures and the profile as JSON knows them."""
-        plain = (f.name for f in fields(self) if f.name not in ("profile", "graph", "order", "lowered"))
+        plain = (f.name for f in fields(self) if f.name not in ("profile", "graph", "order", "executable"))
         return {name: getattr(self, name) for name in plain} | {"profile": asdict(self.profile)}
 
 
@@ -143,6 +143,8 @@ def _plan(
             raise CompileError("a tensor has a size that is only known at run time; give every input a shape")
         graph, order, seconds = plan.graph, plan.order, plan.seconds
         peak, bound, optimal = plan.peak, plan.lower_bound, plan.optimal
+    executable = generate_code(lowered, target) if measure else None
+    inputs = [(spec.shape, spec.dtype) for spec in model.inputs]
     return PlannedMemory(
         name,
         summary,
@@ -151,12 +153,12 @@ def _plan(
         optimal,
         statistics.planned_bytes,
         statistics.output_bytes,
-        allocated_bytes(lowered, target, [(spec.shape, spec.dtype) for spec in model.inputs]) if measure else None,
+        None if executable is None else allocated_bytes(executable, target, inputs),
         seconds,
         memory_profile(name, summary, graph, order),
         graph,
         tuple(order),
-        lowered,
+        executable,
     )
 
 
@@ -181,15 +183,15 @@ def memory_profile(name: str, summary: str, graph: DataflowGraph, order: Sequenc
     return MemoryProfile(name, summary, during, peak, place, named)
 
 
-def allocated_bytes(lowered: tvm.IRModule, target: Any, inputs: Sequence[tuple[Sequence[Any], str]]) -> int:
-    """Run a lowered module once on zeros, and count the bytes it asks TVM's memory manager for.
+def allocated_bytes(executable: Any, target: Any, inputs: Sequence[tuple[Sequence[Any], str]]) -> int:
+    """Run a compiled module once on zeros, and count the bytes it asks TVM's memory manager for.
 
     Each storage counts with the size asked for. TVM's pooled allocator then takes whole pages from the system (4096
     bytes), and keeps them for the next run.
     """
     use_physical_cores()
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
-    machine = relax.VirtualMachine(generate_code(lowered, target), device)
+    machine = relax.VirtualMachine(executable, device)
     taken: list[int] = []
 
     def watch(_function: Any, name: str, before: bool, _result: Any, *values: Any) -> None:
