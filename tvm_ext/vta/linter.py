@@ -144,7 +144,7 @@ def _steps(index: int, instruction: Gemm | Alu, uops: NDArray[np.int64]) -> Iter
     i, j = np.arange(outer)[:, None, None], np.arange(instruction.iter_in)[:, None]
     dst = (uops[:, 0] + i * instruction.dst_factor_out + j * instruction.dst_factor_in).ravel()
     if isinstance(instruction, Alu):
-        if uops[:, 2].any():
+        if not instruction.use_imm and uops[:, 2].any():
             yield Finding(
                 index, "alu-wgt", "wgt_idx of a micro-op of ALU must be 0: hardware takes it for more of src_idx"
             )
@@ -180,7 +180,7 @@ def _order(program: Sequence[Instruction], config: VTAConfig, dram: NDArray[np.u
         if len(given) > len(taken):
             yield Finding(
                 given[-1], "token-left",
-                f"{len(given)} tokens are given to the queue {queue}, {len(taken)} are taken; the next run has the rest",
+                f"{len(given)} tokens are given to the queue {queue}, {len(taken)} taken; the next run has the rest",
             )  # fmt: skip
         if not taken:
             continue
