@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tvm_ext.memory.order import OrderOptions, OrderPlan, plan_order
     from tvm_ext.memory.rewriting import Rewriting, RewritingPlan, choose_rewritings, rewritten
     from tvm_ext.memory.traffic import Traffic, off_chip_traffic
+    from tvm_ext.memory.traffic_order import TrafficPlan, plan_traffic_order
     from tvm_ext.memory.verify import verify_arena, verify_order
 
 __all__ = [
@@ -34,10 +35,12 @@ __all__ = [
     "Rewriting",
     "RewritingPlan",
     "Traffic",
+    "TrafficPlan",
     "choose_rewritings",
     "off_chip_traffic",
     "plan_arena",
     "plan_order",
+    "plan_traffic_order",
     "rewritten",
     "verify_arena",
     "verify_order",
@@ -48,6 +51,7 @@ _MODULES = {
     "order": ("OrderOptions", "OrderPlan", "plan_order"),
     "rewriting": ("Rewriting", "RewritingPlan", "choose_rewritings", "rewritten"),
     "traffic": ("Traffic", "off_chip_traffic"),
+    "traffic_order": ("TrafficPlan", "plan_traffic_order"),
     "verify": ("verify_arena", "verify_order"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}

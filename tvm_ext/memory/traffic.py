@@ -133,6 +133,20 @@ def simulate(
     return Traffic(capacity, chip.read, chip.written, compulsory, tuple(chip.by_step))
 
 
+def bytes_moved(
+    trace: Sequence[tuple[int, Sequence[Access]]], capacity: int, steps: int, kept: Collection[str], limit: int
+) -> int:
+    """Find the total of :func:`simulate`, or, sooner, some number above a limit if the total is above it."""
+    chip = _Chip(trace, capacity, steps, kept)
+    for position in range(len(trace)):
+        chip.run(position)
+        if chip.read + chip.written > limit:
+            break
+    else:
+        chip.flush()
+    return chip.read + chip.written
+
+
 class _Chip:
     """Units on the chip, and what it cost to get there."""
 
