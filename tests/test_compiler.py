@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.zoo import get
 from tvm_ext.compiler import generate_code, recorded_versions, summary_line
 from tvm_ext.errors import CompileError, InputError, ModelError, OptionError, TargetError, TvmExtError
 from tvm_ext.frontend import ImportedModel, TensorSpec
-from tvm_ext.pipeline import PHASES
+from tvm_ext.pipeline import PHASES, PipelineOptions
 from tvm_ext.target import native_target
 from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
@@ -95,11 +96,8 @@ def test_metadata_says_what_was_decided(tmp_path: Path) -> None:
     assert [row["name"] for row in metadata["inputs"]] == ["x", "w", "v"]
     assert metadata["inputs"][0] == {"name": "x", "shape": [4, 8], "dtype": "float32"}
     assert metadata["versions"] == recorded_versions()
-    assert metadata["decisions"]["options"] == {
-        "disable": ["fuse"],
-        "dump_dir": str(tmp_path),
-        "memory": "stock",
-    }
+    options = metadata["decisions"]["options"]
+    assert options == asdict(PipelineOptions()) | {"disable": ["fuse"], "dump_dir": str(tmp_path)}
     assert metadata["decisions"]["statistics"]["kernels"] == 4
     enabled = [phase.name for phase in PHASES if phase.name != "fuse"]
     assert list(metadata["decisions"]["seconds"]) == [*enabled, "generate code"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -185,7 +186,7 @@ def _metadata(
         "versions": recorded_versions(),
         "decisions": {
             "import": list(imported.notes),
-            "options": {"disable": list(options.disable), "dump_dir": dump_dir, "memory": options.memory},
+            "options": {**asdict(options), "disable": list(options.disable), "dump_dir": dump_dir},
             "seconds": {name: round(value, 4) for name, value in seconds.items()},
             "statistics": None if statistics is None else vars(statistics) | {},
         },

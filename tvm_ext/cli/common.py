@@ -72,6 +72,11 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="PHASES",
         help="Phases of the pipeline to leave out, comma-separated.",
     )(command)
+    command = click.option(
+        "--winograd/--no-winograd",
+        default=True,
+        help="Let 3 x 3 convolutions use Winograd's algorithm where it is faster (it rounds somewhat less well).",
+    )(command)
     return click.option(
         "--dump-dir",
         type=click.Path(path_type=Path),
