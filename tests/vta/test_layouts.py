@@ -5,7 +5,7 @@ import pytest
 
 from tvm_ext.errors import InputError
 from tvm_ext.vta.config import load_config
-from tvm_ext.vta.layouts import pack_bias, pack_data, pack_weights, unpack_data
+from tvm_ext.vta.layouts import bias_as_weights, pack_bias, pack_data, pack_weights, unpack_data
 
 
 @pytest.mark.parametrize("name", ["sim", "sim_2x16", "sim_4x8"])
@@ -35,3 +35,17 @@ def test_what_cannot_be_packed() -> None:
     for shape in ((), (0, 3, 1, 1)):
         with pytest.raises(InputError, match=r"an array of shape \[.*\] cannot be packed in blocks"):
             pack_data(np.zeros(shape), load_config("sim"))
+
+
+@pytest.mark.parametrize("name", ["sim", "sim_2x16", "sim_4x8"])
+def test_a_bias_as_weights(name: str) -> None:
+    config = load_config(name)
+    most = 127 * 127 * (config.block - 2) + 127 * 126 + 63
+    bias = np.array([0, 1, -1, 63, 64, -63, -64, 127, -128, 16129, 16130, -50_000, 99_999, most, -most], np.int32)
+    bias = np.concatenate([bias, np.random.default_rng(0).integers(-most, most, 500).astype(np.int32)])
+    weights, inputs = bias_as_weights(bias, config)
+    found = np.einsum("bi,koi->bko", inputs.astype(np.int64), weights.astype(np.int64)).reshape(config.batch, -1)
+    assert (found[:, : bias.size] == bias).all()
+    assert (found[:, bias.size :] == 0).all()
+    with pytest.raises(InputError, match=rf"a bias of {most + 1} is larger than {most}, which GEMM can add"):
+        bias_as_weights(np.array([3, -most - 1]), config)

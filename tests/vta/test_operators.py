@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.config import VTAConfig, load_config
-from tvm_ext.vta.layouts import pack_bias, pack_data, pack_weights, unpack_data
+from tvm_ext.vta.layouts import bias_as_weights, pack_bias, pack_data, pack_weights, unpack_data
 from tvm_ext.vta.linter import lint
 from tvm_ext.vta.memory import MemoryImage
 from tvm_ext.vta.modules import Module
@@ -42,7 +42,7 @@ def convolve(data: NDArray, weights: NDArray, bias: NDArray, stride: int, paddin
 
 def conv_program(
     config: VTAConfig, data: NDArray, weights: NDArray, bias: NDArray,
-    stride: int, padding: int, tile: Tile, finish: Requantize,
+    stride: int, padding: int, tile: Tile, finish: Requantize, bias_in_gemm: bool = False,
 ) -> tuple[Program, tuple[int, ...]]:  # fmt: skip
     packed, packed_weights = pack_data(data, config), pack_weights(weights, config)
     batches, in_blocks, height, width = packed.shape[:4]
@@ -50,15 +50,21 @@ def conv_program(
     image = MemoryImage()
     image.allocate("data", packed)
     image.allocate("weights", packed_weights)
-    image.allocate("bias", pack_bias(bias, config))
+    if bias_in_gemm:
+        bias_weights, bias_inputs = bias_as_weights(bias, config)
+        image.allocate("bias", bias_weights)
+        image.allocate("bias_inputs", bias_inputs)
+    else:
+        image.allocate("bias", pack_bias(bias, config))
     shape = (batches, conv.out_blocks, conv.out_height, conv.out_width, config.batch, config.block)
     image.allocate("out", int(np.prod(shape)))
     builder = ProgramBuilder(config, image)
-    conv2d(builder, conv, tile, finish, "data", "weights", "bias", "out")
+    inputs = "bias_inputs" if bias_in_gemm else None
+    conv2d(builder, conv, tile, finish, "data", "weights", "bias", "out", inputs)
     return builder.build(), shape
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_conv2d(data: st.DataObject) -> None:
     draw = data.draw
@@ -72,7 +78,8 @@ def test_conv2d(data: st.DataObject) -> None:
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     inputs, weights = integers(rng, batch, channels, height, width), integers(rng, outputs, channels, kernel, kernel)
     bias = rng.integers(-100_000, 100_000, outputs).astype(np.int32)
-    program, shape = conv_program(config, inputs, weights, bias, stride, padding, tile, finish)
+    in_gemm = draw(st.booleans())
+    program, shape = conv_program(config, inputs, weights, bias, stride, padding, tile, finish, in_gemm)
     result = Simulator(config).run(program.words, program.image.data, program.image.base)
     expected = convolve(inputs, weights, bias, stride, padding, finish)
     found = unpack_data(read_outputs(program, "out", shape, result.dram), expected.shape)
@@ -101,11 +108,13 @@ def test_conv2d_stays_in_the_portable_subset(name: str) -> None:
     rng = np.random.default_rng(0)
     inputs, weights = integers(rng, 1, 32, 8, 8), integers(rng, 32, 32, 3, 3)
     finish = Requantize(17, 0, 127)
-    program, _ = conv_program(config, inputs, weights, np.zeros(32, np.int32), 1, 1, Tile(4, 8, 2, 2), finish)
-    assert lint(program.instructions, config, program.image.data, program.image.base) == []
+    for bias_in_gemm in (False, True):
+        tile = Tile(4, 8, 2, 2)
+        program, _ = conv_program(config, inputs, weights, np.zeros(32, np.int32), 1, 1, tile, finish, bias_in_gemm)
+        assert lint(program.instructions, config, program.image.data, program.image.base) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_matmul(data: st.DataObject) -> None:
     draw = data.draw

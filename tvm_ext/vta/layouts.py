@@ -38,6 +38,48 @@ def pack_bias(bias: NDArray, config: VTAConfig) -> NDArray:
     return np.ascontiguousarray(np.repeat(bias, config.batch, axis=1).astype(np.int32))
 
 
+def bias_as_weights(bias: NDArray, config: VTAConfig) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Write a bias as weights of constant inputs, so that one step of GEMM adds it where ALU takes two.
+
+    The constants are 127 and, last, 1: a bias is so many times 127 * 127, so many times 127, and a rest.
+
+    Parameters
+    ----------
+    bias : NDArray[np.int32]
+        One a channel, (O,).
+    config : VTAConfig
+
+    Returns
+    -------
+    weights : NDArray[np.int8]
+        (O/o, o, i).
+    inputs : NDArray[np.int8]
+        (B, i).
+
+    Raises
+    ------
+    InputError
+        If a bias is larger than the weights can say; use :func:`pack_bias` for it.
+    """
+    most = 127 * 127 * (config.block - 2) + 127 * 126 + 63
+    if bias.size and int(np.abs(bias.astype(np.int64)).max()) > most:
+        raise InputError(
+            f"a bias of {int(np.abs(bias.astype(np.int64)).max())} is larger than {most}, which GEMM can add"
+        )
+    padded = _padded(bias.astype(np.int64), {0: config.block})
+    # Nearest multiple of 127 first, so that the rest is from -63 to 63.
+    multiples = np.floor_divide(padded + 63, 127)
+    rest = padded - 127 * multiples
+    weights = np.zeros((padded.size, config.block), np.int64)
+    for column in range(config.block - 1):
+        weights[:, column] = np.clip(multiples, -127, 127)
+        multiples = multiples - weights[:, column]
+    weights[:, -1] = rest
+    inputs = np.full((config.batch, config.block), 127, np.int8)
+    inputs[:, -1] = 1
+    return weights.reshape(-1, config.block, config.block).astype(np.int8), inputs
+
+
 def _padded(array: NDArray, multiples: dict[int, int]) -> NDArray:
     if array.ndim <= max(multiples) or 0 in array.shape:
         raise InputError(f"an array of shape {list(array.shape)} cannot be packed in blocks")

@@ -98,7 +98,7 @@ class Slots:
 
     def __init__(self, depth: int, size: int, most: int, base: int = 0) -> None:
         self.size, self.base = size, base
-        count = min((depth - base) // size, most)
+        count = max(min((depth - base) // size, most), 0)
         self._contents: OrderedDict[int, Hashable] = OrderedDict((slot, None) for slot in range(count))
 
     def __len__(self) -> int:
@@ -124,6 +124,7 @@ def conv2d(
     weights: str,
     bias: str,
     output: str,
+    bias_inputs: str | None = None,
     most_slots: int = 2,
 ) -> None:
     """Add a convolution to a program.
@@ -137,6 +138,8 @@ def conv2d(
     requantize : Requantize
     data, weights, bias, output : str
         Buffers in the layouts of ``tvm_ext.vta.layouts``.
+    bias_inputs : str, optional
+        Buffer of the inputs that go with a bias written as weights.
     most_slots : int
         Tiles of a kind that are on the chip at once, 2 for double buffering.
 
@@ -145,8 +148,12 @@ def conv2d(
     VTAProgramError
         If a tile does not fit its memory; the message names the memory.
     """
-    tiles = _Tiles(builder.config, conv, tile, most_slots)
-    builder.load(MemoryType.ACC, bias, 0, 0, conv.out_blocks)
+    tiles = _Tiles(builder.config, conv, tile, most_slots, bias_inputs is not None)
+    if bias_inputs is None:
+        builder.load(MemoryType.ACC, bias, 0, 0, conv.out_blocks)
+    else:
+        builder.load(MemoryType.WGT, bias, 0, 0, conv.out_blocks)
+        builder.load(MemoryType.INP, bias_inputs, 0, 0, 1)
     rows = range(0, conv.out_height, tiles.rows)
     columns = range(0, conv.out_width, tiles.columns)
     blocks = range(0, conv.out_blocks, tiles.out_blocks)
@@ -172,28 +179,33 @@ def conv2d(
                     MemoryType.WGT, weights, first, wgt, inner * window, extent.out_blocks, conv.in_blocks * window
                 )
             builder.gemm(_conv_steps(conv, tiles, extent, inner, acc, inp, wgt))
-        block = np.arange(extent.out_blocks * pixels) // pixels
-        with_bias = np.stack([every[:, 0], o + block], axis=1)
-        _finish(builder, requantize, with_bias)
+        with_bias = np.stack([every[:, 0], o + np.arange(extent.out_blocks * pixels) // pixels], axis=1)
+        if bias_inputs is None:
+            builder.alu(AluOpcode.ADD, with_bias)
+        else:
+            builder.gemm(np.insert(with_bias, 1, 0, axis=1))
+        _finish(builder, requantize, with_bias[:, 0])
         for c in range(extent.out_blocks):
             place = (((n * conv.out_blocks + o + c) * conv.out_height) + y) * conv.out_width + x
             builder.store(output, place, acc + c * pixels, extent.columns, extent.rows, conv.out_width)
 
 
-def _finish(builder: ProgramBuilder, requantize: Requantize, with_bias: Steps) -> None:
-    builder.alu(AluOpcode.ADD, with_bias)
+def _finish(builder: ProgramBuilder, requantize: Requantize, accumulators: Steps) -> None:
+    steps = accumulators[:, None]
     # A distance has five bits in some hardware, the sign included.
     for distance in [15] * (requantize.shift // 15) + [requantize.shift % 15]:
         if distance:
-            builder.alu(AluOpcode.SHR, with_bias, distance)
-    builder.alu(AluOpcode.MAX, with_bias, requantize.low)
-    builder.alu(AluOpcode.MIN, with_bias, requantize.high)
+            builder.alu(AluOpcode.SHR, steps, distance)
+    builder.alu(AluOpcode.MAX, steps, requantize.low)
+    builder.alu(AluOpcode.MIN, steps, requantize.high)
 
 
 class _Tiles:
     """Extents that fit a convolution, and the slots for them."""
 
-    def __init__(self, config: VTAConfig, conv: Conv2d, tile: Tile, most_slots: int) -> None:
+    def __init__(
+        self, config: VTAConfig, conv: Conv2d, tile: Tile, most_slots: int, bias_in_weights: bool = False
+    ) -> None:
         self.rows = min(tile.rows, conv.out_height)
         self.columns = min(tile.columns, conv.out_width)
         self.out_blocks = min(tile.out_blocks, conv.out_blocks)
@@ -207,15 +219,17 @@ class _Tiles:
             "wgt": self.out_blocks * self.in_blocks * conv.kernel**2,
             "acc": self.out_blocks * self.rows * self.columns,
         }
+        taken = {"inp": 0, "wgt": 0, "acc": conv.out_blocks}
+        if bias_in_weights:
+            taken = {"inp": 1, "wgt": conv.out_blocks, "acc": 0}
         self.inp, self.wgt, self.acc = (
-            Slots(config.depths[name], size, most_slots, conv.out_blocks if name == "acc" else 0)
-            for name, size in sizes.items()
+            Slots(config.depths[name], size, most_slots, taken[name]) for name, size in sizes.items()
         )
         for name, slots in (("inp", self.inp), ("wgt", self.wgt), ("acc", self.acc)):
             if not len(slots):
                 raise VTAProgramError(
                     f"a tile of {sizes[name]} elements does not fit the {name} memory of {config.depths[name]}"
-                    + (f" beside {conv.out_blocks} of the bias" if name == "acc" else "")
+                    + (f" beside {taken[name]} of the bias" if taken[name] else "")
                     + f"; make {tile} smaller"
                 )
 
@@ -305,5 +319,6 @@ def matmul(
             b, i, x = np.ogrid[:height, :inner, :width]
             parts = np.broadcast_arrays(acc + x * height + b, inp + x * inner + i, wgt + b * inner + i)
             builder.gemm(np.stack([part.ravel() for part in parts], axis=1))
-        _finish(builder, requantize, np.stack([every, o + np.arange(width * height) % height], axis=1))
+        builder.alu(AluOpcode.ADD, np.stack([every, o + np.arange(width * height) % height], axis=1))
+        _finish(builder, requantize, every)
         builder.store(output, r * out_blocks + o, acc, height, width, out_blocks)
