@@ -29,19 +29,23 @@ class ActorCritic:
         Episodes between two updates of the agent; 1 is the source's.
     still : float
         An episode ends when this share of the knobs stays where it is, by choice or at the end of its range.
+    elite : float
+        This share of the episodes begins at the best measured configurations, the others at random ones.
     patience : int
         The search ends when the candidates have not changed for so many steps of all ``episodes``.
 
     References
     ----------
     Ahn et al., "Chameleon: Adaptive Code Optimization for Expedited Deep Neural Network Compilation", ICLR 2020,
-    section 3.2 and tables 7 and 9. Ends of ranges, the end of episodes and the normalised state are not in the paper.
+    section 3.2 and tables 7 and 9. Where episodes begin and end, ends of ranges, and the normalised state are not in
+    the paper.
     """
 
     episodes: int = 128
     steps: int = 500
     parallel: int = 16
-    still: float = 0.75
+    still: float = 0.875
+    elite: float = 0.5
     patience: int = 50
     seed: int = 0
     _agent: Agent | None = field(default=None, repr=False)
@@ -60,7 +64,7 @@ class ActorCritic:
         found = BestCandidates(count, excluded)
         queries = changed_at = 0
         for first in range(0, self.episodes, self.parallel):
-            rollout, reached = self._walk(space, agent, min(self.parallel, self.episodes - first), rng)
+            rollout, reached = self._walk(space, agent, self._starts(space, best, first, rng), rng)
             rollout.rewards = score(reached)
             queries += len(reached)
             if found.offer(space.keys(reached), reached, rollout.rewards):
@@ -70,12 +74,21 @@ class ActorCritic:
                 break
         return Exploration(*found.ranked(len(space.knobs)), queries, queries / self.episodes, changed_at)
 
+    def _starts(self, space: ConfigSpace, best: np.ndarray, first: int, rng: np.random.Generator) -> np.ndarray:
+        """First configurations of the episodes from number ``first`` on that are walked side by side."""
+        count = min(self.parallel, self.episodes - first)
+        points = space.random(rng, count)
+        chosen = int(self.elite * count) if len(best) else 0
+        number = int(self.elite * first) + np.arange(chosen)
+        points[:chosen] = best[number % max(len(best), 1)]
+        return points
+
     def _walk(
-        self, space: ConfigSpace, agent: Agent, episodes: int, rng: np.random.Generator
+        self, space: ConfigSpace, agent: Agent, points: np.ndarray, rng: np.random.Generator
     ) -> tuple[Rollout, np.ndarray]:
-        """Walk ``episodes`` episodes; gives what the agent saw and did, and the vectors reached, step by step."""
-        points = space.random(rng, episodes)
-        alive = np.arange(episodes)
+        """Walk an episode from each point; gives what the agent saw and did, and the vectors reached, step by step."""
+        points = points.copy()
+        alive = np.arange(len(points))
         states, actions, following, owners, ended, reached = [], [], [], [], [], []
         for step in range(self.steps):
             state = (points[alive] / space.radices).astype(np.float32)

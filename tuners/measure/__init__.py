@@ -1,0 +1,1 @@
+"""Measuring: candidates are compiled and run in warm worker processes, one at a time, in isolation."""

@@ -1,0 +1,258 @@
+"""Compiles and times candidates: what is equal is measured once, what fails costs only itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.threads import physical_cores
+from tvm_ext.tuners.measure.pool import Fault, Worker, WorkerServer
+from tvm_ext.tuners.measure.worker import Timing
+
+Arguments = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype of each argument of a kernel."""
+
+
+@dataclass
+class Candidate:
+    """One kernel to measure.
+
+    Attributes
+    ----------
+    key : str
+        Equal for kernels that are structurally equal and compiled for the same target.
+    error : str or None
+        Why it could not be compiled or run.
+    seconds : list of float or None
+        Its times, once it has run.
+    """
+
+    key: str
+    module_json: str
+    target_json: dict[str, Any]
+    worker: Worker | None = None
+    generation: int = -1
+    error: str | None = None
+    seconds: list[float] | None = None
+
+
+@dataclass
+class Counts:
+    """What was done, and the seconds it took."""
+
+    built: int = 0
+    run: int = 0
+    repeated: int = 0
+    failed: int = 0
+    build_seconds: float = 0.0
+    run_seconds: float = 0.0
+    noise: list[float] = field(default_factory=list)
+
+
+class Measurer:
+    """Keeps workers warm from one batch to the next.
+
+    Candidates are compiled by all workers at once, and timed one after the other, while nothing else runs.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes; the physical cores by default.
+    threads : int, optional
+        Threads of a kernel that runs in parallel; the physical cores by default. With one, kernels stay on one core.
+    timing : Timing, optional
+    build_timeout, run_timeout : float
+        Seconds after which a candidate is given up.
+    memory_bytes : int
+        What compiling or running a candidate may allocate.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        threads: int | None = None,
+        timing: Timing | None = None,
+        build_timeout: float = 30.0,
+        run_timeout: float = 10.0,
+        memory_bytes: int = 4 << 30,
+    ) -> None:
+        self.timing = timing or Timing()
+        self.build_timeout, self.run_timeout = build_timeout, run_timeout
+        self.threads = threads or physical_cores()
+        environment = {"TVM_NUM_THREADS": str(self.threads)}
+        self._server = WorkerServer(memory_bytes, environment)
+        self._workers = [Worker(self._server) for _ in range(workers or physical_cores())]
+        self._known: dict[str, Candidate] = {}
+        self._best: dict[Any, tuple[float, Candidate, str]] = {}
+        self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        self.counts = Counts()
+
+    def close(self) -> None:
+        """End all workers."""
+        self._server.close()
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def candidate(self, mod: tvm.IRModule, target: tvm.target.Target) -> Candidate:
+        """Give the candidate of a module with one kernel, ``main``; the same object for equal modules."""
+        target_json = _plain(target.export())
+        key = f"{tvm_ffi.structural_hash(mod):x}-{hash(str(target_json)):x}"
+        if key not in self._known:
+            self._known[key] = Candidate(key, tvm.ir.save_json(mod), target_json)
+        else:
+            self.counts.repeated += 1
+        return self._known[key]
+
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Compile candidates that were not compiled yet; what fails has its ``error`` set."""
+        start = time.perf_counter()
+        waiting = iter(
+            {
+                row.key: row for row in candidates if row.error is None and row.seconds is None and not _held(row)
+            }.values()
+        )
+        lock = threading.Lock()
+
+        def build_some(worker: Worker) -> None:
+            while True:
+                with lock:
+                    row = next(waiting, None)
+                if row is None:
+                    return
+                self._build_one(row, worker)
+
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            for future in [threads.submit(build_some, worker) for worker in self._workers]:
+                future.result()
+        self.counts.build_seconds += time.perf_counter() - start
+
+    def _build_one(self, row: Candidate, worker: Worker) -> None:
+        try:
+            worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
+        except Fault as fault:
+            row.error = f"compiling {fault}"
+            self.counts.failed += 1
+        else:
+            row.worker, row.generation = worker, worker.generation
+            self.counts.built += 1
+
+    def run(self, row: Candidate, device_type: str, arguments: Arguments, workload: Any = None) -> None:
+        """Time a candidate that was not timed yet; afterwards ``seconds`` or ``error`` is set.
+
+        Parameters
+        ----------
+        workload : hashable, optional
+            What the candidate computes: candidates of one workload are compared, hopeless ones are not repeated.
+        """
+        if row.error is not None or row.seconds is not None:
+            return
+        if not _held(row):  # its worker was taken down by another candidate
+            self._build_one(row, row.worker or self._workers[0])
+            if row.error is not None:
+                return
+        worker = row.worker
+        if worker is None:
+            return
+        start = time.perf_counter()
+        workload = workload if workload is not None else (device_type, arguments)
+        best = self._best.get(workload)
+        try:
+            if self.threads == 1:
+                worker.call(self.run_timeout, "pin", [next(self._cores)])
+            row.seconds = self._time(worker, row, device_type, arguments, best[0] if best else None)
+            self.counts.run += 1
+            median = float(np.median(row.seconds))
+            if best is None or median < best[0]:
+                self._best[workload] = (median, row, device_type)
+        except Fault as fault:
+            row.error = f"running {fault}"
+            self.counts.failed += 1
+        finally:
+            self.counts.run_seconds += time.perf_counter() - start
+
+    def _time(
+        self, worker: Worker, row: Candidate, device_type: str, arguments: Arguments, best: float | None
+    ) -> list[float]:
+        return worker.call(self.run_timeout, "run", row.key, device_type, arguments, self.timing, best)
+
+    def check_noise(self, arguments: Arguments, workload: Any) -> float | None:
+        """Time the best candidate of a workload once more, and note by how much the two times differ (a share).
+
+        Two measurements of one thing differ by noise alone: a difference between candidates that is less says nothing.
+        """
+        if workload not in self._best:
+            return None
+        before, row, device_type = self._best[workload]
+        worker = row.worker or self._workers[0]
+        try:
+            worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
+            again = float(np.median(self._time(worker, row, device_type, arguments, None)))
+        except Fault:
+            return None
+        self.counts.noise.append(abs(again - before) / min(again, before))
+        return self.counts.noise[-1]
+
+    def forget(self, rows: Sequence[Candidate]) -> None:
+        """Let workers drop what they compiled and nobody will run."""
+        for row in rows:
+            if _held(row) and row.seconds is None and row.worker is not None:
+                try:
+                    row.worker.call(self.run_timeout, "drop", [row.key])
+                except Fault:
+                    continue
+            row.worker = None
+
+
+def measure(
+    measurer: Measurer,
+    kernels: Sequence[tvm.IRModule],
+    target: tvm.target.Target,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Candidate]:
+    """Compile and time modules with one kernel each, ``main``; gives one candidate a module."""
+    rows = [measurer.candidate(mod, target) for mod in kernels]
+    measurer.build(rows)
+    for done, (row, mod) in enumerate(zip(rows, kernels, strict=True)):
+        device_type = str(tvm.runtime.Device(target.get_target_device_type(), 0)).partition(":")[0]
+        measurer.run(row, device_type, arguments_of(mod))
+        progress(done + 1)
+    return rows
+
+
+def arguments_of(mod: tvm.IRModule) -> Arguments:
+    """Shape and dtype of each argument of ``main``."""
+    return tensor_arguments(ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True))
+
+
+def tensor_arguments(infos: Sequence[Any]) -> Arguments:
+    """Shape and dtype of each of MetaSchedule's argument descriptions."""
+    return tuple((tuple(map(int, info.shape)), str(info.dtype)) for info in infos)
+
+
+def _held(row: Candidate) -> bool:
+    """Whether a worker still has the compiled candidate."""
+    return row.worker is not None and row.generation == row.worker.generation and row.worker.alive
+
+
+def _plain(value: Any) -> Any:
+    """Convert TVM's containers to what JSON knows."""
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return [_plain(item) for item in value]

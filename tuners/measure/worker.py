@@ -1,0 +1,121 @@
+"""What a worker does: compile candidates, keep them, and time them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_ext.compiler import summary_line
+from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.tuners.measure.channel import Closed, receive, send
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a candidate is timed.
+
+    Attributes
+    ----------
+    repeats : int
+        Number of figures.
+    seconds : float
+        Each figure is a mean over runs that last at least so long together.
+    hopeless : float
+        A candidate whose first runs take this many times the best time is not repeated.
+    """
+
+    repeats: int = 3
+    seconds: float = 0.02
+    hopeless: float = 3.0
+
+
+def warm_up() -> None:
+    """Go once through all that a candidate goes through before machine code, so that every worker has it loaded."""
+
+
+def work(connection: socket.socket) -> None:
+    """Answer requests, (name, arguments), with (True, result) or (False, sentence), until the socket is closed."""
+    modules: dict[str, Any] = {}
+    tasks = {"build": _build, "run": _run, "drop": _drop, "pin": _pin}
+    while True:
+        try:
+            name, arguments = receive(connection)
+        except Closed:
+            return
+        try:
+            answer = (True, tasks[name](modules, *arguments))
+        except MemoryError:
+            answer = (False, "out of memory")
+        except Exception as error:  # whatever TVM raised is the candidate's fault, and its only
+            answer = (False, f"{type(error).__name__}: {summary_line(error)}")
+        send(connection, answer)
+
+
+def _build(modules: dict[str, Any], key: str, module_json: str, target_json: dict[str, Any]) -> float:
+    """Compile a module and keep it; gives seconds."""
+    start = time.perf_counter()
+    if key not in modules:
+        modules[key] = build(tvm.ir.load_json(module_json), tvm.target.Target(target_json))
+    return time.perf_counter() - start
+
+
+def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+    """Generate code for the kernels of a module, in memory."""
+    mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+    if target.kind.name == "llvm":
+        with target:
+            mod = vector_code()(mod)
+    return tvm.driver.build(mod, target=target)
+
+
+def _run(
+    modules: dict[str, Any],
+    key: str,
+    device_type: str,
+    arguments: list[tuple[tuple[int, ...], str]],
+    timing: Timing,
+    best: float | None,
+) -> list[float]:
+    """Time a kept module; gives seconds of a run, ``timing.repeats`` of them or fewer for a hopeless one."""
+    compiled = modules.pop(key)
+    executable = compiled.jit() if hasattr(compiled, "jit") else compiled
+    device = tvm.device(device_type, 0)
+    tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
+    function = executable["main"]
+    function(*tensors)  # pages touched, threads started
+    first = []
+    for _ in range(2):
+        device.sync()
+        start = time.perf_counter()
+        function(*tensors)
+        device.sync()
+        first.append(time.perf_counter() - start)
+    if best is not None and min(first) > timing.hopeless * best:
+        return first
+    number = max(1, round(timing.seconds / max(min(first), 1e-7)))
+    evaluator = executable.time_evaluator("main", device, number=number, repeat=timing.repeats)
+    return list(evaluator(*tensors).results)
+
+
+def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Values that no kernel is slow on: small, positive, no denormal numbers."""
+    pattern = np.resize(np.linspace(0.5, 1.5, 251), shape) if np.prod(shape, dtype=int) else np.empty(shape)
+    return pattern.astype(dtype)
+
+
+def _drop(modules: dict[str, Any], keys: list[str]) -> None:
+    for key in keys:
+        modules.pop(key, None)
+
+
+def _pin(modules: dict[str, Any], cores: list[int]) -> None:
+    """Keep the process on these cores, where the system lets it."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cores)

@@ -1,0 +1,103 @@
+"""MetaSchedule's builder and runner on warm workers."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
+from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerFuture, RunnerInput, RunnerResult
+
+from tvm_ext.tuners.measure.measurer import Candidate, Measurer, tensor_arguments
+
+
+class Artifacts:
+    """Which candidate an artifact path stands for; compiled code stays in the workers.
+
+    The path is one of a folder of its own, since MetaSchedule removes the folder when a candidate is done with.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="tvm-ext-tune-")
+        self._candidates: dict[str, Candidate] = {}
+        self._number = 0
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self._folder, True)
+
+    def add(self, candidate: Candidate) -> str:
+        """Give a path that stands for the candidate."""
+        self._number += 1
+        folder = Path(self._folder, str(self._number))
+        folder.mkdir()
+        path = folder / "candidate"
+        path.write_text(candidate.key, encoding="utf-8")
+        self._candidates[str(path)] = candidate
+        return str(path)
+
+    def take(self, path: str) -> Candidate | None:
+        """Give the candidate of a path, once."""
+        return self._candidates.pop(path, None)
+
+
+@derived_object
+class WarmBuilder(PyBuilder):
+    """Compiles in warm workers; its artifacts can be run by the :class:`WarmRunner` of the same measurer alone."""
+
+    def __init__(self, measurer: Measurer, artifacts: Artifacts) -> None:
+        super().__init__()
+        self.measurer, self.artifacts = measurer, artifacts
+
+    def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        """Compile a batch."""
+        rows = [self.measurer.candidate(item.mod, item.target) for item in build_inputs]
+        self.measurer.build(rows)
+        return [
+            BuilderResult(self.artifacts.add(row), None) if row.error is None else BuilderResult(None, row.error)
+            for row in rows
+        ]
+
+
+@derived_object
+class _Done(PyRunnerFuture):
+    def __init__(self, result: RunnerResult) -> None:
+        super().__init__()
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> RunnerResult:
+        return self._result
+
+
+@derived_object
+class WarmRunner(PyRunner):
+    """Times candidates one after the other in the workers that compiled them."""
+
+    def __init__(self, measurer: Measurer, artifacts: Artifacts) -> None:
+        super().__init__()
+        self.measurer, self.artifacts = measurer, artifacts
+
+    def run(self, runner_inputs: list[RunnerInput]) -> list[RunnerFuture]:
+        """Time a batch."""
+        return [_Done(self._run(item)) for item in runner_inputs]
+
+    def _run(self, item: RunnerInput) -> RunnerResult:
+        row = self.artifacts.take(str(item.artifact_path))
+        if row is None:
+            return RunnerResult(None, f"{item.artifact_path} was not compiled by the builder that belongs to this runner")
+        self.measurer.run(row, str(item.device_type), tensor_arguments(item.args_info))
+        if row.seconds is None:
+            return RunnerResult(None, row.error or "not run")
+        return RunnerResult(row.seconds, None)
+
+
+def builder_and_runner(measurer: Measurer) -> tuple[ms.Builder, ms.Runner]:
+    """Make a builder and a runner for ``builder=`` and ``runner=`` of MetaSchedule's functions, with any strategy."""
+    artifacts = Artifacts()
+    return WarmBuilder(measurer, artifacts), WarmRunner(measurer, artifacts)
+
+

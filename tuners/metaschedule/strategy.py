@@ -1,0 +1,165 @@
+"""Any tuner of this package as MetaSchedule's search strategy."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+
+import tvm_ffi
+from tvm_ext.errors import TuningError
+from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
+from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuners.space import Vector
+from tvm_ext.tuners.tuner import Measurement, Tuner
+
+ATTEMPTS = 8
+"""Rounds of suggestions in which nothing can be scheduled before a task is given up."""
+
+
+@derived_object
+class TunerStrategy(PySearchStrategy):
+    """Lets tuners choose what MetaSchedule measures: one tuner a sketch, which share the budget.
+
+    A sketch that was measured least begins; later, sketches are drawn with probability proportional to how fast their
+    best is. Configurations that cannot be scheduled, or that give a kernel that was measured already, are told to the
+    tuner and cost no trial. What the database holds of the workload is learnt from first, and counts as trials.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    seed : int
+    resume : bool
+        Whether records of the database count as trials: a run that was killed ends where it would have.
+    """
+
+    def __init__(self, recipe: Recipe, seed: int = 0, resume: bool = True) -> None:
+        super().__init__()
+        self.recipe, self.seed, self.resume = recipe, seed, resume
+        self.mod: tvm.IRModule | None = None
+        self.postprocs: list[Any] = []
+        self.sketches: list[tuple[TraceSpace, Tuner]] = []
+        self.trials = self.max_trials = self.batch = 0
+        self._pending: list[tuple[int, Vector]] = []
+        self._seen: dict[int, float | None] = {}
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.mod = context.mod
+        self.postprocs = [] if context.space_generator is None else list(context.space_generator.postprocs or [])
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[Schedule],
+        database: ms.Database | None = None,
+        cost_model: ms.CostModel | None = None,
+    ) -> None:
+        """Make a tuner for each sketch that samples anything, and learn from the database."""
+        if self.mod is None or not design_spaces:
+            raise TuningError("the task has no design space, so there is nothing to tune; give it another `space`")
+        self.max_trials, self.batch = max_trials, num_trials_per_iter
+        self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
+        self._rng = np.random.default_rng(self.seed)
+        for number, schedule in enumerate(design_spaces):
+            try:
+                space = TraceSpace.of(schedule, self.mod)
+            except TuningError:
+                continue
+            # Not the built-in hash of a string, which differs from process to process.
+            seed = zlib.crc32(f"{self.seed}/{number}".encode())
+            self.sketches.append((space, self.recipe.tuner(space.space, seed)))
+        if not self.sketches:
+            raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
+        if database is not None and database.has_workload(self.mod):
+            self._learn(database)
+
+    def _learn(self, database: ms.Database) -> None:
+        """Take over what earlier runs measured."""
+        workload = database.commit_workload(self.mod)
+        for record in database.get_top_k(workload, 1 << 20):
+            seconds = _median(record.run_secs)
+            for space, tuner in self.sketches:
+                vector = space.vector(record.trace)
+                if vector is not None:
+                    tuner.update([Measurement(vector, seconds)])
+                    self.trials += self.resume
+                    break
+
+    def post_tuning(self) -> None:
+        """Let go of what belongs to the task."""
+        self.sketches, self._pending, self._seen = [], [], {}
+
+    def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
+        """Give the next batch; None when the budget is spent or there is nothing left to try."""
+        wanted = min(self.batch, self.max_trials - self.trials)
+        candidates: list[MeasureCandidate] = []
+        attempts = 0
+        while len(candidates) < wanted and attempts < ATTEMPTS:
+            number = self._choose_sketch()
+            space, tuner = self.sketches[number]
+            vectors = tuner.suggest(wanted - len(candidates))
+            before = len(candidates)
+            for vector in vectors:
+                candidate = self._candidate(space, tuner, vector)
+                if candidate is not None:
+                    candidates.append(candidate)
+                    self._pending.append((number, vector))
+            if candidates and len(vectors) < wanted:
+                break  # a sampler that needs fewer measurements gets fewer
+            attempts = 0 if len(candidates) > before else attempts + 1
+        self.trials += len(candidates)
+        return candidates or None
+
+    def _choose_sketch(self) -> int:
+        tuners = [tuner for _, tuner in self.sketches]
+        for number, tuner in enumerate(tuners):
+            if len(tuner.measurements) < min(8, tuner.space.size) and tuner.best is None:
+                return number
+        speeds = np.array([0.0 if tuner.best is None else tuner.best.score for tuner in tuners])
+        weights = (speeds / speeds.max()) ** 2 + 0.05 if speeds.max() > 0 else np.ones(len(tuners))
+        return int(self._rng.choice(len(tuners), p=weights / weights.sum()))
+
+    def _candidate(self, space: TraceSpace, tuner: Tuner, vector: Vector) -> MeasureCandidate | None:
+        """Make a candidate; what makes none is told to the tuner at once."""
+        schedule = space.schedule(vector)
+        if schedule is not None:
+            schedule.enter_postproc()
+            if not all(postproc.apply(schedule) for postproc in self.postprocs):
+                schedule = None
+        if schedule is None:
+            tuner.update([Measurement(vector, None)])
+            return None
+        key = tvm_ffi.structural_hash(schedule.mod)
+        if key in self._seen:
+            tuner.update([Measurement(vector, self._seen[key])])
+            return None
+        self._seen[key] = None
+        return MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True))
+
+    def notify_runner_results(
+        self, measure_candidates: list[MeasureCandidate], results: list[ms.runner.RunnerResult]
+    ) -> None:
+        """Tell the tuners what was measured."""
+        pending, self._pending = self._pending, []
+        for (number, vector), candidate, result in zip(pending, measure_candidates, results, strict=True):
+            seconds = None if result.run_secs is None else _median(result.run_secs)
+            self._seen[tvm_ffi.structural_hash(candidate.sch.mod)] = seconds
+            self.sketches[number][1].update([Measurement(vector, seconds)])
+
+    def clone(self) -> TunerStrategy:
+        """Give a strategy of the same recipe for another task."""
+        return TunerStrategy(self.recipe, self.seed, self.resume)
+
+
+def _median(seconds: Any) -> float | None:
+    """Median of times; None when there are none, or they are no times (1e10 marks failures in a database)."""
+    values = [float(value) for value in seconds or ()]
+    median = float(np.median(values)) if values else None
+    return None if median is None or not 0 < median < 1e9 else median
