@@ -8,7 +8,7 @@ write them there. What is not proved (:mod:`tvm_ext.passes.kernel_access`) is no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -41,26 +41,8 @@ class MemoryGraph:
     joins: Mapping[int, tuple[int, ...]]
 
 
-class KernelReader:
-    """Reads each kernel of a module once."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        self._functions = {variable.name_hint: func for variable, func in mod.functions_items()}
-        self._known: dict[str, KernelAccess] = {}
-
-    def __call__(self, name: str) -> KernelAccess:
-        """Tell how the kernel ``name`` touches its parameters; nothing of what is no kernel."""
-        if name not in self._known:
-            func = self._functions.get(name)
-            is_kernel = isinstance(func, tvm.tirx.PrimFunc)
-            self._known[name] = kernel_access(func) if is_kernel else KernelAccess()
-        return self._known[name]
-
-
-def memory_graph(
-    mod: tvm.IRModule, function: str = "main", *, in_place: bool = True, copied: Collection[int] = ()
-) -> MemoryGraph:
-    """Read a function for memory planning.
+class MemoryReader:
+    """Reads one function for memory planning, once; marks it as often as choices are tried.
 
     Parameters
     ----------
@@ -68,27 +50,75 @@ def memory_graph(
         After scheduling: kernels are PrimFuncs that ``call_tir`` calls.
     function : str
         Which Relax function.
-    in_place : bool
-        Mark what may run in place.
-    copied : collection of int
-        Nodes of concatenations that copy their operands, although these could be parts of the result.
+
+    Attributes
+    ----------
+    graph : DataflowGraph
+        The function with nothing in place and nothing joined: as stock TVM runs it.
     """
-    graph = from_relax(mod, function)
-    kernels = KernelReader(mod)
-    joins: dict[int, tuple[int, ...]] = {}
-    tensors = dict(graph.tensors)
-    # The largest result first: an operand can be a part of one result only.
-    for node in sorted(graph.nodes, key=lambda node: -_bytes(graph, node)):
-        if node.index not in copied and (offsets := _parts(graph, tensors, node, kernels)):
-            joins[node.index] = offsets
-            for name, offset in zip(node.operands, offsets, strict=True):
-                root = graph.storages[name]
-                tensors[root] = replace(tensors[root], alias_of=node.outputs[0], offset=offset)
-    tensors = {name: replace(t, kind=_kind(tensors, name)) for name, t in tensors.items()}
-    nodes = graph.nodes
-    if in_place:
-        nodes = tuple(replace(node, in_place=_in_place(graph, node, kernels)) for node in nodes)
-    return MemoryGraph(replace(graph, nodes=nodes, tensors=tensors), joins)
+
+    def __init__(self, mod: tvm.IRModule, function: str = "main") -> None:
+        self.graph = from_relax(mod, function)
+        functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+        self._access: dict[str, KernelAccess] = {"": KernelAccess()}
+        for name in {node.callee for node in self.graph.nodes if node.op == "call_tir"}:
+            func = functions.get(name)
+            is_kernel = isinstance(func, tvm.tirx.PrimFunc)
+            self._access[name] = kernel_access(func) if is_kernel else KernelAccess()
+
+    def access(self, node: Node) -> KernelAccess:
+        """Tell how the kernel that a node calls touches its parameters; nothing of what is no kernel call."""
+        if node.op != "call_tir" or node.has_effect:
+            return KernelAccess()
+        access, count = self._access[node.callee], len(node.operands)
+        # Operands and results must be the parameters, one to one.
+        is_plain = access.results == tuple(range(count, count + len(node.outputs)))
+        return access if is_plain else KernelAccess()
+
+    def marked(self, *, in_place: bool = True, copied: Collection[int] = ()) -> MemoryGraph:
+        """Mark what may run in place and what may be joined.
+
+        Parameters
+        ----------
+        in_place : bool
+            Mark what may run in place.
+        copied : collection of int
+            Nodes of concatenations that copy their operands, although these could be parts of the result.
+        """
+        graph = self.graph
+        joins: dict[int, tuple[int, ...]] = {}
+        tensors = dict(graph.tensors)
+        # The largest result first: an operand can be a part of one result only.
+        for node in sorted(graph.nodes, key=lambda node: -_bytes(graph, node)):
+            offsets = self.access(node).parts
+            if offsets and node.index not in copied and _joins(graph, tensors, node, offsets):
+                joins[node.index] = offsets
+                for name, offset in zip(node.operands, offsets, strict=True):
+                    root = graph.storages[name]
+                    tensors[root] = replace(tensors[root], alias_of=node.outputs[0], offset=offset)
+        tensors = {name: replace(t, kind=_kind(tensors, name)) for name, t in tensors.items()}
+        nodes = graph.nodes
+        if in_place:
+            nodes = tuple(replace(node, in_place=self._in_place(node)) for node in nodes)
+        return MemoryGraph(replace(graph, nodes=nodes, tensors=tensors), joins)
+
+    def _in_place(self, node: Node) -> tuple[tuple[str, str], ...]:
+        found = self.access(node).in_place
+        if not found:
+            return ()
+        # Another parameter with the same bytes would be overwritten under the kernel's hands.
+        storages = [self.graph.storages[name] for name in node.operands]
+        uses = Counter(storages)
+        return tuple(
+            (node.outputs[result - len(node.operands)], node.operands[operand])
+            for operand, result in found
+            if uses[storages[operand]] == 1
+        )
+
+
+def memory_graph(mod: tvm.IRModule, function: str = "main") -> MemoryGraph:
+    """Read a function for memory planning, all that is possible marked; see :class:`MemoryReader`."""
+    return MemoryReader(mod, function).marked()
 
 
 def _bytes(graph: DataflowGraph, node: Node) -> int:
@@ -96,45 +126,21 @@ def _bytes(graph: DataflowGraph, node: Node) -> int:
     return sum(size for size in sizes if isinstance(size, int))
 
 
-def _is_kernel_call(node: Node, access: KernelAccess) -> bool:
-    """Whether the operands and results of a call are the parameters of its kernel, one to one."""
-    if node.op != "call_tir" or node.has_effect or not access.results:
-        return False
-    count = len(node.operands)
-    return access.results == tuple(range(count, count + len(node.outputs)))
-
-
-def _in_place(graph: DataflowGraph, node: Node, kernels: KernelReader) -> tuple[tuple[str, str], ...]:
-    access = kernels(node.callee)
-    if not access.in_place or not _is_kernel_call(node, access):
-        return ()
-    # Another parameter with the same bytes would be overwritten under the kernel's hands.
-    uses = Counter(graph.storages[name] for name in node.operands)
-    return tuple(
-        (node.outputs[result - len(node.operands)], node.operands[operand])
-        for operand, result in access.in_place
-        if uses[graph.storages[node.operands[operand]]] == 1
-    )
-
-
-def _parts(graph: DataflowGraph, tensors: Mapping[str, Tensor], node: Node, kernels: KernelReader) -> tuple[int, ...]:
-    """Offsets of the operands of a concatenation if all of them can be written into its result, or nothing."""
-    offsets = kernels(node.callee).parts
-    if not offsets or not _is_kernel_call(node, kernels(node.callee)):
-        return ()
+def _joins(graph: DataflowGraph, tensors: Mapping[str, Tensor], node: Node, offsets: Sequence[int]) -> bool:
+    """Whether all operands of a concatenation can be written into its result."""
     if graph.tensors[node.outputs[0]].alias_of is not None:  # joining one operand: a view of it
-        return ()
+        return False
     roots = [graph.storages[name] for name in node.operands]
     if len(set(roots)) != len(roots) or any(offset % ALIGNMENT for offset in offsets):
-        return ()
+        return False
     for name, root in zip(node.operands, roots, strict=True):
         tensor = tensors[root]
         made_here = root in graph.producer and tensor.kind == "intermediate" and tensor.alias_of is None
         if not made_here or tensor.nbytes != graph.tensors[name].nbytes:
-            return ()
+            return False
         if graph.nodes[graph.producer[root]].op != "call_tir":
-            return ()
-    return offsets
+            return False
+    return True
 
 
 def _kind(tensors: Mapping[str, Tensor], name: str) -> Kind:

@@ -22,10 +22,10 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import GraphError
-from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
+from tvm_ext.graph import DataflowGraph, Order, liveness
 from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, verify_order
 from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, in_place_variant
-from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, is_plannable, memory_graph
+from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, MemoryReader, is_plannable
 
 PLAN_ATTRIBUTE = "tvm_ext.memory_plan"
 """Attribute of a function whose kernels were ordered: the figures of its plan, as JSON."""
@@ -118,19 +118,20 @@ def plan_memory(
     Joining is not always better: the result takes its place when its first part is written. So for the largest
     concatenations copying is tried as well, and the plan with the smallest peak is taken.
     """
-    plain = memory_graph(mod, function, in_place=False, copied=range(2**31))
-    if len({node.block for node in plain.graph.nodes}) > 1:
+    reader = MemoryReader(mod, function)
+    graph = reader.graph
+    if len({node.block for node in graph.nodes}) > 1:
         method = "given"  # bindings stay in their blocks
-    if any(not isinstance(tensor.nbytes, int) for tensor in plain.graph.tensors.values()):
+    if any(not isinstance(tensor.nbytes, int) for tensor in graph.tensors.values()):
         return None
-    stock_peak = liveness(plain.graph, options=LIVENESS).peak
+    stock_peak = liveness(graph, options=LIVENESS).peak
     copied: frozenset[int] = frozenset()
-    best, order = _ordered(mod, function, method, time_limit, copied)
+    best, order = _ordered(reader, method, time_limit, copied)
     seconds = order.seconds
     for node in sorted(best.joins, key=lambda index: -_result_bytes(best, index))[:MOST_CHOICES]:
         if seconds >= time_limit or (order.optimal and _unavoidable(best, order)):
             break
-        other, other_order = _ordered(mod, function, method, time_limit - seconds, copied | {node})
+        other, other_order = _ordered(reader, method, time_limit - seconds, copied | {node})
         seconds += other_order.seconds
         if other_order.peak < order.peak:
             best, order, copied = other, other_order, copied | {node}
@@ -143,9 +144,9 @@ def plan_memory(
 
 
 def _ordered(
-    mod: tvm.IRModule, function: str, method: Method, time_limit: float, copied: frozenset[int]
+    reader: MemoryReader, method: Method, time_limit: float, copied: frozenset[int]
 ) -> tuple[MemoryGraph, OrderPlan]:
-    found = memory_graph(mod, function, copied=copied)
+    found = reader.marked(copied=copied)
     order = plan_order(found.graph, OrderOptions(method=method, time_limit=time_limit, liveness=LIVENESS))
     verify_order(order, found.graph, LIVENESS)
     return found, order
@@ -247,9 +248,3 @@ class _Variants:
             func = self._mod[global_var].with_attr(CONCATENATE_ATTRIBUTE, list(offsets))
             self._made[key] = self.builder.add_func(func, f"{global_var.name_hint}_joined")
         return self._made[key]
-
-
-def stock_order_peak(mod: tvm.IRModule, function: str = "main") -> int:
-    """Find the bytes alive at once in the order given, nothing in place and nothing joined."""
-    plain = memory_graph(mod, function, in_place=False, copied=range(2**31))
-    return liveness(plain.graph, given_order(plain.graph), LIVENESS).peak

@@ -15,7 +15,7 @@ from tvm_ext.compiler import generate_code, lower
 from tvm_ext.errors import CompileError
 from tvm_ext.frontend import ImportedModel
 from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
-from tvm_ext.passes.memory_graph import LIVENESS, memory_graph
+from tvm_ext.passes.memory_graph import LIVENESS, MemoryReader
 from tvm_ext.passes.memory_order import plan_memory
 from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.report.inspection import MemoryProfile
@@ -133,7 +133,7 @@ def _plan(
     statistics = module_statistics(modules["memory"])
     kernels = modules["schedule"]
     if options["memory"] == "stock":
-        graph = memory_graph(kernels, in_place=False, copied=range(2**31)).graph
+        graph = MemoryReader(kernels).graph
         _check_sizes(graph)
         order, seconds, bound, optimal = given_order(graph), 0.0, 0, False
         peak = liveness(graph, order, LIVENESS).peak
