@@ -83,3 +83,14 @@ def test_cycles(commands: Commands, tmp_path: Path) -> None:
     assert report["bytes_moved"]["instructions"] == 160
     commands("vta", "cycles", "--costs", "none", str(TINY)).error(2, "no cycle costs named 'none'")
     commands("vta", "cycles", str(TINY), "--picture", str(tmp_path / "a" / "b.png")).error(7, "cannot write")
+
+
+def test_lint(commands: Commands) -> None:
+    result = commands("vta", "lint", str(TINY))
+    assert (result.code, result.stdout) == (0, f"{TINY}: portable\n")
+    loud = TINY.with_name("19_alu_mul_imm.npz")
+    result = commands("vta", "lint", str(loud))
+    result.error(8, "19_alu_mul_imm.npz: 8 places where hardware differs from the simulators")
+    assert result.stdout.splitlines()[0].endswith(
+        "only simulators multiply in ALU; shift, or scale the weights [alu-mul]"
+    )

@@ -128,3 +128,26 @@ def cycles(file: Path, config_name: str | None, costs_name: str, picture: Path |
 
 def _pairs(values: dict[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value)
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@config_option
+def lint(file: Path, config_name: str | None) -> None:
+    """List what keeps the stream of FILE, a .npz recording, from meaning the same on boards as on the simulators."""
+    from tvm_ext.errors import CheckError
+    from tvm_ext.vta.config import load_config
+    from tvm_ext.vta.isa import decode_program
+    from tvm_ext.vta.linter import lint as find
+    from tvm_ext.vta.reference_simulator import ReferenceSimulator
+    from tvm_ext.vta.replay import load_recording
+
+    recording = load_recording(file, load_config(config_name) if config_name else None)
+    ReferenceSimulator(recording.config).run(recording.words, recording.before, recording.base)
+    program = decode_program(recording.words, recording.config)
+    findings = find(program, recording.config, recording.before, recording.base)
+    for finding in findings:
+        click.echo(f"{file}: {finding}")
+    if findings:
+        raise CheckError(f"{file}: {len(findings)} places where hardware differs from the simulators")
+    click.echo(f"{file}: portable")
