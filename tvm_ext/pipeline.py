@@ -17,9 +17,11 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.fusion import fuse_by_mapping_types
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
 from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
@@ -36,6 +38,8 @@ from tvm_ext.target import native_target
 from tvm_ext.threads import use_physical_cores
 
 Memory = Literal["stock", "arena", "optimal"]
+Rewrite = Literal["off", "strict", "fast"]
+Fuse = Literal["stock", "mapping-type"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,13 @@ class PipelineOptions:
     memory_limit : int or str, optional
         Bytes that intermediate tensors and results may take, such as ``262144`` or ``"256KB"``; a module that takes
         more is refused.
+    rewrite : str
+        Whether arithmetic is rewritten by mathematical properties so that it takes fewer operations. ``strict``: the
+        same values up to rounding; ``fast``: also rules that may overflow where the original does not, or that take
+        for granted that no value is NaN.
+    fuse : str
+        Who decides which operators become one kernel. ``stock``: TVM's patterns; ``mapping-type``: a planner that
+        combines operators by how their elements map to each other.
     """
 
     disable: tuple[str, ...] = ()
@@ -67,6 +78,8 @@ class PipelineOptions:
     winograd: bool = True
     memory: Memory = "stock"
     memory_limit: int | str | None = None
+    rewrite: Rewrite = "off"
+    fuse: Fuse = "stock"
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in PHASES]
@@ -77,8 +90,10 @@ class PipelineOptions:
         object.__setattr__(self, "disable", tuple(self.disable))
         if not isinstance(self.dump_dir, str | os.PathLike | None):
             raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
-        if self.memory not in get_args(Memory):
-            raise OptionError(f"option memory: {self.memory!r} is none of {', '.join(get_args(Memory))}")
+        for option, kind in (("memory", Memory), ("rewrite", Rewrite), ("fuse", Fuse)):
+            value = getattr(self, option)
+            if value not in get_args(kind):
+                raise OptionError(f"option {option}: {value!r} is none of {', '.join(get_args(kind))}")
         if not isinstance(self.winograd, bool):
             raise OptionError(f"option winograd: {self.winograd!r} is neither True nor False")
         if self.memory_limit is not None:
@@ -123,6 +138,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         fold_constants(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
+        *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
     ]
 
 
@@ -156,7 +172,8 @@ def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 
 def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     isolated = [] if options.memory == "stock" else [isolate_concatenations()]
-    return [*isolated, relax.transform.FuseOps(), relax.transform.FuseTIR()]
+    grouped = relax.transform.FuseOps() if options.fuse == "stock" else fuse_by_mapping_types()
+    return [*isolated, grouped, relax.transform.FuseTIR()]
 
 
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

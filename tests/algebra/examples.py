@@ -78,7 +78,7 @@ class Example:
             self._assign(pattern.operands[0], shape[::-1] if rng.integers(2) else (int(np.prod(shape)),), False)
         elif op == "slice":
             axis = int(rng.integers(len(shape)))
-            axis, begin, end = self._set(pattern.attribute, (axis, 1, 1 + shape[axis]))
+            axis, _, end = self._set(pattern.attribute, (axis, 1, 1 + shape[axis]))
             self._assign(pattern.operands[0], (*shape[:axis], end + 2, *shape[axis + 1 :]), False)
         elif op == "concat":
             axis = self._set(pattern.attribute, int(rng.integers(len(shape))))

@@ -10,8 +10,9 @@ triple of natural numbers, and the queue is looked at a bounded number of times.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tvm_ext.algebra.operators import ShapeError
 from tvm_ext.algebra.rule import Mode, Rule
@@ -25,8 +26,8 @@ class Step:
     """One rewriting: which rule, and what it was applied to and gave."""
 
     rule: Rule
-    before: str
-    after: str
+    before: Term
+    after: Term
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Simplified:
     after: Cost
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SearchOptions:
     """Limits of a search.
 
@@ -72,9 +73,17 @@ class SearchOptions:
     """
 
     mode: Mode = "strict"
-    expansions: int = 60
+    expansions: int = 30
     slack: float = 0.1
     rules: tuple[Rule, ...] = field(default=RULES, repr=False)
+
+    @cached_property
+    def by_operator(self) -> Mapping[str, tuple[Rule, ...]]:
+        """The rules by the outermost operator of what they match."""
+        found: dict[str, tuple[Rule, ...]] = {}
+        for rule in self.rules:
+            found[rule.pattern.op] = (*found.get(rule.pattern.op, ()), rule)
+        return found
 
     def __post_init__(self) -> None:
         if self.mode not in ("strict", "fast"):
@@ -148,17 +157,27 @@ def _neighbours(
     roots: tuple[Term, ...], terms: Terms, options: SearchOptions
 ) -> Iterator[tuple[tuple[Term, ...], Step]]:
     """Yield everything that one rewriting at one place makes of some terms."""
-    by_operator: dict[str, list[Rule]] = {}
-    for rule in options.rules:
-        by_operator.setdefault(rule.pattern.op, []).append(rule)
     for term in reachable(roots):
         if term.is_constant:
             continue
-        for rule in by_operator.get(term.op, ()):
-            for new in rule.rewrites(term, terms, options.mode):
-                try:
-                    changed = terms.substitute(roots, term, new)
-                except ShapeError:
-                    continue
-                if changed != roots:
-                    yield changed, Step(rule, str(term), str(new))
+        for rule, new in _rewrites(term, terms, options):
+            try:
+                changed = terms.substitute(roots, term, new)
+            except ShapeError:
+                continue
+            if changed != roots:
+                yield changed, Step(rule, term, new)
+
+
+def _rewrites(term: Term, terms: Terms, options: SearchOptions) -> tuple[tuple[Rule, Term], ...]:
+    """Find what one rewriting at the root of a term makes of it; terms never change, so this is looked for once."""
+    key = (term.number, options)
+    found = terms.memory.get(key)
+    if found is None:
+        found = tuple(
+            (rule, new)
+            for rule in options.by_operator.get(term.op, ())
+            for new in rule.rewrites(term, terms, options.mode)
+        )
+        terms.memory[key] = found
+    return found

@@ -68,9 +68,16 @@ class Term:
 
 
 class Terms:
-    """Makes terms; each different one once."""
+    """Makes terms; each different one once.
+
+    Attributes
+    ----------
+    memory : dict
+        For searches, which note here what they found for a term.
+    """
 
     def __init__(self) -> None:
+        self.memory: dict[Any, Any] = {}
         self._known: dict[tuple[Any, ...], Term] = {}
 
     def input(self, name: str, shape: Sequence[int], lower: float = -np.inf) -> Term:

@@ -332,8 +332,7 @@ class Gpt2(nn.Module):
 
 
 def full(name: str) -> nn.Module:
-    """The net of that name at its published size, in evaluation mode; its weights are torch's random ones, seeded."""
-    torch.manual_seed(0)
+    """The net of that name at its published size, in evaluation mode, with seeded made-up weights."""
     nets = {
         "bert_base": lambda: Encoder(BERT_BASE),
         "distilbert": lambda: Encoder(DISTILBERT),
@@ -342,4 +341,18 @@ def full(name: str) -> nn.Module:
         "mobilebert": MobileBert,
         "gpt2": Gpt2,
     }
-    return nets[name]().eval()
+    return with_random_weights(nets[name]())
+
+
+def with_random_weights(module: nn.Module) -> nn.Module:
+    """Fill a module with seeded weights of a size that keeps signals; scales are near one. In evaluation mode."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in module.named_parameters():
+        if parameter.dim() >= 2:
+            deviation = 0.05 if "token" in name or "word" in name or "position" in name else parameter.shape[-1] ** -0.5
+            parameter.data.normal_(0.0, deviation, generator=generator)
+        elif name.endswith("weight"):
+            parameter.data.uniform_(0.8, 1.2, generator=generator)
+        else:
+            parameter.data.normal_(0.0, 0.1, generator=generator)
+    return module.eval()

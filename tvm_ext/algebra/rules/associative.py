@@ -28,6 +28,8 @@ ASSOCIATIVE: tuple[Rule, ...] = (
     _row("(a / sqrt(b)) / sqrt(b)", "a / b", assumes=("b>=0",)),
     # numbers that meet
     _row("(a * k) * m", "a * (k * m)"),
+    _row("(a * k) * b", "(a * b) * k", enables=True),
+    _row("(a / k) * b", "(a * b) / k", enables=True),
     _row("(a + k) + m", "a + (k + m)"),
     _row("(a - k) + m", "a + (m - k)"),
     _row("(a + k) - m", "a + (k - m)"),

@@ -113,5 +113,11 @@ COMMUTATIVE: tuple[Rule, ...] = (
     _row("minimum(transpose(a), transpose(b))", "transpose(minimum(a, b))"),
     _row("reshape(a) + reshape(b)", "reshape(a + b)", enables=True),
     _row("reshape(a) * reshape(b)", "reshape(a * b)", enables=True),
+    _row("transpose(a) * k", "transpose(a * k)", enables=True),
+    _row("transpose(a) / k", "transpose(a / k)", enables=True),
+    _row("reshape(a) * k", "reshape(a * k)", enables=True),
+    _row("reshape(a) / k", "reshape(a / k)", enables=True),
+    _row("reshape(a * v)", "reshape(a) * v", needs=("v is a row",), enables=True),
+    _row("reshape(a + v)", "reshape(a) + v", needs=("v is a row",), enables=True),
     _row("matmul(a, b * k)", "matmul(a, b) * k", enables=True),
 )

@@ -96,6 +96,15 @@ DISTRIBUTIVE: tuple[Rule, ...] = (
     _row("(matmul(a, w) + u) * v", "matmul(a, w * v) + (u * v)", needs=("v is a row",)),
     _row("matmul(a * v, w)", "matmul(a, column(v) * w)", needs=("v is a row",)),
     _row("matmul(a + v, w)", "matmul(a, w) + matmul(row(v), w)", needs=("v is a row",)),
+    _row("matmul(a + v, w) + u", "matmul(a, w) + (matmul(row(v), w) + u)", needs=("v is a row",)),
+    _row("matmul(reshape(a * v), w)", "matmul(reshape(a), column(v) * w)", needs=("v is a row",)),
+    _row(
+        "matmul(reshape(a + v), w) + u",
+        "matmul(reshape(a), w) + (matmul(row(v), w) + u)",
+        needs=("v is a row",),
+    ),
+    _row("matmul(a, b) * k", "matmul(a * k, b)", enables=True),
+    _row("matmul(a, b) / k", "matmul(a / k, b)", enables=True),
     _row("matmul(k * a, b)", "k * matmul(a, b)", enables=True),
     _row("matmul(a, k * b)", "k * matmul(a, b)", enables=True),
     # convolutions
