@@ -19,8 +19,8 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 import numpy as np
 
 from tests.vta.comparing import run_both
-from tests.vta.golden import GOLDEN
 from tests.vta.random_programs import flip_bits, random_program
+from tests.vta.recordings import GOLDEN
 from tvm_ext.bench.record import write_result
 from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.faults import Refusal

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.commands import Commands
-from tests.vta.golden import GOLDEN
+from tests.vta.recordings import GOLDEN
 from tvm_ext.vta.assembler import assemble_program
 from tvm_ext.vta.isa import encode_program
 from tvm_ext.vta.replay import load_recording

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.vta.golden import GOLDEN, NAMES
+from tests.vta.recordings import GOLDEN, NAMES
 from tests.vta.test_isa import instructions
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.assembler import assemble, assemble_program, disassemble, disassemble_program

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.vta.comparing import run_both
-from tests.vta.golden import GOLDEN
 from tests.vta.random_programs import RandomProgram, closing
+from tests.vta.recordings import GOLDEN
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.checks import refusal_error
 from tvm_ext.vta.config import VTAConfig, load_config

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.vta.golden import GOLDEN, NAMES
 from tests.vta.random_programs import closing, random_program
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import GraphError, VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.costs import COSTS, CycleCosts, costs_named

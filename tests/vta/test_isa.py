@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.vta.golden import GOLDEN, NAMES
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.config import VTAConfig, config_names, load_config
 from tvm_ext.vta.isa import (

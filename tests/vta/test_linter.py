@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.vta.golden import GOLDEN, NAMES
 from tests.vta.random_programs import closing
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.isa import (
     Alu,

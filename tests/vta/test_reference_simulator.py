@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.vta.golden import GOLDEN, NAMES
 from tests.vta.random_programs import closing
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import VTAConfigError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import Gemm, Instruction, Load, MemoryType, MicroOp, Store, encode_program, encode_uops

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.vta.golden import GOLDEN, NAMES
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import VTAConfigError, VTAProgramError
 from tvm_ext.vta.config import load_config
 from tvm_ext.vta.replay import load_recording, replay

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vta.comparing import run_both
-from tests.vta.golden import GOLDEN, NAMES
 from tests.vta.random_programs import RandomProgram, flip_bits, random_program
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import VTAConfigError, VTAProgramError
 from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.faults import Fault, Refusal

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.vta.golden import GOLDEN, NAMES
+from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import MissingPackageError, OutputError
 from tvm_ext.vta.costs import costs_named
 from tvm_ext.vta.cycles import Interval, Timeline, time_program

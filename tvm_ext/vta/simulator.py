@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -68,7 +69,9 @@ class Simulator:
         config, depths = self.config, self.config.depths
         image = tvm.runtime.tensor(np.ascontiguousarray(dram))
         status = tvm.runtime.tensor(np.zeros(Status.SIZE, np.int64))
-        _compiled(config)(
+        # Boards of the same shape and encoding share an interpreter.
+        same = replace(config, target="sim", hw_ver="0.0.1" if config.isa == 1 else "0.0.2")
+        _compiled(same)(
             tvm.runtime.tensor(words.view(np.int64)),
             image,
             tvm.runtime.tensor(np.array([base, max_steps], np.int64)),
