@@ -1,0 +1,162 @@
+"""The database of latencies: keys, two writers at once, crashes while writing, and damaged files."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from tests.zoo.nets.shape_graphs import vgg16
+from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.fusion import profile_database
+from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
+from tvm_ext.fusion.planner import plan_fusion
+from tvm_ext.fusion.profile_database import ProfileDatabase
+
+GRAPH = operator_graph(vgg16())
+
+
+def test_plans_with_a_warm_database(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "profiles.json"
+    first = ProfileDatabase(path, "llvm")
+    plan = plan_fusion(GRAPH, latency=first.latency)
+    first.save()
+    asked: list[Collection[int]] = []
+
+    def never(graph: OperatorGraph, members: Collection[int]) -> float:
+        asked.append(members)
+        return 1.0
+
+    second = ProfileDatabase(path, "llvm", model=never)
+    assert plan_fusion(GRAPH, latency=second.latency) == plan
+    assert not asked
+    assert len(second) == len(first) > 50
+
+
+def test_keys_say_what_a_latency_depends_on() -> None:
+    database = ProfileDatabase(target="llvm")
+    keys = [database.key(GRAPH, [index]) for index in range(len(GRAPH))]
+    assert keys[0] != keys[3]  # another shape
+    assert database.key(GRAPH, [0, 1]) not in keys
+    # the convolutions of one stage are equal
+    convolutions = [i for i, operator in enumerate(GRAPH.operators) if operator.op == "nn.conv2d"]
+    assert keys[convolutions[5]] == keys[convolutions[6]]
+    assert ProfileDatabase(target="cuda").key(GRAPH, [0]) != keys[0]
+    assert ProfileDatabase(target="llvm", version="0.1").key(GRAPH, [0]) != keys[0]
+
+
+def test_measurements_replace_estimates(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    estimated = ProfileDatabase(path)
+    estimated.latency(GRAPH, [0])
+    estimated.save()
+    measured = ProfileDatabase(path, measure=lambda graph, members: 42.0)
+    assert measured.latency(GRAPH, [0]) == 42.0
+    late = ProfileDatabase(path, model=lambda graph, members: 7.0)
+    late.latency(GRAPH, [1])
+    measured.save()
+    late.save()
+    found = ProfileDatabase(path)
+    assert found.latency(GRAPH, [0]) == 42.0
+    assert found.latency(GRAPH, [1]) == 7.0
+    again = ProfileDatabase(path, measure=lambda graph, members: pytest.fail("was measured already"))
+    assert again.latency(GRAPH, [0]) == 42.0
+
+
+def _write_some(path: Path, numbers: range) -> None:
+    for number in numbers:
+        database = ProfileDatabase(path, model=lambda graph, members: 1.0)
+        database.latency(GRAPH, [number])
+        database.save()
+
+
+def test_two_processes_keep_each_others_entries(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_some, args=(path, range(start, 40, 2))) for start in (0, 1)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0
+    keys = {ProfileDatabase().key(GRAPH, [number]) for number in range(40)}
+    assert len(ProfileDatabase(path)) == len(keys)
+    assert not list(tmp_path.glob("*.damaged*"))
+
+
+def _die_while_writing(path: Path) -> None:
+    profile_database.os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    database = ProfileDatabase(path)
+    database.latency(GRAPH, [1])
+    database.save()
+
+
+def test_a_crash_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    _write_some(path, range(1))
+    before = path.read_text()
+    writer = multiprocessing.get_context("fork").Process(target=_die_while_writing, args=(path,))
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == -signal.SIGKILL
+    assert path.read_text() == before
+    _write_some(path, range(2, 3))  # the lock is free again
+    assert len(ProfileDatabase(path)) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"format": 2, "entries": {}}',
+        b'{"format": 1}',
+        b'{"format": 1, "entries": {"k": {"seconds": NaN, "source": "model"}}}',
+        b'{"format": 1, "entries": {"k": {"seconds": 1, "source": "guess"}}}',
+        b'{"format": 1, "entries": {"k": 3}}',
+        b'{"format": 1, "entries": []}',
+    ],
+)
+def test_damaged_files_are_moved_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "profiles.json"
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"profiles.json cannot be read .* moved to .*damaged1"):
+        database = ProfileDatabase(path)
+    assert len(database) == 0
+    assert (tmp_path / "profiles.json.damaged1").read_bytes() == content
+    database.latency(GRAPH, [0])
+    database.save()
+    assert json.loads(path.read_text())["format"] == 1
+
+
+def test_nothing_hangs_on_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profiles.json"
+    monkeypatch.setattr(profile_database, "_PATIENCE", 0.05)
+    database = ProfileDatabase(path)
+    database.latency(GRAPH, [0])
+    with profile_database._lock(path), pytest.raises(OutputError, match="another process has been writing"):
+        database.save()
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="is a folder"):
+        ProfileDatabase(tmp_path)
+    (tmp_path / "file").write_text("")
+    database = ProfileDatabase(tmp_path / "file" / "profiles.json")
+    database.latency(GRAPH, [0])
+    with pytest.raises(OutputError, match="cannot write"):
+        database.save()
+
+
+def test_without_a_file() -> None:
+    database = ProfileDatabase()
+    assert database.latency(GRAPH, [0]) > 0
+    database.save()
+    assert len(database) == 1

@@ -1,0 +1,212 @@
+"""Latencies of blocks, kept on disk: what the planner asks where the combination table says "if it is faster".
+
+An entry is a number of seconds under a key that says all it depends on: the operators of the block with their shapes
+and how they are connected, the target, and the version of TVM. It was measured, or estimated by a cost model; a
+measurement replaces an estimate, and never the other way round.
+
+The file is JSON. It is written to a temporary file first and then renamed, so that a crash leaves the old one; writers
+take turns by a lock and keep each other's entries. A file that cannot be read is moved aside, with a warning that says
+where to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.fusion.cost_model import LinearModel
+from tvm_ext.fusion.operator_graph import OperatorGraph
+from tvm_ext.fusion.planner import Latency
+
+FORMAT = 1
+_PATIENCE = 10.0  # seconds to wait for another process that writes
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of one block, and where they come from."""
+
+    seconds: float
+    source: Literal["measured", "model"]
+
+
+class ProfileDatabase:
+    """Latencies of blocks of operators.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        File to read and to write; without one the entries are kept in memory only.
+    target : str
+        What the latencies hold for, such as ``"llvm -mcpu=znver4 -threads=1"``.
+    measure : callable, optional
+        Measures the seconds of a block that has no measured entry. Without it they are estimated by ``model``.
+    model : callable, optional
+        Estimates the seconds of a block.
+    version : str, optional
+        Version of TVM; the installed one when not given.
+
+    Raises
+    ------
+    OptionError
+        When the path is a folder, or a file that may not be read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        target: str = "",
+        measure: Latency | None = None,
+        model: Latency | None = None,
+        version: str | None = None,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        if self.path is not None and self.path.is_dir():
+            raise OptionError(f"profile database: {self.path} is a folder, expected a file such as profiles.json in it")
+        self._prefix = f"{target} | tvm {version or importlib.metadata.version('apache-tvm')}"
+        self._measure = measure
+        self._model = model or LinearModel().seconds
+        self._entries = {} if self.path is None else _read(self.path)
+        self._new: dict[str, Profile] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def key(self, graph: OperatorGraph, members: Collection[int]) -> str:
+        """Describe a block: target, version, and for each operator its name, result, operands inside and outside."""
+        order = sorted(members)
+        place = {index: number for number, index in enumerate(order)}
+        parts = []
+        for index in order:
+            operator = graph.operators[index]
+            inside = ",".join(f"{place[e.source]}:{e.mapping.name}" for e in operator.edges if e.source in place)
+            outside = [graph.operators[e.source].nbytes for e in operator.edges if e.source not in place]
+            outside += [graph.given_bytes[name] for name in operator.given]
+            is_written = operator.is_output or any(reader not in place for reader in graph.successors[index])
+            # Kernels are numbered where several have the same name, by their order in the module.
+            name = re.sub(r"\d+$", "", operator.op) or operator.op
+            parts.append(f"{name}({inside};{','.join(map(str, outside))})->{operator.shape}{'!' if is_written else ''}")
+        return " | ".join((self._prefix, *parts))
+
+    def latency(self, graph: OperatorGraph, members: Collection[int]) -> float:
+        """Give the seconds of a block; measured or estimated, and noted, if there is no entry yet."""
+        key = self.key(graph, members)
+        found = self._entries.get(key)
+        if found is None or (found.source == "model" and self._measure is not None):
+            if self._measure is not None:
+                found = Profile(self._measure(graph, members), "measured")
+            else:
+                found = Profile(self._model(graph, members), "model")
+            self._entries[key] = self._new[key] = found
+        return found.seconds
+
+    def save(self) -> None:
+        """Write new entries to the file, beside those that others have written meanwhile.
+
+        Raises
+        ------
+        OutputError
+            When the file cannot be written, or another process holds its lock for more than ten seconds.
+        """
+        if self.path is None or not self._new:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _lock(self.path):
+                merged = _read(self.path)
+                for key, entry in self._new.items():
+                    if entry.source == "measured" or key not in merged:
+                        merged[key] = entry
+                _write(self.path, merged)
+        except OSError as error:
+            raise OutputError(f"profile database: cannot write {self.path}: {error.strerror or error}") from None
+        self._entries, self._new = merged | self._entries, {}
+
+
+def _read(path: Path) -> dict[str, Profile]:
+    """Read a file; one that is damaged is moved aside."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except UnicodeDecodeError as error:
+        return _moved_aside(path, str(error))
+    except OSError as error:
+        raise OptionError(f"profile database: cannot read {path}: {error.strerror}") from None
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        return {str(key): _profile(value) for key, value in data["entries"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _moved_aside(path, str(error))
+
+
+def _profile(value: Any) -> Profile:
+    seconds = float(value["seconds"])
+    if value["source"] not in ("measured", "model") or not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"an entry {value!r} is no latency")
+    return Profile(seconds, value["source"])
+
+
+def _moved_aside(path: Path, reason: str) -> dict[str, Profile]:
+    aside = next(
+        name for number in range(1, 10_000) if not (name := path.with_name(f"{path.name}.damaged{number}")).exists()
+    )
+    with contextlib.suppress(FileNotFoundError):  # another process was quicker
+        os.replace(path, aside)
+        warnings.warn(
+            f"profile database {path} cannot be read ({reason}); it was moved to {aside}, and a new one is begun",
+            stacklevel=4,
+        )
+    return {}
+
+
+def _write(path: Path, entries: dict[str, Profile]) -> None:
+    data = {
+        "format": FORMAT,
+        "entries": {key: {"seconds": entry.seconds, "source": entry.source} for key, entry in sorted(entries.items())},
+    }
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=0)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process write at a time; the lock ends with the process that holds it."""
+    deadline = time.monotonic() + _PATIENCE
+    with open(path.with_name(f"{path.name}.lock"), "w", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OutputError(
+                        f"profile database: another process has been writing {path} for {_PATIENCE:.0f} seconds; "
+                        "try again, or give another file"
+                    ) from None
+                time.sleep(0.01)
+        yield
