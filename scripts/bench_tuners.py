@@ -77,19 +77,20 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
                 "reached": round(float(np.mean([reached for _, reached in ratios.values()])), 3),
                 "fewer_queries": round(_ratio(runs, name, "converged_queries_per_iteration"), 2),
                 "speed_after_16_iterations": round(_speed(runs, name), 4),
-                "measured_after_16_iterations": round(
-                    float(
-                        np.mean([row.iteration_ends[min(15, len(row.iteration_ends) - 1)] for row in _of(runs, name)])
-                    ),
-                    1,
-                ),
-                "invalid": round(
-                    sum(row.invalid for row in _of(runs, name)) / sum(len(r.curve) for r in _of(runs, name)), 4
-                ),
+                "measured_after_16_iterations": round(float(np.mean([_after_16(row) for row in _of(runs, name)])), 1),
+                "invalid": round(_invalid(_of(runs, name)), 4),
                 "by_task": {task: [round(ratio, 3), reached] for task, (ratio, reached) in ratios.items()},
             }
         )
     return rows
+
+
+def _after_16(row: Run) -> int:
+    return int(row.iteration_ends[min(15, len(row.iteration_ends) - 1)])
+
+
+def _invalid(runs: list[Run]) -> float:
+    return sum(row.invalid for row in runs) / sum(len(row.curve) for row in runs)
 
 
 def _of(runs: list[Run], name: str, task: str | None = None) -> list[Run]:

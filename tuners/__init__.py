@@ -1,1 +1,66 @@
-"""Tuners: configuration spaces, explorers, samplers, initialisers, cost models, measuring, MetaSchedule adapters."""
+"""Tuners: configuration spaces, explorers, samplers, initialisers, cost models, measuring, MetaSchedule adapters.
+
+``strategy=tvm_ext.tuners.chameleon()`` makes TVM's MetaSchedule search with a tuner of this package; builder and runner
+on warm workers come from :func:`builder_and_runner`. The tuners themselves, in :mod:`tvm_ext.tuners.recipes`, know
+nothing of TVM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def strategy(tuner: str = "chameleon", *, seed: int = 0, batch: int | None = None, initial: int | None = None) -> Any:
+    """Make a search strategy for ``strategy=`` of MetaSchedule's functions.
+
+    Parameters
+    ----------
+    tuner : str
+        A row of :data:`tvm_ext.tuners.recipes.RECIPES`.
+    seed : int
+    batch, initial : int, optional
+        Most candidates of an iteration; configurations measured before the cost model is used.
+
+    Raises
+    ------
+    OptionError
+        If there is no such tuner; the message lists those there are.
+    """
+    from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
+    from tvm_ext.tuners.recipes import recipe
+
+    return TunerStrategy(recipe(tuner, batch, initial), seed)
+
+
+def chameleon(**options: Any) -> Any:
+    """Search by reinforcement learning with adaptive sampling; see :func:`strategy`."""
+    return strategy("chameleon", **options)
+
+
+def autotvm_sa(**options: Any) -> Any:
+    """Search by simulated annealing, the best predicted measured, as AutoTVM; see :func:`strategy`."""
+    return strategy("autotvm_sa", **options)
+
+
+def sa_as(**options: Any) -> Any:
+    """Search by simulated annealing with adaptive sampling; see :func:`strategy`."""
+    return strategy("sa_as", **options)
+
+
+def evolution(**options: Any) -> Any:
+    """Search by evolution on the cost model, in small batches; see :func:`strategy`."""
+    return strategy("evolution", **options)
+
+
+def builder_and_runner(**options: Any) -> tuple[Any, Any]:
+    """Make a builder and a runner on warm workers, for ``builder=`` and ``runner=`` of MetaSchedule's functions.
+
+    Parameters
+    ----------
+    **options
+        Of :class:`tvm_ext.tuners.measure.measurer.Measurer`.
+    """
+    from tvm_ext.tuners.measure.measurer import Measurer
+    from tvm_ext.tuners.metaschedule import builder
+
+    return builder.builder_and_runner(Measurer(**options))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tvm
@@ -94,7 +94,7 @@ class Measurer:
         self._server = WorkerServer(memory_bytes, environment)
         self._workers = [Worker(self._server) for _ in range(workers or physical_cores())]
         self._known: dict[str, Candidate] = {}
-        self._best: dict[Any, tuple[float, Candidate, str]] = {}
+        self._best: dict[tuple[str, Arguments], tuple[float, Candidate]] = {}
         self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
         self.counts = Counts()
 
@@ -102,7 +102,7 @@ class Measurer:
         """End all workers."""
         self._server.close()
 
-    def __enter__(self) -> Measurer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,13 +151,10 @@ class Measurer:
             row.worker, row.generation = worker, worker.generation
             self.counts.built += 1
 
-    def run(self, row: Candidate, device_type: str, arguments: Arguments, workload: Any = None) -> None:
+    def run(self, row: Candidate, device_type: str, arguments: Arguments) -> None:
         """Time a candidate that was not timed yet; afterwards ``seconds`` or ``error`` is set.
 
-        Parameters
-        ----------
-        workload : hashable, optional
-            What the candidate computes: candidates of one workload are compared, hopeless ones are not repeated.
+        Candidates with the same arguments are compared: one that is hopeless beside the best is not repeated.
         """
         if row.error is not None or row.seconds is not None:
             return
@@ -169,7 +166,7 @@ class Measurer:
         if worker is None:
             return
         start = time.perf_counter()
-        workload = workload if workload is not None else (device_type, arguments)
+        workload = (device_type, arguments)
         best = self._best.get(workload)
         try:
             if self.threads == 1:
@@ -178,7 +175,7 @@ class Measurer:
             self.counts.run += 1
             median = float(np.median(row.seconds))
             if best is None or median < best[0]:
-                self._best[workload] = (median, row, device_type)
+                self._best[workload] = (median, row)
         except Fault as fault:
             row.error = f"running {fault}"
             self.counts.failed += 1
@@ -190,14 +187,15 @@ class Measurer:
     ) -> list[float]:
         return worker.call(self.run_timeout, "run", row.key, device_type, arguments, self.timing, best)
 
-    def check_noise(self, arguments: Arguments, workload: Any) -> float | None:
+    def check_noise(self, workload: tuple[str, Arguments]) -> float | None:
         """Time the best candidate of a workload once more, and note by how much the two times differ (a share).
 
         Two measurements of one thing differ by noise alone: a difference between candidates that is less says nothing.
         """
         if workload not in self._best:
             return None
-        before, row, device_type = self._best[workload]
+        before, row = self._best[workload]
+        device_type, arguments = workload
         worker = row.worker or self._workers[0]
         try:
             worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
@@ -206,16 +204,6 @@ class Measurer:
             return None
         self.counts.noise.append(abs(again - before) / min(again, before))
         return self.counts.noise[-1]
-
-    def forget(self, rows: Sequence[Candidate]) -> None:
-        """Let workers drop what they compiled and nobody will run."""
-        for row in rows:
-            if _held(row) and row.seconds is None and row.worker is not None:
-                try:
-                    row.worker.call(self.run_timeout, "drop", [row.key])
-                except Fault:
-                    continue
-            row.worker = None
 
 
 def measure(

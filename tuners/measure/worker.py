@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_ext.compiler import summary_line
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.tuners.measure.channel import Closed, receive, send
 
@@ -43,7 +42,7 @@ def warm_up() -> None:
 def work(connection: socket.socket) -> None:
     """Answer requests, (name, arguments), with (True, result) or (False, sentence), until the socket is closed."""
     modules: dict[str, Any] = {}
-    tasks = {"build": _build, "run": _run, "drop": _drop, "pin": _pin}
+    tasks = {"build": _build, "run": _run, "pin": _pin}
     while True:
         try:
             name, arguments = receive(connection)
@@ -52,9 +51,9 @@ def work(connection: socket.socket) -> None:
         try:
             answer = (True, tasks[name](modules, *arguments))
         except MemoryError:
-            answer = (False, "out of memory")
+            answer = (False, "needed more memory than it may have")
         except Exception as error:  # whatever TVM raised is the candidate's fault, and its only
-            answer = (False, f"{type(error).__name__}: {summary_line(error)}")
+            answer = (False, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         send(connection, answer)
 
 
@@ -108,11 +107,6 @@ def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Values that no kernel is slow on: small, positive, no denormal numbers."""
     pattern = np.resize(np.linspace(0.5, 1.5, 251), shape) if np.prod(shape, dtype=int) else np.empty(shape)
     return pattern.astype(dtype)
-
-
-def _drop(modules: dict[str, Any], keys: list[str]) -> None:
-    for key in keys:
-        modules.pop(key, None)
 
 
 def _pin(modules: dict[str, Any], cores: list[int]) -> None:

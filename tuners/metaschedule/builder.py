@@ -88,7 +88,9 @@ class WarmRunner(PyRunner):
     def _run(self, item: RunnerInput) -> RunnerResult:
         row = self.artifacts.take(str(item.artifact_path))
         if row is None:
-            return RunnerResult(None, f"{item.artifact_path} was not compiled by the builder that belongs to this runner")
+            return RunnerResult(
+                None, f"{item.artifact_path} was not compiled by the builder that belongs to this runner"
+            )
         self.measurer.run(row, str(item.device_type), tensor_arguments(item.args_info))
         if row.seconds is None:
             return RunnerResult(None, row.error or "not run")
@@ -99,5 +101,3 @@ def builder_and_runner(measurer: Measurer) -> tuple[ms.Builder, ms.Runner]:
     """Make a builder and a runner for ``builder=`` and ``runner=`` of MetaSchedule's functions, with any strategy."""
     artifacts = Artifacts()
     return WarmBuilder(measurer, artifacts), WarmRunner(measurer, artifacts)
-
-

@@ -113,7 +113,7 @@ class SimulatedLandscape:
         reduction = task.inputs * task.kernel**2
         inner_reduction = c_in * ky_in * kx_in
 
-        # Arithmetic: vectors that are not full, accumulators that are too few to hide latency or too many for registers.
+        # Arithmetic: vectors that are not full, accumulators too few to hide latency or too many for registers.
         vectors_wide = np.ceil(f_in / cpu.lanes)
         accumulators = vectors_wide * y_in * x_in
         blocks = task.outputs / f_in * (task.output_size**2 / (y_in * x_in))
@@ -174,7 +174,7 @@ class SimulatedLandscape:
 
 
 def _normal(keys: np.ndarray, stream: int) -> np.ndarray:
-    """Standard normal numbers that depend on the keys (n) and the stream alone.
+    """Draw standard normal numbers that depend on the keys (n) and the stream alone.
 
     Hashing: the finaliser of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """

@@ -1,0 +1,135 @@
+"""``tvm-ext tune``: measure schedules of a model's kernels, keep the fastest."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tvm_ext.cli.common import Shapes, elapsed, input_shape_option, json_flag, model_argument, print_json, target_option
+
+if TYPE_CHECKING:
+    from tvm_ext.tuning import TuningResult
+
+
+NOISY = 0.05
+"""Share by which two measurements of one kernel differ on a machine that is not quiet."""
+
+
+@click.command()
+@model_argument
+@target_option
+@input_shape_option
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of the database; one that exists is gone on with.",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Measurements over all kernels, those in the database included.",
+)
+@click.option("--tuner", default="evolution", show_default=True, help="Which tuner searches.")
+@click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Measurements at a time.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Compile with what was found into this folder.")
+@click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
+@json_flag
+def command(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    work_dir: Path,
+    trials: int,
+    tuner: str,
+    batch: int,
+    seed: int,
+    threads: int | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Tune the kernels of MODEL (.onnx or .pt2) on this machine."""
+    from tvm_ext.artifact import check_destination
+    from tvm_ext.compiler import compile
+    from tvm_ext.frontend import import_model
+    from tvm_ext.target import resolve_target
+    from tvm_ext.tuners.measure.measurer import Measurer
+    from tvm_ext.tuners.recipes import recipe
+    from tvm_ext.tuning import open_database, tune
+
+    start = time.perf_counter()
+    row = recipe(tuner)
+    resolved = resolve_target(target)
+    if output is not None:
+        check_destination(output, force)
+    imported = import_model(model, input_shapes=input_shapes or None)
+    with _display(trials, quiet=as_json) as progress, Measurer(threads=threads) as measurer:
+        result = tune(
+            imported.mod, resolved, work_dir, trials, row, seed=seed, batch=batch, measurer=measurer, progress=progress
+        )
+    if output is not None:
+        with open_database(work_dir):
+            compile(imported, resolved).save(output, force=force)
+    if as_json:
+        print_json(_document(result))
+        return
+    click.echo(f"{work_dir}: {result.trials} trials in {elapsed(start)}, {result.resumed} resumed")
+    for kernel in sorted(result.kernels, key=lambda kernel: -(kernel.best or 0.0) * kernel.calls):
+        click.echo(f"  {kernel.name:40.40} {_times(kernel.before, kernel.best)}")
+    shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
+    click.echo(f"  time     {shares}")
+    if result.noise:
+        noise = sorted(result.noise)[len(result.noise) // 2]
+        hint = "; the machine is busy, differences below that mean nothing" if noise > NOISY else ""
+        click.echo(f"  noise    the best kernels measured twice differ by {noise:.1%}{hint}")
+    if output is not None:
+        click.echo(f"  compiled {output}")
+
+
+def _times(before: float | None, best: float | None) -> str:
+    if best is None:
+        return "nothing could be measured"
+    was = "" if before is None else f" (was {before * 1e6:.1f} µs)"
+    return f"{best * 1e6:10.1f} µs{was}"
+
+
+def _document(result: TuningResult) -> dict[str, Any]:
+    return {
+        "trials": result.trials,
+        "resumed": result.resumed,
+        "seconds": result.seconds,
+        "noise": result.noise,
+        "curve": result.curve,
+        "kernels": [vars(kernel) for kernel in result.kernels],
+    }
+
+
+@contextmanager
+def _display(trials: int, quiet: bool) -> Iterator[Callable[[TuningResult], None]]:
+    """Show trials done and the sum of the best times on stderr, when it is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda result: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("kernels", total=trials)
+
+        def show(result: TuningResult) -> None:
+            latest = f"{result.curve[-1][2] * 1e3:.3f} ms" if result.curve else "first candidates"
+            bar.update(task, completed=result.trials + result.resumed, description=latest)
+
+        yield show

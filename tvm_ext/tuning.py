@@ -1,0 +1,359 @@
+"""``tvm_ext.tuning.tune``: search for schedules of a model's kernels that are faster than the rules' own choices.
+
+The kernels are those of the pipeline ``tvm_ext`` just before its phase ``schedule``; what is found is kept in
+MetaSchedule's JSON database, which that phase reads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
+
+from tvm_ext.errors import OutputError, TargetError, TuningError
+from tvm_ext.pipeline import PipelineOptions, phase_passes
+from tvm_ext.schedules import cpu
+from tvm_ext.schedules.rule import prepare_kernels, tunable_schedule
+from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
+from tvm_ext.tuners.metaschedule.builder import builder_and_runner
+from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
+from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
+from tvm_ext.tuners.recipes import Recipe
+
+WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+
+
+@dataclass
+class KernelResult:
+    """One kernel: times in seconds, None where nothing was measured.
+
+    Attributes
+    ----------
+    calls : int
+        How often the model calls it.
+    before : float or None
+        With the rule's own choices.
+    best : float or None
+    trials, failed : int
+        Measurements of this run, and how many of them failed.
+    error : str or None
+        Why the last failed candidate failed.
+    """
+
+    name: str
+    calls: int
+    points: int
+    before: float | None = None
+    best: float | None = None
+    trials: int = 0
+    failed: int = 0
+    error: str | None = None
+
+
+@dataclass
+class TuningResult:
+    """What a run found, and where its time went (seconds).
+
+    Attributes
+    ----------
+    curve : list of (seconds, trials, latency)
+        After every batch: sum over the kernels of best time and calls, once each was measured.
+    noise : list of float
+        By how much two measurements of the best candidate of a kernel differed, as shares.
+    resumed : int
+        Trials that the database held already.
+    """
+
+    kernels: list[KernelResult]
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    resumed: int = 0
+
+    @property
+    def trials(self) -> int:
+        """Measurements of this run."""
+        return sum(kernel.trials for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel to tune: the workload as the database knows it."""
+
+    name: str
+    mod: tvm.IRModule
+    calls: int
+    points: int
+
+
+def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
+    """List the kernels of a Relax module that our rules schedule with something to choose.
+
+    Raises
+    ------
+    TargetError
+        If the target is not a CPU.
+    """
+    if target.kind.name != "llvm":
+        raise TargetError(
+            f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
+        )
+    with target, tvm.transform.PassContext():
+        for phase, phase_pass in phase_passes(target, PipelineOptions()):
+            if phase.name == "schedule":
+                break
+            mod = phase_pass(mod)
+        mod = prepare_kernels(cpu.RULES)(mod)
+    tasks = []
+    for found in ms.relax_integration.extract_tasks(mod, target):
+        workload = found.dispatched[0]
+        try:
+            schedule = tunable_schedule(workload["main"], target, cpu.RULES)
+            space = None if schedule is None else TraceSpace.of(schedule, workload).space
+        except TuningError:
+            continue  # nothing to choose
+        except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too
+            continue
+        if space is not None and space.size > 1:
+            tasks.append(Task(str(found.task_name), workload, int(found.weight), space.size))
+    return tasks
+
+
+def tune(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    work_dir: str | Path,
+    trials: int,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    batch: int = 16,
+    measurer: Measurer | None = None,
+    progress: Callable[[TuningResult], None] = lambda result: None,
+) -> TuningResult:
+    """Tune the kernels of a Relax module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        As :func:`tvm_ext.import_model` gives it.
+    work_dir : path
+        Folder of the database. One that holds records is gone on with: its trials count.
+    trials : int
+        Measurements, over all kernels and runs.
+    progress : callable
+        Called after every batch.
+
+    Raises
+    ------
+    TuningError
+        If there is nothing to tune, or the database cannot be read.
+    OutputError
+        If the folder cannot be written.
+    """
+    start = time.perf_counter()
+    tasks = kernels_to_tune(mod, target)
+    if not tasks:
+        raise TuningError(
+            "none of the model's kernels has a schedule with something to choose: there is nothing to tune"
+        )
+    folder = Path(work_dir)
+    database = open_database(folder)
+    known = len(database.get_all_tuning_records())
+    results = [KernelResult(task.name, task.calls, task.points) for task in tasks]
+    outcome = TuningResult(results, resumed=known)
+    for task, result in zip(tasks, results, strict=True):
+        _take_over(task, result, database)
+    if trials > known:
+        own = measurer or Measurer()
+        try:
+            _search(
+                tasks, target, folder, trials - known, trials, recipe, seed, batch, own, database, outcome, progress
+            )
+            for task in tasks:
+                own.check_noise(("cpu", arguments_of(task.mod)))
+            counts = own.counts
+            outcome.noise = list(counts.noise)
+            outcome.seconds = {"build": counts.build_seconds, "run": counts.run_seconds}
+        finally:
+            if measurer is None:
+                own.close()
+    outcome.seconds["total"] = time.perf_counter() - start
+    if all(result.best is None for result in results):
+        reasons = {result.error for result in results if result.error}
+        raise TuningError(f"no candidate could be measured: {next(iter(reasons), 'nothing was tried')}")
+    return outcome
+
+
+def _search(
+    tasks: Sequence[Task],
+    target: tvm.target.Target,
+    folder: Path,
+    budget: tuple[int, int, int],
+    recipe: Recipe,
+    seed: int,
+    measurer: Measurer,
+    database: ms.Database,
+    outcome: TuningResult,
+    progress: Callable[[TuningResult], None],
+) -> None:
+    logger = logging.getLogger("tvm_ext.tuning")
+    logger.setLevel(logging.ERROR)
+    builder, runner = builder_and_runner(measurer)
+    new_trials, trials, batch = budget
+
+    def design_space(schedule: Schedule) -> Schedule:
+        return tunable_schedule(schedule.mod["main"], target, cpu.RULES)
+
+    nothing: dict[str, Any] = {"sch_rules": [], "postprocs": [], "mutator_probs": {}}
+
+    with without_tensor_intrinsics():
+        contexts = [
+            ms.TuneContext(
+                task.mod,
+                target=target,
+                space_generator=ms.space_generator.ScheduleFn(design_space, **nothing),
+                search_strategy=TunerStrategy(recipe, seed + number),
+                task_name=task.name,
+                rand_state=seed + number + 1,
+                num_threads=1,
+                logger=logger,
+            )
+            for number, task in enumerate(tasks)
+        ]
+    callbacks = [
+        ms.measure_callback.AddToDatabase(),
+        ms.measure_callback.RemoveBuildArtifact(),
+        _Reporter(outcome, progress, time.perf_counter()),
+    ]
+    try:
+        ms.tune.tune_tasks(
+            tasks=contexts,
+            task_weights=[float(task.calls) for task in tasks],
+            work_dir=str(folder),
+            max_trials_global=new_trials,
+            max_trials_per_task=trials,
+            num_trials_per_iter=batch,
+            builder=builder,
+            runner=runner,
+            database=database,
+            cost_model=ms.cost_model.RandomModel(),
+            measure_callbacks=callbacks,
+        )
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+
+
+@derived_object
+class _Reporter(PyMeasureCallback):
+    """Notes what was measured."""
+
+    def __init__(self, outcome: TuningResult, progress: Callable[[TuningResult], None], start: float) -> None:
+        super().__init__()
+        self.outcome, self.progress, self.start = outcome, progress, start
+
+    def apply(
+        self,
+        task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Sequence[Any],
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
+    ) -> None:
+        kernel = self.outcome.kernels[task_id]
+        for built, ran in zip(builder_results, runner_results, strict=True):
+            kernel.trials += 1
+            if ran.run_secs is None:
+                kernel.failed += 1
+                kernel.error = str(ran.error_msg or built.error_msg)
+                continue
+            seconds = sorted(map(float, ran.run_secs))[len(ran.run_secs) // 2]
+            if kernel.before is None and kernel.best is None:
+                kernel.before = seconds  # the rule's own choice is measured first
+            kernel.best = seconds if kernel.best is None else min(kernel.best, seconds)
+        if all(row.best is not None for row in self.outcome.kernels):
+            latency = sum(row.best * row.calls for row in self.outcome.kernels if row.best is not None)
+            self.outcome.curve.append((time.perf_counter() - self.start, self.outcome.trials, latency))
+        self.progress(self.outcome)
+
+
+def _take_over(task: Task, result: KernelResult, database: ms.Database) -> None:
+    """Take over what earlier runs found."""
+    if not database.has_workload(task.mod):
+        return
+    records = database.get_top_k(database.commit_workload(task.mod), 1)
+    if records:
+        seconds = sorted(map(float, records[0].run_secs))
+        result.best = seconds[len(seconds) // 2]
+
+
+def open_database(folder: Path) -> ms.Database:
+    """Open the JSON database of a folder, or begin one.
+
+    A last line that was cut short, because a run was killed while it wrote, is removed.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be made or written.
+    TuningError
+        If the database is damaged, or was written by a TVM that this one cannot read.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (WORKLOADS, RECORDS):
+            _remove_half_line(folder / name)
+        return ms.database.JSONDatabase(str(folder / WORKLOADS), str(folder / RECORDS))
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+    except Exception as error:  # whatever TVM raised
+        raise TuningError(
+            f"the database in {folder} cannot be read: it is damaged or of another TVM "
+            f"({' '.join(str(error).split())[:200]}); use another folder"
+        ) from None
+
+
+def _remove_half_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole == len(content):
+        return
+    try:
+        json.loads(content[whole:])
+    except ValueError:
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+@contextmanager
+def without_tensor_intrinsics() -> Iterator[None]:
+    """Keep MetaSchedule from importing every tensor intrinsic, which takes 13 s and which our rules do not use."""
+    name = "tvm.s_tir.tensor_intrin"
+    if name in sys.modules:
+        yield
+        return
+    package = sys.modules["tvm.s_tir"]
+    sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        package.__dict__.pop("tensor_intrin", None)
