@@ -57,6 +57,7 @@ def convolution(
     dilation: Sequence[int],
     groups: int = 1,
     computed_width: int = 0,
+    out_chunks: int = 0,
 ) -> te.Tensor:
     """Convolve a blocked tensor with packed weights (see :func:`pack_weight`) over two or three spatial axes.
 
@@ -74,15 +75,17 @@ def convolution(
         ``CI / groups`` and ``CO / groups`` must be multiples of ``vi`` and ``vo`` when it is not 1.
     computed_width : int
         Output columns to compute, at least ``OW``; those beyond ``OW`` are dropped.
+    out_chunks : int
+        Blocks of output channels to give when the weights have more; 0: all.
 
     Returns
     -------
     te.Tensor
         Shape ``(N, CO / vo, [OD,] OH, OW, vo)``.
     """
-    out_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
+    computed_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
     source, spatial, out_w = _padded_source(data, kernel, strides, padding, dilation, computed_width)
-    chunks_per_group = out_chunks // groups
+    chunks_per_group = computed_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")
     taps = [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
     ii = te.reduce_axis((0, block_in), "ii")
@@ -92,9 +95,9 @@ def convolution(
         positions = _positions(rest[:-1], taps, strides, dilation)
         return te.sum(source[n, chunk, *positions, ii] * weight[oc, ic, *taps, ii, rest[-1]], [ic, *taps, ii])
 
-    shape = (int(data.shape[0]), out_chunks, *spatial, block_out)
+    shape = (int(data.shape[0]), computed_chunks, *spatial, block_out)
     result = te.compute(shape, element, name="conv", attrs={KERNEL_ATTRIBUTE: "conv"})
-    return crop_width(result, out_w)
+    return crop(result, out_w, out_chunks)
 
 
 def depthwise_convolution(
@@ -131,7 +134,7 @@ def depthwise_convolution(
 
     shape = (int(data.shape[0]), chunks, *spatial, block)
     result = te.compute(shape, element, name="depthwise_conv", attrs={KERNEL_ATTRIBUTE: "depthwise_conv"})
-    return crop_width(result, out_w)
+    return crop(result, out_w)
 
 
 def transposed_convolution(
@@ -182,11 +185,12 @@ def transposed_convolution(
     )
 
 
-def crop_width(result: te.Tensor, out_w: int) -> te.Tensor:
-    """Drop the columns of a blocked tensor beyond ``out_w``."""
-    if int(result.shape[-2]) == out_w:
+def crop(result: te.Tensor, out_w: int, chunks: int = 0) -> te.Tensor:
+    """Drop the columns of a blocked tensor beyond ``out_w``, and the channel blocks beyond ``chunks`` if given."""
+    chunks = chunks or int(result.shape[1])
+    if (int(result.shape[1]), int(result.shape[-2])) == (chunks, out_w):
         return result
-    shape = (*result.shape[:-2], out_w, result.shape[-1])
+    shape = (result.shape[0], chunks, *result.shape[2:-2], out_w, result.shape[-1])
     return te.compute(shape, lambda *index: result(*index), name="crop")
 
 

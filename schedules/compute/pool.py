@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE, crop_width
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE, crop
 
 
 def pool(
@@ -69,7 +69,7 @@ def pool(
 
     pooled = te.compute((batch, chunks, *computed, block), window, name="pool", attrs={KERNEL_ATTRIBUTE: "pool"})
     if kind == "max":
-        return crop_width(pooled, out_shape[-1])
+        return crop(pooled, out_shape[-1])
 
     def counted(output: tirx.Var, axis: int) -> Expr | int:
         """Count the taps along one axis that fall on counted input."""

@@ -13,7 +13,7 @@ from tvm import te, tirx
 
 from tvm_ext.schedules.compute.conv2d import (
     KERNEL_ATTRIBUTE,
-    crop_width,
+    crop,
     output_extent,
     pack_depthwise_weight,
     pack_weight,
@@ -80,7 +80,7 @@ def conv2d_int8(
 
     shape = (batch, out_chunks, out_h, full_w, block_out)
     result = te.compute(shape, element, name="conv2d_int8", attrs={KERNEL_ATTRIBUTE: "conv2d_int8"})
-    return crop_width(result, out_w)
+    return crop(result, out_w)
 
 
 def depthwise_conv2d_int8(
@@ -129,7 +129,7 @@ def depthwise_conv2d_int8(
 
     shape = (batch, chunks, out_h, full_w, block)
     name = "depthwise_conv2d_int8"
-    return crop_width(te.compute(shape, element, name=name, attrs={KERNEL_ATTRIBUTE: name}), out_w)
+    return crop(te.compute(shape, element, name=name, attrs={KERNEL_ATTRIBUTE: name}), out_w)
 
 
 def _output_extents(

@@ -84,6 +84,12 @@ def divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
+def tile_cost(width: int, columns: int, vectors: int) -> float:
+    """Cycles that a step of the reduction takes for a row of outputs and one vector of channels."""
+    step = max(columns * vectors, 8, (columns + vectors) * 0.9) + 0.5
+    return -(-width // columns) * step / vectors
+
+
 def register_tile(width: int, chunks: int, registers: int, exact: bool = False) -> tuple[int, int]:
     """Choose the register tile (columns, vectors) of an output ``width`` columns x ``chunks`` vectors.
 
@@ -102,12 +108,25 @@ def register_tile(width: int, chunks: int, registers: int, exact: bool = False) 
         for columns in range(1, min(width, registers) + 1):
             if columns * vectors + vectors + 1 > registers - 1 or (exact and width % columns):
                 continue
-            step = max(columns * vectors, 8, (columns + vectors) * 0.9) + 0.5
-            cost = -(-width // columns) * step / vectors
+            cost = tile_cost(width, columns, vectors)
             cost += 1e-3 * abs(columns - 4 * vectors)  # between equals the squarer tile needs fewer loads
             if cost < best_cost:
                 best, best_cost = (columns, vectors), cost
     return best
+
+
+def computed_chunks(width: int, chunks: int, machine: Machine) -> int:
+    """Round the number of output-channel blocks up where that makes much better register tiles; see
+    :func:`register_tile`.
+
+    Blocks are taken two to four at a time; few columns and an odd number of blocks leave accumulators waiting.
+    """
+
+    def cost(count: int) -> float:
+        columns, vectors = register_tile(width, count, machine.vector_registers)
+        return count * tile_cost(width, columns, vectors)
+
+    return min(range(chunks, chunks + 4), key=lambda count: (cost(count) * (1 if count == chunks else 1.1), count))
 
 
 def computed_width(width: int, chunks: int, machine: Machine) -> int:

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Callable[..., relax.Expr], list[tuple[tuple[int, ...], st
         lambda bb, x: relax.op.nn.conv2d_transpose(x, _weights(32, 32, 2, 2), strides=2),
         [((1, 32, 14, 14), "float32")],
     ),
+    "cpu.winograd": (lambda bb, x: relax.op.nn.conv2d(x, _weights(64, 64, 3, 3)), [((1, 64, 58, 58), "float32")]),
     "cpu.sliding_window": (
         lambda bb, x: relax.op.nn.conv2d(x, _weights(32, 1, 3, 3), padding=1, groups=32),
         [((1, 32, 56, 56), "float32")],
@@ -87,7 +88,7 @@ def _kernels(name: str) -> dict[str, tvm.tirx.PrimFunc]:
         return {"main": INTEGER_CASES[name]()}
     build, inputs = CASES[name]
     transform = relax.transform
-    layout = [] if name == "cpu.fallback" else [blocked_layout(), pack_matmul()]
+    layout = [] if name == "cpu.fallback" else [blocked_layout(name == "cpu.winograd"), pack_matmul()]
     passes = [
         fold_constants(), *layout, transform.DeadCodeElimination(),
         transform.LegalizeOps(LEGALIZATIONS), transform.AnnotateTIROpPattern(), transform.FoldConstant(),

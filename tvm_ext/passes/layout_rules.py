@@ -34,7 +34,7 @@ from tvm_ext.schedules.compute.layout import block_channels
 from tvm_ext.schedules.compute.matmul import matmul, pack_columns, round_up
 from tvm_ext.schedules.compute.pool import global_average, pool
 from tvm_ext.schedules.compute.winograd import tiles, transform_weight, winograd_input, winograd_output
-from tvm_ext.schedules.cpu.conv2d import computed_width
+from tvm_ext.schedules.cpu.conv2d import computed_chunks, computed_width
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
@@ -157,10 +157,13 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         result = _winograd(rewriter, source, weight, block_out, geometry)
         if result is not None:
             return Blocked(result, out_channels, len(shape))
-    packed = relax.const(pack_weight(weight, block_in, block_out, groups))
+    out_chunks = -(-out_channels // block_out)
+    chunks = computed_chunks(out_w, out_chunks, rewriter.machine) if groups == 1 else out_chunks
+    packed = pack_weight(weight, block_in, block_out, groups)
+    packed = np.pad(packed, [(0, chunks - out_chunks)] + [(0, 0)] * (packed.ndim - 1))
     var = rewriter.emit_kernel(
-        convolution, [source.var, packed], "conv", OUT_ELEMENTWISE, groups=groups,
-        computed_width=computed_width(out_w, -(-out_channels // block_out), rewriter.machine), **geometry,
+        convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+        computed_width=computed_width(out_w, chunks, rewriter.machine), out_chunks=out_chunks, **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape))
 
