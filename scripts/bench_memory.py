@@ -6,6 +6,7 @@ Run: python scripts/bench_memory.py [--quick] [--json PATH] [--plots FOLDER] [NA
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -80,7 +81,7 @@ def latencies(plans: Sequence[PlannedMemory], model: ImportedModel, runs: int) -
 
 def measure(name: str, kind: str, model: ImportedModel, runs: int, plots: Path | None) -> dict[str, Any]:
     """Measure one graph."""
-    plans = compare_plans(model)
+    plans = compare_plans(model, measure=("stock", "optimal order", "with rewriting") if runs else ("with rewriting",))
     stock, arena, ordered, rewritten = plans
     level_by_level = liveness(stock.graph, breadth_first_order(stock.graph), LIVENESS).peak
     row = {
@@ -103,7 +104,7 @@ def measure(name: str, kind: str, model: ImportedModel, runs: int, plots: Path |
         "rewritten_seconds": rewritten.seconds,
         "results": stock.results,
         "measured": [plan.measured for plan in plans],
-        "planned_equals_measured": all(plan.measured == plan.planned + plan.results for plan in plans),
+        "planned_equals_measured": all(plan.measured in (None, plan.planned + plan.results) for plan in plans),
         "stock_traffic": traffic(stock),
         "traffic": min(traffic(ordered), traffic(rewritten)),
     }
@@ -130,6 +131,14 @@ def growth() -> list[dict[str, Any]]:
             | {"peak": plan.peak, "given_peak": plan.given_peak, "proved": plan.optimal, "states": plan.states}
         )
     return rows
+
+
+def kept_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows of graphs in an earlier result, by name."""
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["rows"]
+    return {row["name"]: row for row in rows if row["kind"] != "search"}
 
 
 def mean_ratio(values: Sequence[float]) -> float:
@@ -176,7 +185,9 @@ def summarise(rows: Sequence[dict[str, Any]], searches: Sequence[dict[str, Any]]
 def main() -> None:
     """Measure, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="graphs to measure (default: all)")
+    parser.add_argument(
+        "names", nargs="*", help="graphs to measure (default: all); the others keep their rows in the result of --json"
+    )
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--no-latency", action="store_true", help="do not time the modules")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the result as JSON")
@@ -184,12 +195,16 @@ def main() -> None:
     options = parser.parse_args()
     names = options.names or (QUICK if options.quick else (*cells(), *NETS))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    rows = []
+    kept = kept_rows(options.json) if options.names and options.json is not None else {}
+    searches = growth()
     for name, kind, model in models(names):
         row = measure(name, kind, model, 0 if options.no_latency else LATENCY_RUNS, options.plots)
-        rows.append(row)
+        kept[name] = row
         print(f"{name}: {row}", file=sys.stderr, flush=True)
-    searches = growth()
+        if options.json is not None:
+            rows = [kept[known] for known in (*cells(), *NETS) if known in kept]
+            write_result(options.json, name="memory", rows=[*rows, *searches], summary=summarise(rows, searches))
+    rows = [kept[known] for known in (*cells(), *NETS) if known in kept]
     table = Table(title="bytes alive at once (KiB), arena and TVM's plan")
     for title in (
         "graph",
@@ -211,8 +226,6 @@ def main() -> None:
     summary = summarise(rows, searches)
     for key, value in summary.items():
         console.print(f"{key}: {value}")
-    if options.json is not None:
-        write_result(options.json, name="memory", rows=[*rows, *searches], summary=summary)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,9 @@ class PipelineOptions:
     memory_limit : int or str, optional
         Bytes that intermediate tensors and results may take, such as ``262144`` or ``"256KB"``; a module that takes
         more is refused.
+    memory_rewriting : bool
+        Whether ``optimal`` may take concatenations apart, after which sums are taken in another order; without, results
+        are those of ``stock`` to the bit.
     rewrite : str
         Whether arithmetic is rewritten by mathematical properties so that it takes fewer operations. ``strict``: the
         same values up to rounding; ``fast``: also rules that may overflow where the original does not, or that take
@@ -78,6 +81,7 @@ class PipelineOptions:
     winograd: bool = True
     memory: Memory = "stock"
     memory_limit: int | str | None = None
+    memory_rewriting: bool = True
     rewrite: Rewrite = "off"
     fuse: Fuse = "stock"
 
@@ -96,6 +100,8 @@ class PipelineOptions:
                 raise OptionError(f"option {option}: {value!r} is none of {', '.join(get_args(kind))}")
         if not isinstance(self.winograd, bool):
             raise OptionError(f"option winograd: {self.winograd!r} is neither True nor False")
+        if not isinstance(self.memory_rewriting, bool):
+            raise OptionError(f"option memory_rewriting: {self.memory_rewriting!r} is neither True nor False")
         if self.memory_limit is not None:
             object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit))
         for name in self.disable:
@@ -151,7 +157,8 @@ def _rewrite(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tr
         return []
     lowering = [*_layout(target, options), *_legalize(target, options), *_fuse(target, options)]
     is_optimal = options.memory == "optimal"
-    return [memory_rewriting(lowering, "optimal" if is_optimal else "given", partial=is_optimal)]
+    partial = is_optimal and options.memory_rewriting
+    return [memory_rewriting(lowering, "optimal" if is_optimal else "given", partial=partial)]
 
 
 def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

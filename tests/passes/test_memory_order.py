@@ -44,7 +44,7 @@ def test_random_nets_compute_the_same(seed: int) -> None:
     # Rewriting changes the order of sums; everything else leaves every bit as it is.
     for memory in ("arena", "optimal"):
         for left, right in zip(
-            results(mod, values, memory=memory, disable=("rewrite",), winograd=False), expected, strict=True
+            results(mod, values, memory=memory, memory_rewriting=False, winograd=False), expected, strict=True
         ):
             np.testing.assert_array_equal(left, right)
 

@@ -41,8 +41,8 @@ def fan_in(branches: int, alike: bool) -> tvm.IRModule:
 def peaks(mod: tvm.IRModule) -> tuple[int, int]:
     """Peak of the best order without rewriting, and with."""
     found = []
-    for disable in (("rewrite",), ()):
-        plan = plan_memory(scheduled(mod, memory="optimal", disable=disable))
+    for rewriting in (False, True):
+        plan = plan_memory(scheduled(mod, memory="optimal", memory_rewriting=rewriting))
         assert plan is not None
         found.append(plan.peak)
     return found[0], found[1]
@@ -60,7 +60,7 @@ def test_nothing_is_rewritten_where_it_does_not_help() -> None:
     without, with_rewriting = peaks(mod)
     assert with_rewriting == without
     text = scheduled(mod, memory="optimal")["main"].script()
-    assert text.count("conv") == scheduled(mod, memory="optimal", disable=("rewrite",))["main"].script().count("conv")
+    assert text.count("conv") == scheduled(mod, memory="optimal", memory_rewriting=False)["main"].script().count("conv")
 
 
 @settings(max_examples=3, deadline=None)

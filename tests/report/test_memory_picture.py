@@ -54,4 +54,4 @@ def test_sizes_known_at_run_time_only() -> None:
     from tests.modules import Dynamic
 
     with pytest.raises(CompileError, match="run time"):
-        compare_plans(import_model(Dynamic), measure=False)
+        compare_plans(import_model(Dynamic), measure=())

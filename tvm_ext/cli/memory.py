@@ -36,7 +36,7 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
     from tvm_ext.bench.record import check_writable
     from tvm_ext.frontend import import_model
     from tvm_ext.report.memory_picture import draw_memory
-    from tvm_ext.report.memory_plans import compare_plans
+    from tvm_ext.report.memory_plans import NAMES, compare_plans
 
     if plot is not None:
         check_chart(plot)
@@ -44,7 +44,7 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
-        plans = compare_plans(imported, target, measure=not no_run, progress=report)
+        plans = compare_plans(imported, target, measure=() if no_run else NAMES, progress=report)
     if plot is not None:
         draw_memory(plot, model.name, [plan.profile for plan in plans])
     if as_json:

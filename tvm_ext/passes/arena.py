@@ -85,7 +85,9 @@ def arena() -> tvm.transform.Pass:
                 continue
             try:
                 if target is not None and target.kind.name not in _HOST_ADDRESSES:
-                    raise _Unplannable(f"tensors inside one storage are only known to work on CPUs, not on {target.kind.name}")
+                    raise _Unplannable(
+                        f"tensors inside one storage are only known to work on CPUs, not on {target.kind.name}"
+                    )
                 planned = _plan_function(mod, func)
             except _Unplannable as reason:
                 left = True

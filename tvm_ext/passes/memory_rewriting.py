@@ -9,6 +9,7 @@ kernels on trial, and their order planned. A choice that does not lower the peak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import tvm
 from tvm import relax
@@ -61,11 +62,11 @@ def memory_rewriting(
             return mod
         names = [_ISOLATE, *(concatenations(func) if partial else ())]
 
+        @cache
         def build(chosen: frozenset[str]) -> DataflowGraph:
             return memory_graph(lower(_rewritten(mod, chosen, function)), function).graph
 
-        graph = build(frozenset())
-        if any(not isinstance(tensor.nbytes, int) for tensor in graph.tensors.values()):
+        if any(not isinstance(tensor.nbytes, int) for tensor in build(frozenset()).tensors.values()):
             return mod
         options = OrderOptions(method=method, time_limit=SECONDS_OF_ORDER, liveness=LIVENESS)
         plan = choose_rewritings(names, build, options, time_limit=time_limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import prod
 from typing import Any
@@ -29,9 +29,10 @@ from tvm_ext.threads import use_physical_cores
 VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("stock", "TVM's plan, order of the model file", {"memory": "stock"}),
     ("arena", "one arena, in place, order of the model file", {"memory": "arena"}),
-    ("optimal order", "and the best order", {"memory": "optimal", "disable": ("rewrite",)}),
+    ("optimal order", "and the best order", {"memory": "optimal", "memory_rewriting": False}),
     ("with rewriting", "and concatenations taken apart", {"memory": "optimal"}),
 )
+NAMES = tuple(name for name, _, _ in VARIANTS)
 _NAMED_AT_PEAK = 8
 
 
@@ -92,7 +93,7 @@ def compare_plans(
     model: ImportedModel,
     target: Any = None,
     *,
-    measure: bool = True,
+    measure: Collection[str] = NAMES,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[PlannedMemory, ...]:
     """Lower a model once for each of :data:`VARIANTS`, and run it to count what it takes.
@@ -102,8 +103,8 @@ def compare_plans(
     model : ImportedModel
     target : str, dict or tvm.target.Target, optional
         This machine's CPU by default.
-    measure : bool
-        Generate code and run the model on zeros.
+    measure : collection of str
+        The variants for which to generate code and to run the model on zeros.
     progress : callable
         Called with the name of each step as it begins.
 
@@ -116,7 +117,7 @@ def compare_plans(
     found = []
     for name, summary, options in VARIANTS:
         progress(name)
-        found.append(_plan(model, resolved, name, summary, options, measure))
+        found.append(_plan(model, resolved, name, summary, options, name in measure))
     return tuple(found)
 
 
