@@ -14,7 +14,7 @@ from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.dependencies import add_tokens
 from tvm_ext.vta.isa import Finish, Gemm, Instruction, Load, MemoryType, Store, encode_program
 from tvm_ext.vta.modules import FLAGS, Module, module_of, pops, pushes
-from tvm_ext.vta.races import Race, find_races, happens_before
+from tvm_ext.vta.races import find_races, happens_before
 from tvm_ext.vta.reference_simulator import ReferenceSimulator
 from tvm_ext.vta.simulator import Simulator
 
@@ -133,15 +133,3 @@ def test_a_store_and_a_load_of_the_same_memory_are_ordered_through_compute() -> 
     program = add_tokens(body, config, dram)
     assert [module_of(instruction).name[0] for instruction in program] == list("SCLCSCC")
     assert find_races(program, config, dram) == []
-
-
-def test_races_are_found() -> None:
-    config = VTAConfig()
-    dram = np.zeros(8192, np.uint8)
-    uop = Load(memory_type=MemoryType.UOP, dram_base=0x400, y_size=1, x_size=1)
-    load = Load(dram_base=0x100, y_size=1, x_size=1)
-    gemm = Gemm(uop_end=1, iter_out=1, iter_in=1)
-    assert find_races([uop, load, gemm, Finish()], config, dram) == [Race(1, 2)]
-    ordered = [uop, replace(load, push_next=True), replace(gemm, pop_prev=True), Finish()]
-    assert find_races(ordered, config, dram) == []
-    assert find_races([*ordered[:3], load, Finish()], config, dram) == [Race(2, 3)]

@@ -18,6 +18,7 @@ from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.faults import Fault, Refusal
 from tvm_ext.vta.isa import Finish, Gemm, encode_program
 from tvm_ext.vta.memory import SimulationResult
+from tvm_ext.vta.reference_simulator import ReferenceSimulator
 from tvm_ext.vta.replay import load_recording
 from tvm_ext.vta.simulator import Simulator
 
@@ -108,6 +109,17 @@ def test_a_loop_without_end_is_refused_at_once() -> None:
 def test_an_empty_stream_is_refused() -> None:
     with pytest.raises(VTAProgramError, match="a stream ends with its only FINISH"):
         Simulator(VTAConfig()).run(np.zeros((0, 2), np.uint64), np.zeros(4096, np.uint8))
+
+
+@pytest.mark.parametrize("simulator", [ReferenceSimulator, Simulator])
+def test_an_image_is_bytes_within_the_address_space(simulator: type[ReferenceSimulator | Simulator]) -> None:
+    words = encode_program([Finish()], VTAConfig())
+    for dram, base in ((np.zeros(4, np.int8), 0), (np.zeros((2, 2), np.uint8), 0), (np.zeros(4, np.uint8), -1)):
+        with pytest.raises(VTAProgramError, match=r"a memory image is a uint8 array \[bytes\] .*; found"):
+            simulator(VTAConfig()).run(words, dram, base)
+    with pytest.raises(VTAProgramError, match="from address 0xfffffffd"):
+        simulator(VTAConfig()).run(words, np.zeros(4, np.uint8), (1 << 32) - 3)
+    simulator(VTAConfig()).run(words, np.zeros(4, np.uint8), (1 << 32) - 4)
 
 
 def test_other_widths_are_not_modelled() -> None:

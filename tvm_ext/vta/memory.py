@@ -99,6 +99,21 @@ class MemoryImage:
         return source[start : start + region.nbytes].view(dtype)[: int(np.prod(shape))].reshape(shape).copy()
 
 
+def check_image(dram: NDArray, base: int) -> None:
+    """Check the form of a memory image.
+
+    Raises
+    ------
+    VTAProgramError
+        If it is not one axis of uint8, within 32-bit addresses.
+    """
+    if dram.dtype != np.uint8 or dram.ndim != 1 or base < 0 or base + dram.size > ADDRESS_SPACE:
+        raise VTAProgramError(
+            f"a memory image is a uint8 array [bytes] within 32-bit addresses; "
+            f"found {dram.dtype}{list(dram.shape)} from address {base:#x}"
+        )
+
+
 @dataclass(frozen=True)
 class SimulationResult:
     """What a run did.

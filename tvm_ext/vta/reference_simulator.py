@@ -29,7 +29,7 @@ from tvm_ext.vta.isa import (
     decode_program,
     decode_uops,
 )
-from tvm_ext.vta.memory import SimulationResult
+from tvm_ext.vta.memory import SimulationResult, check_image
 from tvm_ext.vta.modules import Module, Queue, module_of, pops, pushes
 
 MAX_STEPS = 1 << 32
@@ -103,6 +103,7 @@ class ReferenceSimulator:
     ) -> SimulationResult | Refusal:
         """Do as :meth:`run`, but return a refusal instead of raising it."""
         words = as_words(words)
+        check_image(dram, base)
         refusal = check_stream(words.tolist(), self.config, (base, dram.size), max_steps)
         if refusal is not None:
             return refusal

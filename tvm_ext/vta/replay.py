@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tvm_ext.errors import VTAConfigError, VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import Words, as_words
-from tvm_ext.vta.memory import ADDRESS_SPACE, SimulationResult
+from tvm_ext.vta.memory import ADDRESS_SPACE, SimulationResult, check_image
 from tvm_ext.vta.reference_simulator import ReferenceSimulator
 from tvm_ext.vta.simulator import Simulator
 
@@ -115,11 +115,10 @@ def load_recording(path: str | Path, config: VTAConfig | None = None) -> Recordi
     base = _number(path, arrays, "dram_base")
     before, after = _array(path, arrays, "dram_before"), _array(path, arrays, "dram_after")
     for name, image in (("dram_before", before), ("dram_after", after)):
-        if image.dtype != np.uint8 or image.ndim != 1 or base + image.size > ADDRESS_SPACE:
-            raise VTAProgramError(
-                f"{path}: array {name!r} is {image.dtype}{list(image.shape)} from address {base:#x}; "
-                "expected one axis of uint8 within 32-bit addresses"
-            )
+        try:
+            check_image(image, base)
+        except VTAProgramError as error:
+            raise VTAProgramError(f"{path}: array {name!r}: {error}") from None
     if before.shape != after.shape:
         raise VTAProgramError(
             f"{path}: array 'dram_after' has {after.size} bytes and 'dram_before' {before.size}; expected equal images"

@@ -13,7 +13,7 @@ from tvm_ext.vta.checks import refusal_error
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.faults import FIELDS, Fault, Refusal
 from tvm_ext.vta.isa import Words, as_words
-from tvm_ext.vta.memory import SimulationResult
+from tvm_ext.vta.memory import SimulationResult, check_image
 from tvm_ext.vta.reference_simulator import MAX_STEPS, require_byte_operands
 
 
@@ -64,6 +64,7 @@ class Simulator:
         from tvm_ext.vta.simulator_kernel import Status
 
         words = as_words(words)
+        check_image(dram, base)
         if not len(words):
             return Refusal(Fault.FINISH, 0, "opcode")
         config, depths = self.config, self.config.depths
