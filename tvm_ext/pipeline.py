@@ -66,7 +66,7 @@ class PipelineOptions:
         more is refused.
     memory_rewriting : bool
         Whether ``optimal`` may take concatenations apart, after which sums are taken in another order; without, results
-        are those of ``stock`` to the bit.
+        are to the bit those of ``stock`` without Winograd convolutions.
     rewrite : str
         Whether arithmetic is rewritten by mathematical properties so that it takes fewer operations. ``strict``: the
         same values up to rounding; ``fast``: also rules that may overflow where the original does not, or that take

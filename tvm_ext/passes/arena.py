@@ -16,7 +16,8 @@ the operands are tensors inside the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -24,11 +25,16 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.memory import plan_arena, verify_arena
+from tvm_ext.memory import ArenaPlan, plan_arena, verify_arena
 from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE
 
 ALIGNMENT = 64
 """Bytes to which every tensor is aligned, as compiled kernels expect of their arguments."""
+
+LARGE_EFFORT = 8_000_000
+"""Of the second search for a small arena; see :func:`tvm_ext.memory.plan_arena`."""
+
+SOLVER_SECONDS = 5.0
 
 NOTE_ATTRIBUTE = "tvm_ext.memory_note"
 """Attribute of a function that the arena leaves to ``StaticPlanBlockMemory``: why."""
@@ -111,10 +117,25 @@ def _plan_function(mod: tvm.IRModule, func: relax.Function) -> relax.Function:
             sizes[names[variable]] = size
     if not names:
         return _rebuild(func, _Emitter(found, {}, None))
-    plan = plan_arena(intervals, sizes, alignment=ALIGNMENT)
+    plan = _smallest_arena(intervals, sizes)
     verify_arena(plan, intervals, sizes)
     offsets = {variable: plan.offsets[name] for variable, name in names.items()}
     return _rebuild(func, _Emitter(found, offsets, plan.size))
+
+
+def _smallest_arena(intervals: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> ArenaPlan:
+    """Look harder until the lower bound is reached: a longer search, then the solver, where there is one."""
+    plan = plan_arena(intervals, sizes, alignment=ALIGNMENT)
+    if not plan.optimal:
+        plan = min(plan, plan_arena(intervals, sizes, alignment=ALIGNMENT, effort=LARGE_EFFORT), key=_size)
+    if not plan.optimal and importlib.util.find_spec("ortools") is not None:
+        solved = plan_arena(intervals, sizes, alignment=ALIGNMENT, exact=True, time_limit=SOLVER_SECONDS)
+        plan = min(plan, solved, key=_size)
+    return plan
+
+
+def _size(plan: ArenaPlan) -> int:
+    return plan.size
 
 
 # ---- reading
