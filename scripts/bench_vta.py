@@ -83,7 +83,7 @@ def agree(programs: int) -> dict[str, int]:
 
 
 def convolutions(config: VTAConfig, repeats: int) -> float:
-    """Multiply-adds a second of 3x3 convolutions over 14x14 outputs, on one core (the best of five runs)."""
+    """Multiply-adds a second of 3x3 convolutions over 14x14 outputs, on one core (the best of as many runs as fit five seconds)."""
     rng = np.random.default_rng(0)
     image = MemoryImage()
     uops = [MicroOp(0, row * 16 + column, row * 3 + column) for row in range(3) for column in range(3)]
@@ -109,8 +109,8 @@ def convolutions(config: VTAConfig, repeats: int) -> float:
     words = encode_program(program, config)
     simulator = Simulator(config)
     simulator.run(words, image.data, image.base)
-    seconds = []
-    for _ in range(5):
+    seconds: list[float] = []
+    while len(seconds) < 5 or sum(seconds) < 5:
         start = time.perf_counter()
         result = simulator.run(words, image.data, image.base)
         seconds.append(time.perf_counter() - start)

@@ -16,7 +16,7 @@ from tests.vta.recordings import GOLDEN, NAMES
 from tvm_ext.errors import VTAConfigError, VTAProgramError
 from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.faults import Fault, Refusal
-from tvm_ext.vta.isa import Finish, Gemm, encode_program
+from tvm_ext.vta.isa import Finish, Gemm, Opcode, encode_program, fields
 from tvm_ext.vta.memory import SimulationResult
 from tvm_ext.vta.reference_simulator import ReferenceSimulator
 from tvm_ext.vta.replay import load_recording
@@ -43,6 +43,25 @@ def test_random_programs(name: str) -> None:
         assert isinstance(result, SimulationResult)
         changed += not np.array_equal(result.dram, program.dram)
     assert changed == 50
+
+
+@pytest.mark.parametrize("hw_ver", ["0.0.1", "0.0.2"])
+def test_small_memories(hw_ver: str) -> None:
+    """Short addresses pack the fields differently: some move to the other word."""
+    config = VTAConfig(
+        hw_ver=hw_ver,
+        log_block=3,
+        log_uop_buff_size=8,
+        log_inp_buff_size=10,
+        log_wgt_buff_size=12,
+        log_acc_buff_size=11,
+    )
+    assert next(field.word for field in fields(Opcode.GEMM, config) if field.name == "dst_factor_out") == 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        program = random_program(rng, config)
+        assert isinstance(run_both(program), SimulationResult)
+        run_both(flip_bits(rng, program))
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class Simulator:
         """Do as :meth:`run`, but return a refusal instead of raising it."""
         import tvm
 
-        from tvm_ext.vta.simulator_kernel import Status
+        from tvm_ext.vta.simulator_expressions import Status
 
         words = as_words(words)
         check_image(dram, base)

@@ -9,38 +9,14 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # (the bodies are TVMScript, whose annotations are values)
-from enum import IntEnum
-
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from tvm_ext.vta.config import VTAConfig
-from tvm_ext.vta.faults import FIELDS, Fault
-from tvm_ext.vta.isa import AluOpcode, MemoryType, Opcode, fields, uop_fields
+from tvm_ext.vta.faults import Fault
+from tvm_ext.vta.isa import AluOpcode, MemoryType, Opcode
 from tvm_ext.vta.modules import Module, Queue
-
-
-class Status(IntEnum):
-    """What the interpreter reports: the first refusal, then counters."""
-
-    FAULT = 0
-    INSTRUCTION = 1
-    FIELD = 2
-    VALUE = 3
-    UOP = 4
-    GEMM = 5
-    RESET = 6
-    ALU = 7
-    UOP_BYTES = 8
-    WGT_BYTES = 9
-    INP_BYTES = 10
-    ACC_BYTES = 11
-    OUT_BYTES = 12
-    ACC_8BIT_BYTES = 13
-    TOKENS = 14  # four of them, in the order of Queue
-    HEADS = 18  # three, in the order of Module: instructions of each module that ran
-    TAILS = 21  # three: instructions of each module
-    SIZE = 24
+from tvm_ext.vta.simulator_expressions import ConfigExpressions, Status, module_of, refuse_if, result_of, word_at
 
 
 def interpreter(config: VTAConfig) -> PrimFunc:
@@ -60,77 +36,13 @@ def interpreter(config: VTAConfig) -> PrimFunc:
     wgt_values, acc_values = depths["wgt"] * wgt_size, depths["acc"] * acc_size
     status_values = int(Status.SIZE)
 
-    def of(opcode):
-        """Return what reads a field of an instruction by its name."""
-        table = {field.name: field for field in fields(opcode, config)}
-
-        def get(stream, index, name):
-            field = table[name]
-            value = (stream[index, field.word] >> field.shift) & T.int64((1 << field.width) - 1)
-            return (value ^ T.int64(1 << 15)) - T.int64(1 << 15) if field.signed else value
-
-        return get
-
-    # LOAD and STORE have the same fields, and GEMM and ALU the same ones up to their factors.
-    memory, gemm, alu = (of(opcode) for opcode in (Opcode.LOAD, Opcode.GEMM, Opcode.ALU))
+    of = ConfigExpressions(config)
+    memory, gemm, alu = of.memory, of.gemm, of.alu
     steps = gemm
     heads, tails, tokens = int(Status.HEADS), int(Status.TAILS), int(Status.TOKENS)
     L2C, C2L, C2S, S2C = (int(queue) for queue in Queue)
     # OUT on the wire; the first generation cuts it to two bits, and takes ACC as well.
     store_types = (int(MemoryType.OUT),) * 2 if config.isa == 2 else (0, int(MemoryType.ACC))
-
-    def module_of(opcode, memory_type):
-        loads = T.Or(memory_type == int(MemoryType.INP), memory_type == int(MemoryType.WGT))
-        loader = T.Select(loads, T.int64(int(Module.LOAD)), T.int64(int(Module.COMPUTE)))
-        other = T.Select(opcode == int(Opcode.STORE), T.int64(int(Module.STORE)), T.int64(int(Module.COMPUTE)))
-        return T.Select(opcode == int(Opcode.LOAD), loader, other)
-
-    def result_of(opcode, x, y):
-        """Apply an ALU operation to ``x``, unsigned, and ``y``, signed; a shift keeps five bits of its distance."""
-        signed, bits = T.cast(x, "int32"), T.cast(y, "uint32")
-        right = T.cast(signed >> (y & 31), "uint32")
-        left = x << ((T.uint32(32) - (bits & T.uint32(31))) & T.uint32(31))
-        results = {
-            AluOpcode.MAX: T.cast(T.max(signed, y), "uint32"),
-            AluOpcode.ADD: x + bits,
-            AluOpcode.SHR: T.Select(y >= 0, right, left),
-            AluOpcode.MUL: x * bits,
-        }
-        chosen = T.cast(T.min(signed, y), "uint32")
-        for known, result in results.items():
-            chosen = T.Select(opcode == int(known), result, chosen)
-        return chosen
-
-    def index_of(word, name):
-        field = next(field for field in uop_fields(config) if field.name == name)
-        return T.cast((word >> T.uint32(field.shift)) & T.uint32(field.highest), "int64")
-
-    def refuse_if(status, condition, fault, index, field, value, uop=-1):
-        """Report a fault, unless there is one already."""
-        with T.If(T.And(condition, status[0] == T.int64(0))):
-            with T.Then():
-                for slot, reported in enumerate((int(fault), index, FIELDS.index(field), value, uop)):
-                    T.buffer_store(status, T.cast(reported, "int64"), [slot])
-
-    def element_bytes(memory_type):
-        small = T.Select(memory_type == int(MemoryType.UOP), T.int64(4), T.int64(config.wgt_bytes))
-        wide = T.Select(memory_type == int(MemoryType.INP), T.int64(config.inp_bytes), T.int64(config.acc_bytes))
-        narrow = T.Select(memory_type == int(MemoryType.OUT), T.int64(config.out_bytes), T.int64(batch * block))
-        return T.Select(
-            memory_type >= int(MemoryType.OUT), narrow, T.Select(memory_type <= int(MemoryType.WGT), small, wide)
-        )
-
-    def depth_of(memory_type):
-        small = T.Select(memory_type == int(MemoryType.UOP), T.int64(depths["uop"]), T.int64(depths["wgt"]))
-        wide = T.Select(memory_type == int(MemoryType.INP), T.int64(depths["inp"]), T.int64(depths["acc"]))
-        return T.Select(memory_type <= int(MemoryType.WGT), small, wide)
-
-    def check_index(status, stream, uop, index, k, get, operand, memory_name):
-        """Refuse a micro-op whose index, at the end of both loops, is outside its memory."""
-        last = index_of(uop[k], f"{operand}_idx")
-        for loop in ("out", "in"):
-            last += (get(stream, index, f"iter_{loop}") - 1) * get(stream, index, f"{operand}_factor_{loop}")
-        refuse_if(status, last >= depths[memory_name], Fault.INDEX, index, f"{operand}_idx", last, k)
 
     @T.prim_func(s_tir=True)
     def run(
@@ -163,10 +75,10 @@ def interpreter(config: VTAConfig) -> PrimFunc:
             rows: T.let = memory(stream, index, "y_pad_0") + y_size + memory(stream, index, "y_pad_1")
             columns: T.let = memory(stream, index, "x_pad_0") + x_size + memory(stream, index, "x_pad_1")
             end: T.let = memory(stream, index, "sram_base") + rows * columns
-            size: T.let = element_bytes(memory_type)
+            size: T.let = of.element_bytes(memory_type)
             first: T.let = (memory(stream, index, "dram_base") * size) & T.int64(0xFFFFFFFF)
             last: T.let = first + ((y_size - 1) * memory(stream, index, "x_stride") + x_size) * size - 1
-            refuse_if(status, end > depth_of(memory_type), Fault.SRAM, index, "sram_base", end)
+            refuse_if(status, end > of.depth_of(memory_type), Fault.SRAM, index, "sram_base", end)
             if y_size > 0:
                 outside: T.let = T.Or(first < base, first >= base + dram_bytes)
                 refuse_if(status, outside, Fault.DRAM, index, "dram_base", first)
@@ -194,38 +106,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                     memory_type: T.let = memory(stream, index, "memory_type")
                     wrong: T.let = T.And(memory_type != store_types[0], memory_type != store_types[1])
                     refuse_if(status, wrong, Fault.MEMORY_TYPE, index, "memory_type", memory_type)
-                    refuse_if(
-                        status,
-                        memory(stream, index, "y_pad_0") != 0,
-                        Fault.PAD,
-                        index,
-                        "y_pad_0",
-                        memory(stream, index, "y_pad_0"),
-                    )
-                    refuse_if(
-                        status,
-                        memory(stream, index, "y_pad_1") != 0,
-                        Fault.PAD,
-                        index,
-                        "y_pad_1",
-                        memory(stream, index, "y_pad_1"),
-                    )
-                    refuse_if(
-                        status,
-                        memory(stream, index, "x_pad_0") != 0,
-                        Fault.PAD,
-                        index,
-                        "x_pad_0",
-                        memory(stream, index, "x_pad_0"),
-                    )
-                    refuse_if(
-                        status,
-                        memory(stream, index, "x_pad_1") != 0,
-                        Fault.PAD,
-                        index,
-                        "x_pad_1",
-                        memory(stream, index, "x_pad_1"),
-                    )
+                    of.refuse_pads(status, stream, index)
                     check_transfer(index, T.int64(int(MemoryType.OUT)))
             elif opcode == int(Opcode.FINISH):
                 refuse_if(status, index != n - 1, Fault.FINISH, index, "opcode", opcode)
@@ -243,8 +124,8 @@ def interpreter(config: VTAConfig) -> PrimFunc:
 
         @T.inline
         def move(index, memory_type, copy_element):
-            """Zero what a transfer covers, then copy its rows; elements are copied by ``copy_element``."""
-            size: T.let = element_bytes(memory_type)
+            """Copy the rows of a transfer, an element at a time, by ``copy_element``."""
+            size: T.let = of.element_bytes(memory_type)
             x_size: T.let = memory(stream, index, "x_size")
             x_stride: T.let = memory(stream, index, "x_stride") * size
             columns: T.let = memory(stream, index, "x_pad_0") + x_size + memory(stream, index, "x_pad_1")
@@ -275,12 +156,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
 
         @T.inline
         def copy_uop(to, source):
-            uop[to] = (
-                T.cast(dram[source], "uint32")
-                | (T.cast(dram[source + 1], "uint32") << T.uint32(8))
-                | (T.cast(dram[source + 2], "uint32") << T.uint32(16))
-                | (T.cast(dram[source + 3], "uint32") << T.uint32(24))
-            )
+            uop[to] = word_at(dram, source)
 
         @T.inline
         def copy_inp(to, source):
@@ -295,12 +171,7 @@ def interpreter(config: VTAConfig) -> PrimFunc:
         @T.inline
         def copy_acc(to, source):
             for k in T.serial(acc_size):
-                acc[to * acc_size + k] = (
-                    T.cast(dram[source + k * 4], "uint32")
-                    | (T.cast(dram[source + k * 4 + 1], "uint32") << T.uint32(8))
-                    | (T.cast(dram[source + k * 4 + 2], "uint32") << T.uint32(16))
-                    | (T.cast(dram[source + k * 4 + 3], "uint32") << T.uint32(24))
-                )
+                acc[to * acc_size + k] = word_at(dram, source + k * 4)
 
         @T.inline
         def copy_acc_8bit(to, source):
@@ -341,14 +212,14 @@ def interpreter(config: VTAConfig) -> PrimFunc:
                 for j in T.serial(get(stream, index, "iter_in")):
                     for k in T.serial(uop_count):
                         word: T.let = uop[uop_bgn + k]
-                        dst: T.let = index_of(word, "dst_idx") + i * dst_out + j * dst_in
-                        src: T.let = index_of(word, "src_idx") + i * src_out + j * src_in
+                        dst: T.let = of.index_of(word, "dst_idx") + i * dst_out + j * dst_in
+                        src: T.let = of.index_of(word, "src_idx") + i * src_out + j * src_in
                         step(index, i, j, word, dst, src)
 
         @T.inline
         def multiply(index, i, j, word, dst, src):
             w: T.let = (
-                index_of(word, "wgt_idx")
+                of.index_of(word, "wgt_idx")
                 + i * gemm(stream, index, "wgt_factor_out")
                 + j * gemm(stream, index, "wgt_factor_in")
             )
@@ -378,10 +249,10 @@ def interpreter(config: VTAConfig) -> PrimFunc:
             resets: T.let = gemm(stream, index, "reset_reg")
             if total_steps > 0:
                 for k in T.serial(count):
-                    check_index(status, stream, uop, index, begin + k, gemm, "dst", "acc")
+                    of.check_index(status, stream, uop, index, begin + k, gemm, "dst", "acc")
                     if resets == 0:
-                        check_index(status, stream, uop, index, begin + k, gemm, "src", "inp")
-                        check_index(status, stream, uop, index, begin + k, gemm, "wgt", "wgt")
+                        of.check_index(status, stream, uop, index, begin + k, gemm, "src", "inp")
+                        of.check_index(status, stream, uop, index, begin + k, gemm, "wgt", "wgt")
                 if status[0] == 0:
                     if resets == 0:
                         loop_nest(index, gemm, multiply)
@@ -407,8 +278,8 @@ def interpreter(config: VTAConfig) -> PrimFunc:
             total_steps: T.let = count * steps(stream, index, "iter_out") * steps(stream, index, "iter_in")
             if total_steps > 0:
                 for k in T.serial(count):
-                    check_index(status, stream, uop, index, begin + k, steps, "dst", "acc")
-                    check_index(status, stream, uop, index, begin + k, alu, "src", "acc")
+                    of.check_index(status, stream, uop, index, begin + k, steps, "dst", "acc")
+                    of.check_index(status, stream, uop, index, begin + k, alu, "src", "acc")
                 if status[0] == 0:
                     loop_nest(index, alu, combine)
                     status[int(Status.ALU)] = status[int(Status.ALU)] + total_steps
