@@ -23,11 +23,12 @@ from tvm_ext.memory.problem import MemoryProblem
 from tvm_ext.memory.tables import Tables, tables
 from tvm_ext.memory.windows import improve_by_windows
 
-_FIRST_LIMIT = 256  # states of a level
+_FIRST_LIMIT = 1 << 12  # states of a level; beams, which go to the end, keep fewer
+_BEAM_SHARE = 8
 _GROWTH = 8
-_LARGE = 64  # nodes; a window of that size is the whole problem
-_WINDOW_TIME = 0.7  # part of the time left
-_PROBES = 6  # budgets tried with one limit
+_SMALL, _LARGE = 64, 256  # nodes; between them windows help a little, beyond they help most
+_SOME_TIME, _MOST_TIME = 0.2, 0.7  # shares of the time left, for windows
+_PROBES = 4  # budgets tried with one limit
 _BEAMS = 3  # beams tried with one limit, each for what is better than the last one found
 
 
@@ -116,48 +117,52 @@ class BudgetSearch:
         exact : bool
             Bisect the budget, too, which raises the lower bound; otherwise only beams are tried.
         """
-        if len(self._problem) > _LARGE:
-            self._improve_by_windows()
+        large = len(self._problem) > _LARGE
+        if len(self._problem) > _SMALL:
+            self._improve_by_windows(_MOST_TIME if large else _SOME_TIME, thorough=large)
         limit = min(_FIRST_LIMIT, self._state_limit)
         if exact:
             self._search(self.lower_bound, limit)  # often the bound can be reached, and this is the cheapest search
         widest, better = 0, False
         while not self.is_over:
-            width = max(1, min(limit, self._state_limit // len(self._problem)))
+            if exact:
+                self._bisect(limit)
+            width = max(1, min(limit // _BEAM_SHARE, self._state_limit // len(self._problem)))
             for _ in range(_BEAMS):
                 tried = width == widest and not better
                 if self.is_over or tried or not (better := self._search(self.peak - 1, width, beam=True)):
                     break
             widest = width
-            if exact:
-                self._bisect(limit)
             if limit >= self._state_limit:
                 break
             limit = min(limit * _GROWTH, self._state_limit)
 
-    def _improve_by_windows(self) -> None:
-        """Start from an order that no window improves, or that most of the time went into."""
+    def _improve_by_windows(self, share: float, thorough: bool) -> None:
+        """Start from an order that no window improves, or that a share of the time went into."""
         now = time.monotonic()
-        deadline = now + _WINDOW_TIME * (self._deadline - now)
-        order, transitions = improve_by_windows(self._problem, self.order, self.lower_bound, deadline=deadline)
+        deadline = now + share * (self._deadline - now)
+        order, transitions = improve_by_windows(
+            self._problem, self.order, self.lower_bound, deadline=deadline, thorough=thorough
+        )
         better = self._problem.peak(order) < self.peak
         self.order, self.peak = order, self._problem.peak(order)
         flag: Flag = "solution" if better else "time" if time.monotonic() > deadline else "no solution"
         self.steps.append(BudgetStep(self.peak, 0, "windows", flag, False, transitions))
 
     def _bisect(self, limit: int) -> None:
-        """Raise the lower bound with searches that leave no order, as far as the limit carries."""
+        """Bring the lower bound and the best peak together with searches that fit into a limit."""
         capped = self.peak
-        budget = (self.lower_bound + capped) // 2
+        budget = self.peak - 1  # if that leaves no order, nothing else is to be done
         for _ in range(_PROBES):
             before = self.lower_bound
-            self._search(budget, limit)
-            if self.lower_bound == before:
+            better = self._search(budget, limit)
+            if not better and self.lower_bound == before:
                 capped = budget
-            if self.is_over or capped - self.lower_bound < 1:
+            capped = min(capped, self.peak)
+            if self.is_over or capped <= self.lower_bound:
                 break
-            # What is below the best order may be impossible altogether: that would be the whole proof.
-            budget = self.peak - 1 if capped == self.peak else (self.lower_bound + capped) // 2
+            proof = not better and capped == self.peak
+            budget = self.peak - 1 if proof else (self.lower_bound + capped) // 2
 
     def _search(self, budget: int, limit: int, beam: bool = False) -> bool:
         """Search under a budget; tell whether a better order was found."""
@@ -168,7 +173,8 @@ class BudgetSearch:
         found = search(
             self._problem,
             budget=budget,
-            floor=self.lower_bound,
+            # Whether there is an order within the budget is easier to tell than which one is best.
+            floor=self.lower_bound if beam else budget,
             level_limit=None if beam else limit,
             width=limit if beam else None,
             state_limit=self._state_limit,
@@ -178,9 +184,9 @@ class BudgetSearch:
         kind = "beam" if beam else "exact"
         self.steps.append(BudgetStep(budget, limit, kind, found.flag, found.complete, found.transitions))
         if found.flag == "solution":
-            self.order, self.peak = found.order, found.peak
-            if found.complete:
-                self.lower_bound = found.peak
+            self.order, self.peak = found.order, self._problem.peak(found.order)
+            if found.complete and beam:
+                self.lower_bound = self.peak
         elif found.flag == "no solution" and found.complete:
             self.lower_bound = min(found.exceeded, self.peak)
         return found.flag == "solution"

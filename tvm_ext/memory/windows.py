@@ -16,13 +16,13 @@ import numpy as np
 from tvm_ext.memory.dynamic_program import search
 from tvm_ext.memory.problem import MemoryProblem
 
-# Nodes of a window, and how many states of a level are kept.
-_EFFORTS = tuple((size, states // size) for states in (1 << 12, 1 << 15, 1 << 18) for size in (32, 64, 128, 256))
+_SIZES = (32, 64, 128, 256)  # nodes of a window
+_STATES = (1 << 12, 1 << 15, 1 << 18)  # of a search, about
 _PLACES = (0.5, 0.25, 0.75, 0.0, 1.0)  # of the highest step in its window
 
 
 def improve_by_windows(
-    problem: MemoryProblem, order: Sequence[int], lower_bound: int, *, deadline: float
+    problem: MemoryProblem, order: Sequence[int], lower_bound: int, *, deadline: float, thorough: bool = True
 ) -> tuple[tuple[int, ...], int]:
     """Lower the peak of an order until no window helps.
 
@@ -36,6 +36,8 @@ def improve_by_windows(
         Bytes that are of no use to go below.
     deadline : float
         Stop at this time of ``time.monotonic()``.
+    thorough : bool
+        Search again with more states where a quick search does not help.
 
     Returns
     -------
@@ -47,10 +49,11 @@ def improve_by_windows(
     best = list(order)
     during, after = (np.array(bytes_, dtype=np.int64) for bytes_ in problem.profile(best))
     transitions = 0
+    efforts = [(size, states // size) for states in (_STATES if thorough else _STATES[:1]) for size in _SIZES]
     effort = 0
-    while effort < len(_EFFORTS) and during.max(initial=0) > lower_bound:
+    while effort < len(efforts) and during.max(initial=0) > lower_bound:
         highest = int(during.argmax())
-        size, width = min(_EFFORTS[effort][0], len(best)), _EFFORTS[effort][1]
+        size, width = min(efforts[effort][0], len(best)), efforts[effort][1]
         effort += 1
         for start in dict.fromkeys(min(max(0, highest - int(p * (size - 1))), len(best) - size) for p in _PLACES):
             if time.monotonic() > deadline:
