@@ -180,9 +180,8 @@ def tune(
     if trials > known:
         own = measurer or Measurer()
         try:
-            _search(
-                tasks, target, folder, trials - known, trials, recipe, seed, batch, own, database, outcome, progress
-            )
+            budget = (trials - known, trials, batch)
+            _search(tasks, target, folder, budget, recipe, seed, own, database, outcome, progress)
             for task in tasks:
                 own.check_noise(("cpu", arguments_of(task.mod)))
             counts = own.counts

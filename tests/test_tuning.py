@@ -1,0 +1,138 @@
+"""Tuning a whole model: what is found is stored, gone on with, and used by a compilation."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_ext
+from tests.schedules.kernels import graph
+from tvm_ext.errors import OutputError, TargetError, TuningError
+from tvm_ext.target import native_target
+from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.measure.worker import Timing
+from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuning import RECORDS, WORKLOADS, kernels_to_tune, open_database, tune
+
+
+def model() -> tvm.IRModule:
+    weights = relax.const(np.random.default_rng(0).standard_normal((32, 32, 1, 1)).astype("float32") * 0.1, "float32")
+    return graph(
+        lambda bb, x: relax.op.nn.relu(bb.normalize(relax.op.nn.conv2d(x, weights))), [((1, 32, 14, 14), "float32")]
+    )
+
+
+@pytest.fixture(scope="module")
+def measurer() -> Iterator[Measurer]:
+    with Measurer(workers=2, threads=1, timing=Timing(repeats=1, seconds=0.001)) as made:
+        yield made
+
+
+def test_what_is_found_is_used(measurer: Measurer, tmp_path: Path) -> None:
+    seen: list[int] = []
+    result = tune(
+        model(), native_target(), tmp_path, 24, recipe("evolution"), batch=8, measurer=measurer,
+        progress=lambda state: seen.append(state.trials),
+    )  # fmt: skip
+    assert result.resumed == 0
+    assert seen[-1] == result.trials >= 24
+    measured = [kernel for kernel in result.kernels if kernel.best is not None]
+    assert measured
+    assert all(kernel.before is not None and kernel.best <= kernel.before for kernel in measured)
+    assert result.curve[-1][2] == pytest.approx(sum(kernel.best * kernel.calls for kernel in measured))
+
+    database = open_database(tmp_path)
+    records = len(database.get_all_tuning_records())
+    assert records == result.trials
+    array = np.random.default_rng(1).standard_normal((1, 32, 14, 14)).astype("float32")
+    plain = tvm_ext.compile(model())
+    with database:
+        tuned = tvm_ext.compile(model())
+    (name,) = [spec.name for spec in plain.inputs]
+    for first, second in zip(plain.run({name: array}).values(), tuned.run({name: array}).values(), strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
+
+    again = tune(model(), native_target(), tmp_path, 24, recipe("evolution"), measurer=measurer)
+    assert (again.trials, again.resumed) == (0, records)
+    assert {kernel.best for kernel in again.kernels} == {kernel.best for kernel in result.kernels}
+
+
+def test_the_database_holds_the_kernels_of_the_pipeline(measurer: Measurer, tmp_path: Path) -> None:
+    """Every tuned kernel is found by the phase that applies the database."""
+    tune(model(), native_target(), tmp_path, 8, recipe("random"), batch=4, measurer=measurer)
+    database = open_database(tmp_path)
+    found = [task for task in kernels_to_tune(model(), native_target()) if database.has_workload(task.mod)]
+    assert found
+    with database:
+        lowered = _scheduled(model())
+    from_rules = _scheduled(model())
+    taken = [v.name_hint for v, f in lowered.functions.items() if f.attrs and "tirx.is_scheduled" in f.attrs]
+    ruled = [v.name_hint for v, f in lowered.functions.items() if f.attrs and "tvm_ext.schedule_rule" in f.attrs]
+    assert len(set(taken) - set(ruled)) == len(found)
+    assert all(
+        "tvm_ext.schedule_rule" in func.attrs
+        for func in from_rules.functions.values()
+        if isinstance(func, tvm.tirx.PrimFunc)
+    )
+
+
+def _scheduled(mod: tvm.IRModule) -> tvm.IRModule:
+    from tvm_ext.pipeline import PipelineOptions, phase_passes
+
+    with native_target(), tvm.transform.PassContext():
+        for phase, phase_pass in phase_passes(native_target(), PipelineOptions()):
+            mod = phase_pass(mod)
+            if phase.name == "schedule":
+                return mod
+    raise AssertionError("no phase schedule")
+
+
+def test_a_killed_run_is_gone_on_with(measurer: Measurer, tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        from tests.test_tuning import model
+        from tvm_ext.target import native_target
+        from tvm_ext.tuners.recipes import recipe
+        from tvm_ext.tuning import tune
+        tune(model(), native_target(), {str(tmp_path)!r}, 400, recipe("random"), batch=2)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        records = tmp_path / RECORDS
+        deadline = time.monotonic() + 120
+        while (not records.exists() or records.read_text().count("\n") < 4) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    known = records.read_text().count("\n")
+    assert known >= 4
+    with records.open("a") as file:
+        file.write('[0, [[["Get')  # killed in the middle of a line
+    result = tune(model(), native_target(), tmp_path, known + 4, recipe("random"), batch=4, measurer=measurer)
+    assert result.resumed == known
+    assert result.trials >= 4
+    assert all(kernel.best is not None for kernel in result.kernels)
+
+
+def test_errors(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="kind llvm"):
+        kernels_to_tune(model(), tvm.target.Target("cuda", host="llvm"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file"):
+        open_database(tmp_path / "file")
+    (tmp_path / WORKLOADS).write_text("not a workload\n")
+    (tmp_path / RECORDS).write_text("")
+    with pytest.raises(TuningError, match="another folder"):
+        open_database(tmp_path)
+    flat = graph(lambda bb, x: relax.op.reshape(x, (4,)), [((2, 2), "float32")])
+    with pytest.raises(TuningError, match="nothing to tune"):
+        tune(flat, native_target(), tmp_path / "new", 8, recipe("random"))

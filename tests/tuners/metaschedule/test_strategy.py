@@ -1,0 +1,102 @@
+"""Our tuners inside TVM's own functions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+import tvm_ext.tuners
+from tests.tuners.metaschedule.kernels import matmul, ruled, tiled
+from tvm_ext.errors import OptionError
+from tvm_ext.target import native_target
+from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.measure.worker import Timing
+from tvm_ext.tuners.metaschedule.builder import builder_and_runner
+from tvm_ext.tuning import without_tensor_intrinsics
+
+
+@pytest.fixture(scope="module")
+def measurer() -> Iterator[Measurer]:
+    with Measurer(workers=2, threads=1, timing=Timing(repeats=1, seconds=0.001)) as made:
+        yield made
+
+
+def _tune(
+    mod: tvm.IRModule, folder: Path, trials: int, measurer: Measurer, space: object, strategy: object
+) -> ms.Database:
+    builder, runner = builder_and_runner(measurer)
+    # MetaSchedule configures its logger anew for each run, and cannot read back a handler without a name, as pytest's.
+    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
+    logging.getLogger("tvm.s_tir.meta_schedule.logging").handlers.clear()
+    with without_tensor_intrinsics():
+        return ms.tune_tir(
+            mod,
+            native_target(),
+            str(folder),
+            trials,
+            num_trials_per_iter=8,
+            builder=builder,
+            runner=runner,
+            space=space,
+            strategy=strategy,
+            cost_model=ms.cost_model.RandomModel(),
+            num_tuning_cores=1,
+            seed=1,
+        )
+
+
+@pytest.mark.parametrize("name", ["evolution", "sa_as", "random"])
+def test_tune_tir(name: str, measurer: Measurer, tmp_path: Path) -> None:
+    mod = matmul()
+    space = ms.space_generator.ScheduleFn(tiled, sch_rules=[], postprocs=[], mutator_probs={})
+    strategy = tvm_ext.tuners.strategy(name, batch=8, initial=8)
+    database = _tune(mod, tmp_path, 24, measurer, space, strategy)
+    records = database.get_all_tuning_records()
+    assert len(records) == 24
+    hashes = {tvm.ir.save_json(_replayed(mod, record)) for record in records}
+    assert len(hashes) == 24  # no kernel is measured twice
+    schedule = database.query_schedule(mod, native_target(), "main")
+    assert schedule is not None
+    with pytest.raises(OptionError):
+        tvm_ext.tuners.strategy("no such tuner")
+
+
+def _replayed(mod: tvm.IRModule, record: ms.database.TuningRecord) -> tvm.IRModule:
+    schedule = Schedule(mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return schedule.mod
+
+
+def test_a_run_goes_on_where_it_was(measurer: Measurer, tmp_path: Path) -> None:
+    mod, space = ruled()
+    strategy = tvm_ext.tuners.evolution(batch=4, initial=4)
+    first = _tune(mod, tmp_path, 4, measurer, space, strategy).get_all_tuning_records()
+    assert len(first) == 4
+    database = _tune(mod, tmp_path, 8, measurer, space, strategy)
+    assert len(database.get_all_tuning_records()) == 8
+    assert len({tvm.ir.save_json(_replayed(mod, record)) for record in database.get_all_tuning_records()}) == 8
+
+
+def test_stock_strategies_run_on_warm_workers(measurer: Measurer, tmp_path: Path) -> None:
+    mod = matmul()
+    space = ms.space_generator.ScheduleFn(tiled, sch_rules=[], postprocs=[], mutator_probs={})
+    database = _tune(mod, tmp_path, 8, measurer, space, "replay-trace")
+    assert any(float(record.run_secs[0]) < 1 for record in database.get_all_tuning_records())
+
+
+def test_a_small_space_ends_the_run(measurer: Measurer, tmp_path: Path) -> None:
+    def two(schedule: Schedule) -> Schedule:
+        block = schedule.get_sblock("c")
+        step = schedule.sample_categorical([0, 16], [0.5, 0.5])
+        schedule.annotate(schedule.get_loops(block)[0], "pragma_auto_unroll_max_step", step)
+        return schedule
+
+    space = ms.space_generator.ScheduleFn(two, sch_rules=[], postprocs=[], mutator_probs={})
+    database = _tune(matmul(16), tmp_path, 100, measurer, space, tvm_ext.tuners.evolution())
+    assert len(database.get_all_tuning_records()) == 2
