@@ -102,6 +102,32 @@ def test_conv2d_does_not_depend_on_who_comes_first() -> None:
         assert result.tokens_left == (0, 0, 0, 0)
 
 
+def test_a_convolution_reads_what_the_one_before_it_stored() -> None:
+    """Two in one program: a load waits for the stores of what it reads, through compute."""
+    config = VTAConfig()
+    rng = np.random.default_rng(1)
+    data, first, second = integers(rng, 1, 16, 6, 6), integers(rng, 32, 16, 3, 3), integers(rng, 16, 32, 1, 1)
+    biases = [rng.integers(-1000, 1000, outputs).astype(np.int32) for outputs in (32, 16)]
+    image = MemoryImage()
+    for number, (weights, bias) in enumerate(zip((first, second), biases, strict=True)):
+        image.allocate(f"weights{number}", pack_weights(weights, config))
+        image.allocate(f"bias{number}", pack_bias(bias, config))
+    image.allocate("data", pack_data(data, config))
+    image.allocate("between", 2 * 36 * config.out_bytes)
+    image.allocate("out", 36 * config.out_bytes)
+    builder = ProgramBuilder(config, image)
+    finish = Requantize(8, 0, 127)
+    conv2d(builder, Conv2d(1, 1, 2, 6, 6, 3, 1, 1), Tile(3, 6, 1, 1), finish, "data", "weights0", "bias0", "between")
+    conv2d(builder, Conv2d(1, 2, 1, 6, 6, 1), Tile(2, 6, 1, 1), finish, "between", "weights1", "bias1", "out")
+    program = builder.build()
+    between = convolve(data, first, biases[0], 1, 1, finish)
+    expected = convolve(between, second, biases[1], 1, 0, finish)
+    for turns in ORDERS:
+        result = ReferenceSimulator(config, turns).run(program.words, image.data, image.base)
+        found = unpack_data(read_outputs(program, "out", (1, 1, 6, 6, 1, 16), result.dram), expected.shape)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["sim", "pynq_0.0.1", "de10nano_0.0.1"])
 def test_conv2d_stays_in_the_portable_subset(name: str) -> None:
     config = load_config(name)
