@@ -1,8 +1,9 @@
-"""Winograd's minimal filtering for 3 x 3 convolutions of stride 1 in blocked layout.
+"""Winograd's minimal filtering for convolutions of stride 1 with 3 x 3 taps over rows and columns, in blocked layout.
 
 A tile of ``m x m`` outputs needs ``(m + 2)^2`` multiplications for each pair of channels instead of ``9 m^2``. Input
 tiles are transformed (:func:`winograd_input`), each of the ``(m + 2)^2`` positions is a product of matrices over the
-channels, and the products are transformed back (:func:`winograd_output`).
+channels, and the products are transformed back (:func:`winograd_output`). Taps along the depth of a volume lengthen the
+sums of the products (:func:`winograd_product`).
 
 Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.
 """
@@ -18,6 +19,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import matmul
 
 KERNEL = 3
 """Taps of the filters along an axis."""
@@ -72,11 +74,12 @@ def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def transform_weight(weight: np.ndarray, outputs: int) -> np.ndarray:
-    """Transform filters ``(O, I, 3, 3)`` to matrices ``(n * n, I, O)``, one for each position of a tile."""
+    """Transform filters ``(O, I, [KD,] 3, 3)`` to matrices ``(n * n, KD * I, O)``, one for each position of a tile."""
     _, matrix, _ = transforms(outputs)
     filters = np.array([[float(item) for item in row] for row in matrix])
-    result = np.einsum("xh,oihw,yw->xyio", filters, weight.astype("float64"), filters)
-    return result.reshape(-1, *result.shape[2:]).astype(weight.dtype)
+    deep = weight.reshape(*weight.shape[:2], -1, KERNEL, KERNEL)
+    result = np.einsum("xh,oizhw,yw->xyzio", filters, deep.astype("float64"), filters)
+    return result.reshape(len(matrix) ** 2, -1, weight.shape[0]).astype(weight.dtype)
 
 
 def tiles(extents: Sequence[int], outputs: int) -> tuple[int, int]:
@@ -92,9 +95,9 @@ def winograd_input(
     Parameters
     ----------
     data : te.Tensor
-        Shape ``(N, C / v, H, W, v)``.
+        Shape ``(N, C / v, [D,] H, W, v)``.
     padding : sequence of int
-        Top, left, bottom, right.
+        Before each spatial axis, then after each of them.
     out_extents : sequence of two int
         Rows and columns of the output of the convolution.
     outputs : int
@@ -105,37 +108,88 @@ def winograd_input(
     Returns
     -------
     te.Tensor
-        Shape ``(n * n, rows, C)``, ``n = m + 2``; tiles are counted row by row, image by image.
+        Shape ``(n * n, rows, [padded D,] C)``, ``n = m + 2``; tiles are counted row by row, image by image.
     """
-    batch, chunks, height, width, lanes = (int(extent) for extent in data.shape)
+    batch, chunks, *depth, height, width, lanes = (int(extent) for extent in data.shape)
+    *front, top, left = (int(before) for before in padding[: len(padding) // 2])
+    planes = [extent + before + int(padding[3]) for extent, before in zip(depth, front, strict=True)]
     size = outputs + KERNEL - 1
     _, _, matrix = transforms(outputs)
     tile_rows, tile_columns = tiles(out_extents, outputs)
     per_image = tile_rows * tile_columns
 
-    def element(p: tirx.Var, c: tirx.Var, x: tirx.Var, y: tirx.Var, i: tirx.Var) -> Expr:
+    def element(*index: tirx.Var) -> Expr:
+        p, *plane, c, x, y, i = index
         image, tile = (p // per_image, p % per_image) if batch > 1 or rows > per_image else (0, p)
-        h = tile // tile_columns * outputs + x - int(padding[0])
-        w = tile % tile_columns * outputs + y - int(padding[1])
+        h = tile // tile_columns * outputs + x - top
+        w = tile % tile_columns * outputs + y - left
         inside = [h >= 0, h < height, w >= 0, w < width]
+        place = [z - before for z, before in zip(plane, front, strict=True)]
+        for z, extent in zip(place, depth, strict=True):
+            inside += [z >= 0, z < extent]
         if rows > batch * per_image:
             inside.append(p < batch * per_image)
-        return tirx.if_then_else(tirx.all(*inside), data[image, c, h, w, i], tirx.const(0, data.dtype))
+        return tirx.if_then_else(tirx.all(*inside), data[image, c, *place, h, w, i], tirx.const(0, data.dtype))
 
-    shape = (rows, chunks, size, size, lanes)
+    shape = (rows, *planes, chunks, size, size, lanes)
     tile = te.compute(shape, element, name="tile", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
     half = te.compute(
         shape,
-        lambda p, c, x, y, i: _combine(matrix, x, lambda k: tile[p, c, k, y, i]),
+        lambda *index: _combine(matrix, index[-3], lambda k: tile[*index[:-3], k, *index[-2:]]),
         name="half",
         attrs={KERNEL_ATTRIBUTE: "winograd_half"},
     )
+
+    def transformed(*index: tirx.Var) -> Expr:
+        b, *place, c = index
+        return _combine(matrix, b % size, lambda k: half[*place, c // lanes, b // size, k, c % lanes])
+
     return te.compute(
-        (size * size, rows, chunks * lanes),
-        lambda b, p, c: _combine(matrix, b % size, lambda k: half[p, c // lanes, b // size, k, c % lanes]),
+        (size * size, rows, *planes, chunks * lanes),
+        transformed,
         name="transformed",
         attrs={KERNEL_ATTRIBUTE: "winograd_input"},
     )
+
+
+def winograd_product(
+    transformed: te.Tensor,
+    weight: te.Tensor,
+    weight_shape: Sequence[int],
+    tile: Sequence[int],
+    lanes: int,
+    depth: Sequence[int] = (),
+) -> te.Tensor:
+    """Multiply the transformed tiles with the transformed filters, position by position.
+
+    Parameters
+    ----------
+    transformed : te.Tensor
+        Shape ``(n * n, rows, [D,] C)``.
+    weight : te.Tensor
+        Filters as :func:`transform_weight` gives them, of ``weight_shape``, their columns packed.
+    tile, lanes
+        See :func:`tvm_ext.schedules.compute.matmul.matmul`.
+    depth : sequence of int
+        ``OD`` for volumes: a row of the product is then a tile in one plane of the output, and its sums go over the
+        planes that this one depends on, which lie side by side.
+
+    Returns
+    -------
+    te.Tensor
+        Shape ``(n * n, rows [* OD], K)``.
+    """
+    if depth:
+        out_depth, channels = int(depth[0]), int(transformed.shape[-1])
+        positions, rows, reduction = int(transformed.shape[0]), int(transformed.shape[1]), int(weight_shape[1])
+        planes = transformed
+        transformed = te.compute(
+            (positions, rows * out_depth, reduction),
+            lambda b, m, k: planes[b, m // out_depth, m % out_depth + k // channels, k % channels],
+            name="windows",
+        )
+    axes, shape = (0, 1, 2), [int(extent) for extent in transformed.shape]
+    return matmul(transformed, weight, shape, weight_shape, axes, (), axes, tile, lanes, copy_rows=False)
 
 
 def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int) -> te.Tensor:
@@ -144,35 +198,43 @@ def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int) 
     Parameters
     ----------
     product : te.Tensor
-        Shape ``(n * n, rows, K)``.
+        Shape ``(n * n, rows [* OD], K)``.
     out_shape : sequence of int
-        ``(N, K / v, OH, OW, v)``.
+        ``(N, K / v, [OD,] OH, OW, v)``.
     outputs : int
         ``m``.
     """
-    batch, chunks, height, width, lanes = (int(extent) for extent in out_shape)
+    batch, chunks, *depth, height, width, lanes = (int(extent) for extent in out_shape)
     size = outputs + KERNEL - 1
     matrix, _, _ = transforms(outputs)
     tile_rows, tile_columns = tiles((height, width), outputs)
+
+    def element(*index: tirx.Var) -> Expr:
+        n, c, *plane, th, tw, x, y, i = index
+        position = (n * tile_rows + th) * tile_columns + tw
+        row = position * depth[0] + plane[0] if depth else position
+        return _combine(matrix, x, lambda k: product[k * size + y, row, c * lanes + i])
+
     half = te.compute(
-        (batch, chunks, tile_rows, tile_columns, outputs, size, lanes),
-        lambda n, c, th, tw, x, y, i: _combine(
-            matrix,
-            x,
-            lambda k: product[k * size + y, (n * tile_rows + th) * tile_columns + tw, c * lanes + i],
-        ),
+        (batch, chunks, *depth, tile_rows, tile_columns, outputs, size, lanes),
+        element,
         name="half",
         attrs={KERNEL_ATTRIBUTE: "winograd_half"},
     )
     tile = te.compute(
-        (batch, chunks, tile_rows, tile_columns, outputs, outputs, lanes),
-        lambda n, c, th, tw, x, y, i: _combine(matrix, y, lambda k: half[n, c, th, tw, x, k, i]),
+        (batch, chunks, *depth, tile_rows, tile_columns, outputs, outputs, lanes),
+        lambda *index: _combine(matrix, index[-2], lambda k: half[*index[:-2], k, index[-1]]),
         name="tile",
         attrs={KERNEL_ATTRIBUTE: "winograd_output"},
     )
     return te.compute(
-        (batch, chunks, height, width, lanes),
-        lambda n, c, h, w, i: tile[n, c, h // outputs, w // outputs, h % outputs, w % outputs, i],
+        (batch, chunks, *depth, height, width, lanes),
+        lambda *index: tile[
+            *index[:-3],
+            *(position // outputs for position in index[-3:-1]),
+            *(position % outputs for position in index[-3:-1]),
+            index[-1],
+        ],
         name="store",
     )
 

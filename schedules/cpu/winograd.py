@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -26,20 +28,34 @@ CYCLES_PER_SECOND = 3.5e9
 
 
 def winograd_outputs(
-    batch: int, in_channels: int, out_channels: int, out_extents: tuple[int, int], machine: Machine
+    planes: int,
+    in_channels: int,
+    out_channels: int,
+    out_extents: tuple[int, int],
+    machine: Machine,
+    depth_taps: int = 1,
 ) -> int:
     """Choose the outputs of a tile along an axis for a 3 x 3 convolution of stride 1: 4, 2, or 0 for a direct one.
 
     Costs are cycles of a core. Weights grow with the size of the tile, and come from the cache that holds them.
+
+    Parameters
+    ----------
+    planes : int
+        Images, or images times the depth of the output.
+    out_extents : tuple of two int
+        Rows and columns of the output.
+    depth_taps : int
+        Taps of the filters along the depth.
     """
     lanes = machine.lanes("float32")
-    steps = in_channels * -(-out_channels // lanes)
-    positions = batch * out_extents[0] * out_extents[1]
+    steps = depth_taps * in_channels * -(-out_channels // lanes)
+    positions = planes * out_extents[0] * out_extents[1]
     best, best_cost = 0, positions * steps * KERNEL**2 / GAIN
     for outputs, (forward, backward) in TRANSFORM_CYCLES.items():
         size = (outputs + KERNEL - 1) ** 2
         tile_rows, tile_columns = tiles(out_extents, outputs)
-        count = batch * tile_rows * tile_columns
+        count = planes * tile_rows * tile_columns
         weight_bytes = size * steps * lanes * 4
         speed = MEMORY_BYTES_PER_CYCLE if weight_bytes > machine.l3 // 2 else L3_BYTES_PER_CYCLE
         # Few rows leave a register tile too small to hide its loads.
@@ -77,30 +93,30 @@ def _forward(schedule: Schedule, transformed: SBlockRV, machine: Machine) -> Non
     assert tile is not None
     assert half is not None
     lanes = loop_extents(schedule, tile)[-1]
-    positions, count, channels = loop_extents(schedule, transformed)
+    positions, *places, channels = loop_extents(schedule, transformed)
     outputs = round(positions**0.5) - KERNEL + 1
-    position, p, c = schedule.get_loops(transformed)
+    position, *outer, c = schedule.get_loops(transformed)
     chunk, lane = schedule.split(c, [None, lanes])
-    schedule.reorder(p, chunk, position, lane)
+    schedule.reorder(*outer, chunk, position, lane)
     for block in (half, tile):
         schedule.compute_at(block, chunk, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "local")
         _unroll(schedule, block, 3)
     schedule.unroll(position)
     schedule.vectorize(lane)
-    seconds = count * channels / lanes * TRANSFORM_CYCLES[outputs][0] / CYCLES_PER_SECOND
-    share_out(schedule, [p, chunk], seconds, machine.cores)
+    seconds = prod(places) * channels / lanes * TRANSFORM_CYCLES[outputs][0] / CYCLES_PER_SECOND
+    share_out(schedule, [*outer, chunk], seconds, machine.cores)
 
 
 def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     half = annotated_block(schedule, "winograd_half")
     assert half is not None
-    batch, chunks, tile_rows, tile_columns, outputs, _, _ = loop_extents(schedule, tile)
+    *places, outputs, _, _ = loop_extents(schedule, tile)
     store = inline_epilogue(schedule, tile)
-    n, c, h, w, lane = schedule.get_loops(store)
+    *outer, h, w, lane = schedule.get_loops(store)
     row, x = schedule.split(h, [None, outputs])
     column, y = schedule.split(w, [None, outputs])
-    schedule.reorder(n, c, row, column, x, y, lane)
+    schedule.reorder(*outer, row, column, x, y, lane)
     for block in (tile, half):
         schedule.compute_at(block, column, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "local")
@@ -108,8 +124,8 @@ def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     schedule.unroll(x)
     schedule.unroll(y)
     schedule.vectorize(lane)
-    count = batch * chunks * tile_rows * tile_columns
-    share_out(schedule, [n, c, row], count * TRANSFORM_CYCLES[outputs][1] / CYCLES_PER_SECOND, machine.cores)
+    seconds = prod(places) * TRANSFORM_CYCLES[outputs][1] / CYCLES_PER_SECOND
+    share_out(schedule, [*outer, row], seconds, machine.cores)
 
 
 def _unroll(schedule: Schedule, block: SBlockRV, count: int) -> None:

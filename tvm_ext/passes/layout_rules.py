@@ -31,9 +31,15 @@ from tvm_ext.schedules.compute.conv2d import (
     transposed_convolution,
 )
 from tvm_ext.schedules.compute.layout import block_channels
-from tvm_ext.schedules.compute.matmul import matmul, pack_columns, round_up
+from tvm_ext.schedules.compute.matmul import pack_columns, round_up
 from tvm_ext.schedules.compute.pool import global_average, pool
-from tvm_ext.schedules.compute.winograd import tiles, transform_weight, winograd_input, winograd_output
+from tvm_ext.schedules.compute.winograd import (
+    tiles,
+    transform_weight,
+    winograd_input,
+    winograd_output,
+    winograd_product,
+)
 from tvm_ext.schedules.cpu.conv2d import computed_chunks, computed_width
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
@@ -172,36 +178,52 @@ def _winograd(
     rewriter: BlockedLayoutMutator, source: Blocked, weight: np.ndarray, block_out: int, geometry: dict[str, list[int]]
 ) -> relax.Var | None:
     """Emit a convolution as transforms and products of matrices, if that is possible and pays."""
-    if weight.shape[2:] != (3, 3) or geometry["strides"] != [1, 1] or geometry["dilation"] != [1, 1]:
-        return None
     machine, padding = rewriter.machine, geometry["padding"]
     lanes = machine.lanes("float32")
-    batch, in_chunks, height, width, block_in = source.shape
-    extents = height + padding[0] + padding[2] - 2, width + padding[1] + padding[3] - 2
-    in_channels, out_chunks = in_chunks * block_in, -(-weight.shape[0] // block_out)
-    outputs = winograd_outputs(batch, in_channels, out_chunks * block_out, extents, machine)
-    if not rewriter.winograd or not outputs or block_out != lanes or block_in != lanes:
+    if (
+        not rewriter.winograd
+        or weight.shape[-2:] != (3, 3)
+        or any(item != 1 for item in (*geometry["strides"], *geometry["dilation"]))
+        or (source.block, block_out) != (lanes, lanes)
+    ):
         return None
-    padded = np.zeros((out_chunks * block_out, in_channels, 3, 3), weight.dtype)
+    taps = weight.shape[2:-2]  # along the depth, if there is one
+    rank = len(padding) // 2
+    extents = [
+        extent + before + after - kernel + 1
+        for extent, before, after, kernel in zip(
+            source.spatial, padding[:rank], padding[rank:], weight.shape[2:], strict=True
+        )
+    ]
+    batch, in_channels, out_chunks = source.shape[0], source.shape[1] * lanes, -(-weight.shape[0] // lanes)
+    *depth, height, width = extents
+    planes = batch * int(np.prod(depth))
+    outputs = winograd_outputs(
+        planes, in_channels, out_chunks * lanes, (height, width), machine, int(np.prod(taps, dtype=int))
+    )
+    if not outputs:
+        return None
+    padded = np.zeros((out_chunks * lanes, in_channels, *weight.shape[2:]), weight.dtype)
     padded[: weight.shape[0], : weight.shape[1]] = weight
     matrices = transform_weight(padded, outputs)
-    tile_rows, tile_columns = tiles(extents, outputs)
+    tile_rows, tile_columns = tiles((height, width), outputs)
     count = batch * tile_rows * tile_columns
-    tile = register_tile(count, out_chunks, in_channels, 4 * in_channels, machine)
-    rows = round_up(count, tile[0])
+    # A register tile stays within the planes of one position.
+    tile = register_tile(depth[0] if depth else count, out_chunks, matrices.shape[1], 4 * in_channels, machine)
+    if depth:
+        tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
+    rows = count if depth else round_up(count, tile[0])
     transformed = rewriter.emit_kernel(
         winograd_input, [source.var], "winograd_input", OPAQUE,
-        padding=padding, out_extents=list(extents), outputs=outputs, rows=rows,
+        padding=padding, out_extents=[height, width], outputs=outputs, rows=rows,
     )  # fmt: skip
-    axes = (0, 1, 2)
     product = rewriter.emit_kernel(
-        matmul, [transformed, relax.const(pack_columns(matrices, lanes, round_up(out_chunks, tile[1])))],
-        "winograd_product", OPAQUE, data_shape=tuple(transformed.ty.shape), weight_shape=matrices.shape,
-        data_axes=axes, weight_axes=(), out_axes=axes, tile=tile, lanes=lanes, copy_rows=False,
+        winograd_product, [transformed, relax.const(pack_columns(matrices, lanes, round_up(out_chunks, tile[1])))],
+        "winograd_product", OPAQUE, weight_shape=matrices.shape, tile=tile, lanes=lanes, depth=depth,
     )  # fmt: skip
     return rewriter.emit_kernel(
         winograd_output, [product], "winograd_output", OUT_ELEMENTWISE,
-        out_shape=[batch, out_chunks, *extents, block_out], outputs=outputs,
+        out_shape=[batch, out_chunks, *extents, lanes], outputs=outputs,
     )  # fmt: skip
 
 

@@ -108,6 +108,35 @@ def test_results_are_those_of_a_convolution(
     assert np.abs(result - expected).max() < 2e-5
 
 
+@settings(max_examples=10, deadline=None)
+@given(
+    outputs=st.sampled_from(sorted(POINTS)), batch=st.integers(1, 2), ins=st.sampled_from([16, 33]),
+    outs=st.sampled_from([16, 31]), extents=st.tuples(st.integers(1, 9), st.integers(3, 9), st.integers(3, 9)),
+    taps=st.integers(1, 3), padding=st.lists(st.integers(0, 2), min_size=6, max_size=6),
+)  # fmt: skip
+def test_volumes(
+    outputs: int, batch: int, ins: int, outs: int, extents: tuple[int, int, int], taps: int, padding: list[int]
+) -> None:
+    if extents[0] + padding[0] + padding[3] < taps:
+        return
+    weight = np.random.default_rng(0).standard_normal((outs, ins, taps, 3, 3)).astype("float32") / np.sqrt(27 * ins)
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((batch, ins, *extents), "float32"))
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            result = builder.emit(relax.op.nn.conv3d(data, relax.const(weight), padding=padding))
+            result = builder.emit_output(relax.op.nn.relu(result))
+        builder.emit_func_output(result)
+    values = np.random.default_rng(1).standard_normal((batch, ins, *extents)).astype("float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvm_ext.passes.layout_rules.winograd_outputs", lambda *_: outputs)
+        (result,) = tvm_ext.compile(builder.get()).run([values]).values()
+    front, top, left, back, bottom, right = padding
+    padded = torch.nn.functional.pad(torch.from_numpy(values).double(), (left, right, top, bottom, front, back))
+    expected = torch.relu(torch.nn.functional.conv3d(padded, torch.from_numpy(weight).double())).numpy()
+    assert np.abs(result - expected).max() < 2e-5
+
+
 def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
     mod, _ = _convolution(1, 64, 64, (56, 56), [1] * 4)
     rules = _rules(mod)
