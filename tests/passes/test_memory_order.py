@@ -143,3 +143,24 @@ def test_effects_keep_their_order(tmp_path: Path) -> None:
     mod = lowered(builder.get(), memory="optimal", dump_dir=str(tmp_path))
     text = mod["main"].script()
     assert text.index("exp") < text.index("print") < text.index("tanh") < text.rindex("print")
+
+
+@pytest.mark.parametrize("shape", [(7, 9), (16, 16), (17, 33), (48, 31), (64, 96)])
+def test_in_place_beside_an_operand_that_is_walked_over_in_another_order(shape: tuple[int, int]) -> None:
+    """Kernels that transpose go tile by tile; a tile must have read all it overwrites."""
+    builder = relax.BlockBuilder()
+    x, y = relax.Var("x", relax.TensorType(shape, "float32")), relax.Var("y", relax.TensorType(shape[::-1], "float32"))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            a = builder.emit(relax.op.nn.softmax(x, axis=1))
+            b = builder.emit(relax.op.nn.softmax(y, axis=0))
+            total = builder.emit(relax.op.add(a, relax.op.permute_dims(b)))
+            result = builder.emit_output(relax.op.nn.softmax(total, axis=0))
+        builder.emit_func_output(result)
+    mod = relax.transform.Normalize()(builder.get())
+    plan = plan_memory(scheduled(mod, memory="optimal"))
+    assert plan is not None
+    assert plan.in_place
+    values = arguments(mod)
+    for left, right in zip(results(mod, values, memory="optimal"), results(mod, values), strict=True):
+        np.testing.assert_array_equal(left, right)
