@@ -3,6 +3,7 @@
 Examples
 --------
 >>> from tvm_ext.graph import graph_of_sizes, liveness
+>>> from tvm_ext.memory import off_chip_traffic, plan_arena, plan_order, verify_order
 >>> graph = graph_of_sizes([[], [0], [0], [0], [1], [2], [3], [4, 5, 6], [7]], [4, 8, 8, 8, 2, 2, 2, 6, 1])
 >>> plan = plan_order(graph)
 >>> plan.peak, plan.given_peak, plan.optimal
@@ -11,6 +12,8 @@ Examples
 >>> alive = liveness(graph, plan.order)
 >>> plan_arena(alive.intervals, alive.sizes, alignment=1, in_place=alive.in_place).size
 16
+>>> off_chip_traffic(graph, capacity=12).spilled, off_chip_traffic(graph, 12, plan.order).spilled
+(52, 20)
 """
 
 from __future__ import annotations
