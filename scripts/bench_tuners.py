@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
+import tvm
+from tvm import relax
 
 from tvm_ext.bench.record import write_result
+from tvm_ext.target import native_target
+from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.experiment import (
     Run,
     bootstrap_interval,
@@ -28,6 +36,7 @@ from tvm_ext.tuners.replay.experiment import (
 )
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
+from tvm_ext.tuning import TuningResult, tune
 
 BUDGET = 1024
 BASELINE = "autotvm_sa"
@@ -119,36 +128,103 @@ def _speed(runs: list[Run], name: str) -> float:
     return geometric_mean([median(name, task) / median(BASELINE, task) for task in _tasks(runs, name)])
 
 
+def convolution(inputs: int, outputs: int, size: int) -> tvm.IRModule:
+    """Make the model of one 3x3 convolution of ResNet-18 with ReLU."""
+    weights = np.random.default_rng(0).standard_normal((outputs, inputs, 3, 3)).astype("float32")
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((1, inputs, size, size), "float32"))
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            result = builder.emit(relax.op.nn.conv2d(data, relax.const(weights), padding=1))
+            output = builder.emit_output(relax.op.nn.relu(result))
+        builder.emit_func_output(output)
+    return builder.finalize()
+
+
+def loop(threads: int, trials: int, seeds: int) -> list[dict[str, Any]]:
+    """Tune one convolution, workers started anew each time: seconds of the whole loop, and trials a second."""
+    rows = []
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            with Measurer(threads=threads) as measurer:
+                result: TuningResult = tune(
+                    convolution(64, 64, 56), native_target(), folder, trials, recipe("evolution"), seed=seed,
+                    measurer=measurer,
+                )  # fmt: skip
+            seconds = time.perf_counter() - start
+        measuring = result.seconds["build"] + result.seconds["run"]
+        rows.append(
+            {
+                "loop": "resnet18 64x56x56 3x3",
+                "seed": seed,
+                "threads": threads,
+                "trials": result.trials,
+                "seconds": round(seconds, 2),
+                "build_seconds": round(result.seconds["build"], 2),
+                "run_seconds": round(result.seconds["run"], 2),
+                "trials_per_second": round(result.trials / measuring, 2),
+                "best_us": round(result.curve[-1][2] * 1e6, 2),
+                "noise": round(float(np.median(result.noise)), 4),
+                "load_average": round(os.getloadavg()[0], 2),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two layers, three seeds")
-    parser.add_argument("--tasks", choices=("layers", "all"), default="all", help="L1 to L8, or all 26")
+    parser.add_argument("--replay", action="store_true", help="landscapes only")
+    parser.add_argument("--loop", action="store_true", help="the tuning loop on this machine only")
+    parser.add_argument("--tasks", metavar="NAMES", help="tasks on landscapes, comma-separated; all 26 by default")
+    parser.add_argument("--arms", metavar="NAMES", default=",".join(ARMS), help="tuners beside the baseline")
     parser.add_argument("--controls", action="store_true", help="run the controls, on the layers L1 to L8")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1, help="threads of the kernels in the loop")
     parser.add_argument("--log", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl")
     parser.add_argument("--json", type=Path, default=ROOT / "docs/results/tuners.json")
     arguments = parser.parse_args()
+    both = arguments.replay == arguments.loop
     seeds = 3 if arguments.quick else arguments.seeds
+    rows, summary = [], {}
+    if both or arguments.replay:
+        rows, summary = compare_on_landscapes(arguments, seeds)
+    if both or arguments.loop:
+        measured = loop(arguments.threads, 64, seeds)
+        rows += measured
+        summary["loop_seconds_64"] = round(float(np.median([row["seconds"] for row in measured])), 2)
+        summary["build_run_per_second"] = round(float(np.median([row["trials_per_second"] for row in measured])), 2)
+        summary["loop_load_average"] = round(float(np.median([row["load_average"] for row in measured])), 2)
+    print(summary)
+    write_result(arguments.json, name="tuners", rows=rows, summary=summary)
+    return 0
+
+
+def compare_on_landscapes(arguments: argparse.Namespace, seeds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Rows and summary of the runs on landscapes."""
     layers = LAYERS[1:7:5] if arguments.quick else LAYERS
-    tasks = layers if arguments.quick or arguments.tasks == "layers" else (*LAYERS, *(set_difference(TASKS, LAYERS)))
-    runs = replay(tasks, ARMS, seeds, arguments.log)
-    rows = compare(runs)
+    tasks = layers if arguments.quick else (*LAYERS, *set_difference(TASKS, LAYERS))
+    if arguments.tasks:
+        tasks = tuple(task for task in tasks if task.name in arguments.tasks.split(","))
+    rows = compare(replay(tasks, tuple(arguments.arms.split(",")), seeds, arguments.log))
     if arguments.controls:
         rows += compare(replay(layers, CONTROLS, seeds, arguments.log))
     for row in rows:
         print({key: value for key, value in row.items() if key != "by_task"})
-    main_rows = {row["tuner"]: row for row in rows}
-    summary = {
-        "replay_tasks": len(tasks),
-        "replay_seeds": seeds,
-        "fewer_measurements_sa_as": main_rows["sa_as"]["fewer_measurements"],
-        "fewer_measurements_ppo_as": main_rows["chameleon"]["fewer_measurements"],
-        "fewer_steps_ppo": main_rows["ppo"]["fewer_queries"],
-    }
-    print(summary)
-    write_result(arguments.json, name="tuners", rows=rows, summary=summary)
-    return 0
+    summary: dict[str, float] = {"replay_tasks": len(tasks), "replay_seeds": seeds}
+    figures = (
+        ("fewer_measurements_sa_as", "sa_as", "fewer_measurements"),
+        ("fewer_measurements_ppo_as", "chameleon", "fewer_measurements"),
+        ("fewer_steps_ppo", "ppo", "fewer_queries"),
+    )
+    for key, tuner, figure in figures:
+        found = next((row for row in rows if row["tuner"] == tuner), None)
+        if found is not None:
+            summary[key] = found[figure]
+    return rows, summary
 
 
 def set_difference(

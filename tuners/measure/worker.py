@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ def warm_up() -> None:
 def work(connection: socket.socket) -> None:
     """Answer requests, (name, arguments), with (True, result) or (False, sentence), until the socket is closed."""
     modules: dict[str, Any] = {}
-    tasks = {"build": _build, "run": _run, "pin": _pin}
+    tasks: dict[str, Callable[..., Any]] = {"build": _build, "run": _run, "pin": _pin}
     while True:
         try:
             name, arguments = receive(connection)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.commands import Commands
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weights = np.random.default_rng(0).standard_normal((32, 16, 1, 1)).astype("float32") * 0.1
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        "convolution",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 8, 8])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path) -> None:
+    folder, output = tmp_path / "database", tmp_path / "out"
+    options = ["--work-dir", str(folder), "--trials", "10", "--batch", "5", "--threads", "1"]
+    result = commands("tune", str(model), *options, "-o", str(output))
+    assert (result.code, result.stderr) == (0, "")
+    assert "µs (was" in result.stdout
+    assert (output / "metadata.json").exists()
+    again = commands("tune", str(model), *options, "--json")
+    assert again.code == 0
+    document = json.loads(again.stdout)
+    assert document["trials"] == 0
+    assert document["resumed"] >= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--tuner", "best"], 2, "autotvm_sa"),
+        (["--target", "cuda"], 6, ""),
+        (["--trials", "0"], 2, "--trials"),
+    ],
+)
+def test_errors(commands: Commands, model: Path, tmp_path: Path, options: list[str], code: int, words: str) -> None:
+    result = commands("tune", str(model), "--work-dir", str(tmp_path / "database"), *options)
+    assert result.code == code
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written(commands: Commands, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = commands("tune", str(model), "--work-dir", str(tmp_path / "file"))
+    assert result.code == 7
+    assert "file" in result.stderr
