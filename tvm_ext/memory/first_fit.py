@@ -40,16 +40,42 @@ class FirstFit:
         """Find the highest end of a block."""
         return max(map(int.__add__, offsets, self._sizes), default=0)
 
-    def place(self, order: Sequence[int], offsets: list[int]) -> None:
-        """Place some blocks in an order beside those that have an offset; without one, it is -1."""
-        padded = self._padded
+    def place(self, order: Sequence[int]) -> list[int]:
+        """Place all blocks in an order; find their offsets."""
+        offsets = [-1] * len(self._blocks)
         for number in order:
-            size, place = padded[number], 0
-            for offset, other in sorted([(offsets[o], o) for o in self._meetings[number] if offsets[o] >= 0]):
-                if offset - place >= size:
-                    break
-                place = max(place, offset + padded[other])
-            offsets[number] = place
+            offsets[number] = self._lowest(number, [(offsets[o], o) for o in self._meetings[number] if offsets[o] >= 0])
+        return offsets
+
+    def _lowest(self, number: int, taken: list[tuple[int, int]]) -> int:
+        """Find the lowest offset at which a block fits beside others, given by offset and number."""
+        taken.sort()
+        padded = self._padded
+        size, place = padded[number], 0
+        for offset, other in taken:
+            if offset - place >= size:
+                break
+            place = max(place, offset + padded[other])
+        return place
+
+    def _replaced(self, order: Sequence[int], offsets: Sequence[int], moved: Sequence[int]) -> tuple[list[int], int]:
+        """Place again what an order with some blocks moved puts elsewhere; count the meetings looked at."""
+        found = list(offsets)
+        rank = [0] * len(order)
+        for place, number in enumerate(order):
+            rank[number] = place
+        affected = {*moved, *(other for number in moved for other in self._meetings[number])}
+        work = 0
+        for number in order:
+            if number in affected:
+                mine = rank[number]
+                meetings = self._meetings[number]
+                work += len(meetings)
+                place = self._lowest(number, [(found[o], o) for o in meetings if rank[o] < mine])
+                if place != found[number]:
+                    found[number] = place
+                    affected.update(meetings)
+        return found, work
 
     def best_start(self) -> tuple[str, list[int], list[int]]:
         """Try some orders.
@@ -61,8 +87,7 @@ class FirstFit:
         """
         best: tuple[str, list[int], list[int]] | None = None
         for method, order in _orders(self._blocks):
-            offsets = [-1] * len(self._blocks)
-            self.place(order, offsets)
+            offsets = self.place(order)
             if best is None or self.size(offsets) < self.size(best[2]):
                 best = (method, order, offsets)
         return best or ("", [], [])
@@ -90,12 +115,9 @@ class FirstFit:
         best, smallest = offsets, self.size(offsets)
         excess = self._excess(offsets, bound)
         while effort > 0 and smallest > bound:
-            changed, begin = self._change(order, offsets, bound, choose)
-            tried = list(offsets)
-            for number in changed[begin:]:
-                tried[number] = -1
-            self.place(changed[begin:], tried)
-            effort -= len(order) // 4 + sum(len(self._meetings[number]) for number in changed[begin:])
+            changed, moved = self._change(order, offsets, bound, choose)
+            tried, work = self._replaced(changed, offsets, moved)
+            effort -= work + len(order) // 4
             now = self._excess(tried, bound)
             if now <= excess or choose.random() < _WORSE:
                 order, offsets, excess = changed, tried, now
@@ -109,24 +131,23 @@ class FirstFit:
 
     def _change(
         self, order: Sequence[int], offsets: Sequence[int], bound: int, choose: random.Random
-    ) -> tuple[list[int], int]:
-        """Change an order a little, and tell from where on."""
+    ) -> tuple[list[int], tuple[int, int]]:
+        """Change an order a little, and tell which blocks have changed places with others."""
         changed = list(order)
-        high = choose.choice([n for n, offset in enumerate(offsets) if offset + self._sizes[n] > bound])
-        place = changed.index(high)
-        other = changed.index(choose.choice(self._meetings[high])) if self._meetings[high] else place
+        one = choose.choice([n for n, offset in enumerate(offsets) if offset + self._sizes[n] > bound])
+        other = choose.choice(self._meetings[one]) if self._meetings[one] else one
         what = choose.random()
         if what < _RANDOM:
-            place, other = choose.randrange(len(order)), choose.randrange(len(order))
+            one, other = choose.choice(order), choose.choice(order)
+        first, last = sorted((changed.index(one), changed.index(other)))
         if what < _RANDOM + _TRADE:
-            changed[place], changed[other] = changed[other], changed[place]
+            changed[first], changed[last] = changed[last], changed[first]
         elif what < _RANDOM + _TRADE + _FRONT:
-            changed.insert(0, changed.pop(place))
-            other = 0
+            changed.remove(one)
+            changed.insert(0, one)
         else:
-            first, last = sorted((place, other))
             changed.insert(first, changed.pop(last))
-        return changed, min(place, other)
+        return changed, (one, other)
 
 
 def _orders(blocks: Sequence[Block]) -> Iterable[tuple[str, list[int]]]:
