@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from tests.modules import MODULES, arguments, run
 from tests.zoo import get
+from tvm_ext.errors import OptionError
 from tvm_ext.frontend import import_model
 from tvm_ext.graph import from_relax
 from tvm_ext.passes.fusion import fuse_by_mapping_types, kernel_mappings, plan_of
@@ -160,3 +161,20 @@ def test_random_functions(choices: list[tuple[int, int, int]]) -> None:
     mod = build(make, (6, 6), (6, 6))
     before, _, after = check(mod, [value * 0.3 for value in arguments(mod)])
     assert after <= before
+
+
+@pytest.mark.parametrize("options", [{"fuse": "mapping-type"}, {"fuse": "mapping-type", "rewrite": "fast"}])
+def test_pipeline(options: dict[str, str]) -> None:
+    entry = get("tiny_cell")
+    mod, values = import_model(entry.onnx_path()).mod, list(entry.inputs().values())
+    expected, found = (
+        run(tvm.compile(mod, TARGET, relax_pipeline=relax.get_pipeline("tvm_ext", **keywords)), values)
+        for keywords in ({}, options)
+    )
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"fuse": "all"}, {"rewrite": "on"}])
+def test_unknown_choices(options: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=r"is none of (stock, mapping-type|off, strict, fast)"):
+        relax.get_pipeline("tvm_ext", **options)
