@@ -6,12 +6,15 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
+from tvm import relax
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext.tuners
+from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul, ruled, tiled
 from tvm_ext.errors import OptionError
 from tvm_ext.target import native_target
@@ -100,3 +103,32 @@ def test_a_small_space_ends_the_run(measurer: Measurer, tmp_path: Path) -> None:
     space = ms.space_generator.ScheduleFn(two, sch_rules=[], postprocs=[], mutator_probs={})
     database = _tune(matmul(16), tmp_path, 100, measurer, space, tvm_ext.tuners.evolution())
     assert len(database.get_all_tuning_records()) == 2
+
+
+@pytest.mark.slow
+def test_tune_relax_with_the_stock_design_space(measurer: Measurer, tmp_path: Path) -> None:
+    """Sketches of ``post-order-apply`` with their postprocessors; TVM imports its tensor intrinsics, which is slow."""
+    mod = graph(lambda bb, x, y: relax.op.nn.relu(bb.normalize(relax.op.matmul(x, y))), [((64, 64), "float32")] * 2)
+    builder, runner = builder_and_runner(measurer)
+    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
+    target = tvm.target.Target({**native_target().export(), "num-cores": 2})
+    database = ms.relax_integration.tune_relax(
+        relax.get_pipeline("zero")(mod),
+        {},
+        target,
+        str(tmp_path),
+        24,
+        num_trials_per_iter=8,
+        builder=builder,
+        runner=runner,
+        strategy=tvm_ext.tuners.evolution(batch=8, initial=8),
+        seed=1,
+    )
+    times = [float(record.run_secs[0]) for record in database.get_all_tuning_records()]
+    assert len(times) == 24
+    assert sum(time < 1 for time in times) >= 12
+    executable = ms.relax_integration.compile_relax(database, mod, target, {})
+    arrays = np.random.default_rng(0).standard_normal((2, 64, 64)).astype("float32")
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*tensors).numpy()
+    np.testing.assert_allclose(result, np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
