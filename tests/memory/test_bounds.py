@@ -42,7 +42,7 @@ def test_large_problems_fall_back_to_what_a_node_touches(monkeypatch):
     graph = stacked_cells((12, 9), seed=0)
     problem = memory_problem(graph)
     strong = lower_bound(problem)
-    monkeypatch.setattr(bounds, "_MOST_NODES", 5)
+    monkeypatch.setattr(bounds, "MOST_NODES", 5)
     assert 0 < lower_bound(problem) <= strong <= peak_bytes(graph)
 
 

@@ -189,3 +189,13 @@ def test_the_given_order_can_be_the_best():
     plan = plan_order(graph)
     assert (plan.order, plan.method, plan.states) == ((0, 1, 2, 3), "given", 0)
     assert plan.peak == least_peak(graph.predecessors, [1, 2, 3, 4]) == 7
+
+
+def test_huge_graphs_get_a_quick_order():
+    graph = large_graph(17_000, 0, reach=20)
+    started = time.process_time()
+    plan = plan_order(graph)
+    assert time.process_time() - started < 15
+    verify_order(plan, graph)
+    assert plan.steps == ()
+    assert 0 < plan.lower_bound < plan.peak

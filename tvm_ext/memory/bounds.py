@@ -9,7 +9,10 @@ import numpy.typing as npt
 
 from tvm_ext.memory.problem import MemoryProblem, members
 
-_MOST_NODES = 1 << 14  # beyond, the ancestors of all nodes take too much memory
+MOST_NODES = 1 << 14
+"""Nodes of the largest problem whose ancestors are looked at: those of all nodes take 32 MiB, and four times as much
+for twice the nodes."""
+
 _ROWS = 256
 
 
@@ -27,13 +30,14 @@ def needed_at(problem: MemoryProblem) -> list[int]:
     count = len(problem)
     if not count:
         return []
-    if count > _MOST_NODES:
+    if count > MOST_NODES:
         needed = [problem.base + sum(problem.storages[s].size for s in touched) for touched in problem.touched]
     else:
         needed = [problem.base + int(bytes_) for bytes_ in _around(problem)]
     for node, pairs in enumerate(problem.in_place):
         if pairs:
-            needed[node] -= problem.taken_over(node, ~problem.descendants[node])
+            behind = 0 if count > MOST_NODES else problem.descendants[node]
+            needed[node] -= problem.taken_over(node, ~behind)
     return [max(0, bytes_ + inside) for bytes_, inside in zip(needed, problem.inside, strict=True)]
 
 

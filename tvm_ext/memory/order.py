@@ -22,7 +22,7 @@ from tvm_ext.graph import (
     given_order,
     peak_bytes,
 )
-from tvm_ext.memory.bounds import lower_bound
+from tvm_ext.memory.bounds import MOST_NODES, lower_bound
 from tvm_ext.memory.budget import BudgetSearch, BudgetStep
 from tvm_ext.memory.divide import Part, divide
 from tvm_ext.memory.greedy import greedy_order
@@ -138,7 +138,8 @@ class _Ordered:
 def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> OrderPlan:
     """Find an order of the nodes with a low peak of bytes alive.
 
-    The same input gives the same order unless the time limit strikes.
+    The same input gives the same order unless the time limit strikes. Functions of more than 16,384 nodes get the best
+    of the quick orders.
 
     Parameters
     ----------
@@ -166,11 +167,13 @@ def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> Ord
         bound = lower_bound(problem) if len(graph) else given_peak
         seconds = time.monotonic() - started
         return OrderPlan(given_order(graph), given_peak, given_peak, bound, "given", (len(graph),), 0, seconds)
-    parts = divide(problem) if options.divide else (Part(tuple(range(len(graph))), problem),)
+    huge = len(graph) > MOST_NODES
+    whole = (Part(tuple(range(len(graph))), problem),)
+    parts = divide(problem) if options.divide and not huge else whole
     ordered = _quick_orders(graph, problem, parts)
     steps: list[BudgetStep] = []
     bound = max(one.lower_bound for one in ordered)
-    while options.method != "greedy" and time.monotonic() < deadline:
+    while options.method != "greedy" and not huge and time.monotonic() < deadline:
         highest = max(ordered, key=lambda one: one.peak)
         if highest.peak <= bound or highest.finished:
             break
