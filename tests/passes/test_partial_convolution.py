@@ -68,6 +68,11 @@ CONSUMERS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "average pooling": (lambda x: relax.op.nn.avg_pool2d(x, (2, 2), (2, 2)), ["nn.avg_pool2d"] * 3 + ["concat"]),
     "mean": (lambda x: relax.op.mean(x, axis=[2, 3]), ["mean"] * 3 + ["concat"]),
     "mean of channels": (lambda x: relax.op.mean(x, axis=[1]), ["concat", "mean"]),
+    "slice of the image": (
+        lambda x: relax.op.strided_slice(x, [3, 2], [1, 0], [7, 5], [2, 1]),
+        ["strided_slice"] * 3 + ["concat"],
+    ),
+    "slice of channels": (lambda x: relax.op.strided_slice(x, [1], [2], [7]), ["concat", "strided_slice"]),
     "bias": (lambda x: relax.op.add(x, constant(9, 1, 1)), ["add"] * 3 + ["concat"]),
     "scale": (lambda x: relax.op.divide(relax.const(np.float32(2)), x), ["divide"] * 3 + ["concat"]),
     "weights not known": (lambda x: relax.op.add(x, x), ["concat", "add"]),

@@ -8,8 +8,8 @@ Networks for Edge Devices", MLSys 2020, section 3.3 (channel-wise and kernel-wis
 the same holds:
 
 - a convolution or a product with a constant is linear: it becomes a sum over the operands, its weights sliced here;
-- a depthwise convolution, a pooling, a mean over an image, an activation, and an operation with a constant treat every
-  channel by itself: the concatenation moves behind them, and disappears where a convolution follows.
+- a depthwise convolution, a pooling, a mean or a slice of an image, an activation, and an operation with a constant
+  treat every channel by itself: the concatenation moves behind them, and disappears where a convolution follows.
 
 Sums are taken in another order than before, so results differ by rounding. Which concatenations are worth it is the
 caller's decision (:mod:`tvm_ext.passes.memory_rewriting`).
@@ -272,6 +272,18 @@ def _mean(rewriter: _Rewriter, call: relax.Call, operand: int, parts: Parts) -> 
     return _commuted(rewriter.each(call, operand, parts, lambda first, last: []), parts)
 
 
+def _slice_of_image(rewriter: _Rewriter, call: relax.Call, operand: int, parts: Parts) -> Parts | None:
+    """Along other axes than that of the parts."""
+    if operand != 0 or not isinstance(call.args[1], relax.Tuple):
+        return None
+    axes = [int(axis) for axis in call.args[1].fields if isinstance(axis, tvm.tirx.IntImm)]
+    rank = len(_static_shape(parts.items[0]) or ())
+    if len(axes) != len(call.args[1].fields) or parts.axis in [axis % rank for axis in axes]:
+        return None
+    others = list(call.args[1:])
+    return _commuted(rewriter.each(call, operand, parts, lambda first, last: list(others)), parts)
+
+
 def _matmul(rewriter: _Rewriter, call: relax.Call, operand: int, parts: Parts) -> relax.Expr | None:
     weight, shape = _constant(call.args[1]), _static_shape(parts.items[0])
     if operand != 0 or weight is None or weight.ndim != 2 or shape is None or parts.axis != len(shape) - 1:
@@ -286,4 +298,5 @@ _RULES: dict[str, Callable[[_Rewriter, relax.Call, int, Parts], Parts | relax.Ex
     **dict.fromkeys(("nn.conv1d", "nn.conv2d", "nn.conv3d"), _convolution),
     "matmul": _matmul,
     "mean": _mean,
+    "strided_slice": _slice_of_image,
 }
