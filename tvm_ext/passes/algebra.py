@@ -118,6 +118,7 @@ class _Rewriter:
         self._report = report
         self._cache: dict[Any, tuple[Simplified, Terms]] = {}
         self._builder = relax.BlockBuilder()
+        self._lower_bounds: dict[Any, float] = {}
 
     def function(self, func: Any) -> Any:
         """Rewrite until nothing changes, a few rounds at most."""
@@ -179,7 +180,7 @@ class _Rewriter:
         """Search a part; gives its new bindings, or None where nothing is gained."""
         if len(bindings) < 2 and not _is_foldable(bindings):
             return None
-        reader = _PartReader(uses)
+        reader = _PartReader(uses, self._lower_bounds)
         for binding in bindings:
             if not reader.read(binding):
                 return None
@@ -273,11 +274,12 @@ def _static_shape(expression: Any) -> tuple[int, ...] | None:
 class _PartReader:
     """Reads bindings as terms."""
 
-    def __init__(self, uses: Counter[Any]) -> None:
+    def __init__(self, uses: Counter[Any], lower_bounds: dict[Any, float]) -> None:
         self.terms = Terms()
         self.terms_of: dict[Any, Term] = {}
         self.sources: dict[str, Any] = {}
         self._uses = uses
+        self._lower_bounds = lower_bounds  # of constants, found once
 
     def read(self, binding: Any) -> bool:
         """Read one binding; False when it has no meaning in terms."""
@@ -339,7 +341,9 @@ class _PartReader:
             return term
         # A weight with several readers stays one tensor in memory.
         if is_constant and (self._uses[argument] <= 1 or prod(shape) <= _SMALL):
-            term = self.terms.constant(name, shape, _lower(argument.value.numpy()))
+            if argument not in self._lower_bounds:
+                self._lower_bounds[argument] = _lower(argument.value.numpy())
+            term = self.terms.constant(name, shape, self._lower_bounds[argument])
         elif isinstance(argument, relax.Var) or is_constant:
             term = self.terms.input(name, shape)
         else:
