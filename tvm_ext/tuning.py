@@ -182,6 +182,7 @@ def tune(
         try:
             budget = (trials - known, trials, batch)
             _search(tasks, target, folder, budget, recipe, seed, own, database, outcome, progress)
+            _check_records(folder, known + outcome.trials)
             for task in tasks:
                 own.check_noise(("cpu", arguments_of(task.mod)))
             counts = own.counts
@@ -252,8 +253,11 @@ def _search(
             cost_model=ms.cost_model.RandomModel(),
             measure_callbacks=callbacks,
         )
-    except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+    except (OSError, RuntimeError) as error:  # from TVM's side: the file cannot be opened or written
+        text = " ".join(str(error).split())[:200]
+        raise OutputError(
+            f"cannot write the database in {folder}: {text}; free some space or use another folder"
+        ) from None
 
 
 @derived_object
@@ -287,6 +291,17 @@ class _Reporter(PyMeasureCallback):
             latency = sum(row.best * row.calls for row in self.outcome.kernels if row.best is not None)
             self.outcome.curve.append((time.perf_counter() - self.start, self.outcome.trials, latency))
         self.progress(self.outcome)
+
+
+def _check_records(folder: Path, expected: int) -> None:
+    """Make sure that every measurement is on the disk: TVM says nothing when it cannot write."""
+    with (folder / RECORDS).open("rb") as file:
+        found = sum(line.endswith(b"\n") for line in file)
+    if found < expected:
+        raise OutputError(
+            f"the database in {folder} holds {found} of {expected} measurements: the disk is full, or the file may not "
+            "grow; free some space and run again, what is there is gone on with"
+        )
 
 
 def _take_over(task: Task, result: KernelResult, database: ms.Database) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +31,11 @@ def model(tmp_path: Path) -> Path:
 def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path) -> None:
     folder, output = tmp_path / "database", tmp_path / "out"
     options = ["--work-dir", str(folder), "--trials", "10", "--batch", "5", "--threads", "1"]
-    result = commands("tune", str(model), *options, "-o", str(output))
+    result = commands("tune", str(model), *options, "-o", str(output), "--chart", str(tmp_path / "chart.svg"))
     assert (result.code, result.stderr) == (0, "")
     assert "µs (was" in result.stdout
     assert (output / "metadata.json").exists()
+    assert "best kernel times" in (tmp_path / "chart.svg").read_text()
     again = commands("tune", str(model), *options, "--json")
     assert again.code == 0
     document = json.loads(again.stdout)
@@ -46,6 +49,7 @@ def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path
         (["--tuner", "best"], 2, "autotvm_sa"),
         (["--target", "cuda"], 6, ""),
         (["--trials", "0"], 2, "--trials"),
+        (["--chart", "chart.pdf"], 2, ".png"),
     ],
 )
 def test_errors(commands: Commands, model: Path, tmp_path: Path, options: list[str], code: int, words: str) -> None:
@@ -60,3 +64,17 @@ def test_a_folder_that_cannot_be_written(commands: Commands, model: Path, tmp_pa
     result = commands("tune", str(model), "--work-dir", str(tmp_path / "file"))
     assert result.code == 7
     assert "file" in result.stderr
+
+
+def test_a_full_disk_is_said(model: Path, tmp_path: Path) -> None:
+    """Files may not grow beyond 12 kB, as on a disk that is full."""
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000)); "
+        "from tvm_ext.cli.main import main; main(sys.argv[1:])"
+    )
+    options = ["--work-dir", str(tmp_path / "database"), "--trials", "60", "--batch", "10", "--threads", "1"]
+    arguments = [sys.executable, "-c", script, "tune", str(model), *options, "--tuner", "random"]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 7, result.stderr
+    assert "database" in result.stderr

@@ -44,6 +44,9 @@ NOISY = 0.05
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Compile with what was found into this folder.")
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
+@click.option(
+    "--chart", type=click.Path(path_type=Path), help="Draw best time against trials and seconds: .png or .svg."
+)
 @json_flag
 def command(
     model: Path,
@@ -57,12 +60,16 @@ def command(
     threads: int | None,
     output: Path | None,
     force: bool,
+    chart: Path | None,
     as_json: bool,
 ) -> None:
     """Tune the kernels of MODEL (.onnx or .pt2) on this machine."""
     from tvm_ext.artifact import check_destination
+    from tvm_ext.bench.chart import check_chart
+    from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
     from tvm_ext.frontend import import_model
+    from tvm_ext.report.tuning_chart import write_tuning_chart
     from tvm_ext.target import resolve_target
     from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuners.recipes import recipe
@@ -73,6 +80,9 @@ def command(
     resolved = resolve_target(target)
     if output is not None:
         check_destination(output, force)
+    if chart is not None:
+        check_chart(chart)
+        check_writable(chart)
     imported = import_model(model, input_shapes=input_shapes or None)
     with _display(trials, quiet=as_json) as progress, Measurer(threads=threads) as measurer:
         result = tune(
@@ -81,6 +91,8 @@ def command(
     if output is not None:
         with open_database(work_dir):
             compile(imported, resolved).save(output, force=force)
+    if chart is not None:
+        write_tuning_chart({tuner: result.curve}, chart)
     if as_json:
         print_json(_document(result))
         return
