@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tvm import relax
 
 from tests.modules import Branch, Mlp, Several
+from tests.passes.memory_modules import random_net
+from tests.passes.test_memory_order import scheduled
+from tvm_ext.graph import liveness
 from tvm_ext.passes.isolate_concatenations import ISOLATE_ATTRIBUTE, isolate_concatenations
 from tvm_ext.passes.layout import OPAQUE
-from tvm_ext.passes.memory_graph import MemoryReader, is_plannable, memory_graph
+from tvm_ext.passes.memory_graph import LIVENESS, MemoryReader, is_plannable, memory_graph, planned_graph
+from tvm_ext.passes.memory_order import apply_plan, plan_memory
 
 
 def kernels(build: Callable[[Any, list[Any]], Any], count: int = 3) -> tvm.IRModule:
@@ -102,6 +108,16 @@ def test_in_place_candidates() -> None:
     assert by_name["square"] == ()  # both operands are the same bytes
     assert by_name["soft"] == ()
     assert by_name["made0"] == (("made0", "x0"),)  # the planner knows that inputs are not its to overwrite
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_plan_applied_is_read_as_it_was_planned(seed: int) -> None:
+    mod = scheduled(random_net(seed), memory="arena", winograd=False)
+    plan = plan_memory(mod)
+    assert plan is not None
+    graph = planned_graph(apply_plan(mod, mod.get_global_var("main"), plan))
+    assert liveness(graph, options=LIVENESS).peak == plan.peak
 
 
 def test_functions_that_can_be_put_into_another_order() -> None:

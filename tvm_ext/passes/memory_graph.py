@@ -16,7 +16,7 @@ from tvm import relax
 
 from tvm_ext.graph import DataflowGraph, LivenessOptions, from_relax
 from tvm_ext.graph.dataflow import Kind, Node, Tensor
-from tvm_ext.passes.kernel_access import KernelAccess, kernel_access
+from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, KernelAccess, kernel_access
 
 ALIGNMENT = 64
 """Bytes to which a kernel expects its tensors to be aligned."""
@@ -119,6 +119,14 @@ class MemoryReader:
 def memory_graph(mod: tvm.IRModule, function: str = "main") -> MemoryGraph:
     """Read a function for memory planning, all that is possible marked; see :class:`MemoryReader`."""
     return MemoryReader(mod, function).marked()
+
+
+def planned_graph(mod: tvm.IRModule, function: str = "main") -> DataflowGraph:
+    """Read a function whose plan was applied: the order given is the plan's, joined is what the plan joined."""
+    reader = MemoryReader(mod, function)
+    joined = {v.name_hint for v, func in mod.functions_items() if CONCATENATE_ATTRIBUTE in (func.attrs or {})}
+    copied = [node.index for node in reader.graph.nodes if node.callee not in joined]
+    return reader.marked(in_place=False, copied=copied).graph
 
 
 def _bytes(graph: DataflowGraph, node: Node) -> int:

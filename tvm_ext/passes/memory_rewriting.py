@@ -9,23 +9,24 @@ kernels on trial, and their order planned. A choice that does not lower the peak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import tvm
 from tvm import relax
 
 from tvm_ext.graph import DataflowGraph
-from tvm_ext.memory import OrderOptions, choose_rewritings
+from tvm_ext.memory import OrderOptions, choose_rewritings, plan_order
 from tvm_ext.passes.isolate_concatenations import ISOLATE_ATTRIBUTE
 from tvm_ext.passes.memory_graph import LIVENESS, is_plannable, memory_graph
-from tvm_ext.passes.memory_order import Method
+from tvm_ext.passes.memory_order import TIME_LIMIT, Method
 from tvm_ext.passes.partial_convolution import concatenations, partial_convolutions
 
 SECONDS = 10.0
 """Time after which no further choice is tried."""
 
-SECONDS_OF_ORDER = 0.3
-"""Time for the order of a trial."""
+SECONDS_TO_CONFIRM = 2.0
+"""Time for each of the two last orders: with the choice, and with none."""
 
 _ISOLATE = "keep concatenations out of fused kernels"
 
@@ -68,9 +69,13 @@ def memory_rewriting(
 
         if any(not isinstance(tensor.nbytes, int) for tensor in build(frozenset()).tensors.values()):
             return mod
-        options = OrderOptions(method=method, time_limit=SECONDS_OF_ORDER, liveness=LIVENESS)
-        plan = choose_rewritings(names, build, options, time_limit=time_limit)
-        return _rewritten(mod, frozenset(plan.chosen), function)
+        options = OrderOptions(method=method, time_limit=TIME_LIMIT, liveness=LIVENESS)
+        chosen = frozenset(choose_rewritings(names, build, options, time_limit=time_limit).chosen)
+        # A search that ran out of time may have flattered a choice.
+        options = replace(options, time_limit=SECONDS_TO_CONFIRM)
+        if chosen and plan_order(build(chosen), options).peak < plan_order(build(frozenset()), options).peak:
+            return _rewritten(mod, chosen, function)
+        return mod
 
     return _memory_rewriting
 

@@ -15,8 +15,8 @@ from tvm_ext.compiler import generate_code, lower
 from tvm_ext.errors import CompileError
 from tvm_ext.frontend import ImportedModel
 from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
-from tvm_ext.passes.memory_graph import LIVENESS, MemoryReader
-from tvm_ext.passes.memory_order import plan_memory
+from tvm_ext.passes.memory_graph import LIVENESS, MemoryReader, planned_graph
+from tvm_ext.passes.memory_limit import memory_decisions
 from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.report.inspection import MemoryProfile
 from tvm_ext.report.memory import RENAMES
@@ -132,18 +132,16 @@ def _plan(
         after_phase=lambda phase, mod: modules.update({phase.name: mod}),
     )
     statistics = module_statistics(modules["memory"])
-    kernels = modules["schedule"]
     if options["memory"] == "stock":
-        graph = MemoryReader(kernels).graph
-        _check_sizes(graph)
-        order, seconds, bound, optimal = given_order(graph), 0.0, 0, False
-        peak = liveness(graph, order, LIVENESS).peak
+        graph, seconds, bound, optimal = MemoryReader(modules["schedule"]).graph, 0.0, 0, False
     else:
-        plan = plan_memory(kernels, method="optimal" if options["memory"] == "optimal" else "given")
-        if plan is None:
-            raise CompileError("a tensor has a size that is only known at run time; give every input a shape")
-        graph, order, seconds = plan.graph, plan.order, plan.seconds
-        peak, bound, optimal = plan.peak, plan.lower_bound, plan.optimal
+        graph = planned_graph(modules["order"])
+        decision = memory_decisions(modules["order"]).get("main", {})
+        seconds, bound = decision.get("seconds", 0.0), decision.get("lower_bound", 0)
+        optimal = decision.get("optimal", False)
+    _check_sizes(graph)
+    order = given_order(graph)
+    peak = liveness(graph, order, LIVENESS).peak
     executable = generate_code(lowered, target) if measure else None
     inputs = [(spec.shape, spec.dtype) for spec in model.inputs]
     return PlannedMemory(
