@@ -1,4 +1,4 @@
-"""Lower bounds of the peak of every order."""
+"""A quick lower bound of the peak of every order; :mod:`tvm_ext.memory.cut_bound` has a stronger one."""
 
 from __future__ import annotations
 

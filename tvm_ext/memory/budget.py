@@ -7,6 +7,8 @@ Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices", 
 update does not keep the two ends apart, a bracket does). When there is not enough between them, the limit on the states
 of a level is raised.
 
+Before, the lower bound is raised by minimum cuts (:mod:`tvm_ext.memory.cut_bound`).
+
 With each limit the search also runs as a beam that keeps the best states of a level: it looks for an order better than
 the best one known, and if it never had to drop a state, it is a proof as well. A large problem is improved by windows
 (:mod:`tvm_ext.memory.windows`) before.
@@ -18,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvm_ext.memory.cut_bound import raised_bound
 from tvm_ext.memory.dynamic_program import Flag, search
 from tvm_ext.memory.problem import MemoryProblem
 from tvm_ext.memory.tables import Tables, tables
@@ -27,7 +30,7 @@ _FIRST_LIMIT = 1 << 12  # states of a level; beams, which go to the end, keep fe
 _BEAM_SHARE = 8
 _GROWTH = 8
 _SMALL, _LARGE = 64, 256  # nodes; between them windows help a little, beyond they help most
-_SOME_TIME, _MOST_TIME = 0.2, 0.7  # shares of the time left, for windows
+_SOME_TIME, _MOST_TIME = 0.2, 0.7  # shares of the time left, for windows and for the bound
 _PROBES = 4  # budgets tried with one limit
 _BEAMS = 3  # beams tried with one limit, each for what is better than the last one found
 
@@ -120,6 +123,10 @@ class BudgetSearch:
         large = len(self._problem) > _LARGE
         if len(self._problem) > _SMALL:
             self._improve_by_windows(_MOST_TIME if large else _SOME_TIME, thorough=large)
+        if not self.is_over:
+            now = time.monotonic()
+            deadline = now + _SOME_TIME * (self._deadline - now)
+            self.lower_bound = raised_bound(self._problem, self.order, self.lower_bound, deadline=deadline)
         limit = min(_FIRST_LIMIT, self._state_limit)
         if exact:
             self._search(self.lower_bound, limit)  # often the bound can be reached, and this is the cheapest search
