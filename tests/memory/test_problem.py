@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from tests.memory.graphs import BRANCHES, marked_graph, simulated_peak
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import DataflowGraph, LivenessOptions, Node, Tensor, graph_of_sizes, liveness, random_order, symbol
+from tvm_ext.memory import plan_order
 from tvm_ext.memory.problem import members, memory_problem
 
 COUNTINGS = ("ignore", "until last use", "always")
@@ -85,3 +88,17 @@ def test_a_size_that_is_not_a_number_is_refused():
 def test_no_nodes_and_no_bytes():
     assert memory_problem(graph_of_sizes([], [])).peak(()) == 0
     assert memory_problem(graph_of_sizes([[], [0]], [0, 0])).peak((0, 1)) == 0
+
+
+def test_what_branches_allocate_inside_counts_while_they_run():
+    inner = graph_of_sizes([[], [0], [1]], [5, 30, 2], "branch")
+    graph = graph_of_sizes([[], [0], [0], [1, 2]], [4, 2, 8, 1])
+    nodes = (*graph.nodes[:1], replace(graph.nodes[1], op="if", regions=(inner, inner)), *graph.nodes[2:])
+    graph = replace(graph, nodes=nodes)
+    problem = memory_problem(graph)
+    assert problem.inside == (0, 33, 0, 0)  # 35 bytes at the peak of the branch, 2 of them its result
+    for order in ((0, 1, 2, 3), (0, 2, 1, 3)):
+        assert problem.profile(order)[0] == list(liveness(graph, order).during)
+    assert plan_order(graph).order == (0, 1, 2, 3)
+    assert plan_order(graph).peak == 39
+    assert memory_problem(graph, LivenessOptions(nested=False)).inside == (0, 0, 0, 0)

@@ -2,7 +2,7 @@
 
 The problem is divided where every order has the same nodes behind it. Each part starts with the best of some quick
 orders; while the peak is above the lower bound, the part that causes it is searched exactly under an adaptive budget,
-and where that is too much, by beams.
+and where that is too much, by beams over the same states, or piece by piece.
 """
 
 from __future__ import annotations
@@ -210,16 +210,12 @@ def _quick_orders(graph: DataflowGraph, problem: MemoryProblem, parts: Sequence[
     for part in parts:
         place = {node: number for number, node in enumerate(part.nodes)}
         end = begin + len(part.nodes)
-        best: _Ordered | None = None
         bound = lower_bound(part.problem)
-        for method, order in whole:
-            mine = tuple(place[node] for node in order[begin:end])
-            peak = part.problem.peak(mine)
-            if best is None or peak < best.peak:
+        slices = [(method, tuple(place[node] for node in order[begin:end])) for method, order in whole]
+        best = _Ordered(part, slices[0][1], part.problem.peak(slices[0][1]), bound, slices[0][0])
+        for method, mine in slices[1:]:
+            if best.peak > bound and (peak := part.problem.peak(mine)) < best.peak:
                 best = _Ordered(part, mine, peak, bound, method)
-            if best.peak <= bound:
-                break
-        assert best is not None
         ordered.append(best)
         begin = end
     return ordered
