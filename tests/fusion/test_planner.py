@@ -214,3 +214,12 @@ def test_against_all_plans(graph: OperatorGraph) -> None:
     found = seconds(graph, plan_fusion(graph))
     assert best <= found * (1 + 1e-9)
     assert found <= 1.5 * best
+
+
+def test_products_are_computed_where_they_are_needed() -> None:
+    """A result scaled for three readers is written once, and not three times."""
+    many, one = MANY_TO_MANY, ONE_TO_ONE
+    operators = [Operator("conv", "op", many, nbytes=1_000_000)]
+    operators += [Operator(f"scale{i}", "op", one, (Edge(0, one),), nbytes=1_000_000) for i in range(3)]
+    operators += [Operator(f"reader{i}", "op", many, (Edge(1 + i, many),), nbytes=10) for i in range(3)]
+    assert blocks(OperatorGraph("fan", tuple(operators), {})) == [(0,), (1, 4), (2, 5), (3, 6)]

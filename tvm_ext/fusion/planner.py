@@ -190,7 +190,7 @@ class _Planner:
         while moved:
             moved = False
             for index in range(len(self.graph)):
-                moved = self._improve(index) or moved
+                moved = self._improve(index) or self._hand_on(index) or moved
 
     def _improve(self, index: int) -> bool:
         home = self._block_of[index]
@@ -202,6 +202,40 @@ class _Planner:
                 if self._move(moving, home, target):
                     return True
         return False
+
+    def _hand_on(self, index: int) -> bool:
+        """Move the readers of a result to the blocks that need theirs, all at once.
+
+        A block that scales its result for several others writes every product; when each reader scales it for itself,
+        the result is written once. Moving one of them alone gains nothing.
+        """
+        home = self._block_of[index]
+        targets: dict[int, int] = {}
+        for reader in self.graph.successors[index]:
+            blocks = {self._block_of[other] for other in self.graph.successors[reader]}
+            if self._block_of[reader] == home and len(blocks) == 1 and home not in blocks:
+                if not self.graph.operators[reader].is_output:
+                    targets[reader] = blocks.pop()
+        if len(targets) < 2:
+            return False
+        changed = {number: set(self._blocks[number]) for number in {home, *targets.values()}}
+        for reader, target in targets.items():
+            changed[home].discard(reader)
+            changed[target].add(reader)
+        for members in changed.values():
+            if members and (block_mapping(self.graph, members) is None or not self._fits(members)):
+                return False
+        before = sum(self._seconds(self._blocks[number]) for number in changed)
+        after = sum(self._seconds(members) for members in changed.values() if members)
+        numbers = {**self._block_of, **targets}
+        if not after < before * (1 - 1e-9) or not all(map(self._is_connected, changed.values())):
+            return False
+        if _order(self.graph, numbers) is None:
+            return False
+        for number, members in changed.items():
+            self._blocks[number] = members
+        self._block_of = numbers
+        return True
 
     def _movable(self, index: int, home: int) -> Iterator[set[int]]:
         """Yield sets of operators that may move together: one, with what it needs or what needs it, a side, all."""
