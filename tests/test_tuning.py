@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
@@ -126,6 +127,9 @@ def test_a_killed_run_is_gone_on_with(measurer: Measurer, tmp_path: Path) -> Non
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="kind llvm"):
         kernels_to_tune(model(), tvm.target.Target("cuda", host="llvm"))
+    foreign = "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"
+    with pytest.raises(TargetError, match="this machine"):
+        kernels_to_tune(model(), tvm.target.Target({"kind": "llvm", "mtriple": foreign}))
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="file"):
         open_database(tmp_path / "file")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import sys
 import time
 import types
@@ -105,11 +106,17 @@ def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
     Raises
     ------
     TargetError
-        If the target is not a CPU.
+        If the target is not a CPU, or not one of this machine's kind.
     """
     if target.kind.name != "llvm":
         raise TargetError(
             f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
+        )
+    triple = str(target.attrs.get("mtriple", "") or "")
+    if triple and triple.partition("-")[0] != platform.machine():
+        raise TargetError(
+            f"target {triple}: candidates are run on this machine, which is {platform.machine()}; "
+            "tune on a machine of that kind, or for target native"
         )
     with target, tvm.transform.PassContext():
         for phase, phase_pass in phase_passes(target, PipelineOptions()):
