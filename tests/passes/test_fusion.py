@@ -92,6 +92,11 @@ def test_data_movement_joins_products() -> None:
     assert check(mod, arguments(mod))[2] == 1
 
 
+def test_scalars() -> None:
+    mod = build(lambda emit, x: emit(op.exp(emit(op.negative(emit(op.sum(x)))))), (4, 4))
+    assert check(mod, arguments(mod))[2] == 1
+
+
 def test_tuples_between_members_do_not_hang() -> None:
     """a -> (a, x) -> field -> b: the tuple cannot stand between two halves of one kernel."""
 

@@ -103,7 +103,8 @@ def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mappin
 
 
 def _symbolic(graph: DataflowGraph, name: str) -> bool:
-    return any(not isinstance(extent, int) for extent in graph.tensors[name].shape or ("?",))
+    shape = graph.tensors[name].shape
+    return shape is None or any(not isinstance(extent, int) for extent in shape)
 
 
 class _Grouper:
