@@ -14,7 +14,7 @@ import click
 from tvm_ext.cli.common import Shapes, elapsed, input_shape_option, json_flag, model_argument, print_json, target_option
 
 if TYPE_CHECKING:
-    from tvm_ext.tuning import TuningResult
+    from tvm_ext.tuning import KernelResult, TuningResult
 
 
 NOISY = 0.05
@@ -98,7 +98,7 @@ def command(
         return
     click.echo(f"{work_dir}: {result.trials} trials in {elapsed(start)}, {result.resumed} resumed")
     for kernel in sorted(result.kernels, key=lambda kernel: -(kernel.best or 0.0) * kernel.calls):
-        click.echo(f"  {kernel.name:40.40} {_times(kernel.before, kernel.best)}")
+        click.echo(f"  {kernel.name:40.40} {_times(kernel)}")
     shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     click.echo(f"  time     {shares}")
     if result.noise:
@@ -109,11 +109,11 @@ def command(
         click.echo(f"  compiled {output}")
 
 
-def _times(before: float | None, best: float | None) -> str:
-    if best is None:
-        return "nothing could be measured"
-    was = "" if before is None else f" (was {before * 1e6:.1f} µs)"
-    return f"{best * 1e6:10.1f} µs{was}"
+def _times(kernel: KernelResult) -> str:
+    if kernel.best is None:
+        return "nothing could be measured" if kernel.trials else "not tried; give it more --trials"
+    was = "" if kernel.before is None else f" (was {kernel.before * 1e6:.1f} µs)"
+    return f"{kernel.best * 1e6:10.1f} µs{was}"
 
 
 def _document(result: TuningResult) -> dict[str, Any]:
