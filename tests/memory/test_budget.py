@@ -75,3 +75,12 @@ def test_the_time_is_kept():
     found.run()
     assert time.monotonic() - started < 5
     assert problem.peak(found.order) == found.peak <= problem.peak(range(120))
+
+
+def test_of_larger_problems_fewer_states_are_held():
+    problem = memory_problem(random_graph(130, 0.04, 0, largest=64))
+    found = BudgetSearch(problem, range(130), lower_bound(problem), state_limit=3000, deadline=time.monotonic() + 5)
+    found.run()
+    limits = {step.level_limit for step in found.steps if step.kind == "exact"}
+    assert limits
+    assert max(limits) <= 1000

@@ -75,7 +75,7 @@ class BudgetSearch:
     lower_bound : int
         Bytes that are of no use to go below: a lower bound, or the peak of another part.
     state_limit : int
-        States that a search may hold.
+        States of up to 64 nodes that a search may hold; of larger problems, fewer.
     deadline : float
         Stop at this time of ``time.monotonic()``.
 
@@ -103,7 +103,8 @@ class BudgetSearch:
         self.lower_bound = min(lower_bound, self.peak)
         self.steps: list[BudgetStep] = []
         self._problem = problem
-        self._state_limit = state_limit
+        # A state takes a word for each 64 nodes, so of larger problems fewer fit into the same memory.
+        self._state_limit = max(1, state_limit // max(1, -(-len(problem) // 64)))
         self._deadline = deadline
         self._tables: Tables | None = None
 

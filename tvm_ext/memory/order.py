@@ -43,7 +43,7 @@ class OrderOptions:
     time_limit : float
         Seconds, from the start of :func:`plan_order`. With 0 the answer is that of ``greedy``.
     state_limit : int
-        States that a search may hold at once, 30 to 100 bytes each.
+        States of up to 64 nodes that a search may hold at once, about 100 bytes each; of larger parts, fewer.
     divide : bool
         Cut the problem where it can be.
     liveness : LivenessOptions
