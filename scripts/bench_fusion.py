@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import logging
+import shlex
 import sys
 import time
 import warnings
@@ -210,7 +211,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary |= {f"rate_{row['model']}": row["rate"] for row in study}
     summary["rates_reached"] = sum(row["rate"] >= row["source_rate"] for row in study)
     for row in study:
-        if row["model"] == "gpt2":
+        if row["model"] == "gpt2" and "blocks_not_rewritten" in row:
             summary["gpt2_block_cut"] = round(1 - row["blocks"] / row["blocks_not_rewritten"], 4)
             summary["gpt2_kernel_cut"] = round(1 - row["kernels"] / row["kernels_not_rewritten"], 4)
             summary["gpt2_compile_seconds"] = round(row["rewriting_seconds"] + row["planning_seconds"], 2)
@@ -233,10 +234,12 @@ def main() -> None:
     tiny = [name for name in ZOO if name.startswith("tiny")]
     study, zoo = (list(QUICK), tiny) if arguments.quick else (list(SOURCE), list(ZOO))
     rows: list[dict[str, Any]] = []
+    command = None
     if arguments.only:
         study, zoo = ([name for name in names if name in arguments.only] for names in (study, zoo))
         if arguments.json.exists():
-            rows = json.loads(arguments.json.read_text())["rows"]
+            before = json.loads(arguments.json.read_text())
+            rows, command = before["rows"], f"{before['command']}; {shlex.join(['bench_fusion.py', *sys.argv[1:]])}"
     print(f"{'model':18}{'operators':>10}{'stock':>7}{'kernels':>8}{'rate':>7}{'source':>7}{'MiB':>9}{'stock MiB':>10}")
     for make, names in ((study_row, study), (zoo_row, zoo)):
         for name in names:
@@ -244,7 +247,7 @@ def main() -> None:
             same = [number for number, old in enumerate(rows) if (old["model"], old["kind"]) == (name, row["kind"])]
             rows[same[0] if same else len(rows) :] = [row, *rows[same[0] + 1 if same else len(rows) :]]
             show(row)
-            write_result(arguments.json, name="fusion", rows=rows, summary=summarise(rows))
+            write_result(arguments.json, name="fusion", rows=rows, summary=summarise(rows), command=command)
 
 
 def show(row: dict[str, Any]) -> None:
