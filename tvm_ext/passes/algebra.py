@@ -15,36 +15,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_ext.algebra.centering import plan_centering
-from tvm_ext.algebra.operators import REDUCTIONS, ShapeError
 from tvm_ext.algebra.rule import Mode
 from tvm_ext.algebra.search import SearchOptions, Simplified, Step, simplify
-from tvm_ext.algebra.term import Term, Terms, evaluate, reachable
+from tvm_ext.algebra.term import Term, Terms, reachable
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import from_relax
+from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, operator_name
 
-# Operators with the same operands in Relax and in terms.
-_PLAIN = {
-    **{
-        name: name
-        for name in """add subtract multiply divide power maximum minimum negative square sqrt rsqrt abs sign exp log
-        sigmoid tanh erf floor ceil round sin cos""".split()
-    },
-    "nn.relu": "relu",
-    "nn.silu": "silu",
-}
-_VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")
-_FLOATS = ("float32", "float64")
 _HEAVY = ("matmul", "nn.conv2d")
 _ROUNDS = 2
-_SMALL = 16384  # elements of a weight that may be kept twice
 
 
 @dataclass(frozen=True)
@@ -180,7 +165,7 @@ class _Rewriter:
         """Search a part; gives its new bindings, or None where nothing is gained."""
         if len(bindings) < 2 and not _is_foldable(bindings):
             return None
-        reader = _PartReader(uses, self._lower_bounds)
+        reader = PartReader(uses, self._lower_bounds)
         for binding in bindings:
             if not reader.read(binding):
                 return None
@@ -196,7 +181,7 @@ class _Rewriter:
         self._report.steps += found.steps
         self._report.flops_before += found.before.flops
         self._report.flops_after += found.after.flops
-        return _Emitter(self._builder, reader, bindings[0]).bindings(roots, found.roots)
+        return Emitter(self._builder, reader, bindings[0]).bindings(roots, found.roots)
 
 
 def _uses(func: Any) -> Counter[Any]:
@@ -226,29 +211,16 @@ def _parts(bindings: Sequence[Any], cut: Cut) -> Iterator[list[Any]]:
     """Cut bindings into runs that one search may see."""
     part: list[Any] = []
     for binding in bindings:
-        name = _operator_name(binding)
-        if part and (not _is_known(binding) or name in cut.before or len(part) >= cut.longest):
+        name = operator_name(binding)
+        if part and (not is_known(binding) or name in cut.before or len(part) >= cut.longest):
             yield part
             part = []
         part.append(binding)
-        if not _is_known(binding) or name in cut.after:
+        if not is_known(binding) or name in cut.after:
             yield part
             part = []
     if part:
         yield part
-
-
-def _operator_name(binding: Any) -> str:
-    value = getattr(binding, "value", None)
-    if isinstance(binding, relax.VarBinding) and isinstance(value, tvm.ir.Call) and isinstance(value.op, tvm.ir.Op):
-        return value.op.name.removeprefix("relax.")
-    return ""
-
-
-def _is_known(binding: Any) -> bool:
-    name = _operator_name(binding)
-    known = name in _PLAIN or name in REDUCTIONS or name in _VIEWS
-    return known or name in ("matmul", "nn.conv2d", "permute_dims", "nn.softmax")
 
 
 def _is_foldable(bindings: Sequence[Any]) -> bool:
@@ -257,187 +229,12 @@ def _is_foldable(bindings: Sequence[Any]) -> bool:
     )
 
 
-def _static_shape(expression: Any) -> tuple[int, ...] | None:
-    """Shape of a float tensor whose sizes are all known; None for everything else."""
-    ty = getattr(expression, "ty", None)
-    if (
-        not isinstance(ty, relax.TensorType)
-        or str(ty.dtype) not in _FLOATS
-        or not isinstance(ty.shape, relax.ShapeExpr)
-    ):
-        return None
-    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape.values):
-        return None
-    return tuple(int(extent) for extent in ty.shape.values)
-
-
-class _PartReader:
-    """Reads bindings as terms."""
-
-    def __init__(self, uses: Counter[Any], lower_bounds: dict[Any, float]) -> None:
-        self.terms = Terms()
-        self.terms_of: dict[Any, Term] = {}
-        self.sources: dict[str, Any] = {}
-        self._uses = uses
-        self._lower_bounds = lower_bounds  # of constants, found once
-
-    def read(self, binding: Any) -> bool:
-        """Read one binding; False when it has no meaning in terms."""
-        shape = _static_shape(binding.var)
-        if shape is None or not _is_known(binding):
-            return False
-        dtypes = {str(argument.ty.dtype) for argument in binding.value.args if _static_shape(argument) is not None}
-        if dtypes != {str(binding.var.ty.dtype)}:
-            return False
-        try:
-            term = self._term(_operator_name(binding), binding.value, shape)
-        except ShapeError:
-            return False
-        if term is None or term.shape != shape:
-            return False
-        self.terms_of[binding.var] = term
-        return True
-
-    def _term(self, name: str, call: Any, shape: tuple[int, ...]) -> Term | None:
-        count = 1 if name in _VIEWS or name == "permute_dims" else len(call.args)
-        operands = [self._operand(argument) for argument in call.args[:count]]
-        found = [operand for operand in operands if operand is not None]
-        if len(found) < len(operands):
-            return None
-        make = self.terms.make
-        rank = len(found[0].shape)
-        if name == "divide" and found[0].value == 1.0 and found[1].shape == shape:
-            return make("reciprocal", found[1])
-        if name in _PLAIN:
-            return make(_PLAIN[name], *found)
-        if name in REDUCTIONS:
-            axes = range(rank) if call.attrs.axis is None else (int(axis) % rank for axis in call.attrs.axis)
-            reduced = make(name, found[0], axes=tuple(sorted(axes)))
-            return reduced if call.attrs.keepdims else make("reshape", reduced, shape=shape)
-        if name in _VIEWS:
-            return make("reshape", found[0], shape=shape)
-        if name == "permute_dims":
-            axes = call.attrs.axes
-            order = reversed(range(rank)) if axes is None else (int(axis) % rank for axis in axes)
-            return make("transpose", found[0], perm=tuple(order))
-        if name == "nn.softmax":
-            return make("softmax", found[0], axes=(int(call.attrs.axis) % rank,))
-        if name == "nn.conv2d":
-            window = _window(call.attrs)
-            return None if window is None else make("conv", *found, window=window)
-        return make("matmul", *found)
-
-    def _operand(self, argument: Any) -> Term | None:
-        if argument in self.terms_of:
-            return self.terms_of[argument]
-        shape = _static_shape(argument)
-        if shape is None:
-            return None
-        name = f"x{len(self.sources)}"
-        is_constant = isinstance(argument, tvm.ir.GenericConst)
-        if is_constant and prod(shape) == 1 and _is_short(shape):
-            term = self.terms.scalar(float(argument.value.numpy().reshape(())))
-            self.terms_of[argument] = term
-            return term
-        # A weight with several readers stays one tensor in memory.
-        if is_constant and (self._uses[argument] <= 1 or prod(shape) <= _SMALL):
-            if argument not in self._lower_bounds:
-                self._lower_bounds[argument] = _lower(argument.value.numpy())
-            term = self.terms.constant(name, shape, self._lower_bounds[argument])
-        elif isinstance(argument, relax.Var) or is_constant:
-            term = self.terms.input(name, shape)
-        else:
-            return None
-        self.sources[name] = argument
-        self.terms_of[argument] = term
-        return term
-
-
-def _lower(value: np.ndarray) -> float:
-    """Find a lower bound of a weight that says its sign only, so that equal layers stay equal."""
-    least = float(value.min())
-    return 0.0 if least == 0 else float(np.finfo("float32").tiny) if least > 0 else -np.inf
-
-
-def _is_short(shape: tuple[int, ...]) -> bool:
-    return len(shape) <= 4
-
-
-def _window(attributes: Any) -> tuple[Any, ...] | None:
-    if (
-        attributes.data_layout != "NCHW"
-        or attributes.kernel_layout != "OIHW"
-        or attributes.out_layout not in ("", "NCHW")
-    ):
-        return None
-    strides, padding, dilation = (
-        tuple(int(item) for item in getattr(attributes, name)) for name in ("strides", "padding", "dilation")
-    )
-    return strides, padding, dilation, int(attributes.groups)
-
-
 def _signature(roots: Sequence[Term]) -> tuple[Any, ...]:
     described = tuple(
         (term.op, tuple(o.number for o in term.operands), term.attributes, term.shape, term.value, term.lower)
         for term in reachable(roots)
     )
     return described, tuple(root.number for root in roots)
-
-
-class _Emitter:
-    """Writes terms as bindings."""
-
-    def __init__(self, builder: Any, reader: _PartReader, first: Any) -> None:
-        self._builder = builder
-        self._sources = reader.sources
-        self._dtype = str(first.var.ty.dtype)
-        self._bindings: list[Any] = []
-        self._values: dict[int, Any] = {}
-
-    def bindings(self, variables: Sequence[Any], roots: Sequence[Term]) -> list[Any]:
-        """Give bindings that compute the roots and call them by the variables' names."""
-        for variable, root in zip(variables, roots, strict=True):
-            self._bindings.append(relax.VarBinding(variable, self._value(root)))
-        return self._bindings
-
-    def _value(self, term: Term) -> Any:
-        if term.number not in self._values:
-            self._values[term.number] = self._emit(term)
-        return self._values[term.number]
-
-    def _emit(self, term: Term) -> Any:
-        if not term.operands and term.value is None:
-            return self._sources[term.name]
-        if term.is_constant:
-            names = {part.name for part in reachable([term]) if not part.operands and part.value is None}
-            arrays = {name: self._sources[name].value.numpy().astype("float64") for name in names}
-            with np.errstate(all="ignore"):
-                (value,) = evaluate([term], arrays)
-            return relax.const(np.asarray(value).astype(self._dtype), self._dtype)
-        call = self._builder.normalize(self._call(term, [self._value(operand) for operand in term.operands]))
-        variable = relax.DataflowVar(f"{term.op}_{term.number}", call.ty)
-        self._bindings.append(relax.VarBinding(variable, call))
-        return variable
-
-    def _call(self, term: Term, operands: list[Any]) -> Any:
-        attributes = dict(term.attributes)
-        op = relax.op
-        if term.op in REDUCTIONS:
-            return getattr(op, term.op)(operands[0], list(attributes["axes"]), keepdims=True)
-        if term.op == "softmax":
-            return op.nn.softmax(operands[0], attributes["axes"][0])
-        if term.op == "conv":
-            strides, padding, dilation, groups = attributes["window"]
-            return op.nn.conv2d(*operands, strides=strides, padding=padding, dilation=dilation, groups=groups)
-        if term.op == "transpose":
-            return op.permute_dims(operands[0], list(attributes["perm"]))
-        if term.op == "reshape":
-            return op.reshape(operands[0], attributes["shape"])
-        if term.op == "reciprocal":
-            return op.divide(relax.const(np.asarray(1, self._dtype), self._dtype), operands[0])
-        if term.op in ("relu", "silu"):
-            return getattr(op.nn, term.op)(operands[0])
-        return getattr(op, term.op)(*operands)
 
 
 def _centred(constant: Any) -> Any:
