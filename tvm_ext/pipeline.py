@@ -31,6 +31,7 @@ from tvm_ext.passes.memory_rewriting import memory_rewriting
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
+from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
@@ -185,7 +186,7 @@ def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.trans
 
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     # Traces in a database begin at prepared kernels.
-    passes = [prepare_kernels(cpu.RULES)] if target.kind.name == "llvm" else []
+    passes = [restrict_kernels(), prepare_kernels(cpu.RULES)] if target.kind.name == "llvm" else []
     if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
         passes.append(relax.transform.MetaScheduleApplyDatabase(enable_warning=False))
     if "gpu" in target.keys:
