@@ -108,8 +108,8 @@ def grouped_product(weight: te.Tensor, data: te.Tensor, out_shape: list[int], ti
     source = te.compute((batch, groups, channels, height * width), column, name="groups")
     axes = (0, 1, 2, 3)
     copy_rows = round_up(rows, int(tile[0])) != rows or batch > 1
-    shapes = [[int(extent) for extent in tensor.shape] for tensor in (weight, source)]
-    product = matmul(weight, source, *shapes, axes, axes, axes, tile, lanes, copy_rows)
+    weight_shape, source_shape = ([int(extent) for extent in tensor.shape] for tensor in (weight, source))
+    product = matmul(weight, source, weight_shape, source_shape, axes, axes, axes, tile, lanes, copy_rows)
 
     def element(n: tvm.tirx.Var, c: tvm.tirx.Var, h: tvm.tirx.Var, w: tvm.tirx.Var) -> Expr:
         return product[n, c // rows, c % rows, h * width + w]
