@@ -1,11 +1,13 @@
 """The zoo's float32 models, untuned: stock TVM, tvm_ext, onnxruntime and OpenVINO side by side; int8; single kernels.
 
-Run on a quiet machine: python scripts/bench_models.py [--quick] [--only NAME ...] [--json PATH]
+Run on a quiet machine: python scripts/bench_models.py [--quick] [--only NAME ...] [--json PATH]. With --only, the rows
+of other models, of kernels and of int8 models stay as they are in the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from statistics import geometric_mean
@@ -67,7 +69,7 @@ def summarise(rows: list[dict[str, Any]], kernels: list[dict[str, Any]]) -> dict
         summary |= {"untuned_vs_best_peer": geometric_mean(best), "worst_vs_best_peer": max(best)}
     if runtime:
         summary["untuned_vs_onnxruntime"] = geometric_mean(runtime)
-    resnet = [row["compile_seconds"] for row in rows if row["model"] == "resnet50"]
+    resnet = [row["compile_seconds"] for row in rows if row["model"] == "resnet50" and "compile_seconds" in row]
     if resnet:
         summary["resnet50_compile_seconds"] = resnet[0]
     if stock:
@@ -110,28 +112,33 @@ def main() -> None:
     )
     engines = ["tvm_ext", *PEERS]
     stock_limit = 0.0 if arguments.quick else arguments.stock_limit
-    kernels = kernel_shares.measure()
-    rows = []
+    if arguments.only and arguments.json.exists():
+        known = json.loads(arguments.json.read_text())["rows"]
+        kernels = [row for row in known if "kernel" in row]
+        integer = [row for row in known if "form" in row]
+        kept = {row["model"]: row for row in known if "kernel" not in row and "form" not in row}
+    else:
+        kernels, integer, kept = kernel_shares.measure(), [], {}
     for name in names:
         reason = ZOO[name].missing()
         if reason:
             print(f"{name}: left out, {reason}")
             continue
-        row = measure_model(name, engines, arguments.budget, stock_limit)
-        rows.append(row)
+        kept[name] = row = measure_model(name, engines, arguments.budget, stock_limit)
         shown = (*engines, "tvm")
         times = " ".join(f"{engine} {row[f'{engine}_ms']:.2f}" for engine in shown if row.get(f"{engine}_ms"))
         failed = " ".join(f"{engine}: {row[f'{engine}_error']}" for engine in shown if row.get(f"{engine}_error"))
         print(f"{name:20} {times}  vs best peer {row.get('vs_best_peer', float('nan')):.2f} {failed}", flush=True)
-    summary = summarise(rows, kernels)
+    rows = [kept[name] for name in ZOO if name in kept]
     if not arguments.only:
         models = bench_int8.QUICK_MODELS if arguments.quick else bench_int8.MODELS
         integer = [row for name in models for row in bench_int8.measure(name, physical_cores(), arguments.budget)]
+    summary = summarise(rows, kernels)
+    if integer:
         summary |= bench_int8.summarise(integer)
-        rows += integer
     for key, value in summary.items():
         print(f"{key:28} {value:.4g}")
-    write_result(arguments.json, name="models", rows=[*rows, *kernels], summary=summary)
+    write_result(arguments.json, name="models", rows=[*rows, *integer, *kernels], summary=summary)
 
 
 if __name__ == "__main__":
