@@ -32,6 +32,7 @@ from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels
+from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
@@ -146,6 +147,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
         *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
+        *([single_precision()] if target.kind.name == "llvm" else []),
     ]
 
 

@@ -261,6 +261,11 @@ def _unary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     return replace(value, var=rewriter.builder_.emit(new_call))
 
 
+def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Convert between types of floats, which keeps unused lanes finite or makes them zero."""
+    return _unary(rewriter, call) if "float" in str(call.ty.dtype) else None
+
+
 def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     known = [_blocked(rewriter, arg) for arg in call.args]
     shape = _static_shape(call)
@@ -397,6 +402,7 @@ RULES: dict[str, Rule] = {
     "relax.nn.adaptive_avg_pool2d": _global_average,
     "relax.nn.adaptive_avg_pool3d": _global_average,
     "relax.mean": _global_average,
+    "relax.astype": _astype,
     "relax.concat": _concat,
     "relax.split": _split,  # type: ignore[dict-item]
     **dict.fromkeys(UNARY, _unary),
