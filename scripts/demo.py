@@ -65,7 +65,6 @@ def measure(folder: Path, images: dict[str, np.ndarray]) -> None:
         result = compare(
             entry.onnx_model(),
             ENGINES,
-            input_shapes={first: image.shape},
             inputs={first: image},
             budget=8.0,
             noise=False,
