@@ -22,8 +22,8 @@ from tvm import relax
 from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError
 from tvm_ext.inputs import check_inputs
-from tvm_ext.library import write_library
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.shared_object import write_library
 from tvm_ext.threads import use_physical_cores
 
 LIBRARY = "model.so"

@@ -37,13 +37,13 @@ class Compiled:
 
     kernels: dict[str, tirx.PrimFunc]
     rules: dict[str, str]
-    library: Any
+    executable: Any
 
     def __call__(self, *inputs: np.ndarray) -> np.ndarray:
         return self.all(*inputs)[0]
 
     def all(self, *inputs: np.ndarray) -> list[np.ndarray]:
-        machine = relax.VirtualMachine(self.library, tvm.cpu())
+        machine = relax.VirtualMachine(self.executable, tvm.cpu())
         result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
         return [item.numpy() for item in ([result] if hasattr(result, "numpy") else result)]
 

@@ -13,13 +13,13 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.layout import (
-    OPAQUE,
     OUT_ELEMENTWISE,
     Blocked,
     BlockedLayoutMutator,
     Rule,
     channel_block,
 )
+from tvm_ext.passes.layout_winograd import winograd_convolution
 from tvm_ext.passes.quantized_layout import INTEGER_RULES
 from tvm_ext.schedules.compute.conv2d import (
     convolution,
@@ -31,19 +31,9 @@ from tvm_ext.schedules.compute.conv2d import (
     transposed_convolution,
 )
 from tvm_ext.schedules.compute.layout import block_channels
-from tvm_ext.schedules.compute.matmul import pack_columns, round_up
 from tvm_ext.schedules.compute.pool import global_average, pool
-from tvm_ext.schedules.compute.winograd import (
-    tiles,
-    transform_weight,
-    winograd_input,
-    winograd_output,
-    winograd_product,
-)
 from tvm_ext.schedules.cpu.conv2d import computed_chunks, computed_width
-from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
-from tvm_ext.schedules.cpu.winograd import winograd_outputs
 
 # Element-wise operators of one tensor, finite for finite values (also those in unused lanes); further arguments are
 # plain numbers.
@@ -160,7 +150,7 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
             return None
     source = rewriter.to_block(data, block_in)
     if groups == 1:
-        result = _winograd(rewriter, source, weight, block_out, geometry)
+        result = winograd_convolution(rewriter, source, weight, block_out, geometry)
         if result is not None:
             return Blocked(result, out_channels, len(shape))
     out_chunks = -(-out_channels // block_out)
@@ -172,59 +162,6 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         computed_width=computed_width(out_w, chunks, rewriter.machine), out_chunks=out_chunks, **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape))
-
-
-def _winograd(
-    rewriter: BlockedLayoutMutator, source: Blocked, weight: np.ndarray, block_out: int, geometry: dict[str, list[int]]
-) -> relax.Var | None:
-    """Emit a convolution as transforms and products of matrices, if that is possible and pays."""
-    machine, padding = rewriter.machine, geometry["padding"]
-    lanes = machine.lanes("float32")
-    if (
-        not rewriter.winograd
-        or weight.shape[-2:] != (3, 3)
-        or any(item != 1 for item in (*geometry["strides"], *geometry["dilation"]))
-        or (source.block, block_out) != (lanes, lanes)
-    ):
-        return None
-    taps = weight.shape[2:-2]  # along the depth, if there is one
-    rank = len(padding) // 2
-    extents = [
-        extent + before + after - kernel + 1
-        for extent, before, after, kernel in zip(
-            source.spatial, padding[:rank], padding[rank:], weight.shape[2:], strict=True
-        )
-    ]
-    batch, in_channels, out_chunks = source.shape[0], source.shape[1] * lanes, -(-weight.shape[0] // lanes)
-    *depth, height, width = extents
-    planes = batch * int(np.prod(depth))
-    outputs = winograd_outputs(
-        planes, in_channels, out_chunks * lanes, (height, width), machine, int(np.prod(taps, dtype=int))
-    )
-    if not outputs:
-        return None
-    padded = np.zeros((out_chunks * lanes, in_channels, *weight.shape[2:]), weight.dtype)
-    padded[: weight.shape[0], : weight.shape[1]] = weight
-    matrices = transform_weight(padded, outputs)
-    tile_rows, tile_columns = tiles((height, width), outputs)
-    count = batch * tile_rows * tile_columns
-    # A register tile stays within the planes of one position.
-    tile = register_tile(depth[0] if depth else count, out_chunks, matrices.shape[1], 4 * in_channels, machine)
-    if depth:
-        tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
-    rows = count if depth else round_up(count, tile[0])
-    transformed = rewriter.emit_kernel(
-        winograd_input, [source.var], "winograd_input", OPAQUE,
-        padding=padding, out_extents=[height, width], outputs=outputs, rows=rows,
-    )  # fmt: skip
-    product = rewriter.emit_kernel(
-        winograd_product, [transformed, relax.const(pack_columns(matrices, lanes, round_up(out_chunks, tile[1])))],
-        "winograd_product", OPAQUE, weight_shape=matrices.shape, tile=tile, lanes=lanes, depth=depth,
-    )  # fmt: skip
-    return rewriter.emit_kernel(
-        winograd_output, [product], "winograd_output", OUT_ELEMENTWISE,
-        out_shape=[batch, out_chunks, *extents, lanes], outputs=outputs,
-    )  # fmt: skip
 
 
 def _transposed_convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

@@ -101,7 +101,7 @@ def test_results_are_those_of_a_convolution(
     mod, weight = _convolution(batch, ins, outs, (height, width), padding, residual)
     data = np.random.default_rng(1).standard_normal((batch, ins, height, width)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.passes.layout_rules.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.passes.layout_winograd.winograd_outputs", lambda *_: outputs)
         (result,) = tvm_ext.compile(mod).run([data]).values()
     expected = _expected(data, weight, padding, residual)
     # Errors grow with the size of what is added up, not with the sum.
@@ -129,7 +129,7 @@ def test_volumes(
         builder.emit_func_output(result)
     values = np.random.default_rng(1).standard_normal((batch, ins, *extents)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.passes.layout_rules.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.passes.layout_winograd.winograd_outputs", lambda *_: outputs)
         (result,) = tvm_ext.compile(builder.get()).run([values]).values()
     front, top, left, back, bottom, right = padding
     padded = torch.nn.functional.pad(torch.from_numpy(values).double(), (left, right, top, bottom, front, back))

@@ -12,7 +12,7 @@ import tvm_ext
 from tests.modules import Mlp, arguments
 from tvm_ext.artifact import METADATA, CompiledModel, load
 from tvm_ext.errors import CompileError, MissingPackageError, OutputError
-from tvm_ext.library import find_compiler
+from tvm_ext.shared_object import find_compiler
 
 
 def names(folder: Path) -> list[str]:
