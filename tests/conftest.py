@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import settings
 
 import tvm_ext
 from tests.commands import Commands
 from tests.modules import Mlp
 from tests.zoo import get
 from tvm_ext.artifact import CompiledModel
+
+# The same examples in every run, so that a change is judged by what it changes; `HYPOTHESIS_PROFILE=default` looks for
+# new ones.
+settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A module's ``GENERATOR`` starts anew with each test: its values do not depend on the tests run before."""
+    module = getattr(item, "module", None)
+    if hasattr(module, "GENERATOR"):
+        module.GENERATOR = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="session")

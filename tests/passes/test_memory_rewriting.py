@@ -15,7 +15,7 @@ from tests.passes.memory_modules import random_net, results
 from tests.passes.test_memory_order import scheduled
 from tvm_ext.passes.memory_order import plan_memory
 
-generator = np.random.default_rng(0)
+GENERATOR = np.random.default_rng(0)
 
 
 def fan_in(branches: int, alike: bool) -> tvm.IRModule:
@@ -25,7 +25,7 @@ def fan_in(branches: int, alike: bool) -> tvm.IRModule:
 
     def convolution(value: Any, out: int) -> Any:
         shape = (out, int(value.ty.shape[1]), 1, 1)
-        return builder.emit(relax.op.nn.conv2d(value, relax.const(generator.standard_normal(shape).astype("float32"))))
+        return builder.emit(relax.op.nn.conv2d(value, relax.const(GENERATOR.standard_normal(shape).astype("float32"))))
 
     with builder.function("main", [x]):
         with builder.dataflow():

@@ -17,11 +17,11 @@ from tests.passes.memory_modules import random_net, results
 from tvm_ext.passes.partial_convolution import concatenations, partial_convolutions
 
 Array = np.ndarray
-generator = np.random.default_rng(0)
+GENERATOR = np.random.default_rng(0)
 
 
 def constant(*shape: int) -> Any:
-    return relax.const(generator.standard_normal(shape).astype("float32"))
+    return relax.const(GENERATOR.standard_normal(shape).astype("float32"))
 
 
 def net(consumer: Callable[[Any], Any], sizes: tuple[int, ...] = (3, 5, 1), axis: int = 1) -> tvm.IRModule:
@@ -100,7 +100,7 @@ def test_product() -> None:
 
 def test_expected_module() -> None:
     """Before and after, written out."""
-    weight = generator.standard_normal((2, 5, 1, 1)).astype("float32")
+    weight = GENERATOR.standard_normal((2, 5, 1, 1)).astype("float32")
 
     def build(apart: bool) -> tvm.IRModule:
         builder = relax.BlockBuilder()
