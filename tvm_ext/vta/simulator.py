@@ -28,6 +28,11 @@ def _compiled(config: VTAConfig) -> Any:
     return tvm.compile(tvm.IRModule({"vta_run": interpreter(config)}), native_target())["vta_run"]
 
 
+def interpreter_config(config: VTAConfig) -> VTAConfig:
+    """Return the configuration whose interpreter is used: boards of the same shape and encoding share one."""
+    return replace(config, target="sim", hw_ver="0.0.1" if config.isa == 1 else "0.0.2")
+
+
 class Simulator:
     """One accelerator, simulated by a TVM PrimFunc that is compiled when it is first needed (about a second).
 
@@ -70,9 +75,7 @@ class Simulator:
         config, depths = self.config, self.config.depths
         image = tvm.runtime.tensor(np.ascontiguousarray(dram))
         status = tvm.runtime.tensor(np.zeros(Status.SIZE, np.int64))
-        # Boards of the same shape and encoding share an interpreter.
-        same = replace(config, target="sim", hw_ver="0.0.1" if config.isa == 1 else "0.0.2")
-        _compiled(same)(
+        _compiled(interpreter_config(config))(
             tvm.runtime.tensor(words.view(np.int64)),
             image,
             tvm.runtime.tensor(np.array([base, max_steps], np.int64)),
