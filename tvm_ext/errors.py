@@ -106,3 +106,9 @@ class MemoryLimitError(TvmExtError):
     """A module needs more memory than it was allowed; the message names the best reachable peak."""
 
     exit_code = 15
+
+
+class VTADeviceError(TvmExtError):
+    """A VTA board cannot be reached, does not finish, or computes something else than its configuration says."""
+
+    exit_code = 16
