@@ -31,10 +31,11 @@ from tvm_ext.vta.isa import Finish, Gemm, Load, MemoryType, MicroOp, encode_prog
 from tvm_ext.vta.layouts import bias_as_weights, pack_data, pack_weights, unpack_data
 from tvm_ext.vta.linter import lint
 from tvm_ext.vta.memory import MemoryImage
-from tvm_ext.vta.operators import Conv2d, Requantize, Tile, conv2d
+from tvm_ext.vta.operators import Requantize, conv2d
 from tvm_ext.vta.program import ProgramBuilder, read_outputs
 from tvm_ext.vta.replay import load_recording, replay
 from tvm_ext.vta.simulator import Simulator
+from tvm_ext.vta.tiles import Conv2d, Tile
 
 # The packed convolutions of ResNet-18 v1: channels, size of the input, kernel, stride, how often they occur, and the
 # tile with the fewest cycles that a search with the cycle model found.

@@ -16,10 +16,11 @@ from tvm_ext.vta.layouts import bias_as_weights, pack_bias, pack_data, pack_weig
 from tvm_ext.vta.linter import lint
 from tvm_ext.vta.memory import MemoryImage
 from tvm_ext.vta.modules import Module
-from tvm_ext.vta.operators import Conv2d, Requantize, Slots, Tile, conv2d, matmul
+from tvm_ext.vta.operators import Requantize, conv2d, matmul
 from tvm_ext.vta.program import Program, ProgramBuilder, read_outputs
 from tvm_ext.vta.reference_simulator import ReferenceSimulator
 from tvm_ext.vta.simulator import Simulator
+from tvm_ext.vta.tiles import Conv2d, Slots, Tile
 
 ORDERS = list(itertools.permutations(Module))
 

@@ -7,81 +7,14 @@ over output rows and output blocks.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_ext.errors import VTAProgramError
-from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import AluOpcode, MemoryType
 from tvm_ext.vta.loop_nests import Steps
 from tvm_ext.vta.program import ProgramBuilder
-
-
-@dataclass(frozen=True)
-class Conv2d:
-    """A convolution on packed data.
-
-    Attributes
-    ----------
-    batches, in_blocks, out_blocks : int
-        Blocks of the batch, of input channels and of output channels.
-    height, width : int
-        Of the input.
-    kernel, stride, padding : int
-        The same in both directions; the padding is smaller than the kernel.
-
-    Raises
-    ------
-    VTAProgramError
-        If an extent is not positive, or there is no output.
-    """
-
-    batches: int
-    in_blocks: int
-    out_blocks: int
-    height: int
-    width: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-
-    def __post_init__(self) -> None:
-        for field in ("batches", "in_blocks", "out_blocks", "height", "width", "kernel", "stride"):
-            if (value := getattr(self, field)) < 1:
-                raise VTAProgramError(f"{field} of a convolution is {value}; expected at least 1", field=field)
-        if not 0 <= self.padding < self.kernel:
-            raise VTAProgramError(
-                f"padding of a convolution is {self.padding}; expected 0 to {self.kernel - 1}, less than the kernel",
-                field="padding",
-            )
-        if min(self.out_height, self.out_width) < 1:
-            raise VTAProgramError(
-                f"kernel {self.kernel} does not fit {self.height} x {self.width} inputs with padding {self.padding}",
-                field="kernel",
-            )
-
-    @property
-    def out_height(self) -> int:
-        """Rows of the output."""
-        return (self.height + 2 * self.padding - self.kernel) // self.stride + 1
-
-    @property
-    def out_width(self) -> int:
-        """Columns of the output."""
-        return (self.width + 2 * self.padding - self.kernel) // self.stride + 1
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Extents of an output tile: rows, columns, output blocks; and of the input blocks that are loaded at once."""
-
-    rows: int
-    columns: int
-    out_blocks: int
-    in_blocks: int
+from tvm_ext.vta.tiles import Conv2d, Tile, TileSlots
 
 
 @dataclass(frozen=True)
@@ -93,26 +26,28 @@ class Requantize:
     high: int = 127
 
 
-class Slots:
-    """A memory cut into equal slots; the slot used longest ago gets the next contents."""
+@dataclass(frozen=True)
+class Residual:
+    """What is added to the sums on the chip: int8 data of the output's form, times a power of two.
 
-    def __init__(self, depth: int, size: int, most: int, base: int = 0) -> None:
-        self.size, self.base = size, base
-        count = max(min((depth - base) // size, most), 0)
-        self._contents: OrderedDict[int, Hashable] = OrderedDict((slot, None) for slot in range(count))
+    GEMM adds it, as products with a multiple of the identity: an eighth of the cycles that ALU would take with
+    data that has to be widened first, and every board can do it.
 
-    def __len__(self) -> int:
-        return len(self._contents)
+    Attributes
+    ----------
+    data, weights : str
+        Buffers: the data, packed like the output; one element of weights, the identity times a power of two.
+    first_shift : int
+        How far the sums are shifted right before the addition; no more than :attr:`Requantize.shift`, of which it is a
+        part. Shifts round down, so that this gives what adding the data times as much more would give.
+    repeats : int
+        How often the products are added.
+    """
 
-    def find(self, key: Hashable) -> tuple[int, bool]:
-        """Return where the contents named ``key`` are, and whether they must be put there first."""
-        slot = next((slot for slot, contents in self._contents.items() if contents == key), None)
-        missing = slot is None
-        if slot is None:
-            slot = next(iter(self._contents))
-        self._contents[slot] = key
-        self._contents.move_to_end(slot)
-        return self.base + slot * self.size, missing
+    data: str
+    weights: str
+    first_shift: int = 0
+    repeats: int = 1
 
 
 def conv2d(
@@ -126,6 +61,7 @@ def conv2d(
     output: str,
     bias_inputs: str | None = None,
     most_slots: int = 2,
+    residual: Residual | None = None,
 ) -> None:
     """Add a convolution to a program.
 
@@ -142,41 +78,45 @@ def conv2d(
         Buffer of the inputs that go with a bias written as weights.
     most_slots : int
         Tiles of a kind that are on the chip at once, 2 for double buffering.
+    residual : Residual, optional
+        What is added to the sums.
 
     Raises
     ------
     VTAProgramError
         If a tile does not fit its memory; the message names the memory.
     """
-    tiles = _Tiles(builder.config, conv, tile, most_slots, bias_inputs is not None)
+    tiles = TileSlots(builder.config, conv, tile, most_slots, bias_inputs is not None, residual is not None)
+    identity = 0 if bias_inputs is None else conv.out_blocks
     if bias_inputs is None:
         builder.load(MemoryType.ACC, bias, 0, 0, conv.out_blocks)
     else:
         builder.load(MemoryType.WGT, bias, 0, 0, conv.out_blocks)
         builder.load(MemoryType.INP, bias_inputs, 0, 0, 1)
-    rows = range(0, conv.out_height, tiles.rows)
-    columns = range(0, conv.out_width, tiles.columns)
-    blocks = range(0, conv.out_blocks, tiles.out_blocks)
-    for number, (o, n, y, x) in enumerate(itertools.product(blocks, range(conv.batches), rows, columns)):
+    if residual is not None:
+        builder.load(MemoryType.WGT, residual.weights, 0, identity, 1)
+    for number, (o, n, y, x) in enumerate(tiles.origins()):
+        group = o // conv.group_out
         extent = Tile(
             min(tiles.rows, conv.out_height - y), min(tiles.columns, conv.out_width - x),
-            min(tiles.out_blocks, conv.out_blocks - o), tiles.in_blocks,
+            min(tiles.out_blocks, (group + 1) * conv.group_out - o), tiles.in_blocks,
         )  # fmt: skip
         pixels = extent.rows * extent.columns
         acc, _ = tiles.acc.find(number)
         every = acc + np.arange(extent.out_blocks * pixels)[:, None] * np.array([1, 0])
         builder.gemm(np.pad(every, ((0, 0), (0, 1))), reset=True)
-        for i in range(0, conv.in_blocks, tiles.in_blocks):
-            inner = min(tiles.in_blocks, conv.in_blocks - i)
-            inp, missing = tiles.inp.find((n, y, x, i))
+        for i in range(0, conv.group_in, tiles.in_blocks):
+            inner = min(tiles.in_blocks, conv.group_in - i)
+            first_in = group * conv.group_in + i
+            inp, missing = tiles.inp.find((n, y, x, first_in))
             if missing:
-                _load_inputs(builder, conv, tiles, extent, (n, i, inner, y, x), inp, data)
+                _load_inputs(builder, conv, tiles, extent, (n, first_in, inner, y, x), inp, data)
             wgt, missing = tiles.wgt.find((o, i))
             if missing:
                 window = conv.kernel**2
-                first = (o * conv.in_blocks + i) * window
+                first = (o * conv.group_in + i) * window
                 builder.load(
-                    MemoryType.WGT, weights, first, wgt, inner * window, extent.out_blocks, conv.in_blocks * window
+                    MemoryType.WGT, weights, first, wgt, inner * window, extent.out_blocks, conv.group_in * window
                 )
             builder.gemm(_conv_steps(conv, tiles, extent, inner, acc, inp, wgt))
         with_bias = np.stack([every[:, 0], o + np.arange(extent.out_blocks * pixels) // pixels], axis=1)
@@ -184,60 +124,44 @@ def conv2d(
             builder.alu(AluOpcode.ADD, with_bias)
         else:
             builder.gemm(np.insert(with_bias, 1, 0, axis=1))
-        _finish(builder, requantize, with_bias[:, 0])
-        for c in range(extent.out_blocks):
-            place = (((n * conv.out_blocks + o + c) * conv.out_height) + y) * conv.out_width + x
+        places = [
+            (((n * conv.out_blocks + o + c) * conv.out_height) + y) * conv.out_width + x
+            for c in range(extent.out_blocks)
+        ]
+        left = requantize
+        if residual is not None:
+            inp, _ = tiles.residual.find(number)
+            for c, place in enumerate(places):
+                base = inp + c * pixels
+                builder.load(MemoryType.INP, residual.data, place, base, extent.columns, extent.rows, conv.out_width)
+            _shift(builder, residual.first_shift, every[:, :1])
+            added = np.stack([every[:, 0], inp + np.arange(len(every)), np.full(len(every), identity)], axis=1)
+            for _ in range(residual.repeats):
+                builder.gemm(added)
+            left = replace(requantize, shift=requantize.shift - residual.first_shift)
+        _finish(builder, left, with_bias[:, 0])
+        for c, place in enumerate(places):
             builder.store(output, place, acc + c * pixels, extent.columns, extent.rows, conv.out_width)
 
 
 def _finish(builder: ProgramBuilder, requantize: Requantize, accumulators: Steps) -> None:
     steps = accumulators[:, None]
-    # A distance has five bits in some hardware, the sign included.
-    for distance in [15] * (requantize.shift // 15) + [requantize.shift % 15]:
-        if distance:
-            builder.alu(AluOpcode.SHR, steps, distance)
+    _shift(builder, requantize.shift, steps)
     builder.alu(AluOpcode.MAX, steps, requantize.low)
     builder.alu(AluOpcode.MIN, steps, requantize.high)
 
 
-class _Tiles:
-    """Extents that fit a convolution, and the slots for them."""
-
-    def __init__(
-        self, config: VTAConfig, conv: Conv2d, tile: Tile, most_slots: int, bias_in_weights: bool = False
-    ) -> None:
-        self.rows = min(tile.rows, conv.out_height)
-        self.columns = min(tile.columns, conv.out_width)
-        self.out_blocks = min(tile.out_blocks, conv.out_blocks)
-        self.in_blocks = min(tile.in_blocks, conv.in_blocks)
-        # Rows between those that a 1x1 window with a stride sees are not loaded.
-        self.row_step = conv.stride if conv.kernel == 1 else 1
-        self.in_rows = (self.rows - 1) * (conv.stride // self.row_step) + conv.kernel
-        self.in_columns = (self.columns - 1) * conv.stride + conv.kernel
-        sizes = {
-            "inp": self.in_blocks * self.in_rows * self.in_columns,
-            "wgt": self.out_blocks * self.in_blocks * conv.kernel**2,
-            "acc": self.out_blocks * self.rows * self.columns,
-        }
-        taken = {"inp": 0, "wgt": 0, "acc": conv.out_blocks}
-        if bias_in_weights:
-            taken = {"inp": 1, "wgt": conv.out_blocks, "acc": 0}
-        self.inp, self.wgt, self.acc = (
-            Slots(config.depths[name], size, most_slots, taken[name]) for name, size in sizes.items()
-        )
-        for name, slots in (("inp", self.inp), ("wgt", self.wgt), ("acc", self.acc)):
-            if not len(slots):
-                raise VTAProgramError(
-                    f"a tile of {sizes[name]} elements does not fit the {name} memory of {config.depths[name]}"
-                    + (f" beside {taken[name]} of the bias" if taken[name] else "")
-                    + f"; make {tile} smaller"
-                )
+def _shift(builder: ProgramBuilder, distance: int, steps: Steps) -> None:
+    # A distance has five bits in some hardware, the sign included.
+    for part in [15] * (distance // 15) + [distance % 15]:
+        if part:
+            builder.alu(AluOpcode.SHR, steps, part)
 
 
 def _load_inputs(
     builder: ProgramBuilder,
     conv: Conv2d,
-    tiles: _Tiles,
+    tiles: TileSlots,
     extent: Tile,
     origin: tuple[int, int, int, int, int],
     sram_base: int,
@@ -263,13 +187,18 @@ def _load_inputs(
         )  # fmt: skip
 
 
-def _conv_steps(conv: Conv2d, tiles: _Tiles, extent: Tile, inner: int, acc: int, inp: int, wgt: int) -> Steps:
-    """List the steps of a tile, outermost loop first: output block, row; input block, window; column."""
+def _conv_steps(conv: Conv2d, tiles: TileSlots, extent: Tile, inner: int, acc: int, inp: int, wgt: int) -> Steps:
+    """List the steps of a tile, outermost loop first: output block, row; input block, window; column.
+
+    Narrow tiles have the input block and the window outermost.
+    """
     in_columns = (extent.columns - 1) * conv.stride + conv.kernel
     window = conv.kernel**2
-    o, y, c, ky, kx, x = np.ogrid[
-        : extent.out_blocks, : extent.rows, :inner, : conv.kernel, : conv.kernel, : extent.columns
-    ]
+    kernel, columns = conv.kernel, extent.columns
+    if columns > 2:
+        o, y, c, ky, kx, x = np.ogrid[: extent.out_blocks, : extent.rows, :inner, :kernel, :kernel, :columns]
+    else:  # hardware may not add to what one of the two steps before wrote
+        c, ky, kx, o, y, x = np.ogrid[:inner, :kernel, :kernel, : extent.out_blocks, : extent.rows, :columns]
     row = y * (conv.stride // tiles.row_step) + ky
     dst = acc + (o * extent.rows + y) * extent.columns + x
     src = inp + c * tiles.in_rows * tiles.in_columns + row * in_columns + x * conv.stride + kx
@@ -301,7 +230,7 @@ def matmul(
     columns, blocks = min(tile.columns, rows), min(tile.out_blocks, out_blocks)
     depth = min(tile.in_blocks, in_blocks)
     as_conv = Conv2d(1, in_blocks, out_blocks, 1, rows, 1)
-    tiles = _Tiles(builder.config, as_conv, Tile(1, columns, blocks, depth), 2)
+    tiles = TileSlots(builder.config, as_conv, Tile(1, columns, blocks, depth), 2)
     builder.load(MemoryType.ACC, bias, 0, 0, out_blocks)
     for number, (o, r) in enumerate(itertools.product(range(0, out_blocks, blocks), range(0, rows, columns))):
         width, height = min(columns, rows - r), min(blocks, out_blocks - o)
