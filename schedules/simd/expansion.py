@@ -22,13 +22,13 @@ LARGEST_ARGUMENT = 1000
 """Nodes of an argument, names substituted, beyond which it gets a buffer."""
 
 
-def expand_all(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """Expand all transcendental functions in a kernel that has no blocks any more."""
+def expand_all(func: tvm.tirx.PrimFunc, isa: str = "") -> tvm.tirx.PrimFunc:
+    """Expand all transcendental functions in a kernel that has no blocks any more, with instructions of ``isa``."""
 
     def loop(statement: Any, mutator: Any) -> Any:
         if statement.kind != tirx.ForKind.VECTORIZED:
             return mutator.default_mutate(statement)
-        expander = _Expander(statement)
+        expander = _Expander(statement, isa)
         body = tvm_ffi.structural_mutate(statement.body, ((tirx.BufferStore, tirx.Evaluate), expander.statement))
         if not expander.expanded:
             return statement
@@ -37,7 +37,7 @@ def expand_all(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         return _sequence([*map(tirx.AllocBuffer, expander.buffers), result])
 
     def store(statement: Any, mutator: Any) -> Any:
-        expander = _Expander(None)
+        expander = _Expander(None, isa)
         result = expander.statement(statement, mutator)
         return _sequence([*map(tirx.AllocBuffer, expander.buffers), result])
 
@@ -51,9 +51,12 @@ class _Expander:
     ----------
     loop : tvm.tirx.For, optional
         The loop; every iteration has an element of its own in the buffers, which are allocated outside.
+    isa : str
+        See :func:`tvm_ext.schedules.simd.transcendental.expand`.
     """
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Any, isa: str) -> None:
+        self._isa = isa
         self.buffers: list[Any] = []
         self.expanded = False
         self._loop = loop
@@ -83,7 +86,7 @@ class _Expander:
             kept = self._keep(argument)
             call = tvm.ir.Call(call.op, [kept, *call.args[1:]], call.attrs, call.ty_args, ret_ty=call.ty)
         self.expanded = True
-        return expand(call)
+        return expand(call, self._isa)
 
     def _has_room(self) -> bool:
         return self._loop is None or isinstance(self._loop.extent, prim.IntImm)

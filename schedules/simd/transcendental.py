@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ _LN2_HIGH = 355 / 512  # few bits: its product with an integer exponent is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 _ROUNDER = 1.5 * 2**_MANTISSA_BITS
+AVX512_LANES = 16
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 _BITS_OF_SQRT_HALF = int(np.float32(math.sqrt(0.5)).view(np.int32))
 
@@ -38,14 +40,21 @@ def expands(call: Any) -> bool:
     return name in _FUNCTIONS and element_type(call) in ("float32", "float16", "bfloat16")
 
 
-def expand(call: Any) -> Any:
-    """Rewrite the call of a transcendental function as arithmetic; any other call is returned as it is."""
+def expand(call: Any, isa: str = "") -> Any:
+    """Rewrite the call of a transcendental function as arithmetic; any other call is returned as it is.
+
+    Parameters
+    ----------
+    call : tvm.ir.Call
+    isa : str
+        The instruction set's row (:attr:`tvm_ext.schedules.cpu.machine.Machine.isa`) whose instructions may be used.
+    """
     if not expands(call):
         return call
     name = call.op.name.removeprefix("tirx.")
     if name == "pow":
         return _power(call.args[0], float(_constant_exponent(call) or 0.0))
-    function = _FUNCTIONS[name]
+    function = partial(_exp, isa=isa) if name == "exp" else _FUNCTIONS[name]
     if element_type(call) == "float32":
         return function(call.args[0])
     lanes = lanes_of(call)
@@ -69,8 +78,8 @@ def _clamp(names: Bindings, value: Any, low: float, high: float) -> Any:
     return names.bind("clamped", prim.Select(below < low_value, low_value, below))
 
 
-def _reduce(names: Bindings, value: Any) -> tuple[Any, Any]:
-    """Write ``value = exponent * ln(2) + remainder``; return the integer ``exponent`` and ``remainder``.
+def _reduce(names: Bindings, value: Any) -> tuple[Any, Any, Any]:
+    """Write ``value = exponent * ln(2) + remainder``; return ``exponent``, the same as an integer, and ``remainder``.
 
     Adding a number whose last bit counts ones rounds to an integer and leaves that integer in the low bits of the sum;
     the bits above its low byte are something else.
@@ -80,7 +89,7 @@ def _reduce(names: Bindings, value: Any) -> tuple[Any, Any]:
     exponent = names.bind("exponent", rounded - rounder)
     integer = names.bind("integer", tirx.reinterpret(wide_type("int32", lanes_of(value)), rounded))
     high = value - exponent * constant_like(_LN2_HIGH, value)
-    return integer, names.bind("remainder", high - exponent * constant_like(_LN2_LOW, value))
+    return exponent, integer, names.bind("remainder", high - exponent * constant_like(_LN2_LOW, value))
 
 
 def _exp_of_remainder(remainder: Any) -> Any:
@@ -88,20 +97,37 @@ def _exp_of_remainder(remainder: Any) -> Any:
     return (horner(exp_remainder(), remainder) * remainder + one) * remainder + one
 
 
-def _exp(value: Any) -> Any:
-    """Compute ``exp`` as ``exp(remainder) * 2**exponent``, in two factors as the exponent reaches -150 and 128."""
+def _exp(value: Any, isa: str = "") -> Any:
+    """Compute ``exp`` as ``exp(remainder) * 2**exponent``."""
     names = Bindings()
     clamped = _clamp(names, names.bind("value", value), -104.0, 89.0)
-    integer, remainder = _reduce(names, clamped)
-    # Halving keeps half the exponent, rounded down, in the low byte: the bits that stand above it are an even number.
+    exponent, integer, remainder = _reduce(names, clamped)
+    if isa == "avx512" and lanes_of(value) == AVX512_LANES:
+        return names.around(_scaled(_exp_of_remainder(remainder), exponent))
+    # The exponent reaches -150 and 128, which takes two factors. Halving keeps half the exponent, rounded down, in the
+    # low byte: the bits that stand above it are an even number.
     half = names.bind("half", integer >> constant_like(1, integer))
     return names.around(_exp_of_remainder(remainder) * _power_of_two(half) * _power_of_two(integer - half))
+
+
+def _scaled(value: Any, exponent: Any) -> Any:
+    """Compute ``value * 2**exponent`` in one instruction, subnormal results and infinities included."""
+    unmasked, current_rounding = tirx.const(-1, "int16"), tirx.const(4, "int32")
+    return tirx.call_llvm_pure_intrin(
+        wide_type("float32", AVX512_LANES),
+        "llvm.x86.avx512.mask.scalef.ps.512",
+        value,
+        exponent,
+        constant_like(0.0, value),
+        unmasked,
+        current_rounding,
+    )
 
 
 def _exp_of_moderate(value: Any) -> Any:
     """Compute ``exp`` for a value known to be in [-87, 89]; above 88.4 the result is infinity."""
     names = Bindings()
-    integer, remainder = _reduce(names, names.bind("value", value))
+    _, integer, remainder = _reduce(names, names.bind("value", value))
     return names.around(_exp_of_remainder(remainder) * _power_of_two(integer))
 
 
@@ -109,7 +135,7 @@ def _tanh(value: Any) -> Any:
     """Compute ``tanh`` as ``e / (e + 2)`` with ``e = exp(2 |x|) - 1``, which is accurate near zero as well."""
     names = Bindings()
     value = names.bind("value", value)
-    integer, remainder = _reduce(names, _clamp(names, names.bind("doubled", value + value), -20.0, 20.0))
+    _, integer, remainder = _reduce(names, _clamp(names, names.bind("doubled", value + value), -20.0, 20.0))
     power = names.bind("power", _power_of_two(integer))
     less_one = horner(exp_remainder(), remainder) * remainder * remainder + remainder
     excess = names.bind("excess", power * less_one + (power - constant_like(1.0, value)))

@@ -13,6 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
 from tvm_ext.schedules.simd.transcendental import expands
@@ -45,10 +46,12 @@ def vector_code() -> tvm.transform.Pass:
         }
         if not kernels:
             return mod
+        target = tvm.target.Target.current(allow_none=True)
+        isa = machine_of(target).isa if target else ""
         lowered = to_loops(tvm.IRModule(kernels))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
-            updated.update_func(global_var, expand_all(vectorize_marked_loops(lowered[global_var])))
+            updated.update_func(global_var, expand_all(vectorize_marked_loops(lowered[global_var]), isa))
         return updated
 
     return _vector_code
