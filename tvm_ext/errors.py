@@ -109,6 +109,12 @@ class MemoryLimitError(TvmExtError):
 
 
 class VTADeviceError(TvmExtError):
-    """A VTA board cannot be reached, does not finish, or computes something else than its configuration says."""
+    """A VTA board cannot be opened, does not finish, or computes something else than its configuration says."""
 
     exit_code = 16
+
+
+class RemoteError(TvmExtError):
+    """A tracker or a server of TVM's RPC cannot be reached, or has no machine for what was asked."""
+
+    exit_code = 17

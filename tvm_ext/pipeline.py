@@ -182,7 +182,8 @@ def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 
 def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     isolated = [] if options.memory == "stock" else [isolate_concatenations()]
-    grouped = relax.transform.FuseOps() if options.fuse == "stock" else fuse_by_mapping_types()
+    rules = cpu.RULES if target.kind.name == "llvm" else ()
+    grouped = relax.transform.FuseOps() if options.fuse == "stock" else fuse_by_mapping_types(rules=rules)
     return [*isolated, grouped, relax.transform.FuseTIR()]
 
 

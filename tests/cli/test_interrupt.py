@@ -202,6 +202,15 @@ def test_a_handler_that_cpp_code_puts_in_place_swallows_nothing() -> None:
     assert output_of(source, "-u") == "interrupted True 130"
 
 
+def wait_until_asleep(pid: int) -> None:
+    """Wait until the main thread of a process has slept for a while: it waits for something."""
+    asleep = 0
+    while asleep < 10:
+        state = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.02)
+
+
 def test_a_call_that_never_returns_is_ended(tmp_path: Path) -> None:
     source = f"""
         import ctypes
@@ -221,6 +230,7 @@ def test_a_call_that_never_returns_is_ended(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         assert len(list(tmp_path.iterdir())) == 1
+        wait_until_asleep(process.pid)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert Result(process.returncode, stdout, stderr) == INTERRUPTED

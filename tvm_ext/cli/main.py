@@ -19,7 +19,8 @@ exit code meaning
 13        a VTA instruction stream is not legal, or cannot run to its end
 14        there is nothing to tune, a database does not fit, or no candidate could be measured
 15        the model needs more memory than --memory-limit allows
-16        a VTA board cannot be reached, does not finish, or is not what its configuration says
+16        a VTA board cannot be opened, does not finish, or is not what its configuration says
+17        an RPC tracker or server cannot be reached, or has no machine for what was asked
 129       the terminal was closed (SIGHUP)
 130       interrupted with Ctrl-C (SIGINT)
 143       asked to end (SIGTERM)

@@ -3,6 +3,10 @@
 The types flow along the edges inside the set: an operator without predecessors in it has its own type, another one the
 combination of what reaches it with the type of the edge. Two Many-to-Many operators that no path joins are red as well:
 the loops of a kernel are those of one of them.
+
+Two things go beyond the table. Reductions of the same rows share their loops, so they may follow one another with what
+is computed from row to row between them: a row stays in the cache from the first to the last. And an operator whose
+schedule is given (:attr:`~tvm_ext.fusion.operator_graph.Operator.tail`) takes only what that schedule can do.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tvm_ext.fusion.combination import Colour, combine
-from tvm_ext.fusion.operator_graph import Operator, OperatorGraph
+from tvm_ext.fusion.combination import Colour, Combination, combine
+from tvm_ext.fusion.operator_graph import Edge, Operator, OperatorGraph
 from tvm_ext.graph.mapping_types import MappingType, compose
 
 
@@ -24,7 +28,7 @@ class BlockMapping:
 
 
 def is_anchor(operator: Operator) -> bool:
-    """Whether an operator decides the loops of its block: there is at most one such operator in a block."""
+    """Whether an operator decides the loops of its block: a block has one such operator, or reductions of one form."""
     return operator.mapping is MappingType.MANY_TO_MANY and not operator.is_disjoint_window
 
 
@@ -35,19 +39,26 @@ def own_mapping(operator: Operator) -> MappingType:
 
 def block_mapping(graph: OperatorGraph, members: Collection[int]) -> BlockMapping | None:
     """Find the type of a set of operators; None where a combination in it is red."""
-    if len(members) > 1 and any(graph.operators[index].mapping is MappingType.OPAQUE for index in members):
+    operators = graph.operators
+    if len(members) > 1 and any(operators[index].mapping is MappingType.OPAQUE for index in members):
         return None
-    if sum(is_anchor(graph.operators[index]) for index in members) > 1:
+    anchors = [operators[index] for index in members if is_anchor(operators[index])]
+    rows = anchors[0].rows if len(anchors) > 1 else None
+    if len(anchors) > 1 and (rows is None or any(anchor.rows != rows for anchor in anchors)):
+        return None
+    if len(members) > 1 and not _suits_schedules(graph, members):
         return None
     reached: dict[int, MappingType] = {}
     is_yellow = False
     for index in sorted(members):
-        operator = graph.operators[index]
+        operator = operators[index]
         mapping = None
         for edge in operator.edges:
             if edge.source not in reached:
                 continue
             cell = combine(reached[edge.source], edge.mapping, operator.is_disjoint_window)
+            if rows is not None:
+                cell = _combine_in_rows(cell, reached[edge.source], edge, operator)
             if not cell.is_allowed:
                 return None
             is_yellow = is_yellow or cell.colour is Colour.YELLOW
@@ -59,3 +70,38 @@ def block_mapping(graph: OperatorGraph, members: Collection[int]) -> BlockMappin
     for mapping in reached.values():
         whole = compose(whole, mapping)
     return BlockMapping(whole, is_yellow)
+
+
+def _combine_in_rows(cell: Combination, before: MappingType, edge: Edge, operator: Operator) -> Combination:
+    """Combine two operators of a block of reductions of the same rows: data keep their place, or spread over a row."""
+    if MappingType.OPAQUE in (before, edge.mapping):
+        return cell
+    moves = edge.mapping in (MappingType.REORGANIZE, MappingType.SHUFFLE)
+    spreads = operator.mapping is MappingType.ONE_TO_MANY
+    if moves or spreads:
+        return Combination(Colour.RED, MappingType.OPAQUE)
+    return Combination(Colour.YELLOW, MappingType.MANY_TO_MANY)
+
+
+def _suits_schedules(graph: OperatorGraph, members: Collection[int]) -> bool:
+    """Whether operators with a schedule of their own have nothing before them, and behind them only what it takes."""
+    operators = graph.operators
+    inside = set(members)
+    if all(operators[index].tail is None for index in inside):
+        return True
+    tails: dict[int, MappingType] = {}  # the most complex type that may read each of these results
+    for index in sorted(inside):
+        operator = operators[index]
+        edges = [edge for edge in operator.edges if edge.source in inside]
+        if operator.tail is not None and edges:
+            return False
+        for edge in edges:
+            limit = tails.get(edge.source)
+            if limit is not None and max(edge.mapping, operator.mapping) > limit:
+                return False
+        limits = [tails[edge.source] for edge in edges if edge.source in tails]
+        limits += [] if operator.tail is None else [operator.tail]
+        if limits:
+            tails[index] = min(limits)
+    written = [i for i in inside if operators[i].is_output or any(r not in inside for r in graph.successors[i])]
+    return len(written) <= 1

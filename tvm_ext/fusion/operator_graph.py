@@ -56,6 +56,11 @@ class Operator:
         Whether the function returns a result of it.
     is_disjoint_window : bool
         See :attr:`tvm_ext.graph.mapping_types.Mapping.is_disjoint_window`.
+    rows : tuple of two int, optional
+        See :attr:`tvm_ext.graph.mapping_types.Mapping.rows`.
+    tail : MappingType, optional
+        Of an operator whose schedule is given, such as a convolution of a blocked layout: the most complex type that
+        may be fused behind it. Nothing is fused in front of it, and such a block has one result.
     node : int
         Index of the node in the dataflow graph, or -1.
     """
@@ -70,6 +75,8 @@ class Operator:
     shape: str = ""
     is_output: bool = False
     is_disjoint_window: bool = False
+    rows: tuple[int, int] | None = None
+    tail: MappingType | None = None
     node: int = -1
 
 
@@ -128,7 +135,11 @@ class OperatorGraph:
         return sum(operator.nbytes for operator in self.operators)
 
 
-def operator_graph(graph: DataflowGraph, mappings: MappingOf[int, Mapping] | None = None) -> OperatorGraph:
+def operator_graph(
+    graph: DataflowGraph,
+    mappings: MappingOf[int, Mapping] | None = None,
+    tails: MappingOf[int, MappingType] | None = None,
+) -> OperatorGraph:
     """Make the operator graph of a dataflow graph.
 
     Parameters
@@ -138,6 +149,8 @@ def operator_graph(graph: DataflowGraph, mappings: MappingOf[int, Mapping] | Non
     mappings : mapping of int to Mapping, optional
         Mapping types of nodes by index, where the table does not know them (calls of TIR functions); the types of
         other nodes are those of the table.
+    tails : mapping of int to MappingType, optional
+        What may follow operators whose schedule is given, by index of the node; see :attr:`Operator.tail`.
     """
     producers: dict[str, tuple[int, ...]] = {}  # tensor -> operators behind it
     folded = {name for name, tensor in graph.tensors.items() if tensor.kind == "constant"}
@@ -165,6 +178,8 @@ def operator_graph(graph: DataflowGraph, mappings: MappingOf[int, Mapping] | Non
                     flops=flops if isinstance(flops, int) else 0,
                     shape=str(graph.tensors[node.outputs[0]]) if node.outputs else "",
                     is_disjoint_window=mapping.is_disjoint_window,
+                    rows=mapping.rows,
+                    tail=(tails or {}).get(node.index),
                     node=node.index,
                 )
             )

@@ -9,7 +9,7 @@ cannot do: it may tear an addition from the product it follows, because the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -82,6 +82,21 @@ def plan_fusion(
     return planner.plan()
 
 
+def plan_of_blocks(graph: OperatorGraph, blocks: Sequence[Collection[int]]) -> FusionPlan | None:
+    """Make a plan of blocks of which each operator is in one; None when blocks read each other."""
+    order = _order(graph, {index: number for number, members in enumerate(blocks) for index in members})
+    if order is None:
+        return None
+    planned = []
+    removable: list[int] = []
+    for number in order:
+        members = blocks[number]
+        found = block_mapping(graph, members)
+        planned.append(Block(tuple(sorted(members)), found.mapping if found else MappingType.OPAQUE))
+        removable += removable_operators(graph, members)
+    return FusionPlan(tuple(planned), tuple(sorted(removable)))
+
+
 class _Planner:
     def __init__(self, graph: OperatorGraph, options: FusionOptions, latency: Latency) -> None:
         self.graph = graph
@@ -95,15 +110,9 @@ class _Planner:
 
     def plan(self) -> FusionPlan:
         """Give the blocks in an order in which they can run."""
-        order = _order(self.graph, self._block_of)
-        blocks = []
-        removable: list[int] = []
-        for number in order or ():
-            members = self._blocks[number]
-            found = block_mapping(self.graph, members)
-            blocks.append(Block(tuple(sorted(members)), found.mapping if found else MappingType.OPAQUE))
-            removable += removable_operators(self.graph, members)
-        return FusionPlan(tuple(blocks), tuple(sorted(removable)))
+        plan = plan_of_blocks(self.graph, self._blocks)
+        assert plan is not None
+        return plan
 
     def grow_all(self) -> None:
         """Make blocks from seeds until every operator is in one."""

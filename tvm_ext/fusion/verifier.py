@@ -2,7 +2,8 @@
 
 What the combination table forbids comes down to this: what is fused in front of a Many-to-Many operator may neither be
 another one nor multiply data. So no two of them share a block, and no operator or edge of type One-to-Many leads to one
-inside a block.
+inside a block. Reductions of the same rows are excepted: between them a row may be spread, but nothing may be moved.
+Operators whose schedule is given begin their block, and only what that schedule can do depends on them.
 """
 
 from __future__ import annotations
@@ -76,6 +77,14 @@ def _check_block(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> No
             raise GraphError(f"fusion plan of '{graph.name}': {label} holds '{names[index]}', which must not be fused")
     many = [index for index in block if operators[index].mapping is MappingType.MANY_TO_MANY]
     anchors = [index for index in many if not operators[index].is_disjoint_window]
+    _check_schedules(label, block, graph)
+    if (
+        len(anchors) > 1
+        and len({operators[index].rows for index in anchors} | {None}) == 2
+        and len(anchors) == sum(operators[index].rows is not None for index in anchors)
+    ):
+        _check_rows(label, block, graph)
+        return
     if len(anchors) > 1:
         first, second = (names[index] for index in sorted(anchors)[:2])
         raise GraphError(
@@ -95,6 +104,44 @@ def _check_block(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> No
                     f"fusion plan of '{graph.name}': {label} fuses '{names[other]}', which {reason}, in front of the "
                     f"Many-to-Many operator '{names[index]}'"
                 )
+
+
+def _check_rows(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> None:
+    """Between reductions of the same rows every element stays in its row."""
+    moving = (MappingType.REORGANIZE, MappingType.SHUFFLE)
+    for source, reader, kind in block.edges(data="mapping"):
+        if kind in moving or graph.operators[reader].mapping is MappingType.ONE_TO_MANY:
+            raise GraphError(
+                f"fusion plan of '{graph.name}': {label} reduces the same rows several times, but "
+                f"'{graph.operators[reader].name}' reads '{graph.operators[source].name}' in other places"
+            )
+
+
+def _check_schedules(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> None:
+    operators = graph.operators
+    for index in block:
+        tail = operators[index].tail
+        if tail is None or len(block) == 1:
+            continue
+        name = operators[index].name
+        if block.in_degree(index):
+            raise GraphError(
+                f"fusion plan of '{graph.name}': {label} fuses something in front of '{name}', whose schedule is given"
+            )
+        after = nx.descendants(block, index)
+        for source, reader, kind in block.edges(data="mapping"):
+            behind = reader in after and (source in after or source == index)
+            if behind and max(kind, operators[reader].mapping) > tail:
+                raise GraphError(
+                    f"fusion plan of '{graph.name}': {label} fuses '{operators[reader].name}' behind '{name}', whose "
+                    f"schedule takes {tail} at most"
+                )
+        written = [i for i in block if operators[i].is_output or set(graph.successors[i]) - set(block)]
+        if len(written) > 1:
+            raise GraphError(
+                f"fusion plan of '{graph.name}': {label} writes {len(written)} results, but the schedule of '{name}' "
+                "writes one"
+            )
 
 
 def _expands_towards(block: nx.MultiDiGraph, start: int, end: int, operators: Sequence[Operator]) -> bool:

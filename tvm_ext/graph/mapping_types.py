@@ -49,11 +49,15 @@ class Mapping:
     is_disjoint_window : bool
         A maximum over windows that do not overlap, so that every element is read at most once: a reader of its result
         can take the maximum itself, without doing it more than once.
+    rows : tuple of two int, optional
+        For reductions of neighbouring elements, such as a mean along the last axis: number and length of the rows that
+        are reduced. Reductions of the same rows can follow one another while a row stays in the cache.
     """
 
     node: MappingType
     operands: tuple[MappingType, ...]
     is_disjoint_window: bool = False
+    rows: tuple[int, int] | None = None
 
 
 ONE_TO_ONE, REORGANIZE, SHUFFLE, ONE_TO_MANY, MANY_TO_MANY, OPAQUE = MappingType

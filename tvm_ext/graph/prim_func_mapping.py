@@ -68,6 +68,7 @@ class _Relation:
     target: Any
     kind: MappingType
     is_disjoint_window: bool = False
+    rows: tuple[int, int] | None = None  # of a reduction of neighbours: how many rows, and how long
     is_gather: bool = False  # the index depends on data
 
 
@@ -111,7 +112,9 @@ def prim_func_mapping(func: Any, given: Collection[int] = ()) -> Mapping:
             if is_small(_shape(operand), position in given):
                 kinds[position] = ONE_TO_ONE
     windows = [relation for relation in relations if relation.kind is MANY_TO_MANY]
-    return Mapping(node, tuple(kinds), len(windows) == 1 and windows[0].is_disjoint_window)
+    rows = {relation.rows for relation in windows}
+    is_window = len(windows) == 1 and windows[0].is_disjoint_window
+    return Mapping(node, tuple(kinds), is_window, rows.pop() if len(rows) == 1 else None)
 
 
 def _is_in(buffer: Any, others: Sequence[Any]) -> bool:
@@ -245,7 +248,7 @@ class _StoreReader:
         if self._reduced > 1:
             is_small = self._is_maximum() and self._reduced <= _LARGEST_WINDOW
             is_window = is_small and addresses is not None and np.unique(addresses).size == addresses.size
-            return _Relation(buffer, self._target, MANY_TO_MANY, bool(is_window))
+            return _Relation(buffer, self._target, MANY_TO_MANY, bool(is_window), self._rows(buffer, addresses))
         if addresses is None:
             return _Relation(buffer, self._target, ONE_TO_MANY, is_gather=True)
         return _Relation(buffer, self._target, self._spatial_kind(buffer, addresses, where, is_covered))
@@ -261,6 +264,14 @@ class _StoreReader:
             return ONE_TO_MANY
         in_order = np.all(np.diff(read[np.argsort(written, kind="stable")]) > 0)
         return ONE_TO_ONE if in_order else SHUFFLE
+
+    def _rows(self, buffer: Any, addresses: _Array | None) -> tuple[int, int] | None:
+        """Find the rows of a reduction of neighbours: a result reads what lies side by side, and nothing else does."""
+        count = prod(_shape(self._target))
+        is_whole = prod(_shape(buffer)) == count * self._reduced
+        if addresses is None or not is_whole or not np.array_equal(addresses // self._reduced, self._written):
+            return None
+        return count, self._reduced
 
     def _is_maximum(self) -> bool:
         value = self._store.value

@@ -38,6 +38,11 @@ def pack_bias(bias: NDArray, config: VTAConfig) -> NDArray:
     return np.ascontiguousarray(np.repeat(bias, config.batch, axis=1).astype(np.int32))
 
 
+def largest_gemm_bias(config: VTAConfig) -> int:
+    """Return the largest bias that :func:`bias_as_weights` can write."""
+    return 127 * 127 * (config.block - 2) + 127 * 126 + 63
+
+
 def bias_as_weights(bias: NDArray, config: VTAConfig) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     """Write a bias as weights of constant inputs, so that one step of GEMM adds it where ALU takes two.
 
@@ -61,7 +66,7 @@ def bias_as_weights(bias: NDArray, config: VTAConfig) -> tuple[NDArray[np.int8],
     InputError
         If a bias is larger than the weights can say; use :func:`pack_bias` for it.
     """
-    most = 127 * 127 * (config.block - 2) + 127 * 126 + 63
+    most = largest_gemm_bias(config)
     if bias.size and int(np.abs(bias.astype(np.int64)).max()) > most:
         raise InputError(
             f"a bias of {int(np.abs(bias.astype(np.int64)).max())} is larger than {most}, which GEMM can add"

@@ -110,7 +110,7 @@ def conv2d(
             first_in = group * conv.group_in + i
             inp, missing = tiles.inp.find((n, y, x, first_in))
             if missing:
-                _load_inputs(builder, conv, tiles, extent, (n, first_in, inner, y, x), inp, data)
+                load_inputs(builder, conv, tiles, extent, (n, first_in, inner, y, x), inp, data)
             wgt, missing = tiles.wgt.find((o, i))
             if missing:
                 window = conv.kernel**2
@@ -158,7 +158,7 @@ def _shift(builder: ProgramBuilder, distance: int, steps: Steps) -> None:
             builder.alu(AluOpcode.SHR, steps, part)
 
 
-def _load_inputs(
+def load_inputs(
     builder: ProgramBuilder,
     conv: Conv2d,
     tiles: TileSlots,
