@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import conftest as engines
+from tvm_ext.bench.contender import Contender, choose_contenders
 from tvm_ext.cli.main import run
 
 MakeEngine = Callable[[str, str], Path]
@@ -86,3 +87,10 @@ def test_wrong_options(
 def test_missing_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "not_there.onnx"]) == 3
     assert capsys.readouterr().err == "tvm-ext: error: not_there.onnx: no such file; give a model file\n"
+
+
+def test_options_of_the_compiler_are_those_of_one_engine() -> None:
+    chosen = choose_contenders(["tvm", "tvm_ext"], "onnx", {"fuse": "mapping-type"})
+    assert [contender.options for contender in chosen] == [{}, {"fuse": "mapping-type"}]
+    given = Contender("tvm_ext", options={"fuse": "stock"})
+    assert choose_contenders([given], "onnx", {"fuse": "mapping-type"})[0].options == {"fuse": "stock"}

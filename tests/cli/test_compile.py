@@ -53,6 +53,16 @@ def test_input_shapes_name_and_bind(commands: Commands, open_batch: Path, tmp_pa
     np.testing.assert_array_equal(load(tmp_path / "out").run({"x:0": x})["y"], np.maximum(x, 0))
 
 
+def test_rewriting_and_fusion(commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
+    options = ("--rewrite", "strict", "--fuse", "mapping-type", "--json")
+    result = commands("compile", mlp_path, "-o", tmp_path / "out", *options)
+    assert result.code == 0, result.stderr
+    decided = json.loads(result.stdout)["decisions"]["options"]
+    assert (decided["rewrite"], decided["fuse"]) == ("strict", "mapping-type")
+    assert load(tmp_path / "out").run(get("tiny_mlp").inputs())["y"].shape == (4, 8)
+    assert commands("compile", mlp_path, "-o", tmp_path / "other", "--fuse", "all").code == 2
+
+
 def test_phases_can_be_left_out_and_dumped(commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
     dumps = tmp_path / "dumps"
     result = commands("compile", mlp_path, "-o", tmp_path / "out", "--disable", "fuse", "--dump-dir", dumps, "--json")

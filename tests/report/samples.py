@@ -11,6 +11,7 @@ from tvm_ext.report.inspection import (
     MemoryProfile,
     Operator,
     PhaseTime,
+    Rewriting,
     TensorLife,
 )
 
@@ -36,8 +37,19 @@ def small_inspection(name: str = "net.onnx", flops: Any = 1_500_000, kernel: str
         planned_bytes=96,
         operators=(Operator("nn.conv2d", 2, flops, 64), Operator("sort", 1, None, None)),
         kernels=(
-            Kernel(kernel, 3, flops, 100, 28, "cpu.conv2d", ("conv2d", "relu"), 512),
-            Kernel("sort", 1, None, 8, 8, "", ("sort",), 0),
+            Kernel(
+                kernel,
+                3,
+                flops,
+                100,
+                28,
+                "cpu.conv2d",
+                ("conv2d", "relu"),
+                512,
+                ("Many-to-Many", "One-to-One"),
+                "Many-to-Many",
+            ),
+            Kernel("sort", 1, None, 8, 8, "", ("sort",), 0, ("Opaque",), "Opaque"),
         ),
         tensors=(TensorLife("a", "float32[8]", "intermediate", 32, kernel, ("sort",)),),
         memory=(
@@ -53,4 +65,6 @@ def small_inspection(name: str = "net.onnx", flops: Any = 1_500_000, kernel: str
             MemoryChart("Operators as imported", "Before.", (), "tensor 'a' has 4 * n bytes"),
         ),
         phases=(PhaseTime("import", "reads", 1.25, 7, 0), PhaseTime("fuse", "merges", 0.0125, 4, 2)),
+        rewritings=(Rewriting("a * c + a * b -> a * (b + c)", 4),),
+        rewritten_flops=(3000, 2000),
     )

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.graph.modules import Mixed, convolutional, stages
+from tests.zoo import get
 from tvm_ext.compiler import lower
 from tvm_ext.errors import OptionError
 from tvm_ext.frontend import import_model
@@ -53,6 +54,8 @@ def test_groups_say_what_each_kernel_is_made_of():
     rows = {row.name: row for row in kernels(lowered["fused_tir"], from_relax(lowered["fused_tir"]), lowered["fused"])}
     conv = rows["fused_conv2d_relu"]
     assert conv.operators == ("conv2d", "relu")
+    assert conv.types == ("Many-to-Many", "One-to-One")
+    assert conv.mapping == "Many-to-Many"
     assert conv.bytes_inside == 16 * 32 * 32 * 4  # the convolution's result, which only the relu reads
     assert conv.flops == 2 * 16 * 32 * 32 * 27 + 16 * 32 * 32
     assert (conv.calls, conv.bytes_written) == (1, 16 * 32 * 32 * 4)
@@ -153,3 +156,10 @@ def test_progress_and_wrong_options():
     assert "fuse" in steps
     with pytest.raises(OptionError, match="unknown phase 'fusion'"):
         inspect_model(convolutional(), disable="fusion")
+
+
+def test_rewritings_are_counted():
+    found = inspect_model(import_model(get("tiny_transformer").onnx_path()), rewrite="strict", fuse="mapping-type")
+    assert found.rewritten_flops[0] > found.rewritten_flops[1] > 0
+    assert sum(row.count for row in found.rewritings) > 0
+    assert any(len(kernel.operators) > 2 and kernel.bytes_inside for kernel in found.kernels)

@@ -35,6 +35,7 @@ def compare(
     timeout: float = 600.0,
     noise: bool = True,
     progress: Progress | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> BenchResult:
     """Measure the latency of a model in several engines, interleaved.
 
@@ -60,6 +61,8 @@ def compare(
         Measure the quickest engine twice, in two processes, to learn how far equal things differ.
     progress : callable, optional
         Called before each step.
+    options : mapping, optional
+        Keyword arguments of :func:`tvm_ext.compile`, for the engine ``tvm_ext`` given by name or chosen here.
 
     Returns
     -------
@@ -85,7 +88,7 @@ def compare(
     with open_subject(
         model, input_shapes=input_shapes, example_inputs=example_inputs, inputs=inputs, seed=seed
     ) as subject:
-        contenders = choose_contenders(engines, subject.kind)
+        contenders = choose_contenders(engines, subject.kind, options)
         with Course(subject, target_text, threads or physical_cores(), timeout, progress) as course:
             course.start(contenders)
             course.prepare(noise)

@@ -38,8 +38,10 @@ class Contender:
             object.__setattr__(self, "label", self.engine)
 
 
-def choose_contenders(engines: Sequence[str | Contender] | None, kind: ModelKind) -> list[Contender]:
-    """Check the engines asked for, or choose all that can run here.
+def choose_contenders(
+    engines: Sequence[str | Contender] | None, kind: ModelKind, options: Mapping[str, Any] | None = None
+) -> list[Contender]:
+    """Check the engines asked for, or choose all that can run here; ``options`` are those of ``tvm_ext`` by name.
 
     Raises
     ------
@@ -48,9 +50,13 @@ def choose_contenders(engines: Sequence[str | Contender] | None, kind: ModelKind
     MissingPackageError
         If an engine that was asked for is not installed.
     """
+
+    def named(name: str) -> Contender:
+        return Contender(name, options=dict(options or {}) if name == "tvm_ext" else {})
+
     if engines is None:
-        return [Contender(name) for name, info in ENGINES.items() if info.runs(kind) and not info.missing(kind)]
-    contenders = [item if isinstance(item, Contender) else Contender(item) for item in engines]
+        return [named(name) for name, info in ENGINES.items() if info.runs(kind) and not info.missing(kind)]
+    contenders = [item if isinstance(item, Contender) else named(item) for item in engines]
     if not contenders:
         raise OptionError(f"no engine given; candidates are {', '.join(ENGINES)}")
     labels = [contender.label for contender in contenders]

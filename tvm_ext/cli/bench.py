@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tvm_ext.cli.common import Shapes, input_shape_option, model_argument, target_option
+from tvm_ext.cli.common import Shapes, input_shape_option, model_argument, rewriting_options, target_option
 
 PROGRESS_AFTER_SECONDS = 2.0
 
@@ -48,6 +48,7 @@ PROGRESS_AFTER_SECONDS = 2.0
     help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch (.pt2 only). "
     "[default: all installed]",
 )
+@rewriting_options
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--json", "json_path", metavar="PATH", help='Write the result as JSON; "-" for stdout, without a table.')
 @click.option("--chart", type=click.Path(path_type=Path), help="Draw a bar chart: .png or .svg (needs matplotlib).")
@@ -60,6 +61,8 @@ def command(
     budget: float,
     timeout: float,
     engines: str | None,
+    rewrite: str,
+    fuse: str,
     seed: int,
     json_path: str | None,
     chart: Path | None,
@@ -92,6 +95,7 @@ def command(
             budget=budget,
             timeout=timeout,
             progress=progress,
+            options={"rewrite": rewrite, "fuse": fuse},
         )
     name, rows, summary = f"bench {result.model}", result.json_rows(), result.summary()
     if json_path == "-":

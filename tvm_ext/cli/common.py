@@ -64,8 +64,29 @@ input_shape_option = click.option(
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
 
 
+def rewriting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--rewrite`` and ``--fuse``; they arrive as keyword arguments of those names."""
+    command = click.option(
+        "--fuse",
+        type=click.Choice(["stock", "mapping-type"]),
+        default="stock",
+        show_default=True,
+        help="Who decides which operators become one kernel: TVM's patterns, or a planner that combines operators by "
+        "how their elements map to each other.",
+    )(command)
+    return click.option(
+        "--rewrite",
+        type=click.Choice(["off", "strict", "fast"]),
+        default="off",
+        show_default=True,
+        help="Rewrite arithmetic so that it takes fewer operations: strict keeps the values up to rounding, fast may "
+        "overflow where the original does not.",
+    )(command)
+
+
 def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the ``tvm_ext`` pipeline to a command; they arrive as keyword arguments of those names."""
+    command = rewriting_options(command)
     command = click.option(
         "--disable",
         default="",

@@ -124,9 +124,15 @@ class _Planner:
                 self._finish(block)
 
     def _seeds(self) -> list[int]:
-        """One-to-One operators by the size of their results, then the others from the simplest type on."""
+        """One-to-One operators by the size of their results, then the others from the simplest type on.
+
+        Operators whose schedule is given come first: what may follow them is little, and costs nothing there.
+        """
         operators = self.graph.operators
-        return sorted(range(len(operators)), key=lambda i: (operators[i].mapping, operators[i].nbytes, i))
+        return sorted(
+            range(len(operators)),
+            key=lambda i: (operators[i].tail is None, operators[i].mapping, operators[i].nbytes, i),
+        )
 
     def _grow(self, start: int, block: set[int], neighbours: tuple[tuple[int, ...], ...]) -> None:
         pending = [start]

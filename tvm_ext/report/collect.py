@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,12 @@ from tvm_ext.compiler import lower, recorded_versions
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
 from tvm_ext.graph.dataflow import HOST_VALUES
+from tvm_ext.graph.mapping_types import MappingType
+from tvm_ext.graph.prim_func_mapping import prim_func_mapping
+from tvm_ext.passes.algebra import AlgebraReport, rewrite_algebra
+from tvm_ext.passes.fusion import kernel_mappings
 from tvm_ext.pipeline import PHASES, Phase, PipelineOptions
-from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, TensorLife
+from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, Rewriting, TensorLife
 from tvm_ext.report.memory import RENAMES, memory_charts
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.target import resolve_target
@@ -63,12 +68,12 @@ def inspect_model(
     )
     imported_seconds = time.perf_counter() - start
     modules = {"import": imported.mod}
-    groups = _BeforeFusedKernels()
+    groups, arithmetic = _ModuleBefore("FuseTIR"), _ModuleBefore("tvm_ext.RewriteAlgebra")
 
     def after_phase(phase: Phase, mod: tvm.IRModule) -> None:
         modules[phase.name] = mod
 
-    _, statistics, seconds = lower(imported.mod, resolved, parsed, report, after_phase, [groups])
+    _, statistics, seconds = lower(imported.mod, resolved, parsed, report, after_phase, [groups, arithmetic])
     report("collect")
     graph = from_relax(imported.mod)
     rows = operators(graph)
@@ -77,6 +82,9 @@ def inspect_model(
     planned = from_relax(modules["memory"]) if "memory" in modules else None
     summaries = {"import": "model file to Relax operators"} | {phase.name: phase.summary for phase in PHASES}
     times = {"import": imported_seconds, **seconds}
+    algebra = AlgebraReport()
+    if arithmetic.module is not None and parsed.rewrite != "off":
+        rewrite_algebra(parsed.rewrite, algebra)(arithmetic.module)
     return Inspection(
         model=imported.source,
         target=_target_text(resolved),
@@ -94,18 +102,29 @@ def inspect_model(
         tensors=largest_tensors(kernel_graph),
         memory=memory_charts(graph, kernel_graph, planned),
         phases=tuple(_phase_time(name, summaries[name], times[name], mod) for name, mod in modules.items()),
+        rewritings=_rewritings(algebra),
+        rewritten_flops=(algebra.flops_before, algebra.flops_after),
     )
 
 
-@tvm.ir.instrument.pass_instrument
-class _BeforeFusedKernels:
-    """Keeps the module in which fusion groups are still functions of several kernels."""
+def _rewritings(report: AlgebraReport) -> tuple[Rewriting, ...]:
+    """Count the rules that were applied, most frequent first."""
+    found = Counter(str(step.rule) for step in report.steps)
+    if report.centred:
+        found["x - mean(x) -> x, the weights that make x centred"] = report.centred
+    return tuple(Rewriting(rule, count) for rule, count in found.most_common())
 
-    def __init__(self) -> None:
+
+@tvm.ir.instrument.pass_instrument
+class _ModuleBefore:
+    """Keeps the module that a pass last saw, such as that in which a fusion group is a function of several kernels."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.module: tvm.IRModule | None = None
 
     def run_before_pass(self, mod: tvm.IRModule, info: tvm.ir.transform.PassInfo) -> None:
-        if info.name == "FuseTIR":
+        if info.name == self._name:
             self.module = mod
 
 
@@ -152,7 +171,8 @@ def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | Non
     rows = []
     for name, uses in calls.items():
         part, node = uses[0]
-        fused, inside = groups.get(name, ((_base_name(name, names),), 0))
+        alone = (_base_name(name, names),), 0, (str(prim_func_mapping(functions[name]).node),)
+        fused, inside, types = groups.get(name, alone)
         reads = [tensor for tensor in node.inputs if part.tensors[tensor].dtype not in HOST_VALUES]
         rows.append(
             Kernel(
@@ -164,21 +184,32 @@ def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | Non
                 _rule(functions[name]),
                 fused,
                 inside,
+                types,
+                _strongest(types),
             )
         )
     return tuple(sorted(rows, key=lambda row: (-_weight(row.flops) * row.calls, row.name)))
 
 
-def _fusion_groups(mod: tvm.IRModule) -> dict[str, tuple[tuple[str, ...], Dim | None]]:
-    """For each function that is one kernel to be, the kernels in it and the bytes that stay inside."""
+def _strongest(types: Sequence[str]) -> str:
+    """Name the most complex of some mapping types."""
+    order = [str(kind) for kind in MappingType]
+    return max(filter(None, types), key=order.index, default="")
+
+
+def _fusion_groups(mod: tvm.IRModule) -> dict[str, tuple[tuple[str, ...], Dim | None, tuple[str, ...]]]:
+    """For each function that is one kernel to be, the kernels in it, the bytes that stay inside, and their types."""
     functions = {variable.name_hint: func for variable, func in mod.functions_items()}
-    found: dict[str, tuple[tuple[str, ...], Dim | None]] = {}
+    found: dict[str, tuple[tuple[str, ...], Dim | None, tuple[str, ...]]] = {}
     for name, func in functions.items():
         if isinstance(func, relax.Function) and func.attrs and "Primitive" in func.attrs:
             group = from_relax(mod, name)
-            members = tuple(_base_name(node.label, functions) for node in group.nodes if _allocated(group, node))
+            nodes = [node for node in group.nodes if _allocated(group, node)]
+            members = tuple(_base_name(node.label, functions) for node in nodes)
+            mappings = kernel_mappings(mod, group)
+            types = tuple(str(mappings[node.index].node) if node.index in mappings else "" for node in nodes)
             inner = (t for t in group.tensors.values() if t.kind == "intermediate" and t.alias_of is None)
-            found[name] = members, _sum(tensor.nbytes for tensor in inner)
+            found[name] = members, _sum(tensor.nbytes for tensor in inner), types
     return found
 
 

@@ -51,6 +51,10 @@ class Kernel:
         The operators fused into it, in order; one for a kernel that was not fused.
     bytes_inside : int, Symbolic or None
         Intermediate tensors between those operators, which fusion keeps out of memory.
+    types : tuple of str
+        The mapping type of each of those operators, such as ``One-to-One``.
+    mapping : str
+        The mapping type of the kernel.
     """
 
     name: str
@@ -61,6 +65,24 @@ class Kernel:
     rule: str
     operators: tuple[str, ...]
     bytes_inside: Dim | None
+    types: tuple[str, ...] = ()
+    mapping: str = ""
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """One rule of algebra that was applied, and how often.
+
+    Attributes
+    ----------
+    rule : str
+        Before and after, such as ``a * c + a * b -> a * (b + c)``.
+    count : int
+        Places where it was applied.
+    """
+
+    rule: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -184,6 +206,10 @@ class Inspection:
         Storages that the memory plan reserves, all together; None when nothing was planned.
     operators, kernels, tensors, memory, phases
         The tables and charts.
+    rewritings : tuple of Rewriting
+        What the option ``rewrite`` did, most frequent first; none where it is off.
+    rewritten_flops : tuple of two int
+        Operations of the rewritten parts of the model, before and after.
     """
 
     model: str
@@ -202,6 +228,8 @@ class Inspection:
     tensors: tuple[TensorLife, ...]
     memory: tuple[MemoryChart, ...]
     phases: tuple[PhaseTime, ...]
+    rewritings: tuple[Rewriting, ...] = ()
+    rewritten_flops: tuple[int, int] = (0, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Turn into dictionaries, lists, numbers and strings; a symbolic size becomes its formula."""

@@ -18,6 +18,7 @@ _SECTIONS = (
     ("operators", "Operators"),
     ("kernels", "Kernels"),
     ("groups", "Fusion groups"),
+    ("rewriting", "Rewriting"),
     ("memory", "Memory over time"),
     ("tensors", "Biggest tensors"),
     ("phases", "Phases"),
@@ -42,6 +43,7 @@ def render(inspection: Inspection) -> str:
             _section("operators", _operators(inspection)),
             _section("kernels", _kernels(inspection)),
             _section("groups", _groups(inspection)),
+            _section("rewriting", _rewriting(inspection)),
             _section("memory", "".join(_chart(number, chart) for number, chart in enumerate(inspection.memory))),
             _section("tensors", _tensors(inspection)),
             _section("phases", _phases(inspection)),
@@ -152,13 +154,16 @@ def _groups(inspection: Inspection) -> str:
     for pattern, members in patterns.items():
         inside = _total(_times(kernel.bytes_inside, kernel.calls) for kernel in members)
         calls = sum(kernel.calls for kernel in members)
+        types = members[0].types if len(members[0].types) == len(pattern) else ("",) * len(pattern)
         chips = '<span class="arrow">&rarr;</span><wbr>'.join(
-            f'<span class="chip">{escape(name)}</span>' for name in pattern
+            f'<span class="chip" title="{escape(kind)}">{escape(name)}</span>'
+            for name, kind in zip(pattern, types, strict=True)
         )
         names = ", ".join(_code(kernel.name) for kernel in members)
         rows.append(
             [
                 _cell(f'<div class="chips">{chips}</div>', " ".join(pattern)),
+                _cell(escape(members[0].mapping), members[0].mapping),
                 _number(str(len(pattern)), len(pattern)),
                 _number(f"{calls:,}", calls),
                 _number(bytes_text(inside), _sort_value(inside)),
@@ -167,10 +172,20 @@ def _groups(inspection: Inspection) -> str:
         )
     intro = (
         "Which operators went into one kernel. Bytes kept inside are the results that only the next operator of the "
-        "group reads: without fusion they would be written to memory and read back."
+        "group reads: without fusion they would be written to memory and read back. The type says how elements of the "
+        "operands map to elements of the result; point at an operator for its own."
     )
-    heads = ["operators of a kernel, in order", "#operators", "#calls", "#bytes kept inside", "kernels"]
+    heads = ["operators of a kernel, in order", "type", "#operators", "#calls", "#bytes kept inside", "kernels"]
     return f"<p>{intro}</p>" + _table(heads, rows)
+
+
+def _rewriting(inspection: Inspection) -> str:
+    if not inspection.rewritings:
+        return "<p>No arithmetic was rewritten; the option <code>rewrite</code> asks for it.</p>"
+    before, after = inspection.rewritten_flops
+    intro = f"Rules of algebra that were applied. The rewritten parts took {count_text(before)} before"
+    rows = [[_cell(_code(row.rule), row.rule), _number(f"{row.count:,}", row.count)] for row in inspection.rewritings]
+    return f"<p>{intro}, and take {count_text(after)} now.</p>" + _table(["rule", "#places"], rows)
 
 
 def _chart(number: int, chart: MemoryChart) -> str:
