@@ -118,7 +118,10 @@ def conv2d(
                 builder.load(
                     MemoryType.WGT, weights, first, wgt, inner * window, extent.out_blocks, conv.group_in * window
                 )
-            builder.gemm(_conv_steps(conv, tiles, extent, inner, acc, inp, wgt))
+            steps = _conv_steps(conv, tiles, extent, inner, acc, inp, wgt)
+            # Hardware may not add to what one of the two steps before wrote, unless another instruction did.
+            for part in [steps] if len(every) > 2 else np.split(steps, len(steps) // len(every)):
+                builder.gemm(part)
         with_bias = np.stack([every[:, 0], o + np.arange(extent.out_blocks * pixels) // pixels], axis=1)
         if bias_inputs is None:
             builder.alu(AluOpcode.ADD, with_bias)
@@ -197,7 +200,7 @@ def _conv_steps(conv: Conv2d, tiles: TileSlots, extent: Tile, inner: int, acc: i
     kernel, columns = conv.kernel, extent.columns
     if columns > 2:
         o, y, c, ky, kx, x = np.ogrid[: extent.out_blocks, : extent.rows, :inner, :kernel, :kernel, :columns]
-    else:  # hardware may not add to what one of the two steps before wrote
+    else:
         c, ky, kx, o, y, x = np.ogrid[:inner, :kernel, :kernel, : extent.out_blocks, : extent.rows, :columns]
     row = y * (conv.stride // tiles.row_step) + ky
     dst = acc + (o * extent.rows + y) * extent.columns + x
