@@ -1,0 +1,174 @@
+"""Runs a model in floats on given data and looks at tensors inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.errors import CompileError, InputError
+from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.vta.relax_layers import bindings_of
+
+# Values of a tensor that are kept of one run; more do not change which power of two fits them.
+SAMPLE = 1 << 16
+
+
+@mutator
+class Substitution(PyExprMutator):
+    """Replaces variables by others."""
+
+    def __init__(self, values: dict[relax.Var, relax.Expr]) -> None:
+        super().__init__()
+        self.values = values
+
+    def visit_var_(self, op: relax.Var) -> relax.Expr:
+        """Replace a variable."""
+        return self.values.get(op, op)
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
+        """Replace a variable."""
+        return self.values.get(op, op)
+
+
+class ObservedModel:
+    """A model that gives tensors from inside it beside its outputs, compiled for this machine.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Its function ``main`` is one dataflow block of fixed shapes.
+    tensors : sequence of str
+        Variables of ``main``, or its parameters.
+    """
+
+    def __init__(self, mod: tvm.IRModule, tensors: Sequence[str]) -> None:
+        from tvm_ext.target import native_target
+
+        self.tensors = tuple(tensors)
+        main = mod["main"]
+        self.parameters = [(parameter.name, static_shape(parameter), _dtype(parameter)) for parameter in main.params]
+        target = native_target()
+        try:
+            with target:
+                executable = tvm.compile(_with_outputs(main, self.tensors), target, relax_pipeline="tvm_ext")
+        except Exception as error:  # TVM raises whatever its C++ side threw
+            raise CompileError(f"the model in floats cannot be compiled for calibration: {error}") from error
+        self._machine = relax.VirtualMachine(executable, tvm.cpu())
+
+    def run(self, inputs: Mapping[str, NDArray]) -> tuple[list[NDArray], dict[str, NDArray]]:
+        """Run the model once.
+
+        Returns
+        -------
+        list of NDArray
+            Its outputs.
+        dict
+            Tensor to its values.
+        """
+        results = self._machine["main"](*(tvm.runtime.tensor(inputs[name]) for name, _, _ in self.parameters))
+        outputs, tensors = results[0], results[1]
+        found = {name: tensor.numpy() for name, tensor in zip(self.tensors, tensors, strict=True)}
+        return [output.numpy() for output in _flat(outputs)], found
+
+
+def check_samples(
+    parameters: Sequence[tuple[str, tuple[int, ...] | None, str]], data: Mapping[str, NDArray]
+) -> list[dict[str, NDArray]]:
+    """Cut calibration data into samples.
+
+    Parameters
+    ----------
+    parameters : sequence of (name, shape, dtype)
+        Of the model.
+    data : mapping
+        Input to an array of the input's shape, or of so many of them along a further first axis, or of a multiple of
+        the input's first extent along it.
+
+    Raises
+    ------
+    InputError
+        If a name, a shape or a dtype is not the model's; the message names the input.
+    """
+    known = [name for name, _, _ in parameters]
+    for name in data:
+        if name not in known:
+            raise InputError(f"calibration data names the input {name!r}; the model has {', '.join(known)}")
+    samples: dict[str, NDArray] = {}
+    for name, shape, dtype in parameters:
+        if name not in data:
+            raise InputError(
+                f"calibration data has nothing for input {name!r}; give an array {dtype}{list(shape or ())}"
+            )
+        samples[name] = _samples(name, tuple(shape or ()), dtype, np.asarray(data[name]))
+    counts = {name: len(array) for name, array in samples.items()}
+    if len(set(counts.values())) != 1:
+        listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise InputError(f"calibration data has other numbers of samples for the inputs ({listed})")
+    return [{name: array[at] for name, array in samples.items()} for at in range(next(iter(counts.values())))]
+
+
+def _samples(name: str, shape: tuple[int, ...], dtype: str, array: NDArray) -> NDArray:
+    if array.dtype != np.dtype(dtype):
+        raise InputError(f"calibration data for input {name!r} is {array.dtype}; expected {dtype}")
+    if array.shape == shape:
+        array = array[None]
+    elif len(shape) and array.ndim == len(shape) and array.shape[1:] == shape[1:] and not array.shape[0] % shape[0]:
+        array = array.reshape(-1, *shape)
+    elif array.shape[1:] != shape:
+        raise InputError(
+            f"calibration data for input {name!r} has the shape {list(array.shape)}; expected {list(shape)}, or "
+            "several of them along the first axis"
+        )
+    if not len(array):
+        raise InputError(f"calibration data for input {name!r} holds no sample")
+    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        raise InputError(f"calibration data for input {name!r} has values that are not finite")
+    return np.ascontiguousarray(array)
+
+
+def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> dict[str, NDArray]:
+    """Run a model on samples; return of each tensor some of its values, and always the largest and the smallest."""
+    kept: dict[str, list[NDArray]] = {name: [] for name in model.tensors}
+    for sample in samples:
+        _, tensors = model.run(sample)
+        for name, values in tensors.items():
+            flat = values.reshape(-1)
+            step = max(1, flat.size * len(samples) // (4 * SAMPLE), flat.size // SAMPLE)
+            kept[name].extend([flat[::step], flat[[flat.argmin(), flat.argmax()]]])
+    return {name: np.concatenate(parts) for name, parts in kept.items()}
+
+
+def _with_outputs(main: relax.Function, tensors: Sequence[str]) -> tvm.IRModule:
+    """Write ``main`` anew, with a tuple of its result and a tuple of tensors as its result."""
+    builder = relax.BlockBuilder()
+    values: dict[relax.Var, relax.Expr] = {}
+    substitution = Substitution(values)
+    by_name: dict[str, relax.Expr] = {parameter.name: parameter for parameter in main.params}
+    with builder.function("main", list(main.params)):
+        with builder.dataflow():
+            for binding in bindings_of(main):
+                values[binding.var] = builder.emit(substitution.visit_expr(binding.value))
+                by_name[binding.var.name] = values[binding.var]
+            inside = relax.Tuple([by_name[name] for name in tensors])
+            result = substitution.visit_expr(main.body.body)
+            output = builder.emit_output(relax.Tuple([result, inside]))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def _dtype(parameter: relax.Var) -> str:
+    return str(parameter.ty.dtype)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if hasattr(value, "numpy"):
+        yield value
+    else:
+        for item in value:
+            yield from _flat(item)

@@ -1,0 +1,349 @@
+"""A model for VTA: what VTA can run becomes regions in integers, the rest stays on the CPU, all in one module.
+
+Between a region and the rest lie kernels that quantise and pack, or unpack and dequantise; layouts change nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.vta.accuracy import AccuracyReport, compare, compare_layers
+from tvm_ext.vta.calibrate import ObservedModel, Substitution, check_samples, observe
+from tvm_ext.vta.config import VTAConfig
+from tvm_ext.vta.costs import CycleCosts
+from tvm_ext.vta.executable import Port, link_program
+from tvm_ext.vta.layers import IntegerNetwork, Shape
+from tvm_ext.vta.partition import Device, HostSpeed, Partition, plan_partition
+from tvm_ext.vta.quantize import quantize_network, to_integers
+from tvm_ext.vta.quantized_model import remove_quantization
+from tvm_ext.vta.region import RegionProgram, build_region, packed_shape
+from tvm_ext.vta.relax_layers import ModelGraph, bindings_of, read_graph
+
+
+@dataclass(frozen=True, eq=False)
+class VTAModel:
+    """A model whose layers run on VTA where that is faster.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        Relax module to compile for the CPU; the programs of VTA are part of it.
+    floats : tvm.IRModule
+        The same model in floats.
+    graph : ModelGraph
+    partition : Partition
+    network : IntegerNetwork
+        Layers on VTA.
+    regions : tuple of RegionProgram
+    config : VTAConfig
+    notes : tuple of str
+        One sentence for each thing that a user should know.
+    """
+
+    mod: tvm.IRModule
+    floats: tvm.IRModule
+    graph: ModelGraph
+    partition: Partition
+    network: IntegerNetwork
+    regions: tuple[RegionProgram, ...]
+    config: VTAConfig
+    notes: tuple[str, ...]
+
+    @cached_property
+    def observed(self) -> ObservedModel:
+        """The model in floats, which also gives the tensors of all regions; compiled when first needed."""
+        return ObservedModel(self.floats, sorted(self.network.fractions))
+
+    def run_regions(self, floats: Mapping[str, NDArray]) -> dict[str, NDArray[np.int8]]:
+        """Run the regions on the fast simulator.
+
+        Parameters
+        ----------
+        floats : mapping
+            Tensor of the model to its values: those of the regions' inputs that no region gives.
+
+        Returns
+        -------
+        dict
+            Every tensor of the regions, int8 (N, C, H, W).
+        """
+        tensors: dict[str, NDArray[np.int8]] = {}
+        for region in self.regions:
+            for name in region.inputs:
+                if name not in tensors:
+                    form = to_form(floats[name], region.shapes[name])
+                    tensors[name] = to_integers(form, self.network.fractions[name])
+            tensors |= region.run(tensors)
+        return tensors
+
+    def accuracy(
+        self, samples: Sequence[Mapping[str, NDArray]], found: Sequence[Sequence[NDArray]] | None = None
+    ) -> AccuracyReport:
+        """Compare with the model in floats.
+
+        Parameters
+        ----------
+        samples : sequence of mapping
+            Inputs by name. Layers are compared on the first one.
+        found : sequence of sequences of arrays, optional
+            What the compiled model gives for each sample; without it only layers are compared.
+        """
+        outputs, tensors = self.observed.run(samples[0])
+        integers = self.run_regions(tensors)
+        forms = {name: to_form(tensors[name], array.shape) for name, array in integers.items()}
+        layers = compare_layers(self.network, forms, integers)
+        if found is None:
+            return AccuracyReport(layers, ())
+        expected = [outputs, *(self.observed.run(sample)[0] for sample in samples[1:])]
+        rows = tuple(
+            compare(
+                name, "output", None, *(np.stack([result[at] for result in results]) for results in (expected, found))
+            )
+            for at, name in enumerate(self.graph.outputs)
+        )
+        answers = [[_largest(result[0]) for result in results] for results in (expected, found)]
+        same = [np.array_equal(*pair) for pair in zip(*answers, strict=True)]
+        return AccuracyReport(layers, rows, sum(same) / len(same))
+
+
+def _largest(array: NDArray) -> NDArray:
+    return array.reshape(-1, array.shape[-1]).argmax(axis=1) if array.ndim else np.zeros(1)
+
+
+def offload(
+    mod: tvm.IRModule,
+    config: VTAConfig,
+    costs: CycleCosts,
+    calibration: Mapping[str, NDArray] | None = None,
+    host: HostSpeed | None = None,
+    forced: Mapping[str, Device] | None = None,
+) -> VTAModel:
+    """Move what VTA can run faster than the CPU to VTA.
+
+    Parameters
+    ----------
+    mod : IRModule
+        With a Relax function ``main`` of fixed shapes, as importing a model gives it.
+    config : VTAConfig
+    costs : CycleCosts
+        Of the implementation that times are estimated and tiles chosen for.
+    calibration : mapping from input name to array, optional
+        Samples; a model that is quantised everywhere needs none.
+    host : HostSpeed, optional
+        Of the CPU beside VTA.
+    forced : mapping, optional
+        Layer to ``vta`` or ``cpu``, whatever is faster.
+
+    Returns
+    -------
+    VTAModel
+
+    Raises
+    ------
+    InputError
+        If the model has open dimensions, calibration data does not fit it, or is missing.
+    """
+    floats, fixed = prepare(mod)
+    graph = read_graph(floats["main"], config.batch)
+    # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
+    partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, forced)
+    layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
+    notes = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
+    notes += [
+        f"{decision.layer} on {'VTA' if decision.device == 'vta' else 'the CPU'}: {decision.reason}"
+        for decision in partition.decisions
+    ]
+    if not layers:
+        notes.insert(0, "nothing in this model runs faster on VTA: all of it is compiled for the CPU")
+        return VTAModel(mod, floats, graph, partition, IntegerNetwork((), {}), (), config, tuple(notes))
+    wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
+    observed: dict[str, NDArray] = {}
+    if calibration is not None:
+        parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
+        samples = check_samples(parameters, calibration)
+        observed = observe(ObservedModel(floats, wanted), samples)
+    network = quantize_network(layers, observed, fixed)
+    regions = tuple(_build_regions(graph, partition, network, config, costs))
+    return VTAModel(
+        _with_regions(floats, regions, network), floats, graph, partition, network, regions, config, tuple(notes)
+    )
+
+
+def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
+    """Bring a model into the form that layers are read from: floats, batch norm and constants folded.
+
+    Returns
+    -------
+    IRModule
+    dict
+        Variable to the bits after the binary point, where the model was quantised.
+    """
+    dead_code = relax.transform.DeadCodeElimination()
+    mod = relax.transform.CanonicalizeBindings()(mod)
+    mod, fixed = remove_quantization(mod)
+    folding = [fold_batch_norm(), dead_code, fold_constants(), relax.transform.FoldConstant(), dead_code]
+    return tvm.transform.Sequential([*folding, relax.transform.CanonicalizeBindings()])(mod), fixed
+
+
+def _build_regions(
+    graph: ModelGraph, partition: Partition, network: IntegerNetwork, config: VTAConfig, costs: CycleCosts
+) -> list[RegionProgram]:
+    regions = []
+    integers = {integer.layer.name: integer for integer in network.layers}
+    for names in partition.regions:
+        inside = set(names)
+        read = [name for at in names for name in integers[at].layer.inputs if name not in inside]
+        outside = {name for node in graph.nodes if node.name not in inside for name in node.inputs}
+        given = [name for name in names if name in outside or name in graph.outputs]
+        regions.append(build_region([integers[at] for at in names], list(dict.fromkeys(read)), given, config, costs))
+    return regions
+
+
+def _with_regions(floats: tvm.IRModule, regions: Sequence[RegionProgram], network: IntegerNetwork) -> tvm.IRModule:
+    """Write ``main`` anew, with calls of programs where layers were."""
+    mod = tvm.IRModule({variable: func for variable, func in floats.functions.items() if variable.name_hint != "main"})
+    calls = []
+    for number, region in enumerate(regions):
+        inputs, outputs = (
+            [Port(name, region.packed_shape(name)) for name in names] for names in (region.inputs, region.outputs)
+        )
+        calls.append(link_program(mod, f"vta_region{number}", region.program, inputs, outputs))
+    writer = _Writer(floats["main"], regions, calls, network, relax.BlockBuilder(mod))
+    return writer.write()
+
+
+class _Writer:
+    """Emits the bindings that stay, and each region as soon as something needs it."""
+
+    def __init__(
+        self,
+        main: relax.Function,
+        regions: Sequence[RegionProgram],
+        calls: Sequence[tvm.ir.GlobalVar],
+        network: IntegerNetwork,
+        builder: relax.BlockBuilder,
+    ) -> None:
+        self.main, self.regions, self.calls, self.network, self.builder = main, regions, calls, network, builder
+        self.bindings = {binding.var: binding.value for binding in bindings_of(main)}
+        self.region_of = {placed.layer.name: at for at, region in enumerate(regions) for placed in region.layers}
+        self.covered = {name for region in regions for placed in region.layers for name in placed.layer.covers}
+        self.by_name = {variable.name: variable for variable in [*main.params, *self.bindings]}
+        self.values: dict[relax.Var, relax.Expr] = {parameter: parameter for parameter in main.params}
+        self.packed: dict[str, relax.Expr] = {}
+        self.substitution = Substitution(self.values)
+
+    def write(self) -> tvm.IRModule:
+        builder = self.builder
+        attributes = dict(self.main.attrs) if self.main.attrs else {}
+        with builder.function("main", list(self.main.params), attributes):
+            with builder.dataflow():
+                for variable in self.bindings:
+                    if variable.name not in self.covered:
+                        self.value(variable)
+                for variable in _variables_of(self.main.body.body):
+                    self.value(variable)
+                output = builder.emit_output(self.substitution.visit_expr(self.main.body.body))
+            builder.emit_func_output(output)
+        return builder.get()
+
+    def value(self, variable: relax.Var) -> relax.Expr:
+        """Return a tensor in floats, emitted if it is not there yet."""
+        if variable not in self.values:
+            if variable.name in self.region_of:
+                self.values[variable] = self._unpacked(variable)
+            else:
+                for operand in _variables_of(self.bindings[variable]):
+                    self.value(operand)
+                self.values[variable] = self.builder.emit(self.substitution.visit_expr(self.bindings[variable]))
+        return self.values[variable]
+
+    def pack(self, name: str) -> relax.Expr:
+        """Return a tensor in integers, packed, emitted if it is not there yet."""
+        if name not in self.packed and name in self.region_of:
+            self._call(self.region_of[name])
+        if name not in self.packed:
+            region = next(region for region in self.regions if name in region.inputs)
+            value = self.value(self.by_name[name])
+            self.packed[name] = self._quantized(value, region.shapes[name], self.network.fractions[name])
+        return self.packed[name]
+
+    def _call(self, at: int) -> None:
+        region = self.regions[at]
+        call = relax.Call(self.calls[at], [self.pack(name) for name in region.inputs])
+        result = self.builder.emit(call)
+        for number, name in enumerate(region.outputs):
+            many = len(region.outputs) > 1
+            self.packed[name] = self.builder.emit(relax.TupleGetItem(result, number)) if many else result
+
+    def _quantized(self, value: relax.Expr, form: Shape, fraction: int) -> relax.Expr:
+        config, emit, op = self.config, self.builder.emit, relax.op
+        scaled = emit(op.multiply(value, relax.const(np.float32(2.0**fraction))))
+        rounded = emit(op.floor(emit(op.add(scaled, relax.const(np.float32(0.5))))))
+        whole = emit(op.astype(emit(op.clip(rounded, -128, 127)), "int8"))
+        shape = static_shape(value) or ()
+        if len(shape) != 4:
+            n, channels, _, width = form
+            rows = emit(op.reshape(whole, (-1, channels)))
+            missing = n * width - int(np.prod(shape[:-1]))
+            if missing:
+                rows = emit(op.nn.pad(rows, [0, missing, 0, 0]))
+            whole = emit(op.permute_dims(emit(op.reshape(rows, (width, n, channels, 1))), [1, 2, 3, 0]))
+        n, channels, height, width = form
+        batches, blocks, _, _, batch, block = packed_shape(form, config)
+        pads = (batches * batch - n, blocks * block - channels)
+        if any(pads):
+            whole = emit(op.nn.pad(whole, [0, pads[0], 0, pads[1], 0, 0, 0, 0]))
+        split = emit(op.reshape(whole, (batches, batch, blocks, block, height, width)))
+        return emit(op.permute_dims(split, [0, 2, 4, 5, 1, 3]))
+
+    def _unpacked(self, variable: relax.Var) -> relax.Expr:
+        emit, op, name = self.builder.emit, relax.op, variable.name
+        packed = self.pack(name)
+        form = self.regions[self.region_of[name]].shapes[name]
+        n, channels, height, width = form
+        batches, blocks, _, _, batch, block = packed_shape(form, self.config)
+        joined = emit(op.permute_dims(packed, [0, 4, 1, 5, 2, 3]))
+        whole = emit(op.reshape(joined, (batches * batch, blocks * block, height, width)))
+        if (batches * batch, blocks * block) != (n, channels):
+            whole = emit(op.strided_slice(whole, [0, 1], [0, 0], [n, channels]))
+        shape = static_shape(variable) or ()
+        if len(shape) != 4:
+            rows = emit(op.reshape(emit(op.permute_dims(whole, [3, 0, 1, 2])), (width * n, channels)))
+            count = int(np.prod(shape[:-1]))
+            if count != width * n:
+                rows = emit(op.strided_slice(rows, [0], [0], [count]))
+            whole = emit(op.reshape(rows, shape))
+        scale = relax.const(np.float32(2.0 ** -self.network.fractions[name]))
+        return emit(op.multiply(emit(op.astype(whole, "float32")), scale))
+
+    @property
+    def config(self) -> VTAConfig:
+        """The accelerator's configuration."""
+        return self.regions[0].program.config
+
+
+def to_form(values: NDArray, form: tuple[int, ...]) -> NDArray:
+    """Bring a tensor of the model into the form (N, C, H, W) that layers see; a matrix is filled up with zeros."""
+    if values.ndim == 4:
+        return values
+    n, channels, _, width = form
+    rows = values.reshape(-1, channels)
+    filled = np.pad(rows, ((0, n * width - len(rows)), (0, 0)))
+    return filled.reshape(width, n, channels, 1).transpose(1, 2, 3, 0)
+
+
+def _variables_of(expr: Any) -> list[relax.Var]:
+    found: list[relax.Var] = []
+    relax.analysis.post_order_visit(expr, lambda node: found.append(node) if isinstance(node, relax.Var) else None)
+    return found
