@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
 
 from tvm_ext.artifact import CompiledModel
-from tvm_ext.errors import CompileError, TvmExtError
+from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.metadata import FORMAT
 from tvm_ext.passes.memory_limit import memory_decisions
 from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
 from tvm_ext.target import resolve_target
+
+if TYPE_CHECKING:
+    from tvm_ext.vta.model import VTAModel
 
 Progress = Callable[[str], None]
 """Called with the name of each step as it begins."""
@@ -35,6 +38,7 @@ def compile(
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     example_inputs: Sequence[Any] | None = None,
+    calibration: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> CompiledModel:
@@ -52,6 +56,9 @@ def compile(
         Values for dimensions that the model leaves open.
     example_inputs : sequence of torch.Tensor, optional
         Example inputs of an ``nn.Module``, in call order.
+    calibration : mapping from input name to array, optional
+        For a VTA target: inputs that the ranges of integers are chosen on, as many of them along the first axis as
+        there are. A model with quantize and dequantize nodes needs none.
     progress : callable, optional
         Called with the name of each step as it begins.
     **options
@@ -75,6 +82,7 @@ def compile(
         if isinstance(model, ImportedModel)
         else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
     )
+    imported, offloaded = _offload(imported, resolved, calibration, report)
     lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report)
     report("generate code")
     start = time.perf_counter()
@@ -87,7 +95,24 @@ def compile(
     seconds["generate code"] = time.perf_counter() - start
     metadata = _metadata(imported, resolved, parsed, statistics, seconds)
     metadata["decisions"]["memory"] = memory_decisions(lowered)
+    if offloaded is not None:
+        metadata["decisions"]["vta"] = offloaded.decisions()
     return CompiledModel(executable, metadata)
+
+
+def _offload(
+    imported: ImportedModel, target: tvm.target.Target, calibration: Mapping[str, Any] | None, report: Progress
+) -> tuple[ImportedModel, VTAModel | None]:
+    """Move layers to VTA if the target has one."""
+    if "vta" not in target.keys:
+        if calibration is not None:
+            raise OptionError(f"calibration data is for VTA targets; target {target.kind.name} computes in floats")
+        return imported, None
+    from tvm_ext.vta.model import offload_imported
+
+    report("move to VTA")
+    offloaded = offload_imported(imported, target, calibration)
+    return replace(imported, mod=offloaded.mod, notes=(*imported.notes, *offloaded.notes)), offloaded
 
 
 def lower(

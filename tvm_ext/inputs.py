@@ -137,6 +137,17 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
     InputError
         If a file is missing or is not what its ending says, or an array does not fit (see :func:`check_inputs`).
     """
+    return check_inputs(specs, read_arrays(specs, arguments))
+
+
+def read_arrays(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[str, np.ndarray]:
+    """Do as :func:`read_inputs`, but leave it to the caller to check names and shapes.
+
+    Raises
+    ------
+    InputError
+        If a file is missing or is not what its ending says.
+    """
     arrays: dict[str, np.ndarray] = {}
     for argument in arguments:
         name, separator, path = argument.rpartition("=")
@@ -149,7 +160,7 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
         else:
             names = ", ".join(spec.name for spec in specs)
             raise InputError(f"{argument}: say which input it is, NAME={argument}, with NAME one of {names}")
-    return check_inputs(specs, arrays)
+    return arrays
 
 
 def _load_array(path: Path) -> np.ndarray:

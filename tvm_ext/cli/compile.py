@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,18 @@ from tvm_ext.cli.common import (
     step_display,
     target_option,
 )
+from tvm_ext.cli.vta_model import calibrate_option, read_calibration
+
+
+def _with_calibration(
+    model: Path, input_shapes: Shapes, calibration: tuple[str, ...], report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Import the model, whose inputs must be known to read the files of ``--calibrate``."""
+    from tvm_ext.frontend import import_model
+
+    report("import")
+    imported = import_model(model, input_shapes=input_shapes or None)
+    return {"model": imported, "calibration": read_calibration(imported.inputs, calibration)}
 
 
 @click.command()
@@ -38,6 +51,7 @@ from tvm_ext.cli.common import (
     metavar="SIZE",
     help="Fail if intermediate tensors and results take more, such as 256KB (1000 bytes each) or 1.5MiB.",
 )
+@calibrate_option
 @pipeline_options
 @json_flag
 def command(
@@ -48,6 +62,7 @@ def command(
     force: bool,
     memory: str | None,
     memory_limit: str | None,
+    calibration: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -62,7 +77,10 @@ def command(
         options["memory_limit"] = memory_limit
     check_destination(output, force)
     with step_display(quiet=as_json) as report:
-        compiled = compile(model, target, input_shapes=input_shapes or None, progress=report, **options)
+        source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None}
+        if calibration:
+            source = _with_calibration(model, input_shapes, calibration, report)
+        compiled = compile(target=target, progress=report, **source, **options)
         report("write")
         compiled.save(output, force=force)
     if as_json:

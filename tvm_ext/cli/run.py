@@ -57,7 +57,7 @@ def command(
     seconds = time.perf_counter() - start
     rows = [_summary(name, array) for name, array in results.items()]
     if output is not None:
-        _save(output, results)
+        save_arrays(output, results)
     errors = compare_outputs(results, onnxruntime_outputs(check, arrays)) if check else []
     if as_json:
         print_json({"outputs": rows, "seconds": seconds, "check": [vars(error) for error in errors]})
@@ -91,7 +91,8 @@ def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays to an .npz file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:  # np.savez cannot take an output that is called "file"
         for name, array in arrays.items():

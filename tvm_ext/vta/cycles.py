@@ -163,7 +163,7 @@ def time_program(program: Sequence[Instruction], config: VTAConfig, costs: Cycle
     multiplied = [i for i in program if isinstance(i, Gemm) and not i.reset_reg]
     steps = sum(step_count(gemm) for gemm in multiplied)
     done = tuple(interval for interval in intervals if interval is not None)
-    return Timeline(costs, done, steps, steps * config.macs_per_step, _bytes_moved(program, config))
+    return Timeline(costs, done, steps, steps * config.macs_per_step, bytes_moved(program, config))
 
 
 def _stall(handed_out: int, instructions: int) -> str:
@@ -172,7 +172,8 @@ def _stall(handed_out: int, instructions: int) -> str:
     return f"it waits for a token, and fetching stalls at instruction {handed_out}, whose module has a full queue"
 
 
-def _bytes_moved(program: Iterable[Instruction], config: VTAConfig) -> dict[str, int]:
+def bytes_moved(program: Iterable[Instruction], config: VTAConfig) -> dict[str, int]:
+    """Add up what instructions move: bytes by memory, and ``instructions``."""
     moved = dict.fromkeys(("uop", "wgt", "inp", "acc", "acc_8bit", "out", "instructions"), 0)
     for instruction in program:
         moved["instructions"] += 16

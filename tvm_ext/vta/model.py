@@ -1,6 +1,6 @@
 """A model for VTA: what VTA can run becomes regions in integers, the rest stays on the CPU, all in one module.
 
-Between a region and the rest lie kernels that quantise and pack, or unpack and dequantise; layouts change nowhere else.
+Kernels between a region and the rest quantise and pack, or unpack and dequantise; layouts change nowhere else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from tvm_ext.errors import InputError
+from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.quantized_values import static_shape
 from tvm_ext.vta.accuracy import AccuracyReport, compare, compare_layers
 from tvm_ext.vta.calibrate import ObservedModel, Substitution, check_samples, observe
-from tvm_ext.vta.config import VTAConfig
-from tvm_ext.vta.costs import CycleCosts
+from tvm_ext.vta.config import VTAConfig, config_of_target
+from tvm_ext.vta.costs import CycleCosts, costs_named
 from tvm_ext.vta.executable import Port, link_program
 from tvm_ext.vta.layers import IntegerNetwork, Shape
 from tvm_ext.vta.partition import Device, HostSpeed, Partition, plan_partition
@@ -59,6 +61,21 @@ class VTAModel:
     regions: tuple[RegionProgram, ...]
     config: VTAConfig
     notes: tuple[str, ...]
+
+    def decisions(self) -> dict[str, Any]:
+        """Return what was decided, as plain data."""
+        rows = [vars(decision) for decision in self.partition.decisions]
+        integers = {
+            integer.layer.name: {"shift": integer.shift, "fraction": self.network.fractions[integer.layer.name]}
+            for integer in self.network.layers
+        }
+        return {
+            "config": self.config.name,
+            "hw_ver": self.config.hw_ver,
+            "layers": [{**row, **integers.get(row["layer"], {})} for row in rows],
+            "regions": [list(region) for region in self.partition.regions],
+            "instructions": [len(region.program.words) for region in self.regions],
+        }
 
     @cached_property
     def observed(self) -> ObservedModel:
@@ -159,14 +176,9 @@ def offload(
     # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
     partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, forced)
     layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
-    notes = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
-    notes += [
-        f"{decision.layer} on {'VTA' if decision.device == 'vta' else 'the CPU'}: {decision.reason}"
-        for decision in partition.decisions
-    ]
+    notes = _notes(graph, partition)
     if not layers:
-        notes.insert(0, "nothing in this model runs faster on VTA: all of it is compiled for the CPU")
-        return VTAModel(mod, floats, graph, partition, IntegerNetwork((), {}), (), config, tuple(notes))
+        return VTAModel(mod, floats, graph, partition, IntegerNetwork((), {}), (), config, notes)
     wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
     observed: dict[str, NDArray] = {}
     if calibration is not None:
@@ -175,9 +187,49 @@ def offload(
         observed = observe(ObservedModel(floats, wanted), samples)
     network = quantize_network(layers, observed, fixed)
     regions = tuple(_build_regions(graph, partition, network, config, costs))
-    return VTAModel(
-        _with_regions(floats, regions, network), floats, graph, partition, network, regions, config, tuple(notes)
-    )
+    return VTAModel(_with_regions(floats, regions, network), floats, graph, partition, network, regions, config, notes)
+
+
+def _notes(graph: ModelGraph, partition: Partition) -> tuple[str, ...]:
+    """Say how many layers run on VTA, and of every other convolution, product and pooling why it does not."""
+    count, regions = len(partition.on_vta), len(partition.regions)
+    if not count:
+        first = "nothing in this model runs on VTA: all of it is compiled for the CPU"
+    else:
+        first = f"{count} of {len(partition.decisions)} layers run on VTA, in {regions} region{'s'[: regions > 1]}"
+    refused = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
+    slower = [f"{row.layer} stays on the CPU: {row.reason}" for row in partition.decisions if row.device == "cpu"]
+    return (first, *refused, *slower)
+
+
+def offload_imported(
+    imported: ImportedModel,
+    target: tvm.target.Target,
+    calibration: Mapping[str, NDArray] | None = None,
+    costs: CycleCosts | None = None,
+) -> VTAModel:
+    """Move layers of an imported model to the VTA of a target; see :func:`offload`.
+
+    Parameters
+    ----------
+    imported : ImportedModel
+    target : tvm.target.Target
+        With one of the tags ``tvm-ext/vta-...``.
+    calibration : mapping, optional
+        By the names that the model file has for its inputs.
+    costs : CycleCosts, optional
+        Those of the RTL if left out.
+    """
+    if calibration is not None:
+        # TVM may need other names for parameters than the file has.
+        parameters = [parameter.name for parameter in imported.mod["main"].params]
+        spelled = {spec.name: name for spec, name in zip(imported.inputs, parameters, strict=True)}
+        listed = ", ".join(spelled)
+        for name in calibration:
+            if name not in spelled:
+                raise InputError(f"calibration data names the input {name!r}; the model has {listed}")
+        calibration = {spelled[name]: array for name, array in calibration.items()}
+    return offload(imported.mod, config_of_target(target), costs or costs_named("chisel"), calibration)
 
 
 def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:

@@ -178,7 +178,8 @@ def plan_partition(
             continue
         vta, cpu = times[node.name]
         device: Device = "vta" if node.name in on_vta else "cpu"
-        decisions.append(Decision(node.name, device, vta, cpu, _reason(node, device, vta, cpu, problems, forced)))
+        reason = _reason(node, device, vta, cpu, config.block, problems, forced)
+        decisions.append(Decision(node.name, device, vta, cpu, reason))
     seconds = conversion_seconds(nodes, outputs, on_vta, host)
     partition = Partition(tuple(decisions), _regions(nodes, on_vta), seconds)
     verify_partition(partition, nodes)
@@ -296,8 +297,9 @@ def _reason(
     device: Device,
     vta: float | None,
     cpu: float,
+    block: int,
     problems: Mapping[str, str],
-    forced: Mapping[str, str],
+    forced: Mapping[str, Device],
 ) -> str:
     if node.name in forced:
         return "as asked for"
@@ -305,8 +307,8 @@ def _reason(
         return problems[node.name]
     layer = node.layer
     padded = ""
-    if layer is not None and layer.weights is not None and layer.in_shape[1] // layer.groups < 16:
-        padded = f", {layer.in_shape[1] // layer.groups} channels filled up with zeros"
+    if layer is not None and layer.weights is not None and layer.weights.shape[1] < block:
+        padded = f", with {layer.weights.shape[1]} of {block} channels of a block in use"
     faster = (vta < cpu) == (device == "vta")
     why = "" if faster else ", but the conversions at the border would take longer than it saves"
     return f"{vta * 1e3:.3g} ms on VTA{padded}, {cpu * 1e3:.3g} ms on the CPU{why}"

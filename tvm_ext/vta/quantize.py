@@ -109,8 +109,8 @@ def _wanted(name: str, observed: Mapping[str, NDArray], fixed: Mapping[str, int]
         return fixed[name]
     if name not in observed:
         raise InputError(
-            f"tensor {name!r} goes through VTA and nothing says how large its values are; give calibration data, "
-            "or a model with quantize and dequantize nodes there"
+            f"tensor {name!r} goes through VTA and nothing says how large its values are; give calibration data "
+            "(--calibrate FILE, calibration= in Python), or a model with quantize and dequantize nodes there"
         )
     if not np.isfinite(observed[name]).all():
         raise InputError(f"tensor {name!r} takes values that are not finite on the calibration data; check that data")

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.errors import GraphError, VTAProgramError
+from tvm_ext.vta.checks import step_count
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.costs import CycleCosts
-from tvm_ext.vta.isa import Store
+from tvm_ext.vta.isa import Alu, Gemm, Store
 from tvm_ext.vta.layers import IntegerLayer, Layer, Shape, merge_groups
 from tvm_ext.vta.layouts import bias_as_weights, largest_gemm_bias, pack_bias, pack_data, pack_weights, unpack_data
 from tvm_ext.vta.memory import MemoryImage
@@ -69,6 +70,15 @@ class RegionProgram:
     def packed_shape(self, tensor: str) -> tuple[int, ...]:
         """Shape of a tensor as it lies in DRAM: (N/B, C/c, H, W, B, c)."""
         return packed_shape(self.shapes[tensor], self.program.config)
+
+    def steps(self) -> dict[str, int]:
+        """Count the steps of the program: ``gemm`` (multiplying), ``reset`` and ``alu``."""
+        found = {"gemm": 0, "reset": 0, "alu": 0}
+        for instruction in self.program.instructions:
+            if isinstance(instruction, Gemm | Alu):
+                kind = "alu" if isinstance(instruction, Alu) else "reset" if instruction.reset_reg else "gemm"
+                found[kind] += step_count(instruction)
+        return found
 
     def run(self, tensors: Mapping[str, NDArray[np.int8]]) -> dict[str, NDArray[np.int8]]:
         """Run the program on the fast simulator.

@@ -73,7 +73,7 @@ def matrix_form(shape: tuple[int, ...], batch: int) -> Shape:
 
 def tensor_form(shape: tuple[int, ...], batch: int) -> Shape:
     """Return (N, C, H, W) of a tensor of the model."""
-    return cast(Shape, shape) if len(shape) == 4 else matrix_form(shape, batch)
+    return (shape[0], shape[1], shape[2], shape[3]) if len(shape) == 4 else matrix_form(shape, batch)
 
 
 def bindings_of(function: relax.Function) -> list[relax.VarBinding]:

@@ -1,0 +1,168 @@
+"""``tvm-ext vta run`` and ``tvm-ext vta profile``: a whole model on VTA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tvm_ext.cli.common import Shapes, input_shape_option, json_flag, model_argument, print_json, step_display
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvm_ext.frontend import ImportedModel
+    from tvm_ext.vta.model import VTAModel
+
+calibrate_option = click.option(
+    "--calibrate",
+    "calibration",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Inputs that the ranges of integers are chosen on, .npy of one input or .npz of several, as many along the "
+    "first axis as there are.",
+)
+vta_target_option = click.option(
+    "--target", default="tvm-ext/vta-1x16x16", show_default=True, metavar="TAG", help="Which VTA: one of its tags."
+)
+
+
+def read_calibration(specs: tuple[Any, ...], arguments: tuple[str, ...]) -> dict[str, np.ndarray] | None:
+    """Read the files of ``--calibrate``; None if there are none."""
+    from tvm_ext.inputs import read_arrays
+
+    return read_arrays(specs, arguments) if arguments else None
+
+
+def _offload(imported: ImportedModel, target: str, calibration: dict[str, np.ndarray] | None, costs: str) -> VTAModel:
+    from tvm_ext.target import resolve_target
+    from tvm_ext.vta.costs import costs_named
+    from tvm_ext.vta.model import offload_imported
+
+    return offload_imported(imported, resolve_target(target), calibration, costs_named(costs))
+
+
+@click.command()
+@model_argument
+@vta_target_option
+@input_shape_option
+@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
+@calibrate_option
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs if none are given."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
+@json_flag
+def run(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    inputs: tuple[str, ...],
+    calibration: tuple[str, ...],
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Run MODEL (.onnx or .pt2) with its layers on the simulated VTA, and compare with the model in floats.
+
+    Without --calibrate the ranges of integers are chosen on the inputs themselves.
+    """
+    import time
+
+    import tvm
+    from tvm import relax
+
+    from tvm_ext.cli.run import save_arrays
+    from tvm_ext.frontend import import_model
+    from tvm_ext.inputs import random_inputs, read_inputs
+    from tvm_ext.target import native_target
+
+    with step_display(quiet=as_json) as report:
+        report("import")
+        imported = import_model(model, input_shapes=input_shapes or None)
+        arrays = read_inputs(imported.inputs, inputs) if inputs else random_inputs(imported.inputs, seed)
+        report("move to VTA")
+        samples = read_calibration(imported.inputs, calibration)
+        offloaded = _offload(imported, target, arrays if samples is None else samples, "chisel")
+        report("generate code")
+        host = native_target()
+        with host:
+            executable = tvm.compile(offloaded.mod, host, relax_pipeline="tvm_ext")
+        report("run")
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        start = time.perf_counter()
+        result = machine["main"](*(tvm.runtime.tensor(array) for array in arrays.values()))
+        seconds = time.perf_counter() - start
+        values = [result.numpy()] if hasattr(result, "numpy") else [value.numpy() for value in result]
+        report("compare")
+        parameters = [parameter.name for parameter in offloaded.floats["main"].params]
+        sample = dict(zip(parameters, arrays.values(), strict=True))
+        accuracy = offloaded.accuracy([sample], [values])
+    if output is not None:
+        save_arrays(output, dict(zip((spec.name for spec in imported.outputs), values, strict=True)))
+    steps = sum(region.steps()["gemm"] for region in offloaded.regions)
+    if as_json:
+        rows = {name: [vars(row) for row in getattr(accuracy, name)] for name in ("layers", "outputs")}
+        print_json({"seconds": seconds, "notes": offloaded.notes, "accuracy": rows, "gemm_steps": steps})
+        return
+    for note in offloaded.notes:
+        click.echo(f"{model}: {note}")
+    if not calibration:
+        click.echo("ranges chosen on the inputs themselves; give --calibrate for those of other data")
+    click.echo(f"ran in {seconds:.2f} s, {steps} steps of the matrix unit")
+    click.echo(str(accuracy))
+
+
+@click.command()
+@model_argument
+@vta_target_option
+@input_shape_option
+@calibrate_option
+@click.option(
+    "--costs", "costs_name", default="chisel", show_default=True, help="Implementation whose cycles to count."
+)
+@json_flag
+def profile(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    calibration: tuple[str, ...],
+    costs_name: str,
+    as_json: bool,
+) -> None:
+    """Count the cycles of MODEL (.onnx or .pt2) on VTA, layer by layer.
+
+    Cycles do not depend on values, so that --calibrate makes no difference but for very large biases.
+    """
+    from tvm_ext.frontend import import_model
+    from tvm_ext.inputs import random_inputs
+    from tvm_ext.vta.costs import costs_named
+    from tvm_ext.vta.profile import profile_regions
+
+    costs = costs_named(costs_name)
+    with step_display(quiet=as_json) as report:
+        report("import")
+        imported = import_model(model, input_shapes=input_shapes or None)
+        report("move to VTA")
+        samples = read_calibration(imported.inputs, calibration) or random_inputs(imported.inputs)
+        offloaded = _offload(imported, target, samples, costs_name)
+        report("count cycles")
+        found = profile_regions(offloaded.regions, costs)
+    if as_json:
+        rows = [vars(row) | {"occupancy": row.occupancy, "roofline": row.roofline} for row in found.layers]
+        print_json(
+            {
+                "costs": costs.name,
+                "clock_mhz": costs.clock_mhz,
+                "cycles": found.cycles,
+                "region_cycles": found.region_cycles,
+                "layers": rows,
+                "decisions": offloaded.decisions()["layers"],
+                "notes": offloaded.notes,
+            }
+        )
+        return
+    for note in offloaded.notes:
+        click.echo(f"{model}: {note}")
+    click.echo(str(found))
