@@ -1,0 +1,53 @@
+"""A device without hardware: memory of this process, programs on the simulator. For trying what drives a board."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tvm_ext.errors import VTADeviceError, VTAProgramError
+from tvm_ext.vta.board_device import BoardDevice
+from tvm_ext.vta.board_memory import RangeMemory
+from tvm_ext.vta.board_registers import BaseAddresses
+from tvm_ext.vta.board_relocation import relocate
+from tvm_ext.vta.config import INSTRUCTION_BYTES, VTAConfig
+from tvm_ext.vta.simulator import Simulator
+
+MEMORY_BYTES = 64 << 20
+MEMORY_ADDRESS = 0x10000000
+
+
+class SimulatedControl:
+    """Runs a stream at once, when it is started.
+
+    Parameters
+    ----------
+    config : VTAConfig
+    memory : RangeMemory
+        All that the accelerator can reach.
+    """
+
+    address_offset = 0
+
+    def __init__(self, config: VTAConfig, memory: RangeMemory) -> None:
+        self._simulator, self._memory = Simulator(config), memory
+
+    def start(self, address: int, count: int, bases: BaseAddresses) -> None:
+        """Run ``count`` instructions from a physical address; raises VTADeviceError if the simulator refuses them."""
+        memory, config = self._memory, self._simulator.config
+        start = address - memory.address
+        words = memory.contents[start : start + count * INSTRUCTION_BYTES].view(np.uint64).reshape(-1, 2)
+        try:
+            result = self._simulator.run(relocate(words, config, bases), memory.contents, memory.address)
+        except VTAProgramError as error:
+            raise VTADeviceError(f"simulated board of {config.name}: {error}") from None
+        memory.contents[:] = result.dram
+
+    def finished(self) -> bool:
+        """Tell that the stream was executed."""
+        return True
+
+
+def simulated_device(config: VTAConfig, nbytes: int = MEMORY_BYTES) -> BoardDevice:
+    """Return a device with ``nbytes`` of memory that behaves as the configuration says."""
+    memory = RangeMemory(np.zeros(nbytes, np.uint8), MEMORY_ADDRESS)
+    return BoardDevice(config, SimulatedControl(config, memory), memory)
