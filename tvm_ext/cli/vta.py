@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from tvm_ext.cli.common import json_flag, print_json
+from tvm_ext.cli.vta_board import board, serve
+from tvm_ext.cli.vta_model import profile, run
 
 config_option = click.option(
     "--config",
@@ -151,3 +153,9 @@ def lint(file: Path, config_name: str | None) -> None:
     if findings:
         raise CheckError(f"{file}: {len(findings)} places where hardware differs from the simulators")
     click.echo(f"{file}: portable")
+
+
+command.add_command(board)
+command.add_command(serve)
+command.add_command(run)
+command.add_command(profile)
