@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tvm_ext.errors import RemoteError
+from tvm_ext.errors import MissingPackageError, RemoteError
 from tvm_ext.rpc import Address, one_line
 from tvm_ext.vta.board_device import Device
 from tvm_ext.vta.board_rpc import BoardFunctions
@@ -44,6 +44,8 @@ def start_server(
     ------
     RemoteError
         If the port is taken.
+    MissingPackageError
+        If a package that TVM's RPC server needs is not installed.
     """
     from tvm import rpc
 
@@ -57,6 +59,8 @@ def start_server(
             server_init_callback=partial(_prepare, open_device, os.getpid()),
             silent=True,
         )
+    except ImportError as error:
+        raise MissingPackageError(f"TVM's RPC server needs {error.name}: pip install 'tvm-ext[tune]'") from None
     except (OSError, ValueError, RuntimeError) as error:
         raise RemoteError(
             f"cannot listen at {host}:{port}: {one_line(error)}; choose another --host or --port"
