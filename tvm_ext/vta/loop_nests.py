@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,11 @@ class LoopNest:
         out = np.arange(self.iter_out)[:, None, None, None] * np.array(self.factor_out)
         inner = np.arange(self.iter_in)[None, :, None, None] * np.array(self.factor_in)
         return (body + out + inner).reshape(-1, 3)
+
+    def moved(self, dst: int, src: int, wgt: int) -> LoopNest:
+        """Return the same loops with so much added to the indices."""
+        uops = tuple(MicroOp(uop.dst_idx + dst, uop.src_idx + src, uop.wgt_idx + wgt) for uop in self.uops)
+        return replace(self, uops=uops)
 
     def fields(self, gemm: bool) -> dict[str, Any]:
         """Fields of a GEMM or ALU instruction for the loops."""
@@ -91,12 +96,15 @@ def _fold(turns: Steps, iter_in: int, limits: tuple[int, int, int]) -> LoopNest 
         return None
     factor_in = turns[1, 0] - turns[0, 0] if iter_in > 1 else np.zeros(3, np.int64)
     factor_out = turns[iter_in, 0] - turns[0, 0] if iter_out > 1 else np.zeros(3, np.int64)
+    # Most loops that are tried fail at their last turn already, which is quick to see.
+    last = factor_out * (iter_out - 1) + factor_in * (iter_in - 1)
+    if (turns[-1, 0] - turns[0, 0] != last).any() or (turns[-1, -1] - turns[0, -1] != last).any():
+        return None
     for factor in (factor_in, factor_out):
         if (factor < 0).any() or (factor > limits).any():
             return None
     offsets = np.arange(iter_out)[:, None, None] * factor_out + np.arange(iter_in)[None, :, None] * factor_in
     offsets = offsets.reshape(-1, 1, 3)
-    # Most loops that are tried fail for the first micro-op already, which is quick to see.
     if not np.array_equal(turns[:, :1], turns[0, :1] + offsets) or not np.array_equal(turns, turns[0] + offsets):
         return None
     out, inner = (tuple(int(value) for value in factor) for factor in (factor_out, factor_in))

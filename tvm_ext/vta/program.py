@@ -73,6 +73,7 @@ class ProgramBuilder:
         self.uop_depth = min(uop_depth, config.depths["uop"])
         self._body: list[tuple[Instruction, Kernel]] = []
         self._folded: dict[bytes, list[LoopNest]] = {}
+        self._moved: dict[tuple[bytes, int, int, int], list[LoopNest]] = {}
 
     def load(
         self,
@@ -160,12 +161,19 @@ class ProgramBuilder:
         return Program(self.config, tuple(instructions), words, self.image)
 
     def _fold(self, steps: Steps, gemm: bool) -> list[LoopNest]:
-        """Fold steps into loop nests; tiles repeat them, so what was found is kept."""
+        """Fold steps into loop nests; tiles repeat them at other places, so what was found is kept."""
+        if not len(steps):
+            return []
         steps = np.ascontiguousarray(steps, np.int64)
-        key = steps.tobytes() + bytes([gemm])
+        base = steps.min(axis=0)
+        relative = steps - base
+        key = relative.tobytes() + bytes([gemm])
         if key not in self._folded:
-            self._folded[key] = compress_all(steps, factor_limits(self.config, gemm), self.uop_depth)
-        return self._folded[key]
+            self._folded[key] = compress_all(relative, factor_limits(self.config, gemm), self.uop_depth)
+        moved = (key, *base.tolist())
+        if moved not in self._moved:
+            self._moved[moved] = [nest.moved(*base.tolist()) for nest in self._folded[key]]
+        return self._moved[moved]
 
     def _size(self, memory_type: MemoryType) -> int:
         config = self.config

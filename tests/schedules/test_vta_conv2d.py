@@ -1,0 +1,97 @@
+"""Convolutions scheduled for VTA: the simulator computes what TVM computes on the CPU, whatever the knobs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.vta.scheduled_functions import findings, on_cpu, on_vta, random_arguments
+from tvm_ext.schedules.vta_conv2d import ORDERS, Conv2d, ConvKnobs
+from tvm_ext.vta.compute import Epilogue, conv2d, matmul
+from tvm_ext.vta.config import config_of_target
+from tvm_ext.vta.isa import Gemm
+
+TARGETS = ["vta-1x16x16", "vta-2x16x16", "vta-4x8x8"]
+
+
+@st.composite
+def epilogues(draw: st.DrawFn) -> Epilogue:
+    return Epilogue(
+        shift=draw(st.integers(0, 20)),
+        low=draw(st.sampled_from([-128, 0])),
+        high=draw(st.integers(1, 127)),
+        bias=draw(st.sampled_from(["none", "accumulators", "weights"])),
+        residual=draw(st.booleans()),
+        rounding=draw(st.sampled_from([0, 128])),
+    )
+
+
+def check_convolution(data: st.DataObject) -> None:
+    draw = data.draw
+    target = tvm.target.Target(f"tvm-ext/{draw(st.sampled_from(TARGETS))}")
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    stride = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    padding = tuple(draw(st.integers(0, extent - 1)) for extent in kernel)
+    shape = (draw(st.integers(1, 2)), draw(st.integers(1, 4)), *(draw(st.integers(extent, 9)) for extent in kernel))
+    outputs = draw(st.integers(1, 4))
+    config = config_of_target(target)
+    func = conv2d(config, shape, (outputs, *kernel), stride, padding, draw(epilogues()))
+    knobs = ConvKnobs(*(draw(st.integers(1, 4)) for _ in range(5)), draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+    rule = Conv2d(draw(st.sampled_from(list(ORDERS))), draw(st.none() | st.just(knobs)))
+    schedule = rule.apply(func, target)
+    assert schedule is not None
+    arguments = random_arguments(func, np.random.default_rng(draw(st.integers(0, 999))))
+    found, _ = on_vta(schedule.mod["main"], arguments, config)
+    np.testing.assert_array_equal(found, on_cpu(func, arguments))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_any_convolution_with_any_knobs(data: st.DataObject) -> None:
+    check_convolution(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_many_convolutions_with_any_knobs(data: st.DataObject) -> None:
+    check_convolution(data)
+
+
+@pytest.mark.parametrize("knobs", [None, ConvKnobs(1, 1, 7, 7, 2, 2, 2), ConvKnobs(1, 4, 2, 14, 1)])
+def test_programs_stay_in_the_portable_subset(knobs: ConvKnobs | None) -> None:
+    target = tvm.target.Target("tvm-ext/vta-1x16x16")
+    config = config_of_target(target)
+    func = conv2d(config, (1, 4, 14, 14), (4, 3, 3), 1, 1, Epilogue(17, 0, 127, "weights", residual=True))
+    schedule = Conv2d(knobs=knobs).apply(func, target)
+    assert schedule is not None
+    arguments = random_arguments(func, np.random.default_rng(0))
+    found, program = on_vta(schedule.mod["main"], arguments, config)
+    np.testing.assert_array_equal(found, on_cpu(func, arguments))
+    assert findings(program) == []
+
+
+def test_sums_of_products_need_no_operation() -> None:
+    """Bias and residual are accumulated on top of the convolution: as many steps more as there are outputs, no ALU."""
+    target = tvm.target.Target("tvm-ext/vta-1x16x16")
+    config = config_of_target(target)
+    steps = []
+    for epilogue in (Epilogue(8, 0, 127), Epilogue(8, 0, 127, "weights", residual=True)):
+        func = conv2d(config, (1, 2, 6, 6), (2, 3, 3), 1, 1, epilogue)
+        schedule = Conv2d().apply(func, target)
+        assert schedule is not None
+        _, program = on_vta(schedule.mod["main"], random_arguments(func, np.random.default_rng(0)), config)
+        products = [x for x in program.instructions if isinstance(x, Gemm)]
+        counts = [(x.uop_end - x.uop_bgn) * x.iter_in * x.iter_out for x in products]
+        resets = sum(count for x, count in zip(products, counts, strict=True) if x.reset_reg)
+        assert resets == 72
+        steps.append(sum(counts) - resets)
+    assert steps == [72 * 18, 72 * 20]
+
+
+def test_what_is_no_convolution_is_declined() -> None:
+    target = tvm.target.Target("tvm-ext/vta-1x16x16")
+    assert Conv2d().apply(matmul(config_of_target(target), 2, 2, 2), target) is None

@@ -1,0 +1,430 @@
+"""Code generation: a scheduled PrimFunc becomes the loads, products, ALU operations and stores of a program.
+
+The loops around the blocks are run here, once for each turn; virtual threads take turns block by block, so that one
+loads while the other multiplies. What a block does in one turn is evaluated with numpy: a load or store becomes
+two-dimensional transfers, a product or an ALU operation a list of steps, which the program builder folds into loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
+
+from tvm_ext.errors import VTAProgramError
+from tvm_ext.vta.config import VTAConfig
+from tvm_ext.vta.isa import AluOpcode, MemoryType
+from tvm_ext.vta.memory import MemoryImage
+from tvm_ext.vta.placement import Place, Tile, place_tiles
+from tvm_ext.vta.program import Program, ProgramBuilder
+from tvm_ext.vta.scheduled import (
+    Access,
+    BufferInfo,
+    Group,
+    Kind,
+    Loop,
+    Nest,
+    Node,
+    Operation,
+    Scheduled,
+    Scope,
+    read_scheduled,
+)
+from tvm_ext.vta.storage import Storage, share_storage
+from tvm_ext.vta.transfers import ANYTHING, ZERO, Transfer, find_transfers
+
+_MEMORY_TYPE = {"inp": MemoryType.INP, "wgt": MemoryType.WGT, "acc": MemoryType.ACC}
+Table = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one block does in one turn of the loops around it; indices count from the start of the tiles.
+
+    Attributes
+    ----------
+    nest : Nest
+    tiles : tuple of int
+        Numbers of the tiles: the target's, then those of the sources; -1 for DRAM.
+    transfers : tuple of Transfer
+        Of a load or store.
+    steps : Table
+        Of GEMM [steps, 3], of ALU and resets [steps, 2]: indices in the tiles.
+    operation : Operation or None
+        Of ALU.
+    """
+
+    nest: Nest
+    tiles: tuple[int, ...]
+    transfers: tuple[Transfer, ...] = ()
+    steps: Table = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    operation: Operation | None = None
+
+
+@dataclass
+class Plan:
+    """A function unrolled into blocks, and the tiles they work on.
+
+    Attributes
+    ----------
+    parameters : list of BufferInfo
+    blocks : list of Block
+    tiles : list of Tile
+    places : list of Place
+    """
+
+    parameters: list[BufferInfo]
+    blocks: list[Block]
+    tiles: list[Tile]
+    places: list[Place]
+
+
+def generate(func: tirx.PrimFunc, builder: ProgramBuilder, buffers: Sequence[str], turns: int = 2) -> Plan:
+    """Add what a scheduled function does to a program.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        Scheduled: its buffers have the scopes ``local.vta_inp``, ``local.vta_wgt`` and ``local.vta_acc``, every shape
+        is known.
+    builder : ProgramBuilder
+    buffers : sequence of str
+        Regions of the builder's image, one for each parameter.
+    turns : int
+        Places on the chip that the tiles of one buffer take turns on.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    VTAProgramError
+        If a block is nothing that VTA can run, or a tile does not fit its memory; the message names block and buffer.
+    """
+    plan = plan_program(func, builder.config, turns)
+    if len(buffers) != len(plan.parameters):
+        raise VTAProgramError(
+            f"the function has {len(plan.parameters)} parameters, but {len(buffers)} buffers are given"
+        )
+    names = dict(zip(plan.parameters, buffers, strict=True))
+    _check_regions(names, builder)
+    emit(plan, builder, names)
+    return plan
+
+
+def compile_program(
+    func: tirx.PrimFunc, config: VTAConfig, values: Sequence[NDArray | None], turns: int = 2
+) -> Program:
+    """Make a program of a scheduled function alone.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    config : VTAConfig
+    values : sequence of array or None
+        Contents of each parameter; None where they come later, or are the result. Buffers have the parameters' names.
+
+    Raises
+    ------
+    VTAProgramError
+        As :func:`generate`.
+    """
+    image = MemoryImage()
+    names = []
+    for parameter, value in zip(func.params, values, strict=True):
+        nbytes = int(np.prod([int(extent) for extent in parameter.shape])) * np.dtype(str(parameter.dtype)).itemsize
+        names.append(str(parameter.name))
+        image.allocate(names[-1], nbytes if value is None else value)
+    builder = ProgramBuilder(config, image)
+    generate(func, builder, names, turns)
+    return builder.build()
+
+
+def plan_program(func: tirx.PrimFunc, config: VTAConfig, turns: int = 2) -> Plan:
+    """Unroll a scheduled function and place its tiles.
+
+    Raises
+    ------
+    VTAProgramError
+        As :func:`generate`.
+    """
+    scheduled = read_scheduled(func, config)
+    walker = _Walker(scheduled, share_storage(scheduled))
+    walker.walk(scheduled.body, [_Thread({}, {})])
+    tiles = walker.finish()
+    sizes = {"inp": config.inp_bytes, "wgt": config.wgt_bytes, "acc": config.acc_bytes}
+    depths = {memory: config.depths[memory] for memory in sizes}
+    return Plan(scheduled.parameters, walker.blocks, tiles, place_tiles(tiles, depths, sizes, turns))
+
+
+@dataclass
+class _Thread:
+    """One virtual thread: its loop variables, and the tiles of the buffers that are alive."""
+
+    variables: dict[int, Any]
+    tiles: dict[BufferInfo, int]
+
+
+@dataclass
+class _TileUse:
+    """What is known of a tile while the blocks are listed."""
+
+    buffer: BufferInfo
+    block: str = ""
+    first: int = -1
+    last: int = -1
+    loads: list[Any] = field(default_factory=list)
+    changed: bool = False
+    problem: VTAProgramError | None = None
+
+
+class _Walker:
+    """Runs the loops around the blocks."""
+
+    def __init__(self, scheduled: Scheduled, storage: Storage) -> None:
+        self.storage = storage
+        self.blocks: list[Block] = []
+        self.uses: list[_TileUse] = []
+        self._tables: dict[Any, Any] = {}
+        # What shares a place lives as long as the longest of them.
+        self._shapes = {
+            storage.find(nest.target.buffer): nest.target.buffer for nest in scheduled.nests if nest.target.buffer.size
+        }
+
+    def walk(self, node: Node, threads: list[_Thread]) -> None:
+        """Run a node in all threads, each block in one after the other."""
+        if isinstance(node, Group):
+            for part in node.body:
+                self.walk(part, threads)
+        elif isinstance(node, Scope):
+            inner = []
+            for thread in threads:
+                tiles = dict(thread.tiles)
+                for buffer in node.buffers:
+                    root = self.storage.find(buffer)
+                    if root not in tiles:
+                        tiles[root] = len(self.uses)
+                        self.uses.append(_TileUse(root))
+                inner.append(_Thread(dict(thread.variables), tiles))
+            self.walk(node.body, inner)
+        elif isinstance(node, Loop):
+            extent = {int(node.extent(thread.variables)) for thread in threads}
+            if len(extent) != 1:
+                raise VTAProgramError("virtual threads run loops of different lengths; choose tiles that divide")
+            turns = range(extent.pop())
+            if node.is_virtual:
+                inner = [
+                    _Thread({**thread.variables, node.variable: turn}, dict(thread.tiles))
+                    for thread in threads
+                    for turn in turns
+                ]
+                self.walk(node.body, inner)
+            else:
+                for turn in turns:
+                    for thread in threads:
+                        thread.variables[node.variable] = turn
+                    self.walk(node.body, threads)
+        else:
+            for thread in threads:
+                self._run(node, thread)
+
+    def _run(self, nest: Nest, thread: _Thread) -> None:
+        if nest in self.storage.skipped:
+            return
+        key = (nest, *(thread.variables[number] for number in sorted(nest.outer)))
+        found = self._tables.get(key)
+        if found is None:
+            found = self._tables[key] = self._evaluate(nest, thread)
+        if isinstance(found, VTAProgramError):
+            self.uses[self._tile(nest.target, thread)].problem = found
+            return
+        if nest.kind in (Kind.LOAD, Kind.STORE):
+            if found:
+                self._append(Block(nest, self._tiles(nest, thread), found))
+            return
+        tables: list[tuple[Operation | None, Table]] = found
+        for operation, steps in tables:
+            if len(steps):
+                tiles = self._tiles(nest, thread)
+                if operation is not None and isinstance(operation.right, Access):
+                    tiles = (tiles[0], self._tile(operation.right, thread))
+                elif operation is not None:
+                    tiles = (tiles[0], tiles[0])
+                self._append(Block(nest, tiles, (), steps, operation))
+
+    def _tiles(self, nest: Nest, thread: _Thread) -> tuple[int, ...]:
+        return tuple(self._tile(access, thread) for access in (nest.target, *nest.sources))
+
+    def _tile(self, access: Access, thread: _Thread) -> int:
+        if access.buffer.memory == "dram":
+            return -1
+        return thread.tiles[self.storage.find(access.buffer)]
+
+    def _append(self, block: Block) -> None:
+        number = len(self.blocks)
+        self.blocks.append(block)
+        for position, tile in enumerate(block.tiles):
+            if tile < 0:
+                continue
+            use = self.uses[tile]
+            if use.first < 0:
+                use.first, use.block = number, block.nest.block
+            use.last = number
+            if position == 0 and block.nest.kind == Kind.LOAD:
+                # Loads after the first use of what was loaded before would change it under its readers.
+                use.changed |= bool(use.loads) and use.last != use.first and self._was_read(tile, use)
+                use.loads.append((block.nest.sources[0].buffer, block.transfers))
+            elif position == 0 and block.nest.kind != Kind.STORE:
+                use.changed = True
+
+    def _was_read(self, tile: int, use: _TileUse) -> bool:
+        return any(tile in block.tiles[1:] for block in self.blocks[use.first : len(self.blocks)])
+
+    def finish(self) -> list[Tile]:
+        """List the tiles; those that nothing reads, as those of threads beyond the end, have no elements.
+
+        Raises
+        ------
+        VTAProgramError
+            If something is read that cannot be loaded.
+        """
+        found = []
+        groups = {buffer: number for number, buffer in enumerate(dict.fromkeys(use.buffer for use in self.uses))}
+        read = {tile for block in self.blocks for tile in block.tiles[1:]}
+        for number, use in enumerate(self.uses):
+            if number in read and use.problem is not None:
+                raise use.problem
+            contents = None if use.changed or not use.loads else tuple(use.loads)
+            name = f"block {use.block!r}, buffer {use.buffer.name}"
+            size = use.buffer.size if number in read else 0
+            found.append(Tile(name, use.buffer.memory, size, use.first, use.last, contents, group=groups[use.buffer]))
+        return found
+
+    def _evaluate(self, nest: Nest, thread: _Thread) -> Any:
+        """Evaluate the indices of a nest for the variables of the loops around it."""
+        extents = [int(extent(thread.variables)) for _, extent in nest.loops]
+        grid = np.ogrid[tuple(slice(extent) for extent in extents)] if extents else []
+        environment = {**thread.variables}
+        for (variable, _), values in zip(nest.loops, grid, strict=True):
+            environment[variable] = values
+        shape = tuple(extents)
+
+        def table(function: Any) -> NDArray:
+            return np.broadcast_to(np.asarray(function(environment)), shape)
+
+        keep = np.ones(shape, bool)
+        for condition in nest.conditions:
+            keep = keep & table(condition)
+        target = table(nest.target.element)
+        if nest.kind in (Kind.LOAD, Kind.STORE):
+            source = table(nest.sources[0].element)
+            return self._transfers(nest, target, source, keep, environment, shape)
+        if nest.kind == Kind.GEMM:
+            inp, wgt = (table(access.element) for access in nest.sources)
+            return [(None, _ordered(nest, environment, (target, inp, wgt), keep))]
+        steps = np.stack([target[keep], target[keep]], axis=-1).reshape(-1, 2)
+        if nest.kind == Kind.RESET:
+            return [(None, steps), *((operation, steps) for operation in nest.operations)]
+        found = []
+        for operation in self.storage.operations[nest]:
+            right = target if not isinstance(operation.right, Access) else table(operation.right.element)
+            found.append((operation, np.stack([target[keep], right[keep]], axis=-1).reshape(-1, 2)))
+        return found
+
+    def _transfers(
+        self, nest: Nest, target: NDArray, source: NDArray, keep: NDArray, environment: Any, shape: tuple[int, ...]
+    ) -> tuple[Transfer, ...] | VTAProgramError:
+        on_chip = nest.target if nest.kind == Kind.LOAD else nest.sources[0]
+        sram, dram = (target, source) if nest.kind == Kind.LOAD else (source, target)
+        if nest.inside is not None:
+            inside = np.broadcast_to(np.asarray(nest.inside(environment)), shape)
+            dram = np.where(inside, dram, ZERO)
+        dram = np.where(keep, dram, ANYTHING)
+        buffer = on_chip.buffer
+        try:
+            return tuple(find_transfers(sram.ravel(), dram.ravel(), buffer.plane, buffer.memory == "inp"))
+        except VTAProgramError as error:
+            problem = VTAProgramError(f"block {nest.block!r}, buffer {buffer.name}: {error}")
+            if nest.kind == Kind.LOAD:
+                return problem  # an error only if what should be loaded is used
+            raise problem from None
+
+
+def _ordered(nest: Nest, environment: Any, parts: tuple[NDArray, ...], keep: NDArray) -> Table:
+    """List the steps of a product in the order of its loops.
+
+    A step must not accumulate into what one of the two before it wrote, as some hardware has not finished by then.
+    Where the loops do that, those over which is summed become the outer ones.
+    """
+
+    def listed(axes: Sequence[int]) -> Table:
+        return np.stack([part.transpose(axes)[keep.transpose(axes)] for part in parts], axis=-1).reshape(-1, 3)
+
+    axes = range(keep.ndim)
+    steps = listed(list(axes))
+    dst = steps[:, 0]
+    if len(dst) > 2 and ((dst[1:] == dst[:-1]).any() or (dst[2:] == dst[:-2]).any()):
+        walks = [len(np.unique(np.take(parts[0], 0, axis))) != len(np.unique(parts[0])) for axis in axes]
+        summed = [axis for axis in axes if not walks[axis]]
+        steps = listed([*summed, *(axis for axis in axes if walks[axis])])
+    return steps
+
+
+def emit(plan: Plan, builder: ProgramBuilder, names: dict[BufferInfo, str]) -> None:
+    """Hand the blocks of a plan to the builder, addresses filled in."""
+    for block in plan.blocks:
+        kind = block.nest.kind
+        bases = [plan.places[tile].base if tile >= 0 else 0 for tile in block.tiles]
+        if kind == Kind.LOAD:
+            if plan.places[block.tiles[0]].is_loaded:
+                continue
+            source = block.nest.sources[0].buffer
+            memory_type = _MEMORY_TYPE[block.nest.target.buffer.memory]
+            if memory_type == MemoryType.ACC and source.dtype == "int8":
+                memory_type = MemoryType.ACC_8BIT
+            for part in block.transfers:
+                builder.load(
+                    memory_type, names[source], part.dram, bases[0] + part.sram, part.columns, part.rows, part.stride,
+                    part.pads,
+                )  # fmt: skip
+        elif kind == Kind.STORE:
+            for part in block.transfers:
+                name = names[block.nest.target.buffer]
+                builder.store(name, part.dram, bases[1] + part.sram, part.columns, part.rows, part.stride)
+        elif kind == Kind.GEMM:
+            builder.gemm(block.steps + np.array(bases))
+        elif block.operation is None:
+            steps = np.zeros((len(block.steps), 3), np.int64)
+            steps[:, 0] = block.steps[:, 0] + bases[0]
+            builder.gemm(steps, reset=True)
+        else:
+            _emit_alu(block, block.operation, bases, builder)
+
+
+def _emit_alu(block: Block, operation: Operation, bases: Sequence[int], builder: ProgramBuilder) -> None:
+    if isinstance(operation.right, Access):
+        builder.alu(operation.opcode, block.steps + np.array(bases))
+        return
+    immediate = operation.right
+    if not -(1 << 15) <= immediate < 1 << 15:
+        raise VTAProgramError(
+            f"block {block.nest.block!r}: the number {immediate} does not fit the 16 bits of an ALU instruction; "
+            "pass it as a tensor"
+        )
+    builder.alu(AluOpcode(operation.opcode), block.steps[:, :1] + bases[0], immediate)
+
+
+def _check_regions(names: dict[BufferInfo, str], builder: ProgramBuilder) -> None:
+    for buffer, name in names.items():
+        region = builder.image.regions.get(name)
+        if region is None:
+            known = ", ".join(builder.image.regions) or "none"
+            raise VTAProgramError(f"parameter {buffer.name}: the memory image has no buffer {name!r}; it has {known}")
+        nbytes = buffer.size * buffer.lanes[0] * buffer.lanes[1] * np.dtype(buffer.dtype).itemsize
+        if region.nbytes < nbytes:
+            raise VTAProgramError(f"parameter {buffer.name} has {nbytes} bytes, buffer {name!r} only {region.nbytes}")
