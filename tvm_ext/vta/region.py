@@ -157,7 +157,7 @@ def build_region(
     VTAProgramError
         If VTA cannot run a layer; the message names it.
     GraphError
-        If a layer reads a tensor that nothing gives.
+        If a layer reads a tensor that nothing gives, or nothing reads an input.
     """
     shapes: dict[str, Shape] = {}
     for integer in layers:
@@ -166,6 +166,9 @@ def build_region(
             shapes.setdefault(name, shape)
         shapes[layer.name] = layer.out_shape
     image = MemoryImage()
+    for name in inputs:
+        if name not in shapes:
+            raise GraphError(f"no layer of the region reads {name!r}")
     for name in [*inputs, *(integer.layer.name for integer in layers)]:
         image.allocate(name, int(np.prod(packed_shape(shapes[name], config))))
     builder = ProgramBuilder(config, image)

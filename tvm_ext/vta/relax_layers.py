@@ -71,11 +71,6 @@ def matrix_form(shape: tuple[int, ...], batch: int) -> Shape:
     return (rows, shape[-1], 1, 1) if rows <= batch else (batch, shape[-1], 1, -(-rows // batch))
 
 
-def tensor_form(shape: tuple[int, ...], batch: int) -> Shape:
-    """Return (N, C, H, W) of a tensor of the model."""
-    return (shape[0], shape[1], shape[2], shape[3]) if len(shape) == 4 else matrix_form(shape, batch)
-
-
 def bindings_of(function: relax.Function) -> list[relax.VarBinding]:
     """Return the bindings of a function that is one dataflow block; of any other none."""
     body = function.body
