@@ -104,6 +104,10 @@ class _Rewriter:
         self._cache: dict[Any, tuple[Simplified, Terms]] = {}
         self._builder = relax.BlockBuilder()
         self._lower_bounds: dict[Any, float] = {}
+        self._shapes: dict[Any, tuple[int, ...] | None] = {}
+        # Parts in which nothing was gained, by their variables and how often each of these was bound anew.
+        self._settled: set[tuple[Any, ...]] = set()
+        self._bound: Counter[Any] = Counter()
 
     def function(self, func: Any) -> Any:
         """Rewrite until nothing changes, a few rounds at most."""
@@ -155,9 +159,15 @@ class _Rewriter:
                 continue
             bindings: list[Any] = []
             for part in _parts(block.bindings, cut):
-                replaced = self._part(part, uses)
-                gained = gained or replaced is not None
-                bindings += part if replaced is None else replaced
+                state = tuple((binding.var, self._bound[binding.var]) for binding in part)
+                replaced = None if state in self._settled else self._part(part, uses)
+                if replaced is None:
+                    self._settled.add(state)
+                    bindings += part
+                else:
+                    gained = True
+                    self._bound.update(binding.var for binding in replaced)
+                    bindings += replaced
             blocks.append(relax.DataflowBlock(bindings))
         return _with_blocks(func, blocks) if gained else func
 
@@ -165,7 +175,7 @@ class _Rewriter:
         """Search a part; gives its new bindings, or None where nothing is gained."""
         if len(bindings) < 2 and not _is_foldable(bindings):
             return None
-        reader = PartReader(uses, self._lower_bounds)
+        reader = PartReader(uses, self._lower_bounds, self._shapes)
         for binding in bindings:
             if not reader.read(binding):
                 return None
@@ -195,6 +205,10 @@ def _uses(func: Any) -> Counter[Any]:
 
 
 def _variables(value: Any) -> list[Any]:
+    if isinstance(value, tvm.ir.Call):
+        arguments = list(value.args)
+        if all(isinstance(argument, relax.Var | tvm.ir.GenericConst | relax.ShapeExpr) for argument in arguments):
+            return [argument for argument in arguments if not isinstance(argument, relax.ShapeExpr)]
     found: list[Any] = []
     relax.analysis.post_order_visit(
         value, lambda node: found.append(node) if isinstance(node, relax.Var | tvm.ir.GenericConst) else None
@@ -239,8 +253,9 @@ def _signature(roots: Sequence[Term]) -> tuple[Any, ...]:
 
 def _centred(constant: Any) -> Any:
     value = constant.value.numpy()
-    mean = value.mean(axis=-1, keepdims=True, dtype="float64").astype(value.dtype)
-    return relax.const(value - mean, str(value.dtype))
+    centred = value - value.mean(axis=-1, keepdims=True)
+    centred -= centred.mean(axis=-1, keepdims=True)  # what rounding left of the mean
+    return relax.const(centred, str(value.dtype))
 
 
 def _call_like(call: Any, arguments: list[Any]) -> Any:

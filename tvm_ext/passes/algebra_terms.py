@@ -67,6 +67,8 @@ class PartReader:
         How often each variable and constant of the function is read.
     lower_bounds : dict
         What is known of constants; filled in.
+    shapes : dict, optional
+        Shapes of variables and constants, None where they are not known; filled in, for readers of other parts.
 
     Attributes
     ----------
@@ -78,19 +80,25 @@ class PartReader:
         Variable or constant behind each input of the terms, by name.
     """
 
-    def __init__(self, uses: Counter[Any], lower_bounds: dict[Any, float]) -> None:
+    def __init__(
+        self,
+        uses: Counter[Any],
+        lower_bounds: dict[Any, float],
+        shapes: dict[Any, tuple[int, ...] | None] | None = None,
+    ) -> None:
         self.terms = Terms()
         self.terms_of: dict[Any, Term] = {}
         self.sources: dict[str, Any] = {}
         self._uses = uses
         self._lower_bounds = lower_bounds  # of constants, found once
+        self._shapes = {} if shapes is None else shapes
 
     def read(self, binding: Any) -> bool:
         """Read one binding; False when it has no meaning in terms."""
-        shape = _static_shape(binding.var)
+        shape = self._shape(binding.var)
         if shape is None or not is_known(binding):
             return False
-        dtypes = {str(argument.ty.dtype) for argument in binding.value.args if _static_shape(argument) is not None}
+        dtypes = {str(argument.ty.dtype) for argument in binding.value.args if self._shape(argument) is not None}
         if dtypes != {str(binding.var.ty.dtype)}:
             return False
         try:
@@ -131,10 +139,17 @@ class PartReader:
             return None if window is None else make("conv", *found, window=window)
         return make("matmul", *found)
 
+    def _shape(self, expression: Any) -> tuple[int, ...] | None:
+        if not isinstance(expression, relax.Var | tvm.ir.GenericConst):
+            return _static_shape(expression)
+        if expression not in self._shapes:
+            self._shapes[expression] = _static_shape(expression)
+        return self._shapes[expression]
+
     def _operand(self, argument: Any) -> Term | None:
         if argument in self.terms_of:
             return self.terms_of[argument]
-        shape = _static_shape(argument)
+        shape = self._shape(argument)
         if shape is None:
             return None
         name = f"x{len(self.sources)}"
