@@ -86,9 +86,9 @@ def compare_layers(
     ----------
     network : IntegerNetwork
     expected : mapping
-        Tensor to floats, (N, C, H, W).
+        Tensor to floats.
     found : mapping
-        Tensor to int8, (N, C, H, W).
+        Tensor to int8, of the same shape.
     """
     rows = []
     for integer in network.layers:

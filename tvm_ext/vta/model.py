@@ -118,8 +118,8 @@ class VTAModel:
         """
         outputs, tensors = self.observed.run(samples[0])
         integers = self.run_regions(tensors)
-        forms = {name: to_form(tensors[name], array.shape) for name, array in integers.items()}
-        layers = compare_layers(self.network, forms, integers)
+        shaped = {name: from_form(array, tensors[name].shape) for name, array in integers.items()}
+        layers = compare_layers(self.network, tensors, shaped)
         if found is None:
             return AccuracyReport(layers, ())
         expected = [outputs, *(self.observed.run(sample)[0] for sample in samples[1:])]
@@ -393,6 +393,14 @@ def to_form(values: NDArray, form: tuple[int, ...]) -> NDArray:
     rows = values.reshape(-1, channels)
     filled = np.pad(rows, ((0, n * width - len(rows)), (0, 0)))
     return filled.reshape(width, n, channels, 1).transpose(1, 2, 3, 0)
+
+
+def from_form(values: NDArray, shape: tuple[int, ...]) -> NDArray:
+    """Undo :func:`to_form`."""
+    if len(shape) == 4:
+        return values
+    rows = values.transpose(3, 0, 1, 2).reshape(-1, shape[-1])
+    return rows[: int(np.prod(shape[:-1]))].reshape(shape)
 
 
 def _variables_of(expr: Any) -> list[relax.Var]:
