@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -244,8 +245,12 @@ class _Walker:
             self.uses[self._tile(nest.target, thread)].problem = found
             return
         if nest.kind in (Kind.LOAD, Kind.STORE):
-            if found:
-                self._append(Block(nest, self._tiles(nest, thread), found))
+            transfers = found[0]
+            if transfers and nest.moving is not None:
+                distance = self._first(nest, thread) - found[1]
+                transfers = tuple(part.moved(distance) for part in transfers) if distance else transfers
+            if transfers:
+                self._append(Block(nest, self._tiles(nest, thread), transfers))
             return
         tables: list[tuple[Operation | None, Table]] = found
         for operation, steps in tables:
@@ -256,6 +261,11 @@ class _Walker:
                 elif operation is not None:
                     tiles = (tiles[0], tiles[0])
                 self._append(Block(nest, tiles, (), steps, operation))
+
+    def _first(self, nest: Nest, thread: _Thread) -> int:
+        """Element of DRAM that the first turn of the loops of a load or store touches."""
+        access = nest.target if nest.moving is None else nest.moving
+        return int(access.element({**thread.variables, **dict.fromkeys((number for number, _ in nest.loops), 0)}))
 
     def _tiles(self, nest: Nest, thread: _Thread) -> tuple[int, ...]:
         return tuple(self._tile(access, thread) for access in (nest.target, *nest.sources))
@@ -308,7 +318,7 @@ class _Walker:
     def _evaluate(self, nest: Nest, thread: _Thread) -> Any:
         """Evaluate the indices of a nest for the variables of the loops around it."""
         extents = [int(extent(thread.variables)) for _, extent in nest.loops]
-        grid = np.ogrid[tuple(slice(extent) for extent in extents)] if extents else []
+        grid = _grid(tuple(extents))
         environment = {**thread.variables}
         for (variable, _), values in zip(nest.loops, grid, strict=True):
             environment[variable] = values
@@ -323,7 +333,8 @@ class _Walker:
         target = table(nest.target.element)
         if nest.kind in (Kind.LOAD, Kind.STORE):
             source = table(nest.sources[0].element)
-            return self._transfers(nest, target, source, keep, environment, shape)
+            transfers = self._transfers(nest, target, source, keep, environment, shape)
+            return transfers if isinstance(transfers, VTAProgramError) else (transfers, self._first(nest, thread))
         if nest.kind == Kind.GEMM:
             inp, wgt = (table(access.element) for access in nest.sources)
             return [(None, _ordered(nest, environment, (target, inp, wgt), keep))]
@@ -353,6 +364,11 @@ class _Walker:
             if nest.kind == Kind.LOAD:
                 return problem  # an error only if what should be loaded is used
             raise problem from None
+
+
+@lru_cache(maxsize=1024)
+def _grid(extents: tuple[int, ...]) -> tuple[NDArray, ...]:
+    return tuple(np.ogrid[tuple(slice(extent) for extent in extents)]) if extents else ()
 
 
 def _ordered(nest: Nest, environment: Any, parts: tuple[NDArray, ...], keep: NDArray) -> Table:

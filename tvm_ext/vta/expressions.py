@@ -42,6 +42,15 @@ class Variables:
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
+        self._zero: set[Any] = set()
+
+    def set_zero(self, variable: Any) -> None:
+        """Note that a variable is always zero: that of a loop of one turn."""
+        self._zero.add(variable)
+
+    def is_zero(self, variable: Any) -> bool:
+        """Whether a variable is always zero."""
+        return variable in self._zero
 
     def number(self, variable: Any) -> int:
         """Return the number of a variable, a new one if it is not known."""
@@ -67,6 +76,8 @@ def compile_expression(expression: Any, variables: Variables, used: set[int]) ->
         value = int(expression)
         return lambda environment: value
     if isinstance(expression, tirx.Var):
+        if variables.is_zero(expression):
+            return lambda environment: 0
         number = variables.number(expression)
         used.add(number)
         return lambda environment: environment[number]
@@ -85,6 +96,18 @@ def compile_expression(expression: Any, variables: Variables, used: set[int]) ->
     raise VTAProgramError(
         f"the index {expression} is not arithmetic on loop variables; VTA needs addresses that are known beforehand"
     )
+
+
+def is_linear(expression: Any) -> bool:
+    """Whether an expression is a sum of loop variables times constants."""
+    if isinstance(expression, prim.IntImm | tirx.Var):
+        return True
+    if isinstance(expression, prim.Add | prim.Sub):
+        return is_linear(expression.a) and is_linear(expression.b)
+    if isinstance(expression, prim.Mul):
+        factors = (expression.a, expression.b)
+        return any(isinstance(factor, prim.IntImm) for factor in factors) and all(map(is_linear, factors))
+    return False
 
 
 def is_call(expression: Any, name: str) -> bool:

@@ -21,9 +21,9 @@ from tvm.s_tir import SBlockRealize
 from tvm.s_tir import transform as s_tir_transform
 
 from tvm_ext.errors import VTAProgramError
-from tvm_ext.schedules.vta_common import SCOPES, VIRTUAL_THREADS
+from tvm_ext.schedules.vta_common import LANES, SCOPES, VIRTUAL_THREADS
 from tvm_ext.vta.config import VTAConfig
-from tvm_ext.vta.expressions import Function, Variables, compile_expression, constant, is_call
+from tvm_ext.vta.expressions import Function, Variables, compile_expression, constant, is_call, is_linear
 from tvm_ext.vta.isa import AluOpcode
 
 _MEMORY_OF_SCOPE = {scope: memory for memory, scope in SCOPES.items()}
@@ -107,6 +107,8 @@ class Nest:
         Where a load reads; elsewhere it gets zeros.
     outer : set of int
         Variables of loops further out that matter.
+    moving : Access or None
+        Of a load or store that is the same, but for a distance in DRAM, for all other variables: the access to DRAM.
     """
 
     block: str
@@ -118,6 +120,7 @@ class Nest:
     conditions: list[Function] = field(default_factory=list)
     inside: Function | None = None
     outer: set[int] = field(default_factory=set)
+    moving: Access | None = None
 
 
 @dataclass(eq=False)
@@ -178,6 +181,7 @@ def read_scheduled(func: tirx.PrimFunc, config: VTAConfig) -> Scheduled:
         s_tir_transform.PlanAndUpdateBufferAllocationLocation(),
         s_tir_transform.ConvertBlocksToOpaque(),
         s_tir_transform.CompactBufferAllocation(),
+        tirx.transform.StmtSimplify(),
     ):
         module = lower(module)
     return _Reader(config).read(module["main"])
@@ -268,6 +272,9 @@ class _Reader:
         variable = self.variables.number(loop.loop_var)
         if constant(loop.min) != 0:
             raise VTAProgramError(f"block {block!r}: loop {loop.loop_var.name} does not begin at 0")
+        if constant(loop.extent) == 1:
+            self.variables.set_zero(loop.loop_var)
+            return self._node(loop.body, block)
         body = self._node(loop.body, block)
         is_virtual = VIRTUAL_THREADS in loop.annotations
         if isinstance(body, Nest) and not is_virtual:
@@ -306,9 +313,10 @@ class _Reader:
         return Access(info, element, tuple(indices), (self._lane(indices[-2], block), self._lane(indices[-1], block)))
 
     def _lane(self, index: Any, block: str) -> int | None:
-        if isinstance(index, tirx.Var):
+        is_zero = isinstance(index, tirx.Var) and self.variables.is_zero(index)
+        if isinstance(index, tirx.Var) and not is_zero:
             return self.variables.number(index)
-        if constant(index) == 0:
+        if is_zero or constant(index) == 0:
             return None
         raise VTAProgramError(
             f"block {block!r}: index {index} in the last two axes; a block works on whole elements of VTA"
@@ -316,12 +324,14 @@ class _Reader:
 
     def _nest(self, store: Any, block: str) -> Nest:
         used: set[int] = set()
-        target = self._access(store.buffer, list(store.indices), used, block)
-        memory, value = target.buffer.memory, store.value
+        info, value = self._buffer(store.buffer), store.value
+        linear = info.memory == "dram" and all(is_linear(index) for index in store.indices[:-LANES])
+        target = self._access(store.buffer, list(store.indices), set() if linear else used, block)
+        memory = info.memory
         if memory in ("inp", "wgt") or (memory == "acc" and _reads_dram(value)):
             nest = self._load(target, value, used, block)
         elif memory == "dram":
-            nest = self._store(target, value, used, block)
+            nest = self._store(target, value, linear, used, block)
         else:
             nest = self._compute(target, value, used, block)
         nest.outer |= used
@@ -343,11 +353,12 @@ class _Reader:
                 f"block {block!r}: buffer {target.buffer.name} is filled with {value}; "
                 "expected elements of a tensor in DRAM"
             )
-        source = self._access(value.source, list(value.indices), used, block)
+        linear = all(is_linear(index) for index in value.indices[:-LANES])
+        source = self._access(value.source, list(value.indices), set() if linear else used, block)
         _same_lanes(block, target, source)
-        return Nest(block, Kind.LOAD, target, (source,), inside=inside)
+        return Nest(block, Kind.LOAD, target, (source,), inside=inside, moving=source if linear else None)
 
-    def _store(self, target: Access, value: Any, used: set[int], block: str) -> Nest:
+    def _store(self, target: Access, value: Any, linear: bool, used: set[int], block: str) -> Nest:
         if isinstance(value, prim.Cast):
             value = value.value
         if not isinstance(value, TensorLoad) or target.buffer.dtype not in ("int8", "uint8"):
@@ -361,7 +372,7 @@ class _Reader:
                 f"block {block!r}: {source.buffer.name} is in {source.buffer.memory}; only accumulators are stored"
             )
         _same_lanes(block, target, source)
-        return Nest(block, Kind.STORE, target, (source,))
+        return Nest(block, Kind.STORE, target, (source,), moving=target if linear else None)
 
     def _compute(self, target: Access, value: Any, used: set[int], block: str) -> Nest:
         number = constant(value)

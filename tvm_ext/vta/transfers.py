@@ -42,6 +42,10 @@ class Transfer:
     stride: int = 0
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
 
+    def moved(self, distance: int) -> Transfer:
+        """Return the transfer of elements so much further in DRAM."""
+        return Transfer(self.sram, self.dram + distance, self.columns, self.rows, self.stride, self.pads)
+
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """List the elements on the chip, and what each gets: an element of DRAM, or :data:`ZERO`."""
         above, below, left, right = self.pads
