@@ -9,6 +9,8 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # (the bodies are TVMScript, whose annotations are values)
+from functools import lru_cache
+
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
@@ -19,8 +21,9 @@ from tvm_ext.vta.modules import Module, Queue
 from tvm_ext.vta.simulator_expressions import ConfigExpressions, Status, module_of, refuse_if, result_of, word_at
 
 
+@lru_cache(maxsize=8)
 def interpreter(config: VTAConfig) -> PrimFunc:
-    """Write the interpreter for one configuration.
+    """Write the interpreter for one configuration, which takes a second or two, once.
 
     Returns
     -------
