@@ -17,12 +17,20 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
+import torch
+import tvm
 from numpy.typing import NDArray
+from tvm import relax
 
 from tests.vta.comparing import run_both
+from tests.vta.digits import accuracy, digits, trained_network
+from tests.vta.integer_reference import run_network
 from tests.vta.random_programs import flip_bits, random_program
 from tests.vta.recordings import GOLDEN
+from tests.zoo import get
 from tvm_ext.bench.record import write_result
+from tvm_ext.frontend import import_model
+from tvm_ext.target import native_target
 from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.costs import costs_named
 from tvm_ext.vta.cycles import time_program, verify_timeline
@@ -31,8 +39,12 @@ from tvm_ext.vta.isa import Finish, Gemm, Load, MemoryType, MicroOp, encode_prog
 from tvm_ext.vta.layouts import bias_as_weights, pack_data, pack_weights, unpack_data
 from tvm_ext.vta.linter import lint
 from tvm_ext.vta.memory import MemoryImage
+from tvm_ext.vta.model import VTAModel, offload, prepare, to_form
 from tvm_ext.vta.operators import Requantize, conv2d
+from tvm_ext.vta.profile import packed_convolution_cycles, profile_regions
 from tvm_ext.vta.program import ProgramBuilder, read_outputs
+from tvm_ext.vta.quantize import to_integers
+from tvm_ext.vta.relax_layers import read_graph
 from tvm_ext.vta.replay import load_recording, replay
 from tvm_ext.vta.simulator import Simulator
 from tvm_ext.vta.tiles import Conv2d, Tile
@@ -176,6 +188,78 @@ def integer_convolution(
     return np.clip(wide, finish.low, finish.high).astype(np.int8).reshape(outputs, extent, extent)
 
 
+def resnet18() -> list[dict[str, Any]]:
+    """Run a whole ResNet-18 in int8 on one picture: compare every layer with numpy, time the simulation, count cycles.
+
+    All layers that VTA can run are on it, and the cycles of the convolutions whose channels fill blocks are counted
+    apart; with their residual additions, which upstream's count of the whole network has as well.
+    """
+    entry = get("resnet18")
+    picture = entry.inputs(0)
+    imported = import_model(entry.build())
+    model = on_vta(imported.mod, picture)
+    costs = costs_named("chisel")
+    _, tensors = model.observed.run(picture)
+    model.run_regions(tensors)  # compiles the simulator
+    start = time.perf_counter()
+    found = model.run_regions(tensors)
+    seconds = time.perf_counter() - start
+    given = {
+        name: to_integers(to_form(tensors[name], region.shapes[name]), model.network.fractions[name])
+        for region in model.regions
+        for name in region.inputs
+    }
+    expected = run_network(model.network, given)
+    profile = profile_regions(model.regions, costs)
+    placed = [layer for region in model.regions for layer in region.layers]
+    print(profile)
+    host = native_target()
+    with host:
+        executable = tvm.compile(model.mod, host, relax_pipeline="tvm_ext")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine["main"](tvm.runtime.tensor(picture["image"]))
+    start = time.perf_counter()
+    answer = machine["main"](tvm.runtime.tensor(picture["image"])).numpy()
+    executable_seconds = time.perf_counter() - start
+    report = model.accuracy([picture], [[answer]])
+    print(report)
+    summary = {
+        "model": "resnet18",
+        "layers": len(profile.layers),
+        "regions": len(model.regions),
+        "exact": all(np.array_equal(found[name], expected[name]) for name in found),
+        "simulated_seconds": round(seconds, 3),
+        "executable_seconds": round(executable_seconds, 3),
+        "cycles": packed_convolution_cycles(profile, placed, model.config.block),
+        "network_cycles": profile.cycles,
+        "signal_to_noise": round(report.outputs[0].signal_to_noise, 1),
+    }
+    rows = [vars(row) | {"model": "resnet18", "occupancy": round(row.occupancy, 4)} for row in profile.layers]
+    return [summary, *rows]
+
+
+def on_vta(mod: tvm.IRModule, calibration: dict[str, NDArray]) -> VTAModel:
+    """Put every layer on VTA that can run there."""
+    config = load_config("sim")
+    layers = read_graph(prepare(mod)[0]["main"], config.batch).layers
+    return offload(mod, config, costs_named("chisel"), calibration, forced={layer.name: "vta" for layer in layers})
+
+
+def digits_accuracy() -> dict[str, Any]:
+    """Compare a small network, trained here on scikit-learn's digits, in floats and in int8, all layers on VTA."""
+    train, _, pictures, classes = digits()
+    network = trained_network()
+    imported = import_model(network, example_inputs=(torch.from_numpy(pictures[:1]),))
+    model = on_vta(imported.mod, {imported.inputs[0].name: train[:100]})
+    executable = tvm.compile(model.mod, native_target(), relax_pipeline="tvm_ext")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    answers = [machine["main"](tvm.runtime.tensor(picture[None])) for picture in pictures]
+    rows = np.concatenate([(answer if hasattr(answer, "numpy") else answer[0]).numpy() for answer in answers])
+    with torch.no_grad():
+        floats = accuracy(network(torch.from_numpy(pictures)).numpy(), classes)
+    return {"model": "digits", "pictures": len(pictures), "float32": floats, "int8": accuracy(rows, classes)}
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -195,6 +279,16 @@ def main() -> int:
         cycles += row["count"] * row["cycles"]
         print(f"{name:4} {row['cycles']:8} cycles, occupancy {row['occupancy']:.1%}, exact: {row['exact']}")
     print(f"convolutions of ResNet-18 that were run: {cycles} cycles")
+    digits_row = digits_accuracy()
+    rows.append(digits_row)
+    print(f"digits: {digits_row['float32']:.2%} right in float32, {digits_row['int8']:.2%} in int8 on VTA")
+    network: dict[str, Any] = {}
+    if not arguments.quick:
+        network_rows = resnet18()
+        network = network_rows[0]
+        rows.extend(network_rows)
+        exact &= network["exact"]
+        print(f"ResNet-18: {network}")
     passed = replay_recordings()
     print(f"recordings reproduced by both simulators: {passed} of {len(GOLDEN)}")
     counts = agree(300 if arguments.quick else 12_000)
@@ -206,8 +300,13 @@ def main() -> int:
         "damaged_programs": counts["damaged"],
         "gmacs_per_second": rows[0]["gmacs_per_second"],
     }
+    summary["int8_accuracy_drop"] = round(digits_row["float32"] - digits_row["int8"], 4)
     if not arguments.quick:
         summary["convolutions_cycles"] = cycles
+        summary["resnet18_exact"] = network["exact"]
+        summary["resnet18_cycles"] = network["cycles"]
+        summary["resnet18_network_cycles"] = network["network_cycles"]
+        summary["resnet18_seconds"] = network["simulated_seconds"]
     write_result(arguments.json, name="vta", rows=rows, summary=summary)
     return 0 if exact and passed == len(GOLDEN) else 1
 
