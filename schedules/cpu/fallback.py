@@ -1,4 +1,8 @@
-"""What no other rule takes: any mixture of reductions and data-parallel blocks, each scheduled on its own."""
+"""What no other rule takes: any mixture of reductions and data-parallel blocks.
+
+A reduction takes what follows it into the place where its result leaves the registers, if that is one block which reads
+every element once; the other blocks are scheduled on their own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.joined_store import join_store, spread_rows
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.cpu.transpose import transpose
@@ -38,9 +43,20 @@ class Fallback:
             return None
         machine = machine_of(target)
         try:
+            joined: set[str] = set()
             for block in inline_producers(schedule):
+                if schedule.get(block).name_hint in joined:
+                    continue
                 if not is_spatial(schedule, block):
-                    _reduce(schedule, block, machine)
+                    store = join_store(schedule, block)
+                    spread = spread_rows(schedule, block) if store is None else None
+                    if store is not None:
+                        joined.add(str(schedule.get(store).name_hint))
+                    if spread is not None:
+                        joined.add(str(schedule.get(spread[0]).name_hint))
+                        _reduce_rows(schedule, block, *spread, machine)
+                    else:
+                        _reduce(schedule, block, store, machine)
                 elif not transpose(schedule, block, machine):
                     vectorize_and_divide(schedule, block, machine)
         except tvm.s_tir.ScheduleError:
@@ -48,12 +64,18 @@ class Fallback:
         return schedule
 
 
-def _reduce(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:
-    """Vectorise a reduction along the axis whose elements are easiest to load, be it reduced or not."""
+def _reduce(schedule: Schedule, block: SBlockRV, store: SBlockRV | None, machine: Machine) -> None:
+    """Vectorise a reduction along the axis whose elements are easiest to load, be it reduced or not.
+
+    ``store`` is the block that takes its result, over the same axes, if there is one.
+    """
     axes = axes_of(schedule, block)
     lanes = vector_lanes(schedule, block, machine)
     seconds = block_seconds(schedule, block)
     axis = _best_axis(axes, lanes)
+    if (axis is None or axes.reduces[axis]) and store is not None:
+        _reduce_into(schedule, block, store, axes, axis, lanes, seconds, machine.cores)
+        return
     loops = list(schedule.get_loops(block))
     if axis is None:
         spatial = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if not reduces]
@@ -62,7 +84,7 @@ def _reduce(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:
     elif axes.reduces[axis]:
         _reduce_along(schedule, block, axes, axis, lanes, seconds, machine.cores)
     else:
-        _reduce_side_by_side(schedule, block, axes, axis, lanes, seconds, machine.cores)
+        _reduce_side_by_side(schedule, block, store, axes, axis, lanes, seconds, machine.cores)
 
 
 def _best_axis(axes: Axes, lanes: int) -> int | None:
@@ -92,12 +114,75 @@ def _reduce_along(
     mark_simd(schedule, schedule.get_loops(block)[-1], lanes)
 
 
+def _reduce_rows(
+    schedule: Schedule, block: SBlockRV, store: SBlockRV, row: LoopRV, depth: int, machine: Machine
+) -> None:
+    """Reduce a row, then spread it; ``depth`` loops up to ``row`` are rows."""
+    axes = axes_of(schedule, block)
+    lanes = vector_lanes(schedule, block, machine)
+    seconds = block_seconds(schedule, block) + block_seconds(schedule, store)
+    axis = _best_axis(axes, lanes)
+    schedule.compute_at(block, row, preserve_unit_loops=True)
+    inner = list(schedule.get_loops(block))[-len(axes.extents) :]
+    reduced = [loop for loop, reduces in zip(inner, axes.reduces, strict=True) if reduces]
+    rest = [loop for loop, reduces in zip(inner, axes.reduces, strict=True) if not reduces]
+    vector = inner[axis] if axis is not None else None
+    order = [*rest, *reduced] if vector is None or vector in reduced else [*reduced, *rest]
+    order = [*(loop for loop in order if vector is None or loop is not vector), *([] if vector is None else [vector])]
+    schedule.reorder(*order)
+    share_out(schedule, list(schedule.get_loops(store))[:depth], seconds, machine.cores)
+    initial = schedule.decompose_reduction(block, next(loop for loop in order if any(loop is r for r in reduced)))
+    if vector is not None:
+        mark_simd(schedule, vector, lanes)
+        if not any(vector is loop for loop in reduced):
+            mark_simd(schedule, schedule.get_loops(initial)[-1], lanes)
+    mark_simd(schedule, schedule.get_loops(store)[-1], vector_lanes(schedule, store, machine))
+
+
+def _reduce_into(
+    schedule: Schedule,
+    block: SBlockRV,
+    store: SBlockRV,
+    axes: Axes,
+    axis: int | None,
+    lanes: int,
+    seconds: float,
+    cores: int,
+) -> None:
+    """Reduce one element after another, each where it is stored; vectors along ``axis`` if there is one."""
+    *outer, _ = loops = list(schedule.get_loops(store))
+    innermost = loops[-1]
+    schedule.compute_at(block, innermost, preserve_unit_loops=True)
+    schedule.set_scope(block, 0, "local")
+    inner = list(schedule.get_loops(block))[-len(axes.extents) :]
+    reduced = [
+        loop
+        for number, (loop, reduces) in enumerate(zip(inner, axes.reduces, strict=True))
+        if reduces and number != axis
+    ]
+    if axis is not None:
+        reduced.append(inner[axis])
+    schedule.reorder(*reduced)
+    share_out(schedule, outer or [innermost], seconds, cores)
+    schedule.decompose_reduction(block, reduced[0])
+    if axis is not None:
+        mark_simd(schedule, inner[axis], lanes)
+
+
 def _reduce_side_by_side(
-    schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, lanes: int, seconds: float, cores: int
+    schedule: Schedule,
+    block: SBlockRV,
+    store: SBlockRV | None,
+    axes: Axes,
+    axis: int,
+    lanes: int,
+    seconds: float,
+    cores: int,
 ) -> None:
     """Accumulate tiles of results in registers: vectors along ``axis``, rows along an axis that shares operands."""
     shared = _shared_axis(axes, axis)
-    store = schedule.cache_write(block, 0, "global")
+    if store is None:
+        store = schedule.cache_write(block, 0, "global")
     loops = list(schedule.get_loops(store))
     # The copy has the data-parallel axes of the block, in the order in which they index the result.
     places = [number for number, reduces in enumerate(axes.reduces) if not reduces]

@@ -2,14 +2,14 @@
 
 A block is done well when a rule takes the merged kernel, the operator that decides the loops has the schedule that it
 has alone, and no intermediate tensor is written out inside. Otherwise it is tried again without the reshapes at its
-border, which are views and cost nothing outside; then as chains in which elements keep their places; then operator by
-operator.
+border, which are views and cost nothing outside; then without what others need as well. At last it is taken apart into
+chains in which elements keep their places, and these are put together again as far as the rules do them well.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -96,10 +96,14 @@ class BlockCheck:
 
     def _parts(self, graph: OperatorGraph, members: dict[int, Any], uses: Counter[Any]) -> list[set[int]]:
         """Give the first way to cut up a block of which the rules do every part well."""
+
+        def is_well_done(part: Collection[int]) -> bool:
+            return self._is_well_done(graph, part, members, uses)
+
         for parts in _ways(graph, members):
-            if can_be_ordered(graph, parts) and all(self._is_well_done(graph, p, members, uses) for p in parts):
+            if can_be_ordered(graph, parts) and all(map(is_well_done, parts)):
                 return parts
-        return [{index} for index in members]
+        return _put_together(graph, chains(graph, members), is_well_done)
 
     def _is_well_done(
         self, graph: OperatorGraph, part: Collection[int], bindings: dict[int, Any], uses: Counter[Any]
@@ -117,6 +121,9 @@ class BlockCheck:
         if whole.nbytes > kept + SCRATCH_BYTES:
             return False
         reductions = [index for index in part if is_anchor(graph.operators[index])]
+        alone_rules = {found.rule for found in alone.values() if found is not None}
+        if whole.rule == "cpu.elementwise" and "cpu.transpose" in alone_rules:
+            return False  # tiles are lost when a transposition meets another
         slow_alone = any(alone[index] is None or alone[index].rule in SLOW_RULES for index in reductions or part)  # type: ignore[union-attr]
         return whole.rule not in SLOW_RULES or slow_alone
 
@@ -138,7 +145,7 @@ class BlockCheck:
             return None
         func = apply_rules(kernel, self._target, self._rules)
         attributes = func.attrs or {}
-        return Scheduled(str(attributes.get(RULE_ATTRIBUTE, "")), FAULT_ATTRIBUTE in attributes, _allocated_bytes(func))
+        return Scheduled(str(attributes.get(RULE_ATTRIBUTE, "")), FAULT_ATTRIBUTE in attributes, allocated_bytes(func))
 
 
 def merged_kernel(mod: tvm.IRModule, calls: Sequence[Any], read_by_others: Collection[Any]) -> Any:
@@ -229,7 +236,35 @@ def _ways(graph: OperatorGraph, members: Collection[int]) -> Iterator[list[set[i
             yield [inner, *({index} for index in rest)]
             if len(rest) > 1:
                 yield [inner, *chains(graph, rest)]
-    yield chains(graph, members)
+
+
+def _put_together(
+    graph: OperatorGraph, units: Sequence[set[int]], is_well_done: Callable[[Collection[int]], bool]
+) -> list[set[int]]:
+    """Join chains of a block, in the order in which they run, with those that they read."""
+    parts: list[set[int]] = []
+    for unit in sorted(units, key=max):
+        if not is_well_done(unit):
+            parts += [{index} for index in unit]
+            continue
+        read = {source for index in unit for source in graph.predecessors[index]} - unit
+        before = [part for part in parts if part & read]
+        joined = next(
+            (
+                chosen
+                for chosen in ([before, *([part] for part in before)] if len(before) > 1 else [before])
+                if chosen and _may_be_joined(graph, [*chosen, unit], parts) and is_well_done(set().union(unit, *chosen))
+            ),
+            [],
+        )
+        parts = [*(part for part in parts if part not in joined), unit.union(*joined)]
+    return parts
+
+
+def _may_be_joined(graph: OperatorGraph, chosen: Sequence[set[int]], parts: Sequence[set[int]]) -> bool:
+    whole = set().union(*chosen)
+    others = [part for part in parts if not part & whole]
+    return block_mapping(graph, whole) is not None and can_be_ordered(graph, [*others, whole])
 
 
 def _without_views(graph: OperatorGraph, members: set[int]) -> set[int]:
@@ -298,7 +333,7 @@ def _signature(calls: Sequence[Any], read_by_others: Collection[Any]) -> tuple[A
     return tuple(described)
 
 
-def _allocated_bytes(func: Any) -> int:
+def allocated_bytes(func: Any) -> int:
     """Count the bytes that a kernel allocates, after each tensor has shrunk to what is in use at once."""
     total = [0]
 
