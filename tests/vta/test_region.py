@@ -102,7 +102,7 @@ def small_region(padding: int = 1) -> tuple[VTAConfig, IntegerNetwork, dict[str,
     weights = rng.integers(-9, 9, (20, 20, 3, 3)).astype(np.int8)
     bias = rng.integers(-99, 99, 20).astype(np.int32)
     first = Layer("a", "conv2d", "x", shape, shape, 3, 1, 1, 1, weights, None)
-    pool = Layer("p", "max_pool2d", "a", shape, (1, 20, 3 + padding, 3 + padding), 3, 2, padding)
+    pool = Layer("p", "max_pool2d", "a", shape, (1, 20, 3 + padding, 3 + padding), 3, 2, padding, operator="max_pool2d")
     last = Layer("b", "conv2d", "a", shape, shape, 3, 1, 1, 1, weights, None, "a")
     layers = (IntegerLayer(first, weights, bias, 6, 0, 0), IntegerLayer(pool), IntegerLayer(last, weights, bias, 7, 9))
     inputs = {"x": rng.integers(-128, 128, shape).astype(np.int8)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tvm_ext.frontend import ImportedModel
+    from tvm_ext.vta.accuracy import TensorAccuracy
     from tvm_ext.vta.model import VTAModel
 
 calibrate_option = click.option(
@@ -41,6 +43,14 @@ def _offload(imported: ImportedModel, target: str, calibration: dict[str, np.nda
     from tvm_ext.vta.model import offload_imported
 
     return offload_imported(imported, resolve_target(target), calibration, costs_named(costs))
+
+
+def _plain(row: TensorAccuracy) -> dict[str, Any]:
+    """Return a row as JSON can say it, which has no infinity: without errors the ratio is left out."""
+    values = dict(vars(row))
+    if not math.isfinite(row.signal_to_noise):
+        values["signal_to_noise"] = None
+    return values
 
 
 @click.command()
@@ -103,7 +113,7 @@ def run(
         save_arrays(output, dict(zip((spec.name for spec in imported.outputs), values, strict=True)))
     steps = sum(region.steps()["gemm"] for region in offloaded.regions)
     if as_json:
-        rows = {name: [vars(row) for row in getattr(accuracy, name)] for name in ("layers", "outputs")}
+        rows = {name: [_plain(row) for row in getattr(accuracy, name)] for name in ("layers", "outputs")}
         print_json({"seconds": seconds, "notes": offloaded.notes, "accuracy": rows, "gemm_steps": steps})
         return
     for note in offloaded.notes:
