@@ -32,11 +32,20 @@ _REDUCTION = 2  # tvm.tirx.IterVar.CommReduce
 
 @dataclass(frozen=True)
 class Axis:
-    """How an axis of the result is divided: turns of a virtual thread, virtual threads, and elements of a tile."""
+    """How an axis of the result is divided.
+
+    Attributes
+    ----------
+    extent : int
+    tile : int
+        Elements of a tile.
+    threads : int or None
+        Virtual threads; None if there are none and no tuner may choose any.
+    """
 
     extent: int
     tile: int
-    threads: int = 1
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,14 +162,16 @@ def _tile_result(schedule: Schedule, store: SBlockRV, axes: Sequence[Axis], orde
     """Divide the loops of the result; gives the innermost loop over tiles, and how many there are up to it."""
     outer, threads, inner = [], [], []
     for loop, axis in zip(schedule.get_loops(store), axes, strict=False):
-        turns, thread, tile = divide(schedule, loop, [None, axis.threads, axis.tile], largest=axis.extent)
+        middle = [] if axis.threads is None else [axis.threads]
+        turns, *thread, tile = divide(schedule, loop, [None, *middle, min(axis.tile, axis.extent)], largest=axis.extent)
         outer.append(turns)
-        threads.append(thread)
+        threads += thread
         inner.append(tile)
-    schedule.reorder(*(outer[axis] for axis in order), *threads, *inner)
+    walked = [outer[axis] for axis in order]
+    schedule.reorder(*walked, *threads, *inner)
     for thread in threads:
         schedule.annotate(thread, VIRTUAL_THREADS, 1)
-    return threads[-1], 2 * len(axes)
+    return (threads or walked)[-1], len(walked) + len(threads)
 
 
 def _move_streamed_inputs(schedule: Schedule, blocks: Blocks, place: LoopRV) -> None:

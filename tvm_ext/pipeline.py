@@ -19,6 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
+from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
@@ -138,8 +139,10 @@ class Phase:
 def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     # Before constants are folded: that would turn quantised weights into floats.
     integer = [integer_arithmetic(), relax.transform.DeadCodeElimination()] if target.kind.name == "llvm" else []
+    decomposed = [decompose_attention()] if target.kind.name == "llvm" else []
     return [
         relax.transform.CanonicalizeBindings(),
+        *decomposed,
         *integer,
         fold_batch_norm(),
         relax.transform.DeadCodeElimination(),

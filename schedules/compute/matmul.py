@@ -146,8 +146,8 @@ def matmul(
     tile_rows, tile_chunks = map(int, tile)
     rows = round_up(shape.rows, tile_rows)
     chunks = round_up(-(-shape.columns // lanes), tile_chunks)
-    left = _rows_of(data, shape, data_axes, rows, copy_rows)
-    right = _columns_of(weight, shape, weight_axes, chunks, lanes)
+    left = rows_of(data, shape, data_axes, rows, copy_rows)
+    right = columns_of(weight, shape, weight_axes, chunks, lanes)
     k = te.reduce_axis((0, shape.reduction), "k")
     product = te.compute(
         (shape.batch, rows, chunks, lanes),
@@ -175,8 +175,8 @@ def matmul(
 Access = Callable[..., Expr]
 
 
-def _rows_of(data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int, copy: bool) -> Access:
-    """Make the access ``(b, m, k) -> element`` of the left operand."""
+def rows_of(data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int, copy: bool) -> Access:
+    """Make the access ``(b, m, k) -> element`` of the left operand; a copy has ``rows`` rows, those beyond it zero."""
 
     def read(batch: Expr, row: Expr, k: Expr) -> Expr:
         index = _out_index(shape, batch, row)
@@ -195,7 +195,7 @@ def _rows_of(data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int
     )
 
 
-def _columns_of(weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunks: int, lanes: int) -> Access:
+def columns_of(weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunks: int, lanes: int) -> Access:
     """Make the access ``(b, p, k, j) -> element`` of the right operand."""
     batch_shape = shape.weight[:-2]
 

@@ -1,5 +1,6 @@
 """Schedule rules for CPUs, one operator family a file; the order of the list is the order in which they are asked."""
 
+from tvm_ext.schedules.cpu.attention import Attention
 from tvm_ext.schedules.cpu.conv2d import Convolution
 from tvm_ext.schedules.cpu.conv2d_int8 import Conv2DInt8
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
@@ -17,6 +18,7 @@ RULES = (
     Winograd(),
     Conv2DInt8(),
     DepthwiseInt8(),
+    Attention(),
     Matvec(),
     Matmul(),
     SlidingWindow(),

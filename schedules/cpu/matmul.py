@@ -75,19 +75,27 @@ def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machin
     best, best_cost = (1, 1), float("inf")
     for vectors in range(1, min(chunks, MOST_VECTORS) + 1):
         for tile_rows in range(1, min(rows, most_rows) + 1):
-            if tile_rows * vectors + vectors + 1 > machine.vector_registers:
-                break
-            multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
-            step = max(multiply_adds, loads, 8) + 0.25 + 0.15 * max(0, 12 - multiply_adds)
-            step += (TILE_CYCLES + multiply_adds) / reduction
-            tiles = -(-rows // tile_rows)
-            cost = tiles * -(-chunks // vectors) * step
-            cost *= 1 + 0.05 * loads / multiply_adds  # loads compete with multiply-adds
-            if rows % tile_rows:
-                cost = COPIED_ROWS * cost + tiles * tile_rows
+            cost = tile_cost(rows, chunks, reduction, (tile_rows, vectors), machine)
             if cost < best_cost:
                 best, best_cost = (tile_rows, vectors), cost
     return best
+
+
+def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], machine: Machine) -> float:
+    """Estimate the cycles that a product takes for each step of its reduction with a register tile (rows, vectors).
+
+    Infinite for a tile that the registers cannot hold.
+    """
+    tile_rows, vectors = tile
+    if tile_rows * vectors + vectors + 1 > machine.vector_registers:
+        return float("inf")
+    multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
+    step = max(multiply_adds, loads, 8) + 0.25 + 0.15 * max(0, 12 - multiply_adds)
+    step += (TILE_CYCLES + multiply_adds) / reduction
+    tiles = -(-rows // tile_rows)
+    cost = tiles * -(-chunks // vectors) * step
+    cost *= 1 + 0.05 * loads / multiply_adds  # loads compete with multiply-adds
+    return COPIED_ROWS * cost + tiles * tile_rows if rows % tile_rows else cost
 
 
 def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
@@ -197,25 +205,32 @@ def _apply_tile(
         schedule.vectorize(lane)
     else:
         mark_simd(schedule, lane, extents.lanes)
-    schedule.compute_at(product, column_tile, preserve_unit_loops=True)
+    for loop in (row, vector):
+        schedule.unroll(loop)
+    accumulate_in_registers(schedule, product, column_tile)
+    if row_copy is not None:
+        copy_at(schedule, row_copy, row_tile, extents.lanes)
+    if pack is not None:
+        copy_at(schedule, pack, part, extents.lanes)
+
+
+def accumulate_in_registers(schedule: Schedule, product: SBlockRV, tile: LoopRV) -> None:
+    """Compute a product in each iteration of the loop ``tile`` over its stored tiles, in registers."""
+    schedule.compute_at(product, tile, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
-    row_in, vector_in, lane_in, k = schedule.get_loops(product)[-4:]
-    schedule.reorder(k, row_in, vector_in, lane_in)
-    schedule.vectorize(lane_in)
-    for loop in (row_in, vector_in, row, vector):
+    row, vector, lane, k = schedule.get_loops(product)[-4:]
+    schedule.reorder(k, row, vector, lane)
+    schedule.vectorize(lane)
+    for loop in (row, vector):
         schedule.unroll(loop)
     initial = schedule.decompose_reduction(product, k)
     *_, row_init, vector_init, lane_init = schedule.get_loops(initial)
     schedule.unroll(row_init)
     schedule.unroll(vector_init)
     schedule.vectorize(lane_init)
-    if row_copy is not None:
-        _copy_at(schedule, row_copy, row_tile, extents.lanes)
-    if pack is not None:
-        _copy_at(schedule, pack, part, extents.lanes)
 
 
-def _copy_at(schedule: Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> None:
+def copy_at(schedule: Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> None:
     """Copy what an iteration of ``loop`` needs, in vectors; through registers if the operand lies the other way."""
     pair = transposed_axes(axes_of(schedule, copy))
     # Rows that fill up the last tile are zero: vectors along the rows would be loaded in part, which tiles cannot do.

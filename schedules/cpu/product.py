@@ -98,7 +98,7 @@ def _inline(schedule: Schedule) -> bool:
     for block in others:
         if schedule.get(block).name_hint not in kept:
             schedule.compute_inline(block)
-    _order_axes(schedule, product, store, extents)
+    order_axes(schedule, product, store, extents)
     return True
 
 
@@ -147,7 +147,7 @@ def regroup(index: Sequence[Expr], extents: Sequence[int], wanted: Sequence[int]
     return None if old else result
 
 
-def _order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV, stored: Sequence[int]) -> None:
+def order_axes(schedule: Schedule, product: SBlockRV, store: SBlockRV, stored: Sequence[int]) -> None:
     """Make the axes of the stored result, ``stored`` or a reshape of it, a batch axis, one of rows, one of columns.
 
     Fused loops would not do: a tile of rows may begin in the middle of an inner axis.

@@ -153,7 +153,7 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
     rows, inside = _row_loops(schedule, blocks)
     if not rows:
         for block in blocks:
-            _vectorize_along(schedule, block, 0, machine)
+            vectorize_along(schedule, block, 0, machine)
         return
     schedule.reorder(*rows, *inside)
     if not inside:
@@ -163,10 +163,10 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
         schedule.compute_at(block, row, preserve_unit_loops=True)
     depth = share_out(schedule, [row], seconds, machine.cores)
     for block in blocks:
-        _vectorize_along(schedule, block, depth, machine)
+        vectorize_along(schedule, block, depth, machine)
 
 
-def _vectorize_along(schedule: Schedule, block: SBlockRV, depth: int, machine: Machine) -> None:
+def vectorize_along(schedule: Schedule, block: SBlockRV, depth: int, machine: Machine) -> None:
     """Fuse the innermost loops that walk straight on, and mark them; ``depth`` loops are the rows."""
     axes = axes_of(schedule, block)
     loops = list(schedule.get_loops(block))[depth:]

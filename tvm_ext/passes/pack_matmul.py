@@ -9,16 +9,20 @@ the result that leaves the last axis in place, become part of the kernel.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.layout import OUT_ELEMENTWISE
+from tvm_ext.passes.attention import Attention, find_attention
+from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.passes.layout import OPAQUE, OUT_ELEMENTWISE
+from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.schedules.compute.attention import attention
 from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
+from tvm_ext.schedules.cpu.attention import attention_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import register_tile
 
@@ -62,38 +66,6 @@ def pack_matmul() -> tvm.transform.Pass:
     return _pack_matmul
 
 
-@visitor
-class _Bindings(PyExprVisitor):
-    """Values, uses and dataflow blocks of the variables of a function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: dict[relax.Var, relax.Expr] = {}
-        self.uses: Counter[relax.Var] = Counter()
-        self.blocks: dict[relax.Var, int] = {}
-        self._dataflow_blocks = 0
-
-    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> None:
-        """Give each dataflow block a number: its inner variables are not seen outside."""
-        self._dataflow_blocks += 1
-        for binding in block.bindings:
-            self.blocks[binding.var] = self._dataflow_blocks
-            self.visit_binding(binding)
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Keep what the variable stands for, and visit it."""
-        self.values[binding.var] = binding.value
-        self.visit_expr(binding.value)
-
-    def visit_var_(self, op: relax.Var) -> None:
-        """Count a use."""
-        self.uses[op] += 1
-
-    def visit_dataflow_var_(self, op: relax.DataflowVar) -> None:
-        """Count a use."""
-        self.uses[op] += 1
-
-
 @mutator
 class PackMatmulMutator(PyExprMutator):
     """Rewrites one module, function by function."""
@@ -101,13 +73,13 @@ class PackMatmulMutator(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
         super().__init__(mod)
         self.machine = machine
-        self.bindings = _Bindings()
+        self.bindings = Bindings()
         self.transposed: set[relax.Var] = set()
         self.packed: dict[tuple[Any, ...], relax.Expr] = {}
 
     def begin(self, function: relax.Function) -> bool:
         """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
-        self.bindings = _Bindings()
+        self.bindings = Bindings()
         self.bindings.visit_expr(function)
         self.transposed = set()
         for var, value in self.bindings.values.items():
@@ -129,7 +101,10 @@ class PackMatmulMutator(PyExprMutator):
         if operands is None:
             super().visit_var_binding_(binding)
             return
-        new_call = self._kernel(*operands, out_axes)
+        found = find_attention(self.bindings, call, lambda expr: self._visible(expr, binding.var))
+        new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
+        if new_call is None:
+            new_call = self._kernel(*operands, out_axes)
         if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
             new_var = self.builder_.emit_output(new_call)
         else:
@@ -154,7 +129,7 @@ class PackMatmulMutator(PyExprMutator):
 
     def _operands(self, var: relax.Var, value: relax.Expr) -> tuple[Operand, Operand] | None:
         """Take a product apart, if it is one that can be packed."""
-        if not _calls(value, "relax.matmul"):
+        if not calls(value, "relax.matmul"):
             return None
         data, weight = (self._operand(var, arg) for arg in value.args)
         if data is None or weight is None or len({str(expr.ty.dtype) for expr in (value, *value.args)}) > 1:
@@ -163,7 +138,7 @@ class PackMatmulMutator(PyExprMutator):
 
     def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
         """Look through the transposes before an operand."""
-        shape = _static_shape(expr)
+        shape = static_shape(expr)
         if shape is None or len(shape) < 2 or 0 in shape or str(expr.ty.dtype) not in DTYPES:
             return None
         axes = tuple(range(len(shape)))
@@ -207,6 +182,36 @@ class PackMatmulMutator(PyExprMutator):
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
 
+    def _attention(
+        self, var: relax.Var, found: Attention, value: Operand, out_axes: tuple[int, ...] | None
+    ) -> relax.Call | None:
+        """Make one kernel of an attention that ends with a product bound to ``var``."""
+        query, key = (self._operand(var, arg) for arg in found.scores.args)
+        if query is None or key is None or any(isinstance(part.expr, tvm.ir.GenericConst) for part in (key, value)):
+            return None
+        scores = MatmulShape(query.shape, key.shape)
+        values = MatmulShape(scores.out, value.shape)
+        if (scores.batch_axes, scores.out[:-1]) != (values.batch_axes, values.out[:-1]):
+            return None
+        lanes = self.machine.lanes(str(query.expr.ty.dtype))
+        tile = attention_tile(scores, values, lanes, self.machine)
+        if tile is None:
+            return None
+        return self.builder_.call_te(
+            attention,
+            *(self.visit_expr(part.expr) for part in (query, key, value)),
+            [self.visit_expr(other) for other in found.others],
+            shapes=(query.shape, key.shape, value.shape),
+            axes=(query.axes, key.axes, value.axes),
+            steps=found.steps,
+            out_axes=out_axes or tuple(range(len(values.out))),
+            tile=(tile.rows, tile.score_vectors, tile.value_vectors),
+            lanes=lanes,
+            copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes),
+            primfunc_name_hint="attention",
+            primfunc_attrs={"op_pattern": OPAQUE},
+        )
+
     def _pack(self, weight: Operand, lanes: int, chunks: int) -> relax.Expr:
         """Pack a constant; one that several products use in the same way is packed once."""
         array = weight.expr.value.numpy()
@@ -216,23 +221,12 @@ class PackMatmulMutator(PyExprMutator):
         return self.packed[key]
 
 
-def _calls(expr: relax.Expr, operator: str) -> bool:
-    return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == operator
-
-
 def _permutation(value: relax.Expr) -> tuple[int, ...] | None:
     """Give the axes of a transpose; None for any other value."""
-    if not _calls(value, "relax.permute_dims"):
+    if not calls(value, "relax.permute_dims"):
         return None
     rank = int(value.ty.ndim)
     if rank < 1:
         return None
     axes = value.attrs.axes
     return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
-
-
-def _static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
-    shape = getattr(expr.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
-        return None
-    return tuple(int(extent) for extent in shape)

@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.expansion import expand_all
+from tvm_ext.schedules.simd.functions import separate_marked_loops
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
 from tvm_ext.schedules.simd.transcendental import expands
 
@@ -51,7 +52,8 @@ def vector_code() -> tvm.transform.Pass:
         lowered = to_loops(tvm.IRModule(kernels))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
-            updated.update_func(global_var, expand_all(vectorize_marked_loops(lowered[global_var]), isa))
+            func = expand_all(vectorize_marked_loops(lowered[global_var]), isa)
+            updated.update_func(global_var, separate_marked_loops(func))
         return updated
 
     return _vector_code

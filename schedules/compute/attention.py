@@ -1,0 +1,168 @@
+"""Scaled dot-product attention as one kernel: scores, what is done to them, softmax, weighted sum of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm
+from tvm import te, tirx, topi
+from tvm.ir import Expr
+
+from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import (
+    BATCH_AXES_ATTRIBUTE,
+    OUT_AXES_ATTRIBUTE,
+    TILE_ATTRIBUTE,
+    MatmulShape,
+    columns_of,
+    flatten,
+    round_up,
+    rows_of,
+    unflatten,
+)
+
+ELEMENTWISE: dict[str, Callable[..., te.Tensor]] = {
+    "relax.add": topi.add,
+    "relax.subtract": topi.subtract,
+    "relax.multiply": topi.multiply,
+    "relax.divide": topi.divide,
+    "relax.maximum": topi.maximum,
+    "relax.minimum": topi.minimum,
+    "relax.where": topi.where,
+}
+"""What may be done to the scores before the softmax."""
+
+SCORES = -1
+"""In the arguments of a step: the scores as they are by then."""
+
+Step = tuple[str, tuple[int | float, ...]]
+"""An operator of :data:`ELEMENTWISE` and its arguments: :data:`SCORES`, the number of a tensor, or a float."""
+
+
+def attention(
+    query: te.Tensor,
+    key: te.Tensor,
+    value: te.Tensor,
+    others: Sequence[te.Tensor],
+    shapes: Sequence[Sequence[int]],
+    axes: Sequence[Sequence[int]],
+    steps: Sequence[Step],
+    out_axes: Sequence[int],
+    tile: Sequence[int],
+    lanes: int,
+    copy_rows: bool,
+) -> te.Tensor:
+    """Compute ``softmax(steps(query key)) value``.
+
+    Parameters
+    ----------
+    query, key, value : te.Tensor
+        Operands in memory; axis ``axes[n][i]`` of operand ``n`` is its logical axis ``i``.
+    others : sequence of te.Tensor
+        What the steps take besides the scores: masks, biases.
+    shapes : sequence of three sequences of int
+        Logical shapes ``(..., M, K)``, ``(..., K, T)`` and ``(..., T, N)``.
+    steps : sequence of Step
+        What is done to the scores, of shape ``(..., M, T)``, in this order.
+    out_axes : sequence of int
+        Axis ``i`` of the result is the logical axis ``out_axes[i]`` of ``(..., M, N)``.
+    tile : sequence of three int
+        Rows of a tile, chunks of scores side by side, chunks of results side by side.
+    lanes : int
+        Columns in a chunk.
+    copy_rows : bool
+        Read the query from a copy with rows that are contiguous, at equal distances and of a rounded number.
+
+    Returns
+    -------
+    te.Tensor
+        The transposed result.
+    """
+    first = MatmulShape(tuple(map(int, shapes[0])), tuple(map(int, shapes[1])))
+    second = MatmulShape(first.out, tuple(map(int, shapes[2])))
+    tile_rows, score_chunks, value_chunks = map(int, tile)
+    rows, columns = round_up(first.rows, tile_rows), first.columns
+    product = _product(
+        rows_of(query, first, axes[0], rows, copy_rows),
+        columns_of(key, first, axes[1], round_up(-(-columns // lanes), score_chunks), lanes),
+        (first.batch, rows, round_up(-(-columns // lanes), score_chunks), lanes),
+        first.reduction,
+        {KERNEL_ATTRIBUTE: "scores"},
+    )
+    scores = te.compute(
+        first.out,
+        lambda *index: product[
+            flatten(index[: first.batch_axes], first.out[: first.batch_axes]),
+            flatten(index[first.batch_axes : -1], first.out[first.batch_axes : -1]),
+            index[-1] // lanes,
+            index[-1] % lanes,
+        ],
+        name="scores_in_order",
+    )
+    for name, arguments in steps:
+        given = [_argument(argument, scores, others, str(query.dtype)) for argument in arguments]
+        scores = ELEMENTWISE[str(name)](*given)
+
+    def logit(b: tirx.Var, m: tirx.Var, n: tirx.Var) -> Expr:
+        index = [
+            *unflatten(b, first.out[: first.batch_axes]),
+            *unflatten(m, first.out[first.batch_axes : -1]),
+            n,
+        ]
+        value = scores(*index)
+        # Rows that fill up the last tile have no place in the masks.
+        return value if rows == first.rows else tirx.if_then_else(m < first.rows, value, tirx.const(0, scores.dtype))
+
+    logits = te.compute((first.batch, rows, columns), logit, name="logits", attrs={KERNEL_ATTRIBUTE: "logits"})
+    n = te.reduce_axis((0, columns), "n")
+    largest = te.compute((first.batch, rows), lambda b, m: te.max(logits[b, m, n], n), name="largest")
+    weights = te.compute(
+        (first.batch, rows, columns), lambda b, m, n: tirx.exp(logits[b, m, n] - largest[b, m]), name="weights"
+    )
+    n = te.reduce_axis((0, columns), "n")
+    total = te.compute((first.batch, rows), lambda b, m: te.sum(weights[b, m, n], n), name="total")
+    chunks = round_up(-(-second.columns // lanes), value_chunks)
+    result = _product(
+        lambda b, m, k: weights[b, m, k],
+        columns_of(value, second, axes[2], chunks, lanes),
+        (second.batch, rows, chunks, lanes),
+        columns,
+        {
+            KERNEL_ATTRIBUTE: "attention",
+            OUT_AXES_ATTRIBUTE: [int(axis) for axis in out_axes],
+            BATCH_AXES_ATTRIBUTE: second.batch_axes,
+            TILE_ATTRIBUTE: [tile_rows, score_chunks, value_chunks],
+        },
+    )
+
+    def element(*index: tirx.Var) -> Expr:
+        logical: list[Expr] = [0] * len(out_axes)
+        for axis, variable in zip(out_axes, index, strict=True):
+            logical[int(axis)] = variable
+        batch = flatten(logical[: second.batch_axes], second.out[: second.batch_axes])
+        row = flatten(logical[second.batch_axes : -1], second.out[second.batch_axes : -1])
+        return result[batch, row, logical[-1] // lanes, logical[-1] % lanes] / total[batch, row]
+
+    return te.compute([second.out[int(axis)] for axis in out_axes], element, name="store")
+
+
+def _product(
+    left: Callable[..., Expr],
+    right: Callable[..., Expr],
+    extents: Sequence[int],
+    reduction: int,
+    attributes: dict[str, object],
+) -> te.Tensor:
+    k = te.reduce_axis((0, reduction), "k")
+    return te.compute(
+        tuple(extents),
+        lambda b, m, p, j: te.sum(left(b, m, k) * right(b, p, k, j), k),
+        name=str(attributes[KERNEL_ATTRIBUTE]),
+        attrs=attributes,
+    )
+
+
+def _argument(argument: object, scores: te.Tensor, others: Sequence[te.Tensor], dtype: str) -> object:
+    if isinstance(argument, float | tvm.tirx.FloatImm):
+        return te.compute((), lambda: tirx.const(float(argument), dtype), name="number")
+    return scores if int(argument) == SCORES else others[int(argument)]  # type: ignore[call-overload]
