@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tvm import relax
 
 import tvm_ext
 from tests.schedules.kernels import graph
-from tvm_ext.errors import OutputError, TargetError, TuningError
+from tvm_ext.errors import OutputError, RemoteError, TargetError, TuningError
 from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
@@ -122,6 +123,26 @@ def test_a_killed_run_is_gone_on_with(measurer: Measurer, tmp_path: Path) -> Non
     assert result.resumed == known
     assert result.trials >= 4
     assert all(kernel.best is not None for kernel in result.kernels)
+
+
+def test_machines_that_are_gone_end_a_run_and_are_no_failures(tmp_path: Path) -> None:
+    class Alone(Measurer):
+        """Measures one batch, then has no machine any more."""
+
+        def run_all(self, rows: Any) -> Any:
+            if self.counts.run:
+                self.broken = RemoteError("no server at all")
+                raise self.broken
+            return super().run_all(rows)
+
+    with (
+        Alone(workers=1, threads=1, timing=Timing(repeats=2, seconds=0.001)) as measurer,
+        pytest.raises(RemoteError, match="no server at all"),
+    ):
+        tune(model(), native_target(), tmp_path, 40, recipe("random"), batch=2, measurer=measurer)
+    records = open_database(tmp_path).get_all_tuning_records()
+    assert len(records) == 2
+    assert all(float(record.run_secs[0]) < 1.0 for record in records)
 
 
 def test_errors(tmp_path: Path) -> None:

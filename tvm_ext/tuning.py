@@ -29,6 +29,7 @@ from tvm_ext.pipeline import PipelineOptions, phase_passes
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import prepare_kernels, tunable_schedule
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
+from tvm_ext.tuners.measure.remote import RemoteMeasurer
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
@@ -100,23 +101,28 @@ class Task:
     points: int
 
 
-def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
+def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target, here: bool = True) -> list[Task]:
     """List the kernels of a Relax module that our rules schedule with something to choose.
+
+    Parameters
+    ----------
+    here : bool
+        Whether candidates are run on this machine.
 
     Raises
     ------
     TargetError
-        If the target is not a CPU, or not one of this machine's kind.
+        If the target is not a CPU, or not one of this machine's kind where they are.
     """
     if target.kind.name != "llvm":
         raise TargetError(
             f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
         )
     triple = str(target.attrs.get("mtriple", "") or "")
-    if triple and triple.partition("-")[0] != platform.machine():
+    if here and triple and triple.partition("-")[0] != platform.machine():
         raise TargetError(
             f"target {triple}: candidates are run on this machine, which is {platform.machine()}; "
-            "tune on a machine of that kind, or for target native"
+            "tune on machines of that kind (--tracker HOST:PORT --key KEY), or for target native"
         )
     with target, tvm.transform.PassContext():
         for phase, phase_pass in phase_passes(target, PipelineOptions()):
@@ -161,6 +167,8 @@ def tune(
         Folder of the database. One that holds records is gone on with: its trials count.
     trials : int
         Measurements, over all kernels and runs.
+    measurer : Measurer, optional
+        A :class:`~tvm_ext.tuners.measure.remote.RemoteMeasurer` measures on other machines; one for this by default.
     progress : callable
         Called after every batch.
 
@@ -168,11 +176,13 @@ def tune(
     ------
     TuningError
         If there is nothing to tune, or the database cannot be read.
+    RemoteError
+        If no server is left of those that measure.
     OutputError
         If the folder cannot be written.
     """
     start = time.perf_counter()
-    tasks = kernels_to_tune(mod, target)
+    tasks = kernels_to_tune(mod, target, here=not isinstance(measurer, RemoteMeasurer))
     if not tasks:
         raise TuningError(
             "none of the model's kernels has a schedule with something to choose: there is nothing to tune"
@@ -260,7 +270,10 @@ def _search(
             cost_model=ms.cost_model.RandomModel(),
             measure_callbacks=callbacks,
         )
-    except (OSError, RuntimeError) as error:  # from TVM's side: the file cannot be opened or written
+    except (OSError, RuntimeError) as error:
+        if measurer.broken is not None:
+            raise measurer.broken from None
+        # Otherwise from TVM's side: the file cannot be opened or written.
         text = " ".join(str(error).split())[:200]
         raise OutputError(
             f"cannot write the database in {folder}: {text}; free some space or use another folder"

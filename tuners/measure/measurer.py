@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.errors import TvmExtError
 from tvm_ext.threads import physical_cores
 from tvm_ext.tuners.measure.pool import Fault, Worker, WorkerServer
 from tvm_ext.tuners.measure.worker import Timing
@@ -97,6 +98,8 @@ class Measurer:
         self._best: dict[tuple[str, Arguments], tuple[float, Candidate]] = {}
         self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
         self.counts = Counts()
+        self.broken: TvmExtError | None = None
+        """Why nothing can be measured any more: TVM's callbacks let no error class through."""
 
     def close(self) -> None:
         """End all workers."""
@@ -121,11 +124,8 @@ class Measurer:
     def build(self, candidates: Sequence[Candidate]) -> None:
         """Compile candidates that were not compiled yet; what fails has its ``error`` set."""
         start = time.perf_counter()
-        waiting = iter(
-            {
-                row.key: row for row in candidates if row.error is None and row.seconds is None and not _held(row)
-            }.values()
-        )
+        missing = [row for row in candidates if row.error is None and row.seconds is None and not self._held(row)]
+        waiting = iter({row.key: row for row in missing}.values())
         lock = threading.Lock()
 
         def build_some(worker: Worker) -> None:
@@ -141,15 +141,30 @@ class Measurer:
                 future.result()
         self.counts.build_seconds += time.perf_counter() - start
 
+    def _compile(self, row: Candidate, worker: Worker) -> None:
+        worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
+
+    def _held(self, row: Candidate) -> bool:
+        """Whether a worker still has the compiled candidate."""
+        return row.worker is not None and row.generation == row.worker.generation and row.worker.alive
+
     def _build_one(self, row: Candidate, worker: Worker) -> None:
         try:
-            worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
+            self._compile(row, worker)
         except Fault as fault:
             row.error = f"compiling {fault}"
             self.counts.failed += 1
         else:
             row.worker, row.generation = worker, worker.generation
             self.counts.built += 1
+
+    def run_all(self, rows: Sequence[tuple[Candidate, str, Arguments]]) -> list[Future[Candidate]]:
+        """Time candidates on devices; futures are done when ``seconds`` or ``error`` of a candidate is set."""
+        done: list[Future[Candidate]] = [Future() for _ in rows]
+        for future, (row, device_type, arguments) in zip(done, rows, strict=True):
+            self.run(row, device_type, arguments)
+            future.set_result(row)
+        return done
 
     def run(self, row: Candidate, device_type: str, arguments: Arguments) -> None:
         """Time a candidate that was not timed yet; afterwards ``seconds`` or ``error`` is set.
@@ -158,7 +173,7 @@ class Measurer:
         """
         if row.error is not None or row.seconds is not None:
             return
-        if not _held(row):  # its worker was taken down by another candidate
+        if not self._held(row):  # its worker was taken down by another candidate
             self._build_one(row, row.worker or self._workers[0])
             if row.error is not None:
                 return
@@ -198,7 +213,7 @@ class Measurer:
         device_type, arguments = workload
         worker = row.worker or self._workers[0]
         try:
-            worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
+            self._compile(row, worker)
             again = float(np.median(self._time(worker, row, device_type, arguments, None)))
         except Fault:
             return None
@@ -230,11 +245,6 @@ def arguments_of(mod: tvm.IRModule) -> Arguments:
 def tensor_arguments(infos: Sequence[Any]) -> Arguments:
     """Shape and dtype of each of MetaSchedule's argument descriptions."""
     return tuple((tuple(map(int, info.shape)), str(info.dtype)) for info in infos)
-
-
-def _held(row: Candidate) -> bool:
-    """Whether a worker still has the compiled candidate."""
-    return row.worker is not None and row.generation == row.worker.generation and row.worker.alive
 
 
 def _plain(value: Any) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.tuners.measure import remote_worker
 from tvm_ext.tuners.measure.channel import Closed, receive, send
+from tvm_ext.tuners.measure.code import build
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,13 @@ def warm_up() -> None:
 def work(connection: socket.socket) -> None:
     """Answer requests, (name, arguments), with (True, result) or (False, sentence), until the socket is closed."""
     modules: dict[str, Any] = {}
-    tasks: dict[str, Callable[..., Any]] = {"build": _build, "run": _run, "pin": _pin}
+    tasks: dict[str, Callable[..., Any]] = {
+        "build": _build,
+        "run": _run,
+        "pin": _pin,
+        "export": remote_worker.export,
+        "time": remote_worker.time_on_server,
+    }
     while True:
         try:
             name, arguments = receive(connection)
@@ -67,15 +74,6 @@ def _build(modules: dict[str, Any], key: str, module_json: str, target_json: dic
         _ = executable["main"]  # code is generated when a function is first asked for
         modules[key] = executable
     return time.perf_counter() - start
-
-
-def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
-    """Generate code for the kernels of a module, in memory."""
-    mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
-    if target.kind.name == "llvm":
-        with target:
-            mod = vector_code()(mod)
-    return tvm.driver.build(mod, target=target)
 
 
 def _run(

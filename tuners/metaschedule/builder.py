@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
 
 from tvm.ir.utils import derived_object
@@ -61,21 +62,22 @@ class WarmBuilder(PyBuilder):
 
 
 @derived_object
-class _Done(PyRunnerFuture):
-    def __init__(self, result: RunnerResult) -> None:
+class _Result(PyRunnerFuture):
+    def __init__(self, candidate: Future[Candidate]) -> None:
         super().__init__()
-        self._result = result
+        self._candidate = candidate
 
     def done(self) -> bool:
-        return True
+        return self._candidate.done()
 
     def result(self) -> RunnerResult:
-        return self._result
+        row = self._candidate.result()
+        return RunnerResult(row.seconds, None if row.seconds is not None else row.error or "not run")
 
 
 @derived_object
 class WarmRunner(PyRunner):
-    """Times candidates one after the other in the workers that compiled them."""
+    """Times candidates where their measurer does: in the workers that compiled them, or on other machines."""
 
     def __init__(self, measurer: Measurer, artifacts: Artifacts) -> None:
         super().__init__()
@@ -83,18 +85,16 @@ class WarmRunner(PyRunner):
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[RunnerFuture]:
         """Time a batch."""
-        return [_Done(self._run(item)) for item in runner_inputs]
-
-    def _run(self, item: RunnerInput) -> RunnerResult:
-        row = self.artifacts.take(str(item.artifact_path))
-        if row is None:
-            return RunnerResult(
-                None, f"{item.artifact_path} was not compiled by the builder that belongs to this runner"
-            )
-        self.measurer.run(row, str(item.device_type), tensor_arguments(item.args_info))
-        if row.seconds is None:
-            return RunnerResult(None, row.error or "not run")
-        return RunnerResult(row.seconds, None)
+        rows = []
+        for item in runner_inputs:
+            row = self.artifacts.take(str(item.artifact_path))
+            if row is None:
+                path = str(item.artifact_path)
+                row = Candidate(
+                    path, "", {}, error=f"{path} was not compiled by the builder that belongs to this runner"
+                )
+            rows.append((row, str(item.device_type), tensor_arguments(item.args_info)))
+        return [_Result(done) for done in self.measurer.run_all(rows)]
 
 
 def builder_and_runner(measurer: Measurer) -> tuple[ms.Builder, ms.Runner]:

@@ -13,6 +13,7 @@ COMMANDS = {
     "inspect": "Write one HTML page that shows what a compilation does.",
     "memory": "Show how little memory a model can run in, planned and measured.",
     "run": "Run a compiled artifact.",
+    "serve": "Let other machines measure candidates on this one.",
     "tune": "Measure schedules of a model's kernels, keep the fastest.",
     "vta": "Disassemble, replay and time VTA instruction streams.",
 }

@@ -14,6 +14,7 @@ import click
 from tvm_ext.cli.common import Shapes, elapsed, input_shape_option, json_flag, model_argument, print_json, target_option
 
 if TYPE_CHECKING:
+    from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuning import KernelResult, TuningResult
 
 
@@ -42,6 +43,8 @@ NOISY = 0.05
 @click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Measurements at a time.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
+@click.option("--tracker", metavar="HOST:PORT", help="Measure on the servers of this RPC tracker (see tvm-ext serve).")
+@click.option("--key", help="Key of those servers at the tracker.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Compile with what was found into this folder.")
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
 @click.option(
@@ -58,12 +61,14 @@ def command(
     batch: int,
     seed: int,
     threads: int | None,
+    tracker: str | None,
+    key: str | None,
     output: Path | None,
     force: bool,
     chart: Path | None,
     as_json: bool,
 ) -> None:
-    """Tune the kernels of MODEL (.onnx or .pt2) on this machine."""
+    """Tune the kernels of MODEL (.onnx or .pt2), on this machine or on others."""
     from tvm_ext.artifact import check_destination
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
@@ -71,12 +76,15 @@ def command(
     from tvm_ext.frontend import import_model
     from tvm_ext.report.tuning_chart import write_tuning_chart
     from tvm_ext.target import resolve_target
-    from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuners.recipes import recipe
     from tvm_ext.tuning import open_database, tune
 
     start = time.perf_counter()
     row = recipe(tuner)
+    if (tracker is None) != (key is None):
+        raise click.UsageError("--tracker and --key belong together: where the servers are, and which of them")
+    if tracker is not None and threads is not None:
+        raise click.UsageError("--threads is for this machine; give it to tvm-ext serve on the others")
     resolved = resolve_target(target)
     if output is not None:
         check_destination(output, force)
@@ -84,7 +92,7 @@ def command(
         check_chart(chart)
         check_writable(chart)
     imported = import_model(model, input_shapes=input_shapes or None)
-    with _display(trials, quiet=as_json) as progress, Measurer(threads=threads) as measurer:
+    with _display(trials, quiet=as_json) as progress, _measurer(threads, tracker, key) as measurer:
         result = tune(
             imported.mod, resolved, work_dir, trials, row, seed=seed, batch=batch, measurer=measurer, progress=progress
         )
@@ -107,6 +115,14 @@ def command(
         click.echo(f"  noise    the best kernels measured twice differ by {noise:.1%}{hint}")
     if output is not None:
         click.echo(f"  compiled {output}")
+
+
+def _measurer(threads: int | None, tracker: str | None, key: str | None) -> Measurer:
+    from tvm_ext.rpc import parse_address
+    from tvm_ext.tuners.measure.measurer import Measurer
+    from tvm_ext.tuners.measure.remote import RemoteMeasurer
+
+    return RemoteMeasurer(parse_address(tracker), key) if tracker and key else Measurer(threads=threads)
 
 
 def _times(kernel: KernelResult) -> str:

@@ -56,8 +56,9 @@ def serve(config_name: str, memory: str, host: str, port: int, tracker: str | No
     Whoever reaches the port can run any code here: listen in trusted networks only.
     """
     from tvm_ext.rpc import parse_address, reach
+    from tvm_ext.rpc_server import start_server
     from tvm_ext.vta.board import Board
-    from tvm_ext.vta.board_server import start_server
+    from tvm_ext.vta.board_rpc import BoardFunctions
 
     address = parse_address(tracker) if tracker else None
     if address is not None:
@@ -66,7 +67,7 @@ def serve(config_name: str, memory: str, host: str, port: int, tracker: str | No
     device = open_device()
     Board(device).self_test()
     device.close()
-    server = start_server(open_device, host, port, address, key)
+    server = start_server(host, port, address, key, partial(BoardFunctions.serve, open_device))
     try:
         click.echo(
             f"VTA {device.config.name}, HW_VER {device.config.hw_ver}: self-test passed; serving at {host}:{port}"

@@ -72,6 +72,11 @@ class BoardFunctions:
         """See :meth:`Device.run`; the base addresses are a JSON list."""
         return struct.pack("<d", self.device.run(address, count, BaseAddresses(*json.loads(bases)), seconds))
 
+    @classmethod
+    def serve(cls, open_device: Callable[[], Device]) -> None:
+        """Register the functions for a device; what :func:`tvm_ext.rpc_server.start_server` is to call."""
+        cls(open_device).register()
+
     def register(self) -> None:
         """Make them known to TVM's RPC server in this process."""
         import tvm
