@@ -1,16 +1,23 @@
-"""Count what rewriting and fusion save: kernels and bytes of the models of the DNNFusion study, and of the zoo.
+"""Measure what rewriting and fusion save in the models of the DNNFusion study and of the zoo: kernels, bytes, time.
 
-Run: python scripts/bench_fusion.py [--quick] [--only NAME ...] [--json PATH]
+Run: python scripts/bench_fusion.py [--quick] [--only NAME ...] [--latency | --counts] [--json PATH]
 
 A model is exported twice by torch's exporter that keeps every operator: with free dimensions, which gives the operators
 that the study counts, and with fixed ones, which is imported. Kernels are counted in the module that comes out: after
-rewriting, lowering, grouping and merging. TVM's own fusion runs on the same lowered module, without rewriting.
+rewriting, lowering, grouping, asking the schedule rules, and merging. TVM's own fusion runs on the same lowered module,
+without rewriting.
+
+Latency is that of the whole pipeline, with TVM's fusion and with both passes: the same layouts, the same schedule
+rules, all cores, the runs of the two interleaved. ``rest_free`` is the gain were everything free but the kernels of
+products and convolutions, as TVM's fusion makes them. The ablation adds one thing after the other, as the study does:
+nothing (no layouts, every operator a kernel), rewriting, fusion, layouts and data movement.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import logging
 import shlex
@@ -19,11 +26,13 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import onnx
 import torch
 import tvm
@@ -33,6 +42,7 @@ from tests.zoo import ZOO, get
 from tests.zoo.nets import exported, exported_cnn, shape_graphs
 from tvm_ext.algebra.rules import RULES
 from tvm_ext.bench.record import write_result
+from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
@@ -43,6 +53,10 @@ from tvm_ext.passes.algebra import AlgebraReport, rewrite_algebra
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
+from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.schedules import cpu
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.target import native_target
 
 # Operators before and kernels after, as the study prints them (table 5).
 SOURCE = {
@@ -59,6 +73,19 @@ SOURCE = {
     "gpt2": (2533, 254),
 }
 QUICK = ("c3d", "tinybert")
+TRANSFORMERS = ("bert_base", "distilbert", "albert", "tinybert", "mobilebert", "gpt2")
+CNNS = ("efficientnet_b0", "mobilenet_v2", "shufflenet", "unet", "vgg16", "c3d", "s3d", "yolo_v4")
+ABLATION = ("efficientnet_b0", "yolo_v4", "s3d", "gpt2")  # the models of the study's
+STAGES: dict[str, dict[str, Any]] = {
+    "nothing": {"disable": ("layout", "fuse")},
+    "rewriting": {"disable": ("layout", "fuse"), "rewrite": "strict"},
+    "fusion": {"disable": ("layout",), "rewrite": "strict", "fuse": "mapping-type"},
+    "layout": {"rewrite": "strict", "fuse": "mapping-type"},
+}
+STOCK: dict[str, Any] = {}
+OURS = STAGES["layout"]
+PRODUCTS = frozenset(f"cpu.{name}" for name in "convolution winograd matmul matvec sliding_window".split())
+RUNS, SECONDS = 7, 5.0  # runs of each variant at least, and seconds for all of them
 SEQUENCE = 128
 CLEAN = [fold_batch_norm(), relax.transform.DeadCodeElimination(), fold_constants(), relax.transform.FoldConstant()]
 LOWER = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FoldConstant()]
@@ -120,8 +147,9 @@ def passed(mod: tvm.IRModule, passes: list[Any]) -> tvm.IRModule:
 
 
 def fused(mod: tvm.IRModule) -> tuple[int, int]:
-    """Kernels and bytes of a lowered module after our fusion."""
-    return kernels(passed(mod, [fuse_by_mapping_types(), relax.transform.FuseTIR()]))
+    """Kernels and bytes of a lowered module after our fusion, as far as the schedule rules go along."""
+    with native_target():
+        return kernels(passed(mod, [fuse_by_mapping_types(rules=cpu.RULES), relax.transform.FuseTIR()]))
 
 
 def measure(mod: tvm.IRModule) -> dict[str, Any]:
@@ -193,6 +221,109 @@ def zoo_row(name: str) -> dict[str, Any]:
     return {"model": name, "kind": "zoo", **measure(mod)}
 
 
+def imported(name: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
+    """Import a model of the study as it was exported, or one of the zoo; with inputs."""
+    if name in SOURCE and name != "c3d":
+        module, examples, _ = sample(name)
+        generator = np.random.default_rng(0)
+        values = [
+            generator.standard_normal(tuple(array.shape), "float32")
+            if array.is_floating_point()
+            else generator.integers(0, 1000 if key == "tokens" else 2, tuple(array.shape))
+            for key, array in examples.items()
+        ]
+        return import_model(export(module, examples, {})).mod, values
+    entry = get(name)
+    return import_model(entry.onnx_path(), input_shapes=entry.input_shapes()).mod, list(entry.inputs().values())
+
+
+class Variant:
+    """A model compiled with some options of the pipeline."""
+
+    def __init__(self, mod: tvm.IRModule, values: list[np.ndarray], options: dict[str, Any]) -> None:
+        target = native_target()
+        start = time.perf_counter()
+        lowered, _, _ = lower(mod, target, PipelineOptions(**options))
+        self._machine = relax.VirtualMachine(relax.build(lowered, target, relax_pipeline=None), tvm.cpu())
+        self.compile_seconds = time.perf_counter() - start
+        self._arguments = [tvm.runtime.tensor(value) for value in values]
+        self.seconds: list[float] = []
+        self._rules = {
+            variable.name_hint: str((func.attrs or {}).get(RULE_ATTRIBUTE, ""))
+            for variable, func in lowered.functions_items()
+            if isinstance(func, tvm.tirx.PrimFunc)
+        }
+
+    def outputs(self) -> list[np.ndarray]:
+        """Run once and flatten what comes out."""
+        return _arrays(self._machine["main"](*self._arguments))
+
+    def run(self) -> None:
+        """Time a run."""
+        start = time.perf_counter()
+        self._machine["main"](*self._arguments)
+        self.seconds.append(time.perf_counter() - start)
+
+    def product_share(self) -> float:
+        """Find the part of the time that goes into kernels of products and convolutions, by the least of some runs."""
+        least: dict[tuple[str, int], float] = {}
+        place: Counter[str] = Counter()
+        began = [0.0]
+
+        def instrument(_function: Any, name: str, before: bool, _result: Any, *_arguments: Any) -> None:
+            if before:
+                began[0] = time.perf_counter()
+            else:
+                seconds, key = time.perf_counter() - began[0], (name, place[name])
+                place[name] += 1
+                least[key] = min(least.get(key, seconds), seconds)
+
+        self._machine.set_instrument(instrument)
+        for _ in range(RUNS):
+            place.clear()
+            self._machine["main"](*self._arguments)
+        products = sum(value for (name, _), value in least.items() if self._rules.get(name) in PRODUCTS)
+        return products / sum(least.values())
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    return [value.numpy()] if hasattr(value, "numpy") else [array for item in value for array in _arrays(item)]
+
+
+def timed(name: str, options: dict[str, dict[str, Any]]) -> tuple[dict[str, Variant], dict[str, float]]:
+    """Compile variants of a model, compare them with the first, and time them in turns; gives median milliseconds."""
+    mod, values = imported(name)
+    variants = {label: Variant(mod, values, chosen) for label, chosen in options.items()}
+    first, *others = (variant.outputs() for variant in variants.values())
+    for found in others:
+        for array, expected in zip(found, first, strict=True):
+            np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(expected).max())))
+    start = time.perf_counter()
+    while min(len(v.seconds) for v in variants.values()) < RUNS or (
+        time.perf_counter() - start < SECONDS and len(next(iter(variants.values())).seconds) < 500
+    ):
+        for variant in variants.values():
+            variant.run()
+    return variants, {label: round(1e3 * median(v.seconds), 3) for label, v in variants.items()}
+
+
+def latency_row(name: str) -> dict[str, Any]:
+    """Latency of a model with TVM's fusion, and with rewriting and our fusion."""
+    variants, found = timed(name, {"stock": STOCK, "ours": OURS})
+    rest_free = 1 / variants["stock"].product_share()
+    seconds = {f"{label}_compile_seconds": round(v.compile_seconds, 1) for label, v in variants.items()}
+    row = {"model": name, "kind": "latency", "stock_ms": found["stock"], "ours_ms": found["ours"], **seconds}
+    return row | {"gain": round(found["stock"] / found["ours"], 3), "rest_free": round(rest_free, 3)}
+
+
+def ablation_row(name: str) -> dict[str, Any]:
+    """Latency of a model as one thing after the other is added; ``stock`` is TVM's fusion alone, without layouts."""
+    _, found = timed(name, {**STAGES, "stock": {"disable": ("layout",)}})
+    gains = {f"{b}_gain": round(found[a] / found[b], 3) for a, b in itertools.pairwise(STAGES)}
+    row = {"model": name, "kind": "ablation", **{f"{label}_ms": value for label, value in found.items()}, **gains}
+    return row | {"gain": round(found["stock"] / found["layout"], 3)}
+
+
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Compute the figures that the ledger quotes."""
     graph = operator_graph(shape_graphs.vgg16())
@@ -215,6 +346,18 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             summary["gpt2_block_cut"] = round(1 - row["blocks"] / row["blocks_not_rewritten"], 4)
             summary["gpt2_kernel_cut"] = round(1 - row["kernels"] / row["kernels_not_rewritten"], 4)
             summary["gpt2_compile_seconds"] = round(row["rewriting_seconds"] + row["planning_seconds"], 2)
+    for key, names in (("latency_transformers", TRANSFORMERS), ("latency_cnns", CNNS)):
+        found = [row for row in rows if row["kind"] == "latency" and row["model"] in names]
+        if found:
+            summary[key] = round(geometric_mean(row["gain"] for row in found), 3)
+            summary[f"{key}_rest_free"] = round(geometric_mean(row["rest_free"] for row in found), 3)
+            summary[f"{key}_least"] = min(row["gain"] for row in found)
+            summary[f"{key}_models"] = len(found)
+    ablation = [row for row in rows if row["kind"] == "ablation"]
+    if ablation:
+        for stage in [*STAGES][1:]:
+            summary[f"ablation_{stage}"] = round(geometric_mean(row[f"{stage}_gain"] for row in ablation), 3)
+        summary["ablation_all_over_stock_fusion"] = round(geometric_mean(row["gain"] for row in ablation), 3)
     zoo = [row for row in rows if row["kind"] == "zoo" and "kernels" in row]
     if zoo:
         summary["zoo_models"] = len(zoo)
@@ -229,19 +372,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two models of the study, the tiny ones of the zoo")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models only; the file keeps the other rows")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument(
+        "--latency", action="store_true", help="only latency and ablation; the file keeps the other rows"
+    )
+    parts.add_argument("--counts", action="store_true", help="only kernels and bytes; the file keeps the other rows")
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "fusion.json")
     arguments = parser.parse_args()
     tiny = [name for name in ZOO if name.startswith("tiny")]
     study, zoo = (list(QUICK), tiny) if arguments.quick else (list(SOURCE), list(ZOO))
+    measured = list(QUICK) if arguments.quick else [*TRANSFORMERS, *CNNS]
+    ablation = ["tinybert"] if arguments.quick else list(ABLATION)
     rows: list[dict[str, Any]] = []
     command = None
     if arguments.only:
-        study, zoo = ([name for name in names if name in arguments.only] for names in (study, zoo))
+        chosen = (study, zoo, measured, ablation)
+        study, zoo, measured, ablation = ([name for name in names if name in arguments.only] for names in chosen)
+    if arguments.latency:
+        study, zoo = [], []
+    if arguments.counts:
+        measured, ablation = [], []
+    if arguments.only or arguments.latency or arguments.counts:
         if arguments.json.exists():
             before = json.loads(arguments.json.read_text())
             rows, command = before["rows"], f"{before['command']}; {shlex.join(['bench_fusion.py', *sys.argv[1:]])}"
     print(f"{'model':18}{'operators':>10}{'stock':>7}{'kernels':>8}{'rate':>7}{'source':>7}{'MiB':>9}{'stock MiB':>10}")
-    for make, names in ((study_row, study), (zoo_row, zoo)):
+    parts_of = ((study_row, study), (zoo_row, zoo), (latency_row, measured), (ablation_row, ablation))
+    for make, names in parts_of:
         for name in names:
             row = make(name)
             same = [number for number, old in enumerate(rows) if (old["model"], old["kind"]) == (name, row["kind"])]
@@ -252,6 +409,10 @@ def main() -> None:
 
 def show(row: dict[str, Any]) -> None:
     """Print a row."""
+    if row["kind"] in ("latency", "ablation"):
+        shown = (f"{key} {value}" for key, value in row.items() if key not in ("model", "kind"))
+        print(f"{row['model']:18}{', '.join(shown)}", flush=True)
+        return
     if "kernels" not in row:
         print(f"{row['model']:18}{row['missing']}", flush=True)
         return
