@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.vta.layers import IntegerLayer, IntegerNetwork
+from tvm_ext.vta.layers import IntegerLayer, IntegerNetwork, Layer
 
 
 def run_network(network: IntegerNetwork, inputs: Mapping[str, NDArray[np.int8]]) -> dict[str, NDArray[np.int8]]:
@@ -18,22 +18,36 @@ def run_network(network: IntegerNetwork, inputs: Mapping[str, NDArray[np.int8]])
     return tensors
 
 
+def window_of(layer: Layer) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Kernel, stride and padding along columns and along rows."""
+    down = (layer.kernel, layer.stride, layer.padding)
+    return down, layer.across or down
+
+
 def run_layer(integer: IntegerLayer, tensors: Mapping[str, NDArray[np.int8]]) -> NDArray[np.int8]:
-    layer = integer.layer
-    pad = (layer.padding, layer.padding)
-    lowest = 0 if layer.kind == "conv2d" else -128
-    data = np.pad(tensors[layer.data].astype(np.int64), ((0, 0), (0, 0), pad, pad), constant_values=lowest)
-    windows = np.lib.stride_tricks.sliding_window_view(data, (layer.kernel, layer.kernel), axis=(2, 3))
-    windows = windows[:, :, :: layer.stride, :: layer.stride]  # N, C, rows, columns, KH, KW
+    layer, weights = integer.layer, integer.weights
+    (kernel, stride, pad), (kernel_x, stride_x, pad_x) = window_of(layer)
+    data = tensors[layer.data].astype(np.int64)
+    if layer.kind == "conv2d_transpose":
+        # Zeros between the inputs, then a convolution with the window turned around.
+        spread = np.zeros((*data.shape[:2], *((np.array(data.shape[2:]) - 1) * (stride, stride_x) + 1)), np.int64)
+        spread[:, :, ::stride, ::stride_x] = data
+        extra = layer.output_padding
+        around = ((kernel - 1 - pad, kernel - 1 - pad + extra), (kernel_x - 1 - pad_x, kernel_x - 1 - pad_x + extra))
+        data, stride, stride_x, weights = np.pad(spread, ((0, 0), (0, 0), *around)), 1, 1, weights[:, :, ::-1, ::-1]
+    else:
+        data = np.pad(data, ((0, 0), (0, 0), (pad, pad), (pad_x, pad_x)))
+    windows = np.lib.stride_tricks.sliding_window_view(data, (kernel, kernel_x), axis=(2, 3))
+    windows = windows[:, :, ::stride, ::stride_x]  # N, C, rows, columns, KH, KW
     if layer.kind == "max_pool2d":
         return windows.max(axis=(4, 5)).astype(np.int8)
     n, channels, rows, columns = windows.shape[:4]
-    groups, outputs = layer.groups, len(integer.weights)
+    groups, outputs = layer.groups, len(weights)
     seen = windows.reshape(n, groups, channels // groups, rows, columns, -1).transpose(1, 0, 3, 4, 2, 5)
     seen = seen.reshape(groups, n * rows * columns, -1).astype(np.float64)
-    weights = integer.weights.reshape(groups, outputs // groups, -1).astype(np.float64)
+    taps = weights.reshape(groups, outputs // groups, -1).astype(np.float64)
     # Sums are below 2**31, products of float64 are exact up to 2**53.
-    sums = np.einsum("gpk,gok->gop", seen, weights, optimize=True).reshape(outputs, n, rows, columns)
+    sums = np.einsum("gpk,gok->gop", seen, taps, optimize=True).reshape(outputs, n, rows, columns)
     total = sums.astype(np.int64).transpose(1, 0, 2, 3) + integer.bias[None, :, None, None]
     if layer.residual is not None:
         total += tensors[layer.residual].astype(np.int64) << integer.residual_shift

@@ -85,6 +85,19 @@ def pooled(e: Emitter, x: Any) -> Any:
     return e.emit(relax.op.add(e.emit(relax.op.matmul(flat, e.constant(32, 10))), e.constant(10)))
 
 
+def decoder(e: Emitter, x: Any) -> Any:
+    """Transposed convolutions, one of them in groups, windows that are no squares, an average over parts."""
+    first = e.relu(e.emit(relax.op.nn.conv2d_transpose(x, e.constant(16, 20, 4, 4), strides=2, padding=1)))
+    flat = e.emit(relax.op.nn.conv2d(first, e.constant(20, 20, 1, 5), padding=(0, 2, 0, 2)))
+    tall = e.relu(e.emit(relax.op.nn.conv2d(flat, e.constant(16, 20, 3, 1), strides=(2, 1), padding=(1, 0, 1, 0))))
+    grouped = e.emit(
+        relax.op.nn.conv2d_transpose(
+            tall, e.constant(16, 4, 3, 3), strides=2, padding=1, output_padding=(1, 1), groups=4
+        )
+    )
+    return e.emit(relax.op.nn.avg_pool2d(e.relu(grouped), (2, 4), (2, 4)))
+
+
 def two_regions(e: Emitter, x: Any) -> Any:
     """A sigmoid between convolutions, which VTA cannot run, beside a path without it; two results."""
     first = e.relu(e.conv(x, 16))
@@ -103,6 +116,7 @@ def perceptron(e: Emitter, x: Any) -> Any:
 MODELS = {
     "residual": ((1, 3, 6, 6), residual_block),
     "pooled": ((1, 3, 8, 8), pooled),
+    "decoder": ((1, 16, 3, 4), decoder),
     "regions": ((1, 8, 6, 6), two_regions),
     "perceptron": ((5, 24), perceptron),
     "batch": ((3, 3, 8, 8), pooled),
@@ -144,6 +158,7 @@ def references(model: VTAModel, tensors: Mapping[str, np.ndarray]) -> dict[str, 
             pytest.param(name, config, marks=pytest.mark.slow)
             for name, config in [
                 ("regions", "sim"),
+                ("decoder", "sim"),
                 ("pooled", "sim"),
                 ("batch", "sim"),
                 *((name, "sim_2x16") for name in MODELS if name != "pooled"),

@@ -28,24 +28,44 @@ COSTS = costs_named("chisel")
 def random_layer(draw: st.DrawFn, rng: np.random.Generator, name: str, shapes: dict[str, tuple]) -> IntegerLayer:
     data = draw(st.sampled_from(list(shapes)))
     n, channels, height, width = shapes[data]
-    kernel = draw(st.integers(1, min(3, height, width)))
-    stride, padding = draw(st.integers(1, 2)), draw(st.integers(0, kernel - 1))
-    rows, columns = ((extent + 2 * padding - kernel) // stride + 1 for extent in (height, width))
-    if draw(st.integers(0, 4)) == 0:
-        layer = Layer(name, "max_pool2d", data, shapes[data], (n, channels, rows, columns), kernel, stride, 0)
-        rows, columns = ((extent - kernel) // stride + 1 for extent in (height, width))
-        layer = Layer(name, "max_pool2d", data, shapes[data], (n, channels, rows, columns), kernel, stride)
-        return IntegerLayer(layer)
+    kind = draw(st.sampled_from(["conv2d", "conv2d", "conv2d_transpose", "max_pool2d"]))
+    sides = []
+    for extent in (height, width):
+        kernel = draw(st.integers(1, min(4, extent) if kind != "conv2d_transpose" else 4))
+        stride = draw(st.integers(1, 2 if kind != "conv2d_transpose" else kernel))
+        sides.append((kernel, stride, draw(st.integers(0, kernel - 1))))
+    extra = draw(st.integers(0, 1))
+    if kind == "max_pool2d":
+        sides = [(min(side[0] for side in sides), 2, 0)] * 2
+    if kind == "conv2d_transpose":
+        extra = min(extra, *(padding for _, _, padding in sides))
+        rows, columns = (
+            (extent - 1) * stride - 2 * padding + kernel + extra
+            for extent, (kernel, stride, padding) in zip((height, width), sides, strict=True)
+        )
+        if min(rows, columns) < 1:
+            kind = "conv2d"
+            sides = [(1, 1, 0)] * 2
+    if kind != "conv2d_transpose":
+        extra = 0
+        rows, columns = (
+            (extent + 2 * padding - kernel) // stride + 1
+            for extent, (kernel, stride, padding) in zip((height, width), sides, strict=True)
+        )
+    down, across = sides
     groups = draw(st.sampled_from([group for group in (1, 2, 3, 4, channels) if channels % group == 0]))
-    outputs = groups * draw(st.integers(1, max(1, 36 // groups)))
+    outputs = channels if kind == "max_pool2d" else groups * draw(st.integers(1, max(1, 36 // groups)))
     shape = (n, outputs, rows, columns)
-    others = [known for known, form in shapes.items() if form == shape]
-    residual = draw(st.sampled_from([None, *others]))
-    weights = rng.integers(-128, 128, (outputs, channels // groups, kernel, kernel)).astype(np.int8)
-    largest = draw(st.sampled_from([1000, 10_000_000]))
+    form = {"kernel": down[0], "stride": down[1], "padding": down[2], "across": across, "output_padding": extra}
+    if kind == "max_pool2d":
+        return IntegerLayer(Layer(name, kind, data, shapes[data], shape, **form))
+    others = [known for known, other in shapes.items() if other == shape]
+    weights = rng.integers(-128, 128, (outputs, channels // groups, down[0], across[0])).astype(np.int8)
     layer = Layer(
-        name, "conv2d", data, shapes[data], shape, kernel, stride, padding, groups, weights, None, residual
+        name, kind, data, shapes[data], shape, groups=groups, weights=weights,
+        residual=draw(st.sampled_from([None, *others])), **form,
     )  # fmt: skip
+    largest = draw(st.sampled_from([1000, 10_000_000]))
     return IntegerLayer(
         layer, weights, rng.integers(-largest, largest, outputs).astype(np.int32),
         draw(st.integers(0, 16)), draw(st.integers(0, 11)), draw(st.sampled_from([-128, 0])), draw(st.integers(1, 127)),
@@ -69,7 +89,7 @@ def networks(
     return config, IntegerNetwork(tuple(layers), dict.fromkeys(shapes, 0)), inputs
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(networks())
 def test_region_is_exact(drawn: tuple[VTAConfig, IntegerNetwork, dict[str, np.ndarray]]) -> None:
     check(drawn)

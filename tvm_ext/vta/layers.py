@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tvm_ext.errors import GraphError
 
 Shape: TypeAlias = tuple[int, int, int, int]
-Kind: TypeAlias = Literal["conv2d", "max_pool2d"]
+Kind: TypeAlias = Literal["conv2d", "conv2d_transpose", "max_pool2d"]
 
 # A narrower integer would do for most layers; a sum of VTA has these bits.
 ACCUMULATOR_BITS = 32
@@ -40,8 +40,9 @@ class Layer:
     in_shape, out_shape : tuple of int
         (N, C, H, W).
     kernel, stride, padding, groups : int
+        The first three along columns, and along rows unless ``across`` says otherwise.
     weights : NDArray[np.float32], optional
-        (O, I / groups, KH, KW), of a convolution.
+        (O, I / groups, KH, KW), of a convolution, transposed or not.
     bias : NDArray[np.float32], optional
         (O,), of a convolution.
     residual : str, optional
@@ -52,6 +53,10 @@ class Layer:
         Variables of the model that it stands for; the last one is ``name``.
     operator : str
         What the model has, for people.
+    across : tuple of int, optional
+        Kernel, stride and padding along rows, where they are others.
+    output_padding : int
+        Further rows and columns, of a transposed convolution.
     """
 
     name: str
@@ -70,6 +75,8 @@ class Layer:
     high: float = inf
     covers: tuple[str, ...] = ()
     operator: str = "conv2d"
+    across: tuple[int, int, int] | None = None
+    output_padding: int = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -80,17 +87,20 @@ class Layer:
     def macs(self) -> int:
         """Multiply-adds; of a maximum, comparisons."""
         n, channels, height, width = self.out_shape
-        each = self.kernel**2 * (1 if self.weights is None else self.weights.shape[1])
-        return n * channels * height * width * each
+        if self.kind == "conv2d_transpose":
+            height, width = self.in_shape[2:]
+        window = self.kernel * (self.across or (self.kernel,))[0]
+        return n * channels * height * width * window * (1 if self.weights is None else self.weights.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class IntegerLayer:
     """A layer in integers.
 
-    A convolution gives ``clip((sum(weights * data) + bias + (residual << residual_shift)) >> shift, low, high)``; half
-    of the last bit that is shifted out is part of the bias, so that results are rounded to the nearest. A maximum
-    gives the maximum of integers.
+    A convolution, transposed or not, gives
+    ``clip((sum(weights * data) + bias + (residual << residual_shift)) >> shift, low, high)``; half of the last bit that
+    is shifted out is part of the bias, so that results are rounded to the nearest. A maximum gives the maximum of
+    integers.
 
     Attributes
     ----------

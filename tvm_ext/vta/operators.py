@@ -7,6 +7,7 @@ over output rows and output blocks.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -113,15 +114,15 @@ def conv2d(
                 load_inputs(builder, conv, tiles, extent, (n, first_in, inner, y, x), inp, data)
             wgt, missing = tiles.wgt.find((o, i))
             if missing:
-                window = conv.kernel**2
+                window = conv.window
                 first = (o * conv.group_in + i) * window
                 builder.load(
                     MemoryType.WGT, weights, first, wgt, inner * window, extent.out_blocks, conv.group_in * window
                 )
-            steps = _conv_steps(conv, tiles, extent, inner, acc, inp, wgt)
-            # Hardware may not add to what one of the two steps before wrote, unless another instruction did.
-            for part in [steps] if len(every) > 2 else np.split(steps, len(steps) // len(every)):
-                builder.gemm(part)
+            for steps, results in _conv_steps(conv, tiles, (extent, y, x), inner, acc, inp, wgt):
+                # Hardware may not add to what one of the two steps before wrote, unless another instruction did.
+                for part in [steps] if results > 2 else np.split(steps, len(steps) // results):
+                    builder.gemm(part)
         with_bias = np.stack([every[:, 0], o + np.arange(extent.out_blocks * pixels) // pixels], axis=1)
         if bias_inputs is None:
             builder.alu(AluOpcode.ADD, with_bias)
@@ -172,11 +173,10 @@ def load_inputs(
 ) -> None:
     """Load the inputs that a tile of outputs sees, block by block; what lies outside of the image is zero."""
     n, i, inner, y, x = origin
-    step = tiles.row_step
-    top, left = y * conv.stride - conv.padding, x * conv.stride - conv.padding
-    in_rows = (extent.rows - 1) * (conv.stride // step) + conv.kernel
-    in_columns = (extent.columns - 1) * conv.stride + conv.kernel
-    # Where rows are left out the window is 1x1, and there is no padding.
+    step = conv.vertical.loaded_every
+    top, in_rows = conv.vertical.seen(y, extent.rows)
+    left, in_columns = conv.horizontal.seen(x, extent.columns)
+    # Where rows are left out the window has one row, and there is no padding.
     above, before = max(0, -top), max(0, -left)
     below = max(0, top + in_rows - conv.height) if step == 1 else 0
     after = max(0, left + in_columns - conv.width)
@@ -190,23 +190,34 @@ def load_inputs(
         )  # fmt: skip
 
 
-def _conv_steps(conv: Conv2d, tiles: TileSlots, extent: Tile, inner: int, acc: int, inp: int, wgt: int) -> Steps:
-    """List the steps of a tile, outermost loop first: output block, row; input block, window; column.
+def _conv_steps(
+    conv: Conv2d, tiles: TileSlots, place: tuple[Tile, int, int], inner: int, acc: int, inp: int, wgt: int
+) -> Iterator[tuple[Steps, int]]:
+    """List the steps of a tile, and in how many results they end, for outputs that see the same places of the window.
 
-    Narrow tiles have the input block and the window outermost.
+    Outermost loop first: output block, row; input block, window; column. Narrow tiles have the input block and the
+    window outermost.
     """
-    in_columns = (extent.columns - 1) * conv.stride + conv.kernel
-    window = conv.kernel**2
-    kernel, columns = conv.kernel, extent.columns
-    if columns > 2:
-        o, y, c, ky, kx, x = np.ogrid[: extent.out_blocks, : extent.rows, :inner, :kernel, :kernel, :columns]
-    else:
-        c, ky, kx, o, y, x = np.ogrid[:inner, :kernel, :kernel, : extent.out_blocks, : extent.rows, :columns]
-    row = y * (conv.stride // tiles.row_step) + ky
-    dst = acc + (o * extent.rows + y) * extent.columns + x
-    src = inp + c * tiles.in_rows * tiles.in_columns + row * in_columns + x * conv.stride + kx
-    weight = wgt + (o * inner + c) * window + ky * conv.kernel + kx
-    return np.stack([part.ravel() for part in np.broadcast_arrays(dst, src, weight)], axis=1)
+    extent, top, left = place
+    _, in_columns = conv.horizontal.seen(left, extent.columns)
+    across = list(conv.horizontal.phases(left, extent.columns))
+    for rows, row_taps, in_row in conv.vertical.phases(top, extent.rows):
+        for columns, column_taps, in_column in across:
+            sizes = (len(row_taps), len(column_taps))
+            if len(columns) > 2:
+                o, y, c, ky, kx, x = np.ogrid[
+                    : extent.out_blocks, : len(rows), :inner, : sizes[0], : sizes[1], : len(columns)
+                ]
+            else:
+                c, ky, kx, o, y, x = np.ogrid[
+                    :inner, : sizes[0], : sizes[1], : extent.out_blocks, : len(rows), : len(columns)
+                ]
+            dst = acc + (o * extent.rows + rows[y]) * extent.columns + columns[x]
+            src = inp + c * tiles.in_rows * tiles.in_columns + in_row[y, ky] * in_columns + in_column[x, kx]
+            place_in_window = row_taps[ky] * conv.horizontal.kernel + column_taps[kx]
+            weight = wgt + (o * inner + c) * conv.window + place_in_window
+            steps = np.stack([part.ravel() for part in np.broadcast_arrays(dst, src, weight)], axis=1)
+            yield steps, extent.out_blocks * len(rows) * len(columns)
 
 
 def matmul(

@@ -136,7 +136,7 @@ def layer_cycles(layer: Layer, config: VTAConfig, costs: CycleCosts) -> int:
 
 def cpu_seconds(layer: Layer, host: HostSpeed) -> float:
     """Estimate the time of a layer on the CPU."""
-    products = layer.operator in ("conv2d", "matmul")
+    products = layer.operator in ("conv2d", "conv2d_transpose", "matmul")
     return layer.macs / (host.macs if products else host.comparisons)
 
 

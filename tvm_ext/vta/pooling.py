@@ -23,7 +23,7 @@ def pooling_tile(config: VTAConfig, pool: Conv2d) -> Tile:
     """
     for columns in range(pool.out_width, 0, -1):
         for rows in range(pool.out_height, 0, -1):
-            in_rows, in_columns = ((n - 1) * pool.stride + pool.kernel for n in (rows, columns))
+            in_rows, in_columns = pool.vertical.most_seen(rows), pool.horizontal.most_seen(columns)
             size = in_rows * in_columns
             if 2 * size <= config.depths["inp"] and 2 * (size + rows * columns) <= config.depths["acc"]:
                 return Tile(rows, columns, 1, 1)
@@ -59,13 +59,11 @@ def max_pool2d(builder: ProgramBuilder, pool: Conv2d, data: str, identity: str, 
         extent = Tile(min(tile.rows, pool.out_height - y), min(tile.columns, pool.out_width - x), 1, 1)
         (inp, _), (copy, _), (acc, _) = tiles.inp.find(number), copies.find(number), results.find(number)
         load_inputs(builder, pool, tiles, extent, (n, block, 1, y, x), inp, data)
-        in_rows, in_columns = ((part - 1) * pool.stride + pool.kernel for part in (extent.rows, extent.columns))
-        if pool.kernel == 1:  # rows that nothing sees were not loaded
-            in_rows = extent.rows
+        (_, in_rows), (_, in_columns) = pool.vertical.seen(y, extent.rows), pool.horizontal.seen(x, extent.columns)
         _widen(builder, np.arange(in_rows * in_columns), copy, inp)
         row, column = np.ogrid[: extent.rows, : extent.columns]
         outputs = acc + row * extent.columns + column
-        step = pool.stride // tiles.row_step
+        step = pool.stride // pool.vertical.loaded_every
         first = row * step * in_columns + column * pool.stride
         _widen(builder, first.ravel(), acc, inp)
         for tap in range(min(1, pool.kernel - 1), pool.kernel**2):

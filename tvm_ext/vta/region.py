@@ -130,7 +130,10 @@ def geometry(layer: Layer, config: VTAConfig) -> Conv2d:
         merged = merge_groups(layer.weights, layer.groups, config.block)
         groups, out_blocks = merged.groups, -(-layer.out_shape[1] // config.block)
     batches = -(-n // config.batch)
-    return Conv2d(batches, blocks, out_blocks, height, width, layer.kernel, layer.stride, layer.padding, groups)
+    return Conv2d(
+        batches, blocks, out_blocks, height, width, layer.kernel, layer.stride, layer.padding, groups,
+        layer.across, layer.kind == "conv2d_transpose", layer.output_padding,
+    )  # fmt: skip
 
 
 def build_region(

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvm_ext.errors import InputError
 from tvm_ext.passes.quantized_values import constant, static_shape
-from tvm_ext.vta.layers import Layer, Shape
+from tvm_ext.vta.layers import Kind, Layer, Shape
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Reader:
         if operator == "relax.clip":
             low, high = (_number(argument) for argument in call.args[1:3])
             return None if low is None or high is None or low > high else replace(layer, low=low, high=high)
-        if operator != "relax.add" or layer.kind != "conv2d":
+        if operator != "relax.add" or layer.kind == "max_pool2d":
             return None
         other = call.args[1] if call.args[0].same_as(current) else call.args[0]
         values = constant(other)
@@ -267,6 +267,25 @@ def _one(values: Any, what: str) -> int:
     return found.pop()
 
 
+def _sides(what: str, values: Any) -> tuple[int, int]:
+    """Return an attribute along columns and along rows; what is before and after must be the same."""
+    found = [int(value) for value in values]
+    if len(found) == 1:
+        return found[0], found[0]
+    if len(found) == 4 and found[:2] != found[2:]:
+        raise NotALayer(f"{what} is {found}; VTA's is the same on both sides")
+    return found[0], found[1]
+
+
+def _form(kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, Any]:
+    """Return the fields of a layer for a window."""
+    for size, pad in zip(kernel, padding, strict=True):
+        if not 0 <= pad < min(size, 16):
+            raise NotALayer(f"padding is {pad}; expected less than the window, {size}, and than 16")
+    down, across = zip(kernel, stride, padding, strict=True)
+    return {"kernel": down[0], "stride": down[1], "padding": down[2], "across": None if across == down else across}
+
+
 def _plain_layout(call: relax.Call) -> None:
     layout = str(call.attrs.data_layout) if hasattr(call.attrs, "data_layout") else str(call.attrs.layout)
     if layout != "NCHW":
@@ -279,18 +298,26 @@ def _convolution(reader: _Reader, anchor: Any) -> tuple[Layer, list[Any]]:
     weights = constant(call.args[1])
     if weights is None:
         raise NotALayer("its weights are not constant")
-    if weights.shape[2] != weights.shape[3]:
-        raise NotALayer(f"its window is {weights.shape[2]} x {weights.shape[3]}; VTA's are square")
     if _one(call.attrs.dilation, "dilation") != 1:
         raise NotALayer(f"dilation is {int(call.attrs.dilation[0])}; VTA has none")
     in_shape, out_shape = reader.shape(call.args[0]), reader.shape(anchor)
-    padding, kernel = _one(call.attrs.padding, "padding"), weights.shape[2]
-    if padding >= min(kernel, 16):
-        raise NotALayer(f"padding is {padding}; expected less than the window, {kernel}, and than 16")
+    kernel = (weights.shape[2], weights.shape[3])
+    form = _form(kernel, _sides("stride", call.attrs.strides), _sides("padding", call.attrs.padding))
+    kind: Kind = "conv2d"
+    groups = int(call.attrs.groups)
+    if _operator(call) == "relax.nn.conv2d_transpose":
+        kind = "conv2d_transpose"
+        form["output_padding"] = _one(call.attrs.output_padding, "output_padding")
+        down, across = (form["kernel"], form["stride"], form["padding"]), form["across"]
+        for size, stride, padding in (down, across or down):
+            if size < stride or form["output_padding"] > padding:
+                raise NotALayer("its window is smaller than its stride, or its output padding larger than its padding")
+        # (I, O / groups, KH, KW) -> (O, I / groups, KH, KW)
+        by_group = weights.reshape(groups, -1, *weights.shape[1:]).swapaxes(1, 2)
+        weights = np.ascontiguousarray(by_group.reshape(-1, *by_group.shape[2:]))
     layer = Layer(
-        anchor.name, "conv2d", call.args[0].name, cast(Shape, in_shape), cast(Shape, out_shape),
-        kernel, _one(call.attrs.strides, "stride"), padding, int(call.attrs.groups),
-        weights.astype(np.float32), np.zeros(len(weights), np.float32), operator="conv2d",
+        anchor.name, kind, call.args[0].name, cast(Shape, in_shape), cast(Shape, out_shape), groups=groups,
+        weights=weights.astype(np.float32), bias=np.zeros(len(weights), np.float32), operator=kind, **form,
     )  # fmt: skip
     return layer, [anchor]
 
@@ -309,14 +336,13 @@ def _product(reader: _Reader, anchor: Any) -> tuple[Layer, list[Any]]:
     source = reader.through_reshape(call.args[0])
     before = static_shape(source) or ()
     rows = int(np.prod(shape[:-1]))
-    flattened = len(before) == 4 and before[0] == rows and before[2] == before[3]
+    flattened = len(before) == 4 and before[0] == rows
     if flattened and rows <= reader.batch and len(shape) == 2 and not source.same_as(call.args[0]):
         # The matrix sees the whole picture: a convolution whose window is as large.
-        kernel = before[2]
-        picture = matrix.reshape(len(matrix), before[1], kernel, kernel)
+        picture = matrix.reshape(len(matrix), *before[1:])
         return Layer(
-            anchor.name, "conv2d", source.name, cast(Shape, before), out_form, kernel,
-            weights=picture, bias=bias, operator="matmul",
+            anchor.name, "conv2d", source.name, cast(Shape, before), out_form,
+            weights=picture, bias=bias, operator="matmul", **_form((before[2], before[3]), (1, 1), (0, 0)),
         ), [anchor]  # fmt: skip
     if len(shape) == 4:
         raise NotALayer("its left operand has four dimensions; expected a matrix or a batch of sequences")
@@ -356,19 +382,19 @@ def _is_not_negative(reader: _Reader, variable: Any) -> bool:
 def _average(reader: _Reader, anchor: Any) -> tuple[Layer, list[Any]]:
     call = reader.calls[anchor]
     _plain_layout(call)
-    kernel = _one(call.attrs.pool_size, "window")
-    if _one(call.attrs.padding, "padding") or _one(call.attrs.dilation, "dilation") != 1 or call.attrs.ceil_mode:
+    kernel = _sides("window", call.attrs.pool_size)
+    if any(_sides("padding", call.attrs.padding)) or _one(call.attrs.dilation, "dilation") != 1 or call.attrs.ceil_mode:
         raise NotALayer("padded, dilated, or with rounding up")
-    return _by_channel(reader, anchor, kernel, _one(call.attrs.strides, "stride"), 1 / kernel**2)
+    return _by_channel(reader, anchor, kernel, _sides("stride", call.attrs.strides), 1 / (kernel[0] * kernel[1]))
 
 
 def _mean(reader: _Reader, anchor: Any) -> tuple[Layer, list[Any]]:
     call = reader.calls[anchor]
     shape = reader.shape(call.args[0])
     axes = sorted(int(axis) % len(shape) for axis in call.attrs.axis or ())
-    if len(shape) != 4 or axes != [2, 3] or not call.attrs.keepdims or shape[2] != shape[3]:
-        raise NotALayer("not the mean of a square picture")
-    return _by_channel(reader, anchor, shape[2], 1, 1 / shape[2] ** 2)
+    if len(shape) != 4 or axes != [2, 3] or not call.attrs.keepdims:
+        raise NotALayer("not the mean of pictures")
+    return _by_channel(reader, anchor, (shape[2], shape[3]), (1, 1), 1 / (shape[2] * shape[3]))
 
 
 def _sum(reader: _Reader, anchor: Any) -> tuple[Layer, list[Any]]:
@@ -378,22 +404,28 @@ def _sum(reader: _Reader, anchor: Any) -> tuple[Layer, list[Any]]:
         raise NotALayer("not a sum of two tensors")
     if reader.shape(first) != reader.shape(second) or len(reader.shape(first)) != 4:
         raise NotALayer("its operands have other shapes")
-    layer, covers = _by_channel(reader, anchor, 1, 1, 1.0)
+    layer, covers = _by_channel(reader, anchor, (1, 1), (1, 1), 1.0)
     return replace(layer, residual=second.name, operator="add"), covers
 
 
-def _by_channel(reader: _Reader, anchor: Any, kernel: int, stride: int, weight: float) -> tuple[Layer, list[Any]]:
+def _by_channel(
+    reader: _Reader, anchor: Any, kernel: tuple[int, int], stride: tuple[int, int], weight: float
+) -> tuple[Layer, list[Any]]:
     """Make a convolution that adds up a window of each channel, all values with the same weight."""
     data = reader.calls[anchor].args[0]
     shape = cast(Shape, reader.shape(data))
-    weights = np.full((shape[1], 1, kernel, kernel), weight, np.float32)
     return Layer(
-        anchor.name, "conv2d", data.name, shape, cast(Shape, reader.shape(anchor)), kernel, stride, 0, shape[1],
-        weights, np.zeros(shape[1], np.float32), operator="average",
+        anchor.name, "conv2d", data.name, shape, cast(Shape, reader.shape(anchor)), groups=shape[1],
+        weights=np.full((shape[1], 1, *kernel), weight, np.float32), bias=np.zeros(shape[1], np.float32),
+        operator="average", **_form(kernel, stride, (0, 0)),
     ), [anchor]  # fmt: skip
 
 
-PRODUCTS: dict[str, LayerRule] = {"relax.nn.conv2d": _convolution, "relax.matmul": _product}
+PRODUCTS: dict[str, LayerRule] = {
+    "relax.nn.conv2d": _convolution,
+    "relax.nn.conv2d_transpose": _convolution,
+    "relax.matmul": _product,
+}
 OTHERS: dict[str, LayerRule] = {
     "relax.nn.max_pool2d": _maximum,
     "relax.nn.avg_pool2d": _average,

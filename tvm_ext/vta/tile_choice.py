@@ -69,7 +69,7 @@ def estimate_cycles(
     instructions = ACCUMULATOR_INSTRUCTIONS + 1 + 2 * with_residual + depths
     compute = conv.steps + alu * outputs + number * instructions * costs.pipeline
 
-    window = conv.kernel**2
+    window = conv.window
     in_bytes = tiles.in_columns * config.inp_bytes
     bursts = 1 + (in_bytes - 1) // costs.burst_bytes
     load = tiles.in_rows * (-(-in_bytes // bus) + bursts) + costs.read_latency
