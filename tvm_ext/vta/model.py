@@ -21,16 +21,16 @@ from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.quantized_values import static_shape
 from tvm_ext.vta.accuracy import AccuracyReport, compare, compare_layers
-from tvm_ext.vta.calibrate import ObservedModel, Substitution, check_samples, observe
+from tvm_ext.vta.borders import with_regions
+from tvm_ext.vta.calibrate import ObservedModel, check_samples, observe
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts, costs_named
-from tvm_ext.vta.executable import Port, link_program
-from tvm_ext.vta.layers import IntegerNetwork, Shape
+from tvm_ext.vta.layers import IntegerNetwork
 from tvm_ext.vta.partition import Device, HostSpeed, Partition, plan_partition
 from tvm_ext.vta.quantize import quantize_network, to_integers
 from tvm_ext.vta.quantized_model import remove_quantization
-from tvm_ext.vta.region import RegionProgram, build_region, packed_shape
-from tvm_ext.vta.relax_layers import ModelGraph, bindings_of, read_graph
+from tvm_ext.vta.region import RegionProgram, build_region
+from tvm_ext.vta.relax_layers import ModelGraph, read_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +187,7 @@ def offload(
         observed = observe(ObservedModel(floats, wanted), samples)
     network = quantize_network(layers, observed, fixed)
     regions = tuple(_build_regions(graph, partition, network, config, costs))
-    return VTAModel(_with_regions(floats, regions, network), floats, graph, partition, network, regions, config, notes)
+    return VTAModel(with_regions(floats, regions, network), floats, graph, partition, network, regions, config, notes)
 
 
 def _notes(graph: ModelGraph, partition: Partition) -> tuple[str, ...]:
@@ -262,129 +262,6 @@ def _build_regions(
     return regions
 
 
-def _with_regions(floats: tvm.IRModule, regions: Sequence[RegionProgram], network: IntegerNetwork) -> tvm.IRModule:
-    """Write ``main`` anew, with calls of programs where layers were."""
-    mod = tvm.IRModule({variable: func for variable, func in floats.functions.items() if variable.name_hint != "main"})
-    calls = []
-    for number, region in enumerate(regions):
-        inputs, outputs = (
-            [Port(name, region.packed_shape(name)) for name in names] for names in (region.inputs, region.outputs)
-        )
-        calls.append(link_program(mod, f"vta_region{number}", region.program, inputs, outputs))
-    writer = _Writer(floats["main"], regions, calls, network, relax.BlockBuilder(mod))
-    return writer.write()
-
-
-class _Writer:
-    """Emits the bindings that stay, and each region as soon as something needs it."""
-
-    def __init__(
-        self,
-        main: relax.Function,
-        regions: Sequence[RegionProgram],
-        calls: Sequence[tvm.ir.GlobalVar],
-        network: IntegerNetwork,
-        builder: relax.BlockBuilder,
-    ) -> None:
-        self.main, self.regions, self.calls, self.network, self.builder = main, regions, calls, network, builder
-        self.bindings = {binding.var: binding.value for binding in bindings_of(main)}
-        self.region_of = {placed.layer.name: at for at, region in enumerate(regions) for placed in region.layers}
-        self.covered = {name for region in regions for placed in region.layers for name in placed.layer.covers}
-        self.by_name = {variable.name: variable for variable in [*main.params, *self.bindings]}
-        self.values: dict[relax.Var, relax.Expr] = {parameter: parameter for parameter in main.params}
-        self.packed: dict[str, relax.Expr] = {}
-        self.substitution = Substitution(self.values)
-
-    def write(self) -> tvm.IRModule:
-        builder = self.builder
-        attributes = dict(self.main.attrs) if self.main.attrs else {}
-        with builder.function("main", list(self.main.params), attributes):
-            with builder.dataflow():
-                for variable in self.bindings:
-                    if variable.name not in self.covered:
-                        self.value(variable)
-                for variable in _variables_of(self.main.body.body):
-                    self.value(variable)
-                output = builder.emit_output(self.substitution.visit_expr(self.main.body.body))
-            builder.emit_func_output(output)
-        return builder.get()
-
-    def value(self, variable: relax.Var) -> relax.Expr:
-        """Return a tensor in floats, emitted if it is not there yet."""
-        if variable not in self.values:
-            if variable.name in self.region_of:
-                self.values[variable] = self._unpacked(variable)
-            else:
-                for operand in _variables_of(self.bindings[variable]):
-                    self.value(operand)
-                self.values[variable] = self.builder.emit(self.substitution.visit_expr(self.bindings[variable]))
-        return self.values[variable]
-
-    def pack(self, name: str) -> relax.Expr:
-        """Return a tensor in integers, packed, emitted if it is not there yet."""
-        if name not in self.packed and name in self.region_of:
-            self._call(self.region_of[name])
-        if name not in self.packed:
-            region = next(region for region in self.regions if name in region.inputs)
-            value = self.value(self.by_name[name])
-            self.packed[name] = self._quantized(value, region.shapes[name], self.network.fractions[name])
-        return self.packed[name]
-
-    def _call(self, at: int) -> None:
-        region = self.regions[at]
-        call = relax.Call(self.calls[at], [self.pack(name) for name in region.inputs])
-        result = self.builder.emit(call)
-        for number, name in enumerate(region.outputs):
-            many = len(region.outputs) > 1
-            self.packed[name] = self.builder.emit(relax.TupleGetItem(result, number)) if many else result
-
-    def _quantized(self, value: relax.Expr, form: Shape, fraction: int) -> relax.Expr:
-        config, emit, op = self.config, self.builder.emit, relax.op
-        scaled = emit(op.multiply(value, relax.const(np.float32(2.0**fraction))))
-        rounded = emit(op.floor(emit(op.add(scaled, relax.const(np.float32(0.5))))))
-        whole = emit(op.astype(emit(op.clip(rounded, -128, 127)), "int8"))
-        shape = static_shape(value) or ()
-        if len(shape) != 4:
-            n, channels, _, width = form
-            rows = emit(op.reshape(whole, (-1, channels)))
-            missing = n * width - int(np.prod(shape[:-1]))
-            if missing:
-                rows = emit(op.nn.pad(rows, [0, missing, 0, 0]))
-            whole = emit(op.permute_dims(emit(op.reshape(rows, (width, n, channels, 1))), [1, 2, 3, 0]))
-        n, channels, height, width = form
-        batches, blocks, _, _, batch, block = packed_shape(form, config)
-        pads = (batches * batch - n, blocks * block - channels)
-        if any(pads):
-            whole = emit(op.nn.pad(whole, [0, pads[0], 0, pads[1], 0, 0, 0, 0]))
-        split = emit(op.reshape(whole, (batches, batch, blocks, block, height, width)))
-        return emit(op.permute_dims(split, [0, 2, 4, 5, 1, 3]))
-
-    def _unpacked(self, variable: relax.Var) -> relax.Expr:
-        emit, op, name = self.builder.emit, relax.op, variable.name
-        packed = self.pack(name)
-        form = self.regions[self.region_of[name]].shapes[name]
-        n, channels, height, width = form
-        batches, blocks, _, _, batch, block = packed_shape(form, self.config)
-        joined = emit(op.permute_dims(packed, [0, 4, 1, 5, 2, 3]))
-        whole = emit(op.reshape(joined, (batches * batch, blocks * block, height, width)))
-        if (batches * batch, blocks * block) != (n, channels):
-            whole = emit(op.strided_slice(whole, [0, 1], [0, 0], [n, channels]))
-        shape = static_shape(variable) or ()
-        if len(shape) != 4:
-            rows = emit(op.reshape(emit(op.permute_dims(whole, [3, 0, 1, 2])), (width * n, channels)))
-            count = int(np.prod(shape[:-1]))
-            if count != width * n:
-                rows = emit(op.strided_slice(rows, [0], [0], [count]))
-            whole = emit(op.reshape(rows, shape))
-        scale = relax.const(np.float32(2.0 ** -self.network.fractions[name]))
-        return emit(op.multiply(emit(op.astype(whole, "float32")), scale))
-
-    @property
-    def config(self) -> VTAConfig:
-        """The accelerator's configuration."""
-        return self.regions[0].program.config
-
-
 def to_form(values: NDArray, form: tuple[int, ...]) -> NDArray:
     """Bring a tensor of the model into the form (N, C, H, W) that layers see; a matrix is filled up with zeros."""
     if values.ndim == 4:
@@ -401,9 +278,3 @@ def from_form(values: NDArray, shape: tuple[int, ...]) -> NDArray:
         return values
     rows = values.transpose(3, 0, 1, 2).reshape(-1, shape[-1])
     return rows[: int(np.prod(shape[:-1]))].reshape(shape)
-
-
-def _variables_of(expr: Any) -> list[relax.Var]:
-    found: list[relax.Var] = []
-    relax.analysis.post_order_visit(expr, lambda node: found.append(node) if isinstance(node, relax.Var) else None)
-    return found
