@@ -20,7 +20,7 @@ from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import AluOpcode, MemoryType
 from tvm_ext.vta.memory import MemoryImage
-from tvm_ext.vta.placement import Place, Tile, place_tiles
+from tvm_ext.vta.placement import Place, Tile, place_tiles, verify_places
 from tvm_ext.vta.program import Program, ProgramBuilder
 from tvm_ext.vta.scheduled import (
     Access,
@@ -112,6 +112,7 @@ def generate(func: tirx.PrimFunc, builder: ProgramBuilder, buffers: Sequence[str
         raise VTAProgramError(
             f"the function has {len(plan.parameters)} parameters, but {len(buffers)} buffers are given"
         )
+    verify_places(plan.places, plan.tiles, builder.config.depths)
     names = dict(zip(plan.parameters, buffers, strict=True))
     _check_regions(names, builder)
     emit(plan, builder, names)

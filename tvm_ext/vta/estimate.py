@@ -23,7 +23,7 @@ from tvm_ext.vta.transfers import Transfer
 
 LOAD, COMPUTE, STORE = range(3)
 PlaceKey = tuple[str, int, int]
-KernelKey = tuple[tuple[MicroOp, ...], tuple[int, int, int]]
+KernelKey = tuple[int, int, tuple[int, int, int]]  # number and length of the micro-ops, and what is added to them
 
 
 @dataclass(slots=True)
@@ -35,7 +35,6 @@ class _Step:
     bus: int = 0  # cycles of the bus for data
     after: tuple[int, ...] = ()  # instructions that must have ended
     kernel: KernelKey | None = None
-    kernel_size: int = 0
     reads: tuple[PlaceKey, ...] = ()
     writes: tuple[PlaceKey, ...] = ()
 
@@ -57,7 +56,8 @@ class _Counter:
 
     def __init__(self, plan: Plan, config: VTAConfig, costs: CycleCosts, uop_depth: int) -> None:
         self.plan, self.config, self.costs, self.uop_depth = plan, config, costs, uop_depth
-        self._nests: dict[tuple[int, str], tuple[list[LoopNest], tuple[int, int, int]]] = {}
+        self._nests: dict[tuple[int, str], tuple[list[tuple[int, int, int]], tuple[int, int, int]]] = {}
+        self._numbers: dict[tuple[MicroOp, ...], int] = {}
         self._times: dict[tuple[object, ...], tuple[int, int]] = {}
 
     def steps(self) -> list[_Step]:
@@ -108,12 +108,14 @@ class _Counter:
         used = tuple(place for place in places if place is not None)
         interval = 1 if is_gemm or block.operation is None else self.costs.alu_immediate
         interval = self.costs.alu_tensor if is_tensor else interval
-        for nest in nests:
-            steps = len(nest.uops) * nest.iter_out * nest.iter_in
-            cycles = interval * steps + self.costs.pipeline
-            yield _Step(COMPUTE, cycles, 0, (), (nest.uops, base), len(nest.uops), used, used[:1])
+        for number, uops, turns in nests:
+            cycles = interval * uops * turns + self.costs.pipeline
+            yield _Step(COMPUTE, cycles, 0, (), (number, uops, base), used, used[:1])
 
-    def _fold(self, block: Block, is_gemm: bool, is_tensor: bool) -> tuple[list[LoopNest], tuple[int, int, int]]:
+    def _fold(
+        self, block: Block, is_gemm: bool, is_tensor: bool
+    ) -> tuple[list[tuple[int, int, int]], tuple[int, int, int]]:
+        """Fold the steps of a block: number of the micro-ops, how many, and turns of the loops, for each loop nest."""
         columns = 3 if is_gemm else 2 if is_tensor else 1
         steps = np.zeros((len(block.steps), 3), np.int64)
         steps[:, :columns] = block.steps[:, :columns]
@@ -121,7 +123,11 @@ class _Counter:
         as_gemm = is_gemm or block.operation is None
         relative = np.ascontiguousarray(steps - low)
         nests = _folded(relative.tobytes(), factor_limits(self.config, as_gemm), self.uop_depth)
-        return nests, (int(low[0]), int(low[1]), int(low[2]))
+        folded = [
+            (self._numbers.setdefault(nest.uops, len(self._numbers)), len(nest.uops), nest.iter_out * nest.iter_in)
+            for nest in nests
+        ]
+        return folded, (int(low[0]), int(low[1]), int(low[2]))
 
     def _load_time(self, part: Transfer, memory: str, source: BufferInfo) -> tuple[int, int]:
         types = {"inp": MemoryType.INP, "wgt": MemoryType.WGT, "acc": MemoryType.ACC}
@@ -150,7 +156,7 @@ class _Counter:
     def _with_uops(self, steps: list[_Step]) -> Iterator[_Step]:
         """Load micro-ops as the program builder does: all at once if they fit, else each kernel before its use."""
         kernels = list(dict.fromkeys(step.kernel for step in steps if step.kernel is not None))
-        sizes = {kernel: len(kernel[0]) for kernel in kernels}
+        sizes = {kernel: kernel[1] for kernel in kernels}
         begins = dict(zip(kernels, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
         total = sum(sizes.values())
         resident: dict[KernelKey, int] = {}

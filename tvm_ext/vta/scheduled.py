@@ -250,9 +250,6 @@ class _Reader:
     def _block(self, realize: Any, outer: str) -> Node:
         block = realize.block
         name = str(block.name_hint) or outer
-        body = self._node(block.body, name)
-        if constant(realize.predicate) != 1:
-            body = self._conditional(realize.predicate, body, name)
         buffers = [self._buffer(buffer) for buffer in block.alloc_buffers]
         for buffer in buffers:
             if buffer.memory == "dram":
@@ -260,6 +257,9 @@ class _Reader:
                     f"buffer {buffer.name} of block {name!r} is in no on-chip memory; "
                     f"give it one of the scopes {', '.join(_MEMORY_OF_SCOPE)}"
                 )
+        body = self._node(block.body, name)
+        if constant(realize.predicate) != 1:
+            body = self._conditional(realize.predicate, body, name)
         return Scope(buffers, body) if buffers else body
 
     def _conditional(self, condition: Any, body: Node, block: str) -> Node:
