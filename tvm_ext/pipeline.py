@@ -70,6 +70,9 @@ class PipelineOptions:
     memory_rewriting : bool
         Whether ``optimal`` may take concatenations apart, after which sums are taken in another order; without, results
         are to the bit those of ``stock`` without Winograd convolutions.
+    on_chip_memory : int or str, optional
+        Bytes of a memory on the chip, such as ``"256KB"``. With ``memory="optimal"`` the order of the kernels is then
+        the one that moves the least to and from the memory off the chip, instead of the one with the least peak.
     rewrite : str
         Whether arithmetic is rewritten by mathematical properties so that it takes fewer operations. ``strict``: the
         same values up to rounding; ``fast``: also rules that may overflow where the original does not, or that take
@@ -85,6 +88,7 @@ class PipelineOptions:
     memory: Memory = "stock"
     memory_limit: int | str | None = None
     memory_rewriting: bool = True
+    on_chip_memory: int | str | None = None
     rewrite: Rewrite = "off"
     fuse: Fuse = "stock"
 
@@ -107,6 +111,10 @@ class PipelineOptions:
             raise OptionError(f"option memory_rewriting: {self.memory_rewriting!r} is neither True nor False")
         if self.memory_limit is not None:
             object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit))
+        if self.on_chip_memory is not None:
+            object.__setattr__(self, "on_chip_memory", parse_bytes(self.on_chip_memory, "on-chip memory"))
+            if self.memory != "optimal":
+                raise OptionError(f"option on_chip_memory needs memory='optimal', not {self.memory!r}")
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, candidates are {', '.join(names)}")
@@ -209,7 +217,8 @@ def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 def _order(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     if options.memory == "stock":
         return []
-    return [memory_order("optimal" if options.memory == "optimal" else "given")]
+    on_chip = None if options.on_chip_memory is None else int(options.on_chip_memory)
+    return [memory_order("optimal" if options.memory == "optimal" else "given", on_chip=on_chip)]
 
 
 def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

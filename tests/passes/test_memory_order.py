@@ -15,9 +15,10 @@ from tvm import relax
 from tests.modules import MODULES, arguments, run
 from tests.passes.memory_modules import lowered, random_net, results
 from tvm_ext.compiler import lower
-from tvm_ext.errors import GraphError
+from tvm_ext.errors import GraphError, OptionError
 from tvm_ext.graph import liveness
 from tvm_ext.passes.memory_graph import LIVENESS
+from tvm_ext.passes.memory_limit import memory_decisions
 from tvm_ext.passes.memory_order import apply_plan, plan_memory
 from tvm_ext.pipeline import Phase, PipelineOptions
 from tvm_ext.statistics import module_statistics
@@ -47,6 +48,28 @@ def test_random_nets_compute_the_same(seed: int) -> None:
             results(mod, values, memory=memory, memory_rewriting=False, winograd=False), expected, strict=True
         ):
             np.testing.assert_array_equal(left, right)
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1KB", "8KB", "64KB"]))
+def test_order_for_an_on_chip_memory(seed: int, size: str) -> None:
+    mod = random_net(seed)
+    values = arguments(mod, seed)
+    options = {"memory": "optimal", "memory_rewriting": False, "on_chip_memory": size}
+    expected = results(mod, values, winograd=False)
+    for left, right in zip(results(mod, values, winograd=False, **options), expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+    after = lower(mod, resolve_target(None), PipelineOptions(**options))[0]
+    decision = memory_decisions(after)["main"]
+    assert decision["traffic"] <= decision["given_traffic"]
+    assert decision["lower_bound"] <= decision["peak"]
+
+
+def test_on_chip_memory_wants_an_order() -> None:
+    with pytest.raises(OptionError, match="on_chip_memory needs memory='optimal'"):
+        PipelineOptions(on_chip_memory="256KB")
+    with pytest.raises(OptionError, match="on-chip memory 'little' is no size"):
+        PipelineOptions(memory="optimal", on_chip_memory="little")
 
 
 @settings(max_examples=4, deadline=None)

@@ -44,12 +44,17 @@ def _with_calibration(
     "--memory",
     type=click.Choice(["stock", "arena", "optimal"]),
     help="Who plans the memory of intermediate tensors: TVM; one arena; one arena and the order of kernels that needs "
-    "least.  [default: stock; optimal with --memory-limit]",
+    "least.  [default: stock; optimal with --memory-limit or --on-chip-memory]",
 )
 @click.option(
     "--memory-limit",
     metavar="SIZE",
     help="Fail if intermediate tensors and results take more, such as 256KB (1000 bytes each) or 1.5MiB.",
+)
+@click.option(
+    "--on-chip-memory",
+    metavar="SIZE",
+    help="Order the kernels for the least traffic past an on-chip memory of this size (with --memory optimal).",
 )
 @calibrate_option
 @pipeline_options
@@ -62,6 +67,7 @@ def command(
     force: bool,
     memory: str | None,
     memory_limit: str | None,
+    on_chip_memory: str | None,
     calibration: tuple[str, ...],
     as_json: bool,
     **options: Any,
@@ -69,10 +75,13 @@ def command(
     """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
     from tvm_ext.artifact import check_destination
     from tvm_ext.compiler import compile
+    from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
 
     start = time.perf_counter()
-    options["memory"] = memory or ("stock" if memory_limit is None else "optimal")
+    options["memory"] = memory or ("stock" if memory_limit is None and on_chip_memory is None else "optimal")
+    if on_chip_memory is not None:
+        options["on_chip_memory"] = on_chip_memory
     if memory_limit is not None:
         options["memory_limit"] = memory_limit
     check_destination(output, force)
@@ -94,6 +103,9 @@ def command(
         click.echo(f"  kernels  {statistics['kernels']} ({statistics['kernel_calls']} calls)")
         click.echo(f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors")
     for name, decision in compiled.metadata["decisions"]["memory"].items():
+        if "traffic" in decision:
+            before, after = (bytes_text(decision[key]) for key in ("given_traffic", "traffic"))
+            click.echo(f"  traffic  {name}: {after} past the on-chip memory, {before} in the order given")
         if "note" in decision:
             click.echo(f"  memory   {name}: {decision['note']}")
     for note in compiled.metadata["decisions"]["import"]:

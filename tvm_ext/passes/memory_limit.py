@@ -18,10 +18,10 @@ from tvm_ext.statistics import module_statistics
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "memory limit") -> int:
     """Read a size: a number of bytes, or one with a unit.
 
-    ``KB`` is 1000 bytes and ``KiB`` 1024; capital and small letters are the same.
+    ``KB`` is 1000 bytes and ``KiB`` 1024; capital and small letters are the same. ``name`` is what a message calls it.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def parse_bytes(text: str | int) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
     if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise OptionError(f"memory limit {text!r} is no size, expected one such as 262144, 256KB or 1.5MiB")
+        raise OptionError(f"{name} {text!r} is no size, expected one such as 262144, 256KB or 1.5MiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 

@@ -1,5 +1,7 @@
 """Put the kernels of a function into the order that needs the least memory, and let them run in place where they may.
 
+With the size of a memory on the chip, the order is the one that moves the least to and from the memory behind it.
+
 Runs when all kernels are made (after scheduling) and before their results get memory (``CallTIRRewrite``). The decision
 is a :class:`MemoryPlan`, made on plain data; it is applied by moving bindings, by turning calls into
 ``call_tir_inplace``, and by marking the concatenations whose operands will be written into the result.
@@ -23,7 +25,7 @@ from tvm import relax
 
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import DataflowGraph, Order, liveness
-from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, verify_order
+from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, plan_traffic_order, verify_order
 from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, in_place_variant
 from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, MemoryReader, is_plannable
 
@@ -62,6 +64,8 @@ class MemoryPlan:
         Time of the search.
     graph : DataflowGraph
         What was planned.
+    traffic : tuple of int, optional
+        Bytes moved to and from the memory off the chip: in the order given, and in this one.
     """
 
     order: Order
@@ -73,6 +77,7 @@ class MemoryPlan:
     joins: Mapping[int, tuple[int, ...]]
     seconds: float
     graph: DataflowGraph = field(repr=False)
+    traffic: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Give the figures of the plan: bytes, numbers of kernels, seconds."""
@@ -84,10 +89,13 @@ class MemoryPlan:
             "in_place": len(self.in_place),
             "joined": len(self.joins),
             "seconds": round(self.seconds, 4),
+            **({} if self.traffic is None else {"given_traffic": self.traffic[0], "traffic": self.traffic[1]}),
         }
 
 
-def memory_order(method: Method = "optimal", time_limit: float = TIME_LIMIT) -> tvm.transform.Pass:
+def memory_order(
+    method: Method = "optimal", time_limit: float = TIME_LIMIT, on_chip: int | None = None
+) -> tvm.transform.Pass:
     """Make the pass; functions with branches or sizes that are not known stay as they are.
 
     Parameters
@@ -96,13 +104,15 @@ def memory_order(method: Method = "optimal", time_limit: float = TIME_LIMIT) -> 
         ``given`` keeps the order of the module, and only runs kernels in place and joins concatenations.
     time_limit : float
         Seconds for the search of one function's order; when they are over, the best order found counts.
+    on_chip : int, optional
+        Bytes of a memory on the chip: ``optimal`` then looks for the least traffic, and takes a higher peak for it.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MemoryOrder")
     def _memory_order(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         for global_var, func in mod.functions.items():
             if isinstance(func, relax.Function) and is_plannable(func):
-                plan = plan_memory(mod, global_var.name_hint, method, time_limit)
+                plan = plan_memory(mod, global_var.name_hint, method, time_limit, on_chip)
                 if plan is not None:
                     mod = apply_plan(mod, global_var, plan)
         return mod
@@ -111,7 +121,11 @@ def memory_order(method: Method = "optimal", time_limit: float = TIME_LIMIT) -> 
 
 
 def plan_memory(
-    mod: tvm.IRModule, function: str = "main", method: Method = "optimal", time_limit: float = TIME_LIMIT
+    mod: tvm.IRModule,
+    function: str = "main",
+    method: Method = "optimal",
+    time_limit: float = TIME_LIMIT,
+    on_chip: int | None = None,
 ) -> MemoryPlan | None:
     """Decide order, places and joins of one function; None when the size of a tensor is not known.
 
@@ -136,10 +150,15 @@ def plan_memory(
         if other_order.peak < order.peak:
             best, order, copied = other, other_order, copied | {node}
     graph = best.graph
-    alive = liveness(graph, order.order, LIVENESS)
+    chosen, traffic = tuple(order.order), None
+    if on_chip is not None and method == "optimal":
+        found = plan_traffic_order(graph, on_chip, [order.order], time_limit=time_limit)
+        chosen, traffic = tuple(found.order), (found.given.total, found.traffic.total)
+    alive = liveness(graph, chosen, LIVENESS)
+    is_optimal = order.optimal and alive.peak == order.peak
     return MemoryPlan(
-        tuple(order.order), order.peak, order.lower_bound, order.optimal, stock_peak, dict(alive.in_place),
-        dict(best.joins), seconds, graph,
+        chosen, alive.peak, order.lower_bound, is_optimal, stock_peak, dict(alive.in_place), dict(best.joins), seconds,
+        graph, traffic,
     )  # fmt: skip
 
 
