@@ -132,3 +132,27 @@ def test_transpositions(order: list[int], shape: list[int]) -> None:
     else:
         expected = REORGANIZE if (moved.reshape(-1) == numbered.reshape(-1)).all() else SHUFFLE
     assert found.node is expected
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (lambda x: relax.op.mean(x, [-1], keepdims=True), (12, 10)),
+        (lambda x: relax.op.max(x, [1, 2]), (3, 40)),
+        (lambda x: relax.op.nn.softmax(x, -1), (12, 10)),
+        (lambda x: relax.op.sum(x, [0]), None),
+        (lambda x: relax.op.sum(x, [1]), None),
+        (lambda x: relax.op.exp(x), None),
+    ],
+)
+def test_rows_of_reductions(make, rows: tuple[int, int] | None) -> None:
+    """Neighbours that are reduced with one another: how many rows, and how long."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 4, 10), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(make(x))
+        builder.emit_func_output(result)
+    functions = relax.transform.LegalizeOps()(builder.get()).functions.values()
+    (kernel,) = (func for func in functions if isinstance(func, tvm.tirx.PrimFunc))
+    assert prim_func_mapping(kernel).rows == rows
