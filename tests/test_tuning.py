@@ -19,12 +19,19 @@ from tvm import relax
 
 import tvm_ext
 from tests.schedules.kernels import graph
+from tests.test_tuning_database import commit
+from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.errors import OutputError, RemoteError, TargetError, TuningError
 from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuning import RECORDS, WORKLOADS, kernels_to_tune, open_database, tune
+from tvm_ext.tuning import kernels_to_tune, tune
+from tvm_ext.tuning_database import (
+    RECORDS,
+    WORKLOADS,
+    open_database,
+)
 
 
 def model() -> tvm.IRModule:
@@ -143,6 +150,22 @@ def test_machines_that_are_gone_end_a_run_and_are_no_failures(tmp_path: Path) ->
     records = open_database(tmp_path).get_all_tuning_records()
     assert len(records) == 2
     assert all(float(record.run_secs[0]) < 1.0 for record in records)
+
+
+def test_a_run_beside_other_kernels_and_compared_with_another(measurer: Measurer, tmp_path: Path) -> None:
+    commit(tmp_path / "new", matmul(8), 1.0)
+    commit(tmp_path / "other", matmul(8), 1.0)
+    with pytest.raises(TuningError, match=r"other holds none of this model's \d+ kernels: it is of another model"):
+        tune(model(), native_target(), tmp_path / "new", 4, recipe("random"), compare=tmp_path / "other")
+    with pytest.raises(TuningError, match=r"no tuning database in .*none: expected the --work-dir"):
+        tune(model(), native_target(), tmp_path / "new", 4, recipe("random"), compare=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    run = {"batch": 4, "measurer": measurer}
+    result = tune(model(), native_target(), tmp_path / "new", 8, recipe("random"), **run)
+    assert (result.resumed, result.others) == (0, 1)
+    assert result.trials >= 8
+    again = tune(model(), native_target(), tmp_path / "next", 8, recipe("random"), compare=tmp_path / "new", **run)
+    assert [kernel.earlier for kernel in again.kernels] == [kernel.best for kernel in result.kernels]
 
 
 def test_errors(tmp_path: Path) -> None:

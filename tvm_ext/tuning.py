@@ -6,9 +6,7 @@ MetaSchedule's JSON database, which that phase reads.
 
 from __future__ import annotations
 
-import json
 import logging
-import platform
 import sys
 import time
 import types
@@ -34,8 +32,25 @@ from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuning_database import (
+    best_seconds,
+    check_records,
+    note_version,
+    open_database,
+    open_earlier,
+    record_count,
+)
+from tvm_ext.tuning_target import check_runs_here
 
-WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+__all__ = [
+    "KernelResult",
+    "Task",
+    "TuningResult",
+    "kernels_to_tune",
+    "open_database",
+    "tune",
+    "without_tensor_intrinsics",
+]
 
 
 @dataclass
@@ -49,6 +64,8 @@ class KernelResult:
     before : float or None
         With the rule's own choices.
     best : float or None
+    earlier : float or None
+        Best time of the run that is compared with.
     trials, failed : int
         Measurements of this run, and how many of them failed.
     error : str or None
@@ -60,6 +77,7 @@ class KernelResult:
     points: int
     before: float | None = None
     best: float | None = None
+    earlier: float | None = None
     trials: int = 0
     failed: int = 0
     error: str | None = None
@@ -76,7 +94,9 @@ class TuningResult:
     noise : list of float
         By how much two measurements of the best candidate of a kernel differed, as shares.
     resumed : int
-        Trials that the database held already.
+        Trials of these kernels that the database held already.
+    others : int
+        Records of other kernels in the database.
     """
 
     kernels: list[KernelResult]
@@ -84,6 +104,7 @@ class TuningResult:
     noise: list[float] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     resumed: int = 0
+    others: int = 0
 
     @property
     def trials(self) -> int:
@@ -118,12 +139,8 @@ def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target, here: bool = T
         raise TargetError(
             f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
         )
-    triple = str(target.attrs.get("mtriple", "") or "")
-    if here and triple and triple.partition("-")[0] != platform.machine():
-        raise TargetError(
-            f"target {triple}: candidates are run on this machine, which is {platform.machine()}; "
-            "tune on machines of that kind (--tracker HOST:PORT --key KEY), or for target native"
-        )
+    if here:
+        check_runs_here(target)
     with target, tvm.transform.PassContext():
         for phase, phase_pass in phase_passes(target, PipelineOptions()):
             if phase.name == "schedule":
@@ -155,6 +172,7 @@ def tune(
     seed: int = 0,
     batch: int = 16,
     measurer: Measurer | None = None,
+    compare: str | Path | None = None,
     progress: Callable[[TuningResult], None] = lambda result: None,
 ) -> TuningResult:
     """Tune the kernels of a Relax module.
@@ -169,13 +187,16 @@ def tune(
         Measurements, over all kernels and runs.
     measurer : Measurer, optional
         A :class:`~tvm_ext.tuners.measure.remote.RemoteMeasurer` measures on other machines; one for this by default.
+    compare : path, optional
+        Folder of the database of an earlier run, whose best times are noted in the result.
     progress : callable
         Called after every batch.
 
     Raises
     ------
     TuningError
-        If there is nothing to tune, or the database cannot be read.
+        If there is nothing to tune, a database cannot be read, the one to compare with has none of the kernels, or no
+        candidate could be measured.
     RemoteError
         If no server is left of those that measure.
     OutputError
@@ -187,19 +208,23 @@ def tune(
         raise TuningError(
             "none of the model's kernels has a schedule with something to choose: there is nothing to tune"
         )
+    results = [KernelResult(task.name, task.calls, task.points) for task in tasks]
+    if compare is not None:
+        _note_earlier(tasks, results, Path(compare))
     folder = Path(work_dir)
     database = open_database(folder)
-    known = len(database.get_all_tuning_records())
-    results = [KernelResult(task.name, task.calls, task.points) for task in tasks]
-    outcome = TuningResult(results, resumed=known)
+    note_version(folder)
+    total = len(database.get_all_tuning_records())
+    known = sum(record_count(database, task.mod) for task in tasks)
+    outcome = TuningResult(results, resumed=known, others=total - known)
     for task, result in zip(tasks, results, strict=True):
-        _take_over(task, result, database)
+        result.best = best_seconds(database, task.mod)
     if trials > known:
         own = measurer or Measurer()
         try:
             budget = (trials - known, trials, batch)
             _search(tasks, target, folder, budget, recipe, seed, own, database, outcome, progress)
-            _check_records(folder, known + outcome.trials)
+            check_records(folder, total + outcome.trials)
             for task in tasks:
                 own.check_noise(("cpu", arguments_of(task.mod)))
             counts = own.counts
@@ -213,6 +238,17 @@ def tune(
         reasons = {result.error for result in results if result.error}
         raise TuningError(f"no candidate could be measured: {next(iter(reasons), 'nothing was tried')}")
     return outcome
+
+
+def _note_earlier(tasks: Sequence[Task], results: Sequence[KernelResult], folder: Path) -> None:
+    database = open_earlier(folder)
+    for task, result in zip(tasks, results, strict=True):
+        result.earlier = best_seconds(database, task.mod)
+    if all(result.earlier is None for result in results):
+        raise TuningError(
+            f"the database in {folder} holds none of this model's {len(tasks)} kernels: it is of another model, input "
+            "shape, target or release; compare with a run of this one"
+        )
 
 
 def _search(
@@ -311,70 +347,6 @@ class _Reporter(PyMeasureCallback):
             latency = sum(row.best * row.calls for row in self.outcome.kernels if row.best is not None)
             self.outcome.curve.append((time.perf_counter() - self.start, self.outcome.trials, latency))
         self.progress(self.outcome)
-
-
-def _check_records(folder: Path, expected: int) -> None:
-    """Make sure that every measurement is on the disk: TVM says nothing when it cannot write."""
-    with (folder / RECORDS).open("rb") as file:
-        found = sum(line.endswith(b"\n") for line in file)
-    if found < expected:
-        raise OutputError(
-            f"the database in {folder} holds {found} of {expected} measurements: the disk is full, or the file may not "
-            "grow; free some space and run again, what is there is gone on with"
-        )
-
-
-def _take_over(task: Task, result: KernelResult, database: ms.Database) -> None:
-    """Take over what earlier runs found."""
-    if not database.has_workload(task.mod):
-        return
-    records = database.get_top_k(database.commit_workload(task.mod), 1)
-    if records:
-        seconds = sorted(map(float, records[0].run_secs))
-        result.best = seconds[len(seconds) // 2]
-
-
-def open_database(folder: Path) -> ms.Database:
-    """Open the JSON database of a folder, or begin one.
-
-    A last line that was cut short, because a run was killed while it wrote, is removed.
-
-    Raises
-    ------
-    OutputError
-        If the folder cannot be made or written.
-    TuningError
-        If the database is damaged, or was written by a TVM that this one cannot read.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (WORKLOADS, RECORDS):
-            _remove_half_line(folder / name)
-        return ms.database.JSONDatabase(str(folder / WORKLOADS), str(folder / RECORDS))
-    except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
-    except Exception as error:  # whatever TVM raised
-        raise TuningError(
-            f"the database in {folder} cannot be read: it is damaged or of another TVM "
-            f"({' '.join(str(error).split())[:200]}); use another folder"
-        ) from None
-
-
-def _remove_half_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole == len(content):
-        return
-    try:
-        json.loads(content[whole:])
-    except ValueError:
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    else:
-        with path.open("ab") as file:
-            file.write(b"\n")
 
 
 @contextmanager

@@ -36,11 +36,15 @@ def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path
     assert "µs (was" in result.stdout
     assert (output / "metadata.json").exists()
     assert "best kernel times" in (tmp_path / "chart.svg").read_text()
-    again = commands("tune", str(model), *options, "--json")
+    again = commands("tune", str(model), *options, "--json", "--compare", str(folder))
     assert again.code == 0
     document = json.loads(again.stdout)
     assert document["trials"] == 0
     assert document["resumed"] >= 10
+    comparison = document["comparison"]
+    assert (comparison["kernels"], comparison["ratio"]) == (len(document["kernels"]), 1.0)
+    text = commands("tune", str(model), *options, "--compare", str(folder))
+    assert " in the earlier run, 1.00 times as fast" in text.stdout
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,7 @@ def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path
         (["--target", "cuda"], 6, ""),
         (["--trials", "0"], 2, "--trials"),
         (["--chart", "chart.pdf"], 2, ".png"),
+        (["--compare", "nowhere"], 14, "no tuning database in nowhere"),
     ],
 )
 def test_errors(commands: Commands, model: Path, tmp_path: Path, options: list[str], code: int, words: str) -> None:

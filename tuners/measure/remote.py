@@ -84,9 +84,11 @@ class RemoteMeasurer(Measurer):
             self._clients.put(Worker(self._server))
         self._threads = ThreadPoolExecutor(self.servers, thread_name_prefix="measure")
         self._bookkeeping = threading.Lock()
+        self._closing = threading.Event()
 
     def close(self) -> None:
         """End all workers; what was not timed yet never is."""
+        self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         super().close()
         self._threads.shutdown()
@@ -174,7 +176,8 @@ class RemoteMeasurer(Measurer):
                 if time.monotonic() >= deadline:
                     self.broken = RemoteError(f"{error}; what was measured is kept, run again to go on")
                     raise self.broken from None
-                time.sleep(0.5)
+                if self._closing.wait(0.5):
+                    raise Fault("was not finished when measuring ended") from None
 
     def _time(
         self, worker: Worker, row: Candidate, device_type: str, arguments: Arguments, best: float | None

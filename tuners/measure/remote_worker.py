@@ -63,11 +63,8 @@ def time_on_server(
         for tensor in tensors:
             fill(tensor)
         first = list(module.time_evaluator("main", device, number=1, repeat=3)(*tensors).results)[1:]
-        if best is not None and min(first) > timing.hopeless * best:
-            return "done", first
-        number = max(1, round(timing.seconds / max(min(first), 1e-7)))
-        evaluator = module.time_evaluator("main", device, number=number, repeat=timing.repeats)
-        return "done", list(evaluator(*tensors).results)
+        evaluator = module.time_evaluator("main", device, number=timing.number(first), repeat=1)
+        return "done", timing.figures(lambda: float(evaluator(*tensors).results[0]), first, best)
     except Exception as error:  # whatever TVM raised: either the candidate failed, or the session is gone
         if SESSION_EXPIRED in f"{type(error).__name__} {error}":
             raise TimeoutError(f"took longer than {session_seconds:g} s on the server") from None

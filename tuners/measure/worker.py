@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,44 @@ class Timing:
         Each figure is a mean over runs that last at least so long together.
     hopeless : float
         A candidate whose first runs take this many times the best time is not repeated.
+    behind : float
+        Nor is one whose figures are all at least this many times the best time, after each further figure.
     """
 
     repeats: int = 3
     seconds: float = 0.02
     hopeless: float = 3.0
+    behind: float = 1.25
+
+    def number(self, first: Sequence[float]) -> int:
+        """Give the runs that one figure is the mean of, from the seconds of the first runs."""
+        return max(1, round(self.seconds / max(min(first), 1e-7)))
+
+    def figures(self, measure: Callable[[], float], first: Sequence[float], best: float | None) -> list[float]:
+        """Take figures until there are enough, or the candidate is seen to be behind.
+
+        Parameters
+        ----------
+        measure : callable
+            Takes one figure, in seconds.
+        first : sequence of float
+            Seconds of the first runs.
+        best : float, optional
+            Best time so far.
+
+        Returns
+        -------
+        list of float
+            The figures; the first runs, where those are hopeless.
+        """
+        if best is not None and min(first) > self.hopeless * best:
+            return list(first)
+        taken: list[float] = []
+        while len(taken) < self.repeats:
+            taken.append(measure())
+            if best is not None and min(taken) > self.behind * best:
+                break
+        return taken
 
 
 def warm_up() -> None:
@@ -97,11 +130,8 @@ def _run(
         function(*tensors)
         device.sync()
         first.append(time.perf_counter() - start)
-    if best is not None and min(first) > timing.hopeless * best:
-        return first
-    number = max(1, round(timing.seconds / max(min(first), 1e-7)))
-    evaluator = executable.time_evaluator("main", device, number=number, repeat=timing.repeats)
-    return list(evaluator(*tensors).results)
+    evaluator = executable.time_evaluator("main", device, number=timing.number(first), repeat=1)
+    return timing.figures(lambda: float(evaluator(*tensors).results[0]), first, best)
 
 
 def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,12 @@ NOISY = 0.05
 @click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Measurements at a time.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Compare with the --work-dir of an earlier run.",
+)
 @click.option("--tracker", metavar="HOST:PORT", help="Measure on the servers of this RPC tracker (see tvm-ext serve).")
 @click.option("--key", help="Key of those servers at the tracker.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Compile with what was found into this folder.")
@@ -61,6 +67,7 @@ def command(
     batch: int,
     seed: int,
     threads: int | None,
+    compare: Path | None,
     tracker: str | None,
     key: str | None,
     output: Path | None,
@@ -94,8 +101,9 @@ def command(
     imported = import_model(model, input_shapes=input_shapes or None)
     with _display(trials, quiet=as_json) as progress, _measurer(threads, tracker, key) as measurer:
         result = tune(
-            imported.mod, resolved, work_dir, trials, row, seed=seed, batch=batch, measurer=measurer, progress=progress
-        )
+            imported.mod, resolved, work_dir, trials, row,
+            seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
+        )  # fmt: skip
     if output is not None:
         with open_database(work_dir):
             compile(imported, resolved).save(output, force=force)
@@ -104,9 +112,15 @@ def command(
     if as_json:
         print_json(_document(result))
         return
-    click.echo(f"{work_dir}: {result.trials} trials in {elapsed(start)}, {result.resumed} resumed")
+    others = f"; {result.others} records are of other kernels" if result.others else ""
+    click.echo(f"{work_dir}: {result.trials} trials in {elapsed(start)}, {result.resumed} resumed{others}")
     for kernel in sorted(result.kernels, key=lambda kernel: -(kernel.best or 0.0) * kernel.calls):
         click.echo(f"  {kernel.name:40.40} {_times(kernel)}")
+    if (comparison := _comparison(result.kernels)) is not None:
+        click.echo(
+            f"  compared {comparison['kernels']} kernels: {comparison['now'] * 1e6:.1f} µs together, "
+            f"{comparison['earlier'] * 1e6:.1f} µs in the earlier run, {comparison['ratio']:.2f} times as fast"
+        )
     shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     click.echo(f"  time     {shares}")
     if result.noise:
@@ -129,7 +143,17 @@ def _times(kernel: KernelResult) -> str:
     if kernel.best is None:
         return "nothing could be measured" if kernel.trials else "not tried; give it more --trials"
     was = "" if kernel.before is None else f" (was {kernel.before * 1e6:.1f} µs)"
-    return f"{kernel.best * 1e6:10.1f} µs{was}"
+    earlier = "" if kernel.earlier is None else f", {kernel.earlier * 1e6:.1f} µs in the earlier run"
+    return f"{kernel.best * 1e6:10.1f} µs{was}{earlier}"
+
+
+def _comparison(kernels: Sequence[KernelResult]) -> dict[str, Any] | None:
+    """Sum the best times (seconds, times calls) of the kernels that both runs measured."""
+    both = [(row.earlier * row.calls, row.best * row.calls) for row in kernels if row.earlier and row.best]
+    if not both:
+        return None
+    earlier, now = (sum(times) for times in zip(*both, strict=True))
+    return {"kernels": len(both), "earlier": earlier, "now": now, "ratio": earlier / now}
 
 
 def _document(result: TuningResult) -> dict[str, Any]:
@@ -139,6 +163,8 @@ def _document(result: TuningResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "noise": result.noise,
         "curve": result.curve,
+        "others": result.others,
+        "comparison": _comparison(result.kernels),
         "kernels": [vars(kernel) for kernel in result.kernels],
     }
 
