@@ -43,6 +43,7 @@ def test_compile_and_run(commands: Commands, model: Path, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.load(output)["y"], found)
 
 
+@pytest.mark.slow
 def test_run_calibrates_on_its_inputs(commands: Commands, model: Path) -> None:
     result = commands("vta", "run", model, "--json")
     assert (result.code, result.stderr) == (0, "")

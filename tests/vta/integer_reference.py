@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,10 @@ def window_of(layer: Layer) -> tuple[tuple[int, int, int], tuple[int, int, int]]
 
 def run_layer(integer: IntegerLayer, tensors: Mapping[str, NDArray[np.int8]]) -> NDArray[np.int8]:
     layer, weights = integer.layer, integer.weights
+    if layer.unfold is not None:  # back to the convolution of the model, of an input that is not unfolded
+        outputs, _, height, _ = weights.shape
+        weights = weights.reshape(outputs, layer.unfold[0], -1, height).transpose(0, 2, 3, 1)
+        layer = replace(layer, across=layer.unfold)
     (kernel, stride, pad), (kernel_x, stride_x, pad_x) = window_of(layer)
     data = tensors[layer.data].astype(np.int64)
     if layer.kind == "conv2d_transpose":

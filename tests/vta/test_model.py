@@ -151,17 +151,16 @@ def references(model: VTAModel, tensors: Mapping[str, np.ndarray]) -> dict[str, 
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("residual", "sim"),
         ("perceptron", "sim"),
-        ("pooled", "sim_2x16"),
+        ("pooled", "sim"),
         *(
             pytest.param(name, config, marks=pytest.mark.slow)
             for name, config in [
                 ("regions", "sim"),
                 ("decoder", "sim"),
-                ("pooled", "sim"),
+                ("residual", "sim"),
                 ("batch", "sim"),
-                *((name, "sim_2x16") for name in MODELS if name != "pooled"),
+                *((name, "sim_2x16") for name in MODELS),
                 *((name, "sim_4x8") for name in MODELS),
             ]
         ),

@@ -83,7 +83,8 @@ class _Writer:
         if name not in self.packed:
             region = next(region for region in self.regions if name in region.inputs)
             value = self.value(self.by_name[name])
-            self.packed[name] = self._quantized(value, region.shapes[name], self.network.fractions[name])
+            unfold = region.unfolded.get(name)
+            self.packed[name] = self._quantized(value, region.shapes[name], self.network.fractions[name], unfold)
         return self.packed[name]
 
     def _call(self, at: int) -> None:
@@ -94,7 +95,9 @@ class _Writer:
             many = len(region.outputs) > 1
             self.packed[name] = self.builder.emit(relax.TupleGetItem(result, number)) if many else result
 
-    def _quantized(self, value: relax.Expr, form: Shape, fraction: int) -> relax.Expr:
+    def _quantized(
+        self, value: relax.Expr, form: Shape, fraction: int, unfold: tuple[int, int, int] | None
+    ) -> relax.Expr:
         config, emit, op = self.config, self.builder.emit, relax.op
         scaled = emit(op.multiply(value, relax.const(np.float32(2.0**fraction))))
         rounded = emit(op.floor(emit(op.add(scaled, relax.const(np.float32(0.5))))))
@@ -108,12 +111,23 @@ class _Writer:
                 rows = emit(op.nn.pad(rows, [0, missing, 0, 0]))
             whole = emit(op.permute_dims(emit(op.reshape(rows, (width, n, channels, 1))), [1, 2, 3, 0]))
         n, channels, height, width = form
+        if unfold is not None:
+            whole = self._unfolded(whole, unfold, width)
         batches, blocks, _, _, batch, block = packed_shape(form, config)
         pads = (batches * batch - n, blocks * block - channels)
         if any(pads):
             whole = emit(op.nn.pad(whole, [0, pads[0], 0, pads[1], 0, 0, 0, 0]))
         split = emit(op.reshape(whole, (batches, batch, blocks, block, height, width)))
         return emit(op.permute_dims(split, [0, 2, 4, 5, 1, 3]))
+
+    def _unfolded(self, value: relax.Expr, unfold: tuple[int, int, int], width: int) -> relax.Expr:
+        """Emit what :func:`tvm_ext.vta.unfold.unfold_columns` does."""
+        emit, op = self.builder.emit, relax.op
+        kernel, stride, padding = unfold
+        padded = emit(op.nn.pad(value, [0, 0, 0, 0, 0, 0, padding, padding])) if padding else value
+        ends = [place + (width - 1) * stride + 1 for place in range(kernel)]
+        places = [emit(op.strided_slice(padded, [3], [place], [end], [stride])) for place, end in enumerate(ends)]
+        return emit(op.concat(places, axis=1))
 
     def _unpacked(self, variable: relax.Var) -> relax.Expr:
         emit, op, name = self.builder.emit, relax.op, variable.name

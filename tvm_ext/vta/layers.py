@@ -57,6 +57,9 @@ class Layer:
         Kernel, stride and padding along rows, where they are others.
     output_padding : int
         Further rows and columns, of a transposed convolution.
+    unfold : tuple of int, optional
+        Kernel, stride and padding along rows by which ``data`` is unfolded before the layer sees it as ``in_shape``
+        (see :mod:`tvm_ext.vta.unfold`).
     """
 
     name: str
@@ -77,6 +80,7 @@ class Layer:
     operator: str = "conv2d"
     across: tuple[int, int, int] | None = None
     output_padding: int = 0
+    unfold: tuple[int, int, int] | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:

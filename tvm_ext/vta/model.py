@@ -6,7 +6,7 @@ Kernels between a region and the rest quantise and pack, or unpack and dequantis
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ from tvm_ext.vta.quantize import quantize_network, to_integers
 from tvm_ext.vta.quantized_model import remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region
 from tvm_ext.vta.relax_layers import ModelGraph, read_graph
+from tvm_ext.vta.unfold import unfold_columns, unfold_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +94,17 @@ class VTAModel:
         Returns
         -------
         dict
-            Every tensor of the regions, int8 (N, C, H, W).
+            Every tensor that the regions compute, int8 (N, C, H, W).
         """
-        tensors: dict[str, NDArray[np.int8]] = {}
+        given: dict[str, NDArray[np.int8]] = {}
+        computed: dict[str, NDArray[np.int8]] = {}
         for region in self.regions:
             for name in region.inputs:
-                if name not in tensors:
-                    form = to_form(floats[name], region.shapes[name])
-                    tensors[name] = to_integers(form, self.network.fractions[name])
-            tensors |= region.run(tensors)
-        return tensors
+                if name not in given and name not in computed:
+                    form = to_form(floats[name], region.shapes[name], region.unfolded.get(name))
+                    given[name] = to_integers(form, self.network.fractions[name])
+            computed |= region.run(given | computed)
+        return computed
 
     def accuracy(
         self, samples: Sequence[Mapping[str, NDArray]], found: Sequence[Sequence[NDArray]] | None = None
@@ -172,7 +174,7 @@ def offload(
         If the model has open dimensions, calibration data does not fit it, or is missing.
     """
     floats, fixed = prepare(mod)
-    graph = read_graph(floats["main"], config.batch)
+    graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
     # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
     partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, forced)
     layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
@@ -262,10 +264,20 @@ def _build_regions(
     return regions
 
 
-def to_form(values: NDArray, form: tuple[int, ...]) -> NDArray:
-    """Bring a tensor of the model into the form (N, C, H, W) that layers see; a matrix is filled up with zeros."""
+def _unfolded(graph: ModelGraph, block: int) -> ModelGraph:
+    """Rewrite the layers that gain by an unfolded input."""
+    changed = unfold_layers(graph.layers, block)
+    nodes = tuple(replace(node, layer=changed.get(node.name, node.layer)) for node in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def to_form(values: NDArray, form: tuple[int, ...], unfold: tuple[int, int, int] | None = None) -> NDArray:
+    """Bring a tensor of the model into the form (N, C, H, W) that layers see.
+
+    A matrix is filled up with zeros; with ``unfold`` a picture is unfolded by kernel, stride and padding.
+    """
     if values.ndim == 4:
-        return values
+        return values if unfold is None else unfold_columns(values, unfold)
     n, channels, _, width = form
     rows = values.reshape(-1, channels)
     filled = np.pad(rows, ((0, n * width - len(rows)), (0, 0)))

@@ -309,6 +309,8 @@ def _reason(
     padded = ""
     if layer is not None and layer.weights is not None and layer.weights.shape[1] < block:
         padded = f", with {layer.weights.shape[1]} of {block} channels of a block in use"
+    if layer is not None and layer.unfold is not None:
+        padded += ", with an unfolded input"
     faster = (vta < cpu) == (device == "vta")
     why = "" if faster else ", but the conversions at the border would take longer than it saves"
     return f"{vta * 1e3:.3g} ms on VTA{padded}, {cpu * 1e3:.3g} ms on the CPU{why}"

@@ -71,6 +71,11 @@ class RegionProgram:
         """Shape of a tensor as it lies in DRAM: (N/B, C/c, H, W, B, c)."""
         return packed_shape(self.shapes[tensor], self.program.config)
 
+    @property
+    def unfolded(self) -> dict[str, tuple[int, int, int]]:
+        """Inputs that are unfolded, and how."""
+        return {placed.layer.data: placed.layer.unfold for placed in self.layers if placed.layer.unfold is not None}
+
     def steps(self) -> dict[str, int]:
         """Count the steps of the program: ``gemm`` (multiplying), ``reset`` and ``alu``."""
         found = {"gemm": 0, "reset": 0, "alu": 0}
