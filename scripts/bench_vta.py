@@ -27,11 +27,14 @@ from tests.vta.digits import accuracy, digits, trained_network
 from tests.vta.integer_reference import run_network
 from tests.vta.random_programs import flip_bits, random_program
 from tests.vta.recordings import GOLDEN
+from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tests.zoo import get
 from tvm_ext.bench.record import write_result
 from tvm_ext.frontend import import_model
 from tvm_ext.target import native_target
-from tvm_ext.vta.config import VTAConfig, load_config
+from tvm_ext.tuners.recipes import recipe
+from tvm_ext.vta import compute
+from tvm_ext.vta.config import VTAConfig, config_of_target, load_config
 from tvm_ext.vta.costs import costs_named
 from tvm_ext.vta.cycles import time_program, verify_timeline
 from tvm_ext.vta.faults import Refusal
@@ -48,6 +51,7 @@ from tvm_ext.vta.relax_layers import read_graph
 from tvm_ext.vta.replay import load_recording, replay
 from tvm_ext.vta.simulator import Simulator
 from tvm_ext.vta.tiles import Conv2d, Tile
+from tvm_ext.vta.tuning import tune
 
 # The packed convolutions of ResNet-18 v1: channels, size of the input, kernel, stride, how often they occur, and the
 # tile with the fewest cycles that a search with the cycle model found.
@@ -171,6 +175,36 @@ def layer(name: str) -> dict[str, Any]:
     }
 
 
+def tuned_layer(name: str, trials: int) -> dict[str, Any]:
+    """Tune the schedule of one of :data:`LAYERS` with the cycle model; run what was found, and compare it with TVM."""
+    (inputs, outputs, size, kernel, stride), count, _ = LAYERS[name]
+    target = tvm.target.Target("tvm-ext/vta-1x16x16")
+    config, costs = config_of_target(target), costs_named("chisel")
+    shape, weights = (1, inputs // config.block, size, size), (outputs // config.block, kernel, kernel)
+    func = compute.conv2d(config, shape, weights, stride, kernel // 2, compute.Epilogue(8, 0, 127, "weights"))
+    began = time.process_time()
+    run = tune(func, target, costs, recipe("evolution", batch=32, initial=32), trials, batch=32)
+    seconds = time.process_time() - began
+    trace = run.schedule.trace
+    scheduled, arguments = run.schedule.mod["main"], random_arguments(func, np.random.default_rng(0))
+    found, program = run_on_vta(scheduled, arguments, config)
+    cycles = time_program(program.instructions, config, costs).cycles
+    steps = shape[1] * outputs // config.block * found.shape[2] * found.shape[3] * kernel**2
+    return {
+        "tuned_layer": name,
+        "count": count,
+        "exact": bool(np.array_equal(found, run_on_cpu(func, arguments))) and cycles == run.best.cycles,
+        "cycles": cycles,
+        "occupancy": round(steps / cycles, 4),
+        "schedule": run.best.rule,
+        "tiles": [list(map(int, trace.decisions[step])) for step in trace.insts if step in trace.decisions],
+        "candidates": len(run.candidates),
+        "candidates_that_run": sum(candidate.cycles is not None for candidate in run.candidates),
+        "processor_seconds": round(seconds, 1),
+        "findings": len(lint(program.instructions, config, program.image.data, program.image.base)),
+    }
+
+
 def integer_convolution(
     data: NDArray, weights: NDArray, bias: NDArray, stride: int, finish: Requantize
 ) -> NDArray[np.int8]:
@@ -279,6 +313,13 @@ def main() -> int:
         cycles += row["count"] * row["cycles"]
         print(f"{name:4} {row['cycles']:8} cycles, occupancy {row['occupancy']:.1%}, exact: {row['exact']}")
     print(f"convolutions of ResNet-18 that were run: {cycles} cycles")
+    tuned = [tuned_layer(name, 64 if arguments.quick else 512) for name in (("C10",) if arguments.quick else LAYERS)]
+    for row in tuned:
+        exact &= row["exact"]
+        speed = 60 * row["candidates"] / row["processor_seconds"]
+        print(f"{row['tuned_layer']:4} tuned: {row['cycles']:8} cycles, occupancy {row['occupancy']:.1%}, exact: "
+              f"{row['exact']}, {speed:.0f} candidates a minute")  # fmt: skip
+    rows.extend(tuned)
     digits_row = digits_accuracy()
     rows.append(digits_row)
     print(f"digits: {digits_row['float32']:.2%} right in float32, {digits_row['int8']:.2%} in int8 on VTA")
@@ -303,6 +344,10 @@ def main() -> int:
     summary["int8_accuracy_drop"] = round(digits_row["float32"] - digits_row["int8"], 4)
     if not arguments.quick:
         summary["convolutions_cycles"] = cycles
+        summary["tuned_cycles"] = sum(row["count"] * row["cycles"] for row in tuned)
+        summary["occupancy"] = {row["tuned_layer"]: row["occupancy"] for row in tuned}
+        processor_seconds = sum(row["processor_seconds"] for row in tuned)
+        summary["candidates_per_minute"] = round(60 * sum(row["candidates"] for row in tuned) / processor_seconds)
         summary["resnet18_exact"] = network["exact"]
         summary["resnet18_cycles"] = network["cycles"]
         summary["resnet18_network_cycles"] = network["network_cycles"]

@@ -8,7 +8,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vta.scheduled_functions import findings, on_cpu, on_vta, random_arguments
+from tests.vta.scheduled_functions import findings, random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.schedules.vta_conv2d import ORDERS, Conv2d, ConvKnobs
 from tvm_ext.vta.compute import Epilogue, conv2d, matmul
 from tvm_ext.vta.config import config_of_target
@@ -44,8 +44,8 @@ def check_convolution(data: st.DataObject) -> None:
     schedule = rule.apply(func, target)
     assert schedule is not None
     arguments = random_arguments(func, np.random.default_rng(draw(st.integers(0, 999))))
-    found, _ = on_vta(schedule.mod["main"], arguments, config)
-    np.testing.assert_array_equal(found, on_cpu(func, arguments))
+    found, _ = run_on_vta(schedule.mod["main"], arguments, config)
+    np.testing.assert_array_equal(found, run_on_cpu(func, arguments))
 
 
 @settings(max_examples=8, deadline=None)
@@ -69,8 +69,8 @@ def test_programs_stay_in_the_portable_subset(knobs: ConvKnobs | None) -> None:
     schedule = Conv2d(knobs=knobs).apply(func, target)
     assert schedule is not None
     arguments = random_arguments(func, np.random.default_rng(0))
-    found, program = on_vta(schedule.mod["main"], arguments, config)
-    np.testing.assert_array_equal(found, on_cpu(func, arguments))
+    found, program = run_on_vta(schedule.mod["main"], arguments, config)
+    np.testing.assert_array_equal(found, run_on_cpu(func, arguments))
     assert findings(program) == []
 
 
@@ -83,7 +83,7 @@ def test_sums_of_products_need_no_operation() -> None:
         func = conv2d(config, (1, 2, 6, 6), (2, 3, 3), 1, 1, epilogue)
         schedule = Conv2d().apply(func, target)
         assert schedule is not None
-        _, program = on_vta(schedule.mod["main"], random_arguments(func, np.random.default_rng(0)), config)
+        _, program = run_on_vta(schedule.mod["main"], random_arguments(func, np.random.default_rng(0)), config)
         products = [x for x in program.instructions if isinstance(x, Gemm)]
         counts = [(x.uop_end - x.uop_bgn) * x.iter_in * x.iter_out for x in products]
         resets = sum(count for x, count in zip(products, counts, strict=True) if x.reset_reg)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedules.test_vta_conv2d import TARGETS, epilogues
-from tests.vta.scheduled_functions import on_cpu, on_vta, random_arguments
+from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.schedules.vta_matmul import ORDERS, Matmul, MatmulKnobs
 from tvm_ext.vta.compute import conv2d, matmul
 from tvm_ext.vta.config import config_of_target
@@ -25,8 +25,8 @@ def test_any_product_with_any_knobs(data: st.DataObject) -> None:
     schedule = Matmul(draw(st.sampled_from(list(ORDERS))), draw(st.none() | st.just(knobs))).apply(func, target)
     assert schedule is not None
     arguments = random_arguments(func, np.random.default_rng(draw(st.integers(0, 999))))
-    found, _ = on_vta(schedule.mod["main"], arguments, config)
-    np.testing.assert_array_equal(found, on_cpu(func, arguments))
+    found, _ = run_on_vta(schedule.mod["main"], arguments, config)
+    np.testing.assert_array_equal(found, run_on_cpu(func, arguments))
 
 
 def test_what_is_no_product_is_declined() -> None:

@@ -25,7 +25,7 @@ def random_arguments(func: Any, rng: np.random.Generator) -> list[NDArray]:
     return arguments
 
 
-def on_cpu(func: Any, arguments: list[NDArray]) -> NDArray:
+def run_on_cpu(func: Any, arguments: list[NDArray]) -> NDArray:
     """What the function computes, by TVM."""
     result = tvm.runtime.tensor(np.zeros([int(extent) for extent in func.params[-1].shape], np.int8))
     compiled = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), "llvm")
@@ -33,7 +33,7 @@ def on_cpu(func: Any, arguments: list[NDArray]) -> NDArray:
     return result.numpy()
 
 
-def on_vta(scheduled: Any, arguments: list[NDArray], config: VTAConfig) -> tuple[NDArray, Program]:
+def run_on_vta(scheduled: Any, arguments: list[NDArray], config: VTAConfig) -> tuple[NDArray, Program]:
     """What the scheduled function's program computes on the simulator."""
     program = compile_program(scheduled, config, [*arguments, None])
     result = Simulator(config).run(program.words, program.image.data, program.image.base)

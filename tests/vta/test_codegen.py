@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from tests.vta.scheduled_functions import findings, on_cpu, on_vta, random_arguments
+from tests.vta.scheduled_functions import findings, random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.schedules.vta_conv2d import Conv2d, ConvKnobs
 from tvm_ext.vta.codegen import compile_program, generate, plan_program
@@ -51,7 +51,7 @@ def max_pool(data: T.Buffer((2, 6, 6, 1, 16), "int8"), out: T.Buffer((2, 3, 3, 1
 def test_a_pooling_on_the_element_wise_unit() -> None:
     """Bytes are widened by the load; the maximum overwrites its left operand."""
     arguments = random_arguments(max_pool, np.random.default_rng(0))
-    found, program = on_vta(max_pool, arguments, CONFIG)
+    found, program = run_on_vta(max_pool, arguments, CONFIG)
     blocks = arguments[0].reshape(2, 3, 2, 3, 2, 1, 16)
     np.testing.assert_array_equal(found, blocks.max(axis=(2, 4)))
     loads = [x for x in program.instructions if isinstance(x, Load) and x.x_size and x.memory_type != MemoryType.UOP]
@@ -88,8 +88,8 @@ def arithmetic(
 def test_an_expression_becomes_a_chain_of_operations() -> None:
     """A shift by 17 is two, since a distance has five bits with its sign in some hardware."""
     arguments = random_arguments(arithmetic, np.random.default_rng(1))
-    found, program = on_vta(arithmetic, arguments, CONFIG)
-    np.testing.assert_array_equal(found, on_cpu(arithmetic, arguments))
+    found, program = run_on_vta(arithmetic, arguments, CONFIG)
+    np.testing.assert_array_equal(found, run_on_cpu(arithmetic, arguments))
     operations = [(x.alu_opcode.name, x.imm if x.use_imm else "tensor")
                   for x in program.instructions if isinstance(x, Alu)]  # fmt: skip
     assert operations == [
@@ -134,9 +134,9 @@ def test_several_functions_in_one_program() -> None:
     generate(schedule.mod["main"], builder, ["between", "second", "out"])
     program = builder.build()
     result = Simulator(CONFIG).run(program.words, image.data, image.base)
-    between = on_cpu(func, [data, weights[0]])
+    between = run_on_cpu(func, [data, weights[0]])
     np.testing.assert_array_equal(
-        image.read("out", np.int8, data.shape, result.dram), on_cpu(func, [between, weights[1]])
+        image.read("out", np.int8, data.shape, result.dram), run_on_cpu(func, [between, weights[1]])
     )
 
 

@@ -10,7 +10,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
-from tests.vta.scheduled_functions import on_cpu, on_vta, random_arguments
+from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.recipes import recipe
@@ -40,8 +40,8 @@ def test_tuning_finds_a_schedule_that_runs_as_fast_as_it_says() -> None:
     }  # fmt: skip
     scheduled = run.schedule.mod["main"]
     arguments = random_arguments(func, np.random.default_rng(0))
-    found, program = on_vta(scheduled, arguments, CONFIG)
-    np.testing.assert_array_equal(found, on_cpu(func, arguments))
+    found, program = run_on_vta(scheduled, arguments, CONFIG)
+    np.testing.assert_array_equal(found, run_on_cpu(func, arguments))
     assert time_program(program.instructions, CONFIG, COSTS).cycles == run.best.cycles
 
 

@@ -25,6 +25,7 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerFutur
 
 from tvm_ext.errors import TuningError, VTAProgramError
 from tvm_ext.schedules import vta_conv2d, vta_matmul
+from tvm_ext.schedules.rule import ScheduleRule
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuners.space import Vector
@@ -93,7 +94,7 @@ def sketches(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> dict[str, Sc
     TuningError
         If no rule for VTA takes the function.
     """
-    rules = [
+    rules: list[ScheduleRule] = [
         *(vta_conv2d.Conv2d(order) for order in vta_conv2d.ORDERS),
         *(vta_matmul.Matmul(order) for order in vta_matmul.ORDERS),
     ]
