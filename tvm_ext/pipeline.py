@@ -80,6 +80,9 @@ class PipelineOptions:
     fuse : str
         Who decides which operators become one kernel. ``stock``: TVM's patterns; ``mapping-type``: a planner that
         combines operators by how their elements map to each other.
+    fuse_profiles : str or Path, optional
+        File of measured latencies for the fusion ``mapping-type``. Blocks whose fusion pays only sometimes are measured
+        while the module is compiled, and noted there for the next time.
     """
 
     disable: tuple[str, ...] = ()
@@ -91,6 +94,7 @@ class PipelineOptions:
     on_chip_memory: int | str | None = None
     rewrite: Rewrite = "off"
     fuse: Fuse = "stock"
+    fuse_profiles: str | Path | None = None
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in PHASES]
@@ -101,6 +105,10 @@ class PipelineOptions:
         object.__setattr__(self, "disable", tuple(self.disable))
         if not isinstance(self.dump_dir, str | os.PathLike | None):
             raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
+        if not isinstance(self.fuse_profiles, str | os.PathLike | None):
+            raise OptionError(f"option fuse_profiles: {self.fuse_profiles!r} is not a path")
+        if self.fuse_profiles is not None:
+            object.__setattr__(self, "fuse_profiles", str(self.fuse_profiles))
         for option, kind in (("memory", Memory), ("rewrite", Rewrite), ("fuse", Fuse)):
             value = getattr(self, option)
             if value not in get_args(kind):
@@ -194,7 +202,11 @@ def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
 def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     isolated = [] if options.memory == "stock" else [isolate_concatenations()]
     rules = cpu.RULES if target.kind.name == "llvm" else ()
-    grouped = relax.transform.FuseOps() if options.fuse == "stock" else fuse_by_mapping_types(rules=rules)
+    grouped = (
+        relax.transform.FuseOps()
+        if options.fuse == "stock"
+        else fuse_by_mapping_types(rules=rules, profiles=options.fuse_profiles)
+    )
     return [*isolated, grouped, relax.transform.FuseTIR()]
 
 

@@ -42,12 +42,19 @@ def block_mapping(graph: OperatorGraph, members: Collection[int]) -> BlockMappin
     operators = graph.operators
     if len(members) > 1 and any(operators[index].mapping is MappingType.OPAQUE for index in members):
         return None
-    anchors = [operators[index] for index in members if is_anchor(operators[index])]
-    rows = anchors[0].rows if len(anchors) > 1 else None
-    if len(anchors) > 1 and (rows is None or any(anchor.rows != rows for anchor in anchors)):
-        return None
     if len(members) > 1 and not _suits_schedules(graph, members):
         return None
+    many = [operators[index] for index in members if operators[index].mapping is MappingType.MANY_TO_MANY]
+    if len(many) > 1 and many[0].rows is not None and all(operator.rows == many[0].rows for operator in many):
+        found = _flow(graph, members, in_rows=True)
+        if found is not None:
+            return found
+    return None if sum(map(is_anchor, many)) > 1 else _flow(graph, members, in_rows=False)
+
+
+def _flow(graph: OperatorGraph, members: Collection[int], in_rows: bool) -> BlockMapping | None:
+    """Let the types flow along the edges; ``in_rows``: all reductions are of the same rows."""
+    operators = graph.operators
     reached: dict[int, MappingType] = {}
     is_yellow = False
     for index in sorted(members):
@@ -57,7 +64,7 @@ def block_mapping(graph: OperatorGraph, members: Collection[int]) -> BlockMappin
             if edge.source not in reached:
                 continue
             cell = combine(reached[edge.source], edge.mapping, operator.is_disjoint_window)
-            if rows is not None:
+            if in_rows:
                 cell = _combine_in_rows(cell, reached[edge.source], edge, operator)
             if not cell.is_allowed:
                 return None

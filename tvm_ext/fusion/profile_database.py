@@ -113,6 +113,16 @@ class ProfileDatabase:
             self._entries[key] = self._new[key] = found
         return found.seconds
 
+    def measured(self, graph: OperatorGraph, members: Collection[int]) -> float | None:
+        """Give the measured seconds of a block; None when there is no such entry."""
+        found = self._entries.get(self.key(graph, members))
+        return found.seconds if found is not None and found.source == "measured" else None
+
+    def note(self, graph: OperatorGraph, members: Collection[int], seconds: float) -> None:
+        """Note the measured seconds of a block."""
+        key = self.key(graph, members)
+        self._entries[key] = self._new[key] = Profile(seconds, "measured")
+
     def save(self) -> None:
         """Write new entries to the file, beside those that others have written meanwhile.
 

@@ -78,13 +78,16 @@ def _check_block(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> No
     many = [index for index in block if operators[index].mapping is MappingType.MANY_TO_MANY]
     anchors = [index for index in many if not operators[index].is_disjoint_window]
     _check_schedules(label, block, graph)
-    if (
-        len(anchors) > 1
-        and len({operators[index].rows for index in anchors} | {None}) == 2
-        and len(anchors) == sum(operators[index].rows is not None for index in anchors)
-    ):
-        _check_rows(label, block, graph)
-        return
+    shapes = {operators[index].rows for index in many}
+    if len(many) > 1 and len(shapes) == 1 and None not in shapes:
+        moved = _moved_in_rows(block, graph)
+        if moved is None:
+            return
+        if len(anchors) > 1:
+            raise GraphError(
+                f"fusion plan of '{graph.name}': {label} reduces the same rows several times, but '{names[moved[1]]}' "
+                f"reads '{names[moved[0]]}' in other places"
+            )
     if len(anchors) > 1:
         first, second = (names[index] for index in sorted(anchors)[:2])
         raise GraphError(
@@ -106,15 +109,13 @@ def _check_block(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> No
                 )
 
 
-def _check_rows(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> None:
-    """Between reductions of the same rows every element stays in its row."""
+def _moved_in_rows(block: nx.MultiDiGraph, graph: OperatorGraph) -> tuple[int, int] | None:
+    """Find a result of a block that is read in other places than its own row; None when every element keeps its row."""
     moving = (MappingType.REORGANIZE, MappingType.SHUFFLE)
     for source, reader, kind in block.edges(data="mapping"):
         if kind in moving or graph.operators[reader].mapping is MappingType.ONE_TO_MANY:
-            raise GraphError(
-                f"fusion plan of '{graph.name}': {label} reduces the same rows several times, but "
-                f"'{graph.operators[reader].name}' reads '{graph.operators[source].name}' in other places"
-            )
+            return source, reader
+    return None
 
 
 def _check_schedules(label: str, block: nx.MultiDiGraph, graph: OperatorGraph) -> None:

@@ -14,6 +14,7 @@ up again (:mod:`tvm_ext.passes.fusion_check`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import tvm
 from tvm import relax
@@ -27,11 +28,15 @@ from tvm_ext.graph.mapping_types import Mapping, MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.passes.fusion_check import BlockCheck, annotated_kernels
 from tvm_ext.passes.fusion_groups import Grouper
+from tvm_ext.passes.fusion_latency import BlockLatencies
 from tvm_ext.schedules.rule import ScheduleRule
 
 
 def fuse_by_mapping_types(
-    options: FusionOptions | None = None, latency: Latency | None = None, rules: Sequence[ScheduleRule] = ()
+    options: FusionOptions | None = None,
+    latency: Latency | None = None,
+    rules: Sequence[ScheduleRule] = (),
+    profiles: str | Path | None = None,
 ) -> tvm.transform.Pass:
     """Make the pass.
 
@@ -43,13 +48,20 @@ def fuse_by_mapping_types(
         Seconds of a block; see :func:`tvm_ext.fusion.planner.plan_fusion`.
     rules : sequence of ScheduleRule
         What schedules the kernels, for the current target; blocks that they do badly are cut up again.
+    profiles : str or Path, optional
+        File of measured latencies. Blocks that the combination table makes depend on them are measured when they are
+        not in it, and noted. Without a file only the entries that come with the package count.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FuseByMappingTypes")
     def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         mod = relax.transform.CanonicalizeBindings()(mod)  # an alias may not stand between two members of a block
         builder = relax.BlockBuilder(mod)
-        check = BlockCheck(mod, rules, tvm.target.Target.current(allow_none=False)) if rules else None
+        check = latencies = None
+        if rules:
+            target = tvm.target.Target.current(allow_none=False)
+            latencies = BlockLatencies(target, profiles)
+            check = BlockCheck(mod, rules, target, latencies)
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
                 graph = from_relax(mod, variable.name_hint)
@@ -62,6 +74,8 @@ def fuse_by_mapping_types(
                 fused = Grouper(builder, func, nodes).function()
                 if fused is not None:
                     builder.update_func(variable, fused)
+        if latencies is not None:
+            latencies.save()
         return builder.finalize()
 
     return _fuse

@@ -24,11 +24,15 @@ from tvm_ext.fusion.plan import FusionPlan
 from tvm_ext.fusion.planner import plan_of_blocks
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.passes.fusion_groups import group_function, is_kernel_call, variables_of
+from tvm_ext.passes.fusion_latency import BlockLatencies
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, ScheduleRule, apply_rules
 
 SCRATCH_BYTES = 64 * 1024
 """What a kernel may keep for itself: it stays in the caches next to a core."""
+
+MARGIN = 1.1
+"""How much longer a measured block may take than its parts: measurements vary."""
 
 SLOW_RULES = ("", "cpu.fallback")
 """No rule, and the rule for what has no form: each of its blocks runs through all its data on its own."""
@@ -61,10 +65,18 @@ class BlockCheck:
         With the kernels.
     rules : sequence of ScheduleRule
     target : tvm.target.Target
+    latencies : BlockLatencies, optional
+        Measured times: a block with a combination that the table makes depend on them is cut up where that is faster.
     """
 
-    def __init__(self, mod: tvm.IRModule, rules: Sequence[ScheduleRule], target: tvm.target.Target) -> None:
-        self._mod, self._rules, self._target = mod, rules, target
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        rules: Sequence[ScheduleRule],
+        target: tvm.target.Target,
+        latencies: BlockLatencies | None = None,
+    ) -> None:
+        self._mod, self._rules, self._target, self._latencies = mod, rules, target, latencies
         self._known: dict[Any, Scheduled | None] = {}
 
     def settle(self, plan: FusionPlan, graph: OperatorGraph, func: Any) -> FusionPlan:
@@ -102,8 +114,38 @@ class BlockCheck:
 
         for parts in _ways(graph, members):
             if can_be_ordered(graph, parts) and all(map(is_well_done, parts)):
-                return parts
+                return [piece for part in parts for piece in self._faster(graph, part, members, uses)]
         return _put_together(graph, chains(graph, members), is_well_done)
+
+    def _faster(
+        self, graph: OperatorGraph, part: set[int], bindings: dict[int, Any], uses: Counter[Any]
+    ) -> list[set[int]]:
+        """Give a block as it is, or in chains where measurements say that these take less time."""
+        found = block_mapping(graph, part)
+        pieces = chains(graph, part)
+        if self._latencies is None or found is None or not found.is_yellow or len(pieces) < 2:
+            return [part]
+        whole = self._seconds(graph, part, bindings, uses)
+        if whole is None:
+            return [part]
+        total = 0.0
+        for piece in pieces:
+            seconds = self._seconds(graph, piece, bindings, uses)
+            if seconds is None:
+                return [part]
+            total += seconds
+        return pieces if whole > MARGIN * total and can_be_ordered(graph, pieces) else [part]
+
+    def _seconds(
+        self, graph: OperatorGraph, part: Collection[int], bindings: dict[int, Any], uses: Counter[Any]
+    ) -> float | None:
+        def scheduled() -> Any:
+            calls = [bindings[index] for index in sorted(part)]
+            kernel = merged_kernel(self._mod, calls, _read_by_others(calls, uses))
+            return None if kernel is None else apply_rules(kernel, self._target, self._rules)
+
+        assert self._latencies is not None
+        return self._latencies.seconds(graph, part, scheduled)
 
     def _is_well_done(
         self, graph: OperatorGraph, part: Collection[int], bindings: dict[int, Any], uses: Counter[Any]
@@ -130,10 +172,7 @@ class BlockCheck:
     def _scheduled(self, part: Collection[int], bindings: dict[int, Any], uses: Counter[Any]) -> Scheduled | None:
         """Schedule the kernel of some operators; None when they cannot be merged."""
         calls = [bindings[index] for index in sorted(part)]
-        inside = Counter(variable for binding in calls for variable in variables_of(binding))
-        read_by_others = {
-            b.var for b in calls if uses[b.var] > inside[b.var] or not isinstance(b.var, relax.DataflowVar)
-        }
+        read_by_others = _read_by_others(calls, uses)
         key = _signature(calls, read_by_others)
         if key not in self._known:
             self._known[key] = self._schedule(calls, read_by_others)
@@ -316,6 +355,14 @@ def chains(graph: OperatorGraph, members: Collection[int]) -> list[set[int]]:
                 part = joined
         part_of.update(dict.fromkeys(part, part))
     return list({id(part): part for part in part_of.values()}.values())
+
+
+def _read_by_others(calls: Sequence[Any], uses: Counter[Any]) -> set[Any]:
+    """Find the results of some calls that something else reads."""
+    inside = Counter(variable for binding in calls for variable in variables_of(binding))
+    return {
+        call.var for call in calls if uses[call.var] > inside[call.var] or not isinstance(call.var, relax.DataflowVar)
+    }
 
 
 def _signature(calls: Sequence[Any], read_by_others: Collection[Any]) -> tuple[Any, ...]:
