@@ -88,6 +88,11 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the ``tvm_ext`` pipeline to a command; they arrive as keyword arguments of those names."""
     command = rewriting_options(command)
     command = click.option(
+        "--fuse-profiles",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File of measured latencies for --fuse mapping-type; what is not in it is measured and added.",
+    )(command)
+    command = click.option(
         "--disable",
         default="",
         metavar="PHASES",
