@@ -369,3 +369,17 @@ def test_two_thousand_bindings_take_well_under_a_second_per_thousand():
     seconds = time.process_time() - start
     assert len(graph) > 2000
     assert seconds < 2.0
+
+
+def test_a_slice_from_the_beginning_is_no_view() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((8, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.strided_slice(x, [0], [0], [4]), "first")
+            flat = builder.emit(relax.op.reshape(first, (16,)), "flat")
+            result = builder.emit_output(relax.op.exp(flat))
+        builder.emit_func_output(result)
+    graph = from_relax(relax.transform.LegalizeOps()(builder.get()))
+    assert graph.tensors["first"].alias_of is None
+    assert graph.tensors["flat"].alias_of == "first"

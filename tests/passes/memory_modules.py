@@ -46,6 +46,9 @@ def random_net(seed: int, steps: int = 12, channels: int = 16, size: int = 6) ->
                         value = relax.op.nn.relu(a)
                     case 5 if channels_of(a) + channels_of(b) <= 6 * channels:
                         value = relax.op.concat([a, b], axis=1)
+                    case 6 if channels_of(a) > channels:
+                        begin = channels * int(generator.integers(0, channels_of(a) // channels))
+                        value = relax.op.strided_slice(a, [1], [begin], [begin + channels])
                     case 6:
                         value = relax.op.reshape(relax.op.tanh(a), a.ty.shape)
                     case _:

@@ -142,6 +142,35 @@ def test_concatenations_are_written_in_place_where_their_parts_are_aligned(
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.parametrize(("channels", "moves"), [(32, False), (40, True)])
+def test_slices_are_read_where_they_lie(channels: int, moves: bool) -> None:
+    """Channels come in blocks of 16: half of 32 begins at a block, half of 40 does not."""
+    generator = np.random.default_rng(channels)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 5, 7), "float32"))
+
+    def convolution(value: Any, out: int) -> Any:
+        shape = (out, int(value.ty.shape[1]), 3, 3)
+        return builder.emit(
+            relax.op.nn.conv2d(value, relax.const(generator.standard_normal(shape).astype("float32")), padding=1)
+        )
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            halves = builder.emit(relax.op.split(convolution(x, channels), 2, axis=1))
+            first, second = (builder.emit(relax.TupleGetItem(halves, index)) for index in range(2))
+            result = builder.emit_output(relax.op.add(convolution(first, 16), convolution(second, 16)))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    found = phases(mod, memory="arena", winograd=False)
+    called = [str(call.op.name_hint) for call in _kernel_calls(found["memory"])]
+    assert any("split" in name or "slice" in name for name in called) == moves
+    values = arguments(mod)
+    expected = results_of(phases(mod, winograd=False)["finalize"], values)
+    for left, right in zip(results_of(found["finalize"], values), expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
 def _kernel_calls(mod: tvm.IRModule) -> list[relax.Call]:
     return [
         binding.value

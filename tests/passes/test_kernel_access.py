@@ -122,6 +122,42 @@ def concatenate_inside(a: T.Buffer((2, 2), "float32"), b: T.Buffer((2, 3), "floa
 
 
 @T.prim_func(s_tir=True)
+def split(a: T.Buffer((1, 5, 4), "float32"), b: T.Buffer((1, 2, 4), "float32"), c: T.Buffer((1, 3, 4), "float32")):
+    for i, j, k in T.grid(1, 2, 4):
+        with T.sblock("first"):
+            vi, vj, vk = T.axis.remap("SSS", [i, j, k])
+            b[vi, vj, vk] = a[vi, vj, vk]
+    for i, j, k in T.grid(1, 3, 4):
+        with T.sblock("second"):
+            vi, vj, vk = T.axis.remap("SSS", [i, j, k])
+            c[vi, vj, vk] = a[vi, vj + 2, vk]
+
+
+@T.prim_func(s_tir=True)
+def every_other(a: T.Buffer((8, 4), "float32"), b: T.Buffer((4, 4), "float32")):
+    for i, j in T.grid(4, 4):
+        with T.sblock("slice"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            b[vi, vj] = a[vi * 2, vj]
+
+
+@T.prim_func(s_tir=True)
+def slice_inside(a: T.Buffer((2, 8), "float32"), b: T.Buffer((2, 4), "float32")):
+    for i, j in T.grid(2, 4):
+        with T.sblock("slice"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            b[vi, vj] = a[vi, vj + 4]
+
+
+@T.prim_func(s_tir=True)
+def slice_and_scale(a: T.Buffer((8, 4), "float32"), b: T.Buffer((4, 4), "float32")):
+    for i, j in T.grid(4, 4):
+        with T.sblock("slice"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            b[vi, vj] = a[vi + 4, vj] * T.float32(2)
+
+
+@T.prim_func(s_tir=True)
 def opaque(a: T.Buffer((8,), "float32"), c: T.Buffer((8,), "float32")):
     for i in T.serial(8):
         with T.sblock("opaque"):
@@ -147,6 +183,10 @@ def opaque(a: T.Buffer((8,), "float32"), c: T.Buffer((8,), "float32")):
         (two_results, KernelAccess((1, 2))),
         (concatenate, KernelAccess((2,), (), (0, 32))),
         (concatenate_inside, KernelAccess((2,))),
+        (split, KernelAccess((1, 2), (), (), (0, 32))),
+        (every_other, KernelAccess((1,))),
+        (slice_inside, KernelAccess((1,))),
+        (slice_and_scale, KernelAccess((1,))),
         (opaque, KernelAccess((1,))),
     ],
     ids=lambda value: "" if isinstance(value, KernelAccess) else str(value.attrs["global_symbol"]),

@@ -96,6 +96,40 @@ def test_the_larger_result_gets_the_operand() -> None:
     assert found.graph.tensors["small"].alias_of == "both"
 
 
+def test_slices_stay_where_they_are() -> None:
+    def build(builder: Any, x: list[Any]) -> Any:
+        low = builder.emit(relax.op.strided_slice(x[0], [1], [0], [8]), "low")
+        high = builder.emit(relax.op.strided_slice(x[0], [1], [8], [16]), "high")
+        other = builder.emit(relax.op.strided_slice(x[1], [2], [0], [4]), "other")  # stretches of 128 bytes
+        kept = builder.emit(relax.op.strided_slice(x[2], [1], [0], [8]), "kept")
+        total = builder.emit(relax.op.add(relax.op.add(low, high), kept))
+        return builder.emit(relax.op.add(total, relax.op.reshape(other, (1, 8, 8, 8))))
+
+    mod = kernels(build)
+    reader = MemoryReader(mod)
+    kept = next(node.index for node in reader.graph.nodes if node.name == "kept")
+    found = reader.marked(copied={kept})
+    tensors = found.graph.tensors
+    assert {name: (tensors[name].alias_of, tensors[name].offset) for name in ("low", "high", "other", "kept")} == {
+        "low": ("made0", 0),
+        "high": ("made0", 2048),
+        "other": (None, 0),
+        "kept": (None, 0),
+    }
+    assert sorted(found.slices.values()) == [(0,), (2048,)]
+
+
+def test_slices_of_inputs_are_copied() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 16), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            half = builder.emit(relax.op.strided_slice(x, [0], [0], [2]))
+            result = builder.emit_output(relax.op.exp(half))
+        builder.emit_func_output(result)
+    assert not memory_graph(relax.transform.LegalizeOps()(builder.get())).slices
+
+
 def test_in_place_candidates() -> None:
     def build(builder: Any, x: list[Any]) -> Any:
         total = builder.emit(relax.op.add(x[0], x[1]), "total")

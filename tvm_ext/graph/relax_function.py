@@ -248,6 +248,8 @@ class FunctionReader:
         kernel = self._module.kernel(callee)
         # The stock lowering turns a kernel that only reshapes into a view, unless its result leaves the dataflow block.
         is_view = kernel is not None and kernel.is_reshape and len(operands) == 1 and bound.is_local
+        # A slice from the beginning looks like a reshape, apart from its size.
+        is_view = is_view and self._elements(bound.type) == self._elements(call.args[1].fields[0].ty)
         found = self._read_in_place(op, bound, call, operands, operands[0] if is_view else None)
         found.callee = callee
         shapes = [self._table.tensors[name].shape for name in (*operands, *leaves(found.value))]
@@ -255,6 +257,11 @@ class FunctionReader:
             known = _caller_symbols(callee, kernel.shapes, [*shapes, *((scalar,) for scalar in scalars)])
             found.flops = kernel.flops.substitute(known)
         return found
+
+    def _elements(self, ty: Any) -> Dim | None:
+        """Count the elements of a tensor type; None where its shape is not written down."""
+        shape = ty.shape if isinstance(ty, relax.TensorType) else None
+        return product(map(self._table.size, shape.values)) if isinstance(shape, relax.ShapeExpr) else None
 
     def _read_packed_call(self, op: str, bound: _Binding, call: Any) -> _Reading:
         found = self._read_in_place(op, bound, call, self._table.operands(call.args[1:]))

@@ -11,13 +11,14 @@ A compiled kernel wants tensors whose data pointer is where the data begins, so 
 addresses the host may compute with, and is tested on CPUs; other targets keep TVM's plan.
 
 A concatenation whose operands were planned as parts of its result (:data:`CONCATENATE_ATTRIBUTE`) is no call any more:
-the operands are tensors inside the result.
+the operands are tensors inside the result. In the same way the results of a slice (:data:`SLICE_ATTRIBUTE`) are tensors
+inside its operand.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -26,7 +27,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.memory import ArenaPlan, plan_arena, verify_arena
-from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE
+from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, SLICE_ATTRIBUTE
 
 ALIGNMENT = 64
 """Bytes to which every tensor is aligned, as compiled kernels expect of their arguments."""
@@ -65,7 +66,7 @@ class _Reading:
     parts : dict of var to (var, int)
         For each allocation that is a part of another one: that one, and the byte offset in it.
     dropped : set of int
-        Bindings that call a concatenation of parts.
+        Bindings that call a concatenation of parts, or take parts out.
     """
 
     bindings: list[Any]
@@ -179,18 +180,23 @@ def _read_call(mod: tvm.IRModule, found: _Reading, index: int, binding: Any) -> 
         found.uses.setdefault(root, []).append(index)
     if isinstance(callee, tvm.tirx.PrimFunc):
         if CONCATENATE_ATTRIBUTE in (callee.attrs or {}):
-            _read_parts(found, index, call, [int(offset) for offset in callee.attrs[CONCATENATE_ATTRIBUTE]])
+            *operands, result = call.args
+            _read_parts(found, index, call, result, operands, callee.attrs[CONCATENATE_ATTRIBUTE])
+        elif SLICE_ATTRIBUTE in (callee.attrs or {}):
+            operand, *results = call.args
+            _read_parts(found, index, call, operand, results, callee.attrs[SLICE_ATTRIBUTE])
     elif not _returns_nothing(call):
         # What it returns may be a view of what it is given, so that the end of its life is not seen here.
         found.escaping.update(roots)
 
 
-def _read_parts(found: _Reading, index: int, call: Any, offsets: list[int]) -> None:
-    *operands, result = (next(iter(_roots(found, argument)), None) for argument in call.args)
-    if result is None or None in operands or any(root in found.parts for root in operands):
-        raise _Unplannable(f"the operands of '{call.op.name_hint}' are no allocations of their own")
-    for root, offset in zip(operands, offsets, strict=True):
-        found.parts[root] = (result, offset)
+def _read_parts(found: _Reading, index: int, call: Any, whole: Any, parts: Sequence[Any], offsets: Any) -> None:
+    root = next(iter(_roots(found, whole)), None)
+    roots = [next(iter(_roots(found, part)), None) for part in parts]
+    if root is None or None in roots or any(part in found.parts for part in roots):
+        raise _Unplannable(f"the tensors of '{call.op.name_hint}' are no allocations of their own")
+    for part, offset in zip(roots, offsets, strict=True):
+        found.parts[part] = (root, int(offset))
     found.dropped.add(index)
 
 

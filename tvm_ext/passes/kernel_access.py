@@ -1,4 +1,4 @@
-"""What memory planning has to know of a kernel, read off its body: where it may run in place, what it only joins.
+"""What memory planning has to know of a kernel, read off its body: where it may run in place, what it only moves.
 
 A kernel may write its result over an operand when every element of that operand is read only to compute the element of
 the result at the same place, and every element of the result is stored once. Both are proved on the scheduled kernel:
@@ -24,6 +24,9 @@ from tvm.s_tir import SBlock, SBlockRealize
 CONCATENATE_ATTRIBUTE = "tvm_ext.joins_parts"
 """Attribute of a concatenation whose operands are already where the result is: the arena drops its calls."""
 
+SLICE_ATTRIBUTE = "tvm_ext.takes_parts"
+"""Attribute of a slice whose results are where they lie in its operand: the arena drops its calls."""
+
 
 @dataclass(frozen=True)
 class KernelAccess:
@@ -38,11 +41,15 @@ class KernelAccess:
     parts : tuple of int
         For a concatenation whose operands lie one after the other in the result: the byte offset of each operand;
         empty for every other kernel.
+    slices : tuple of int
+        For a kernel of one operand whose results are stretches of it: the byte offset of each result; empty for every
+        other kernel.
     """
 
     results: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
     parts: tuple[int, ...] = ()
+    slices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +83,8 @@ def kernel_access(func: tirx.PrimFunc) -> KernelAccess:
         if _runs_in_place(func, operand, result, found, analyzer)
     )
     parts = _parts(func, found.stores[results[0]], analyzer) if len(results) == 1 else ()
-    return KernelAccess(results, in_place, parts)
+    slices = _slices(func, found, analyzer) if results[0] == 1 else ()
+    return KernelAccess(results, in_place, parts, slices)
 
 
 @dataclass(frozen=True)
@@ -275,6 +283,36 @@ def _parts(func: tirx.PrimFunc, stores: list[_Store], analyzer: Any) -> tuple[in
     dtype = tvm.DataType(str(func.params[result].ty.dtype))
     bytes_per_step = prod(shape[axis + 1 :]) * (dtype.bits * dtype.lanes // 8)
     return tuple(begin * bytes_per_step for begin, _ in ranges)
+
+
+def _slices(func: tirx.PrimFunc, found: _Accesses, analyzer: Any) -> tuple[int, ...]:
+    """Byte offsets of results that are stretches of the operand along its outermost axis that is not 1, or nothing."""
+    shape = _static(func.params[0].ty.shape) if tirx.is_buffer_var(func.params[0]) else None
+    axis = next((number for number, extent in enumerate(shape or ()) if extent != 1), None)
+    if shape is None or axis is None:
+        return ()
+    dtype = tvm.DataType(str(func.params[0].ty.dtype))
+    bytes_per_step = prod(shape[axis + 1 :]) * (dtype.bits * dtype.lanes // 8)
+    offsets = []
+    for result in range(1, len(func.params)):
+        extents = _static(func.params[result].ty.shape)
+        stores = found.stores[result]
+        if extents is None or len(extents) != len(shape) or len(stores) != 1 or not _stores_once(stores[0]):
+            return ()
+        (store,) = stores
+        load = store.value
+        if not isinstance(load, tvm.ir.TensorLoad) or not load.source.same_as(func.params[0]):
+            return ()
+        same = extents[:axis] + extents[axis + 1 :] == shape[:axis] + shape[axis + 1 :]
+        for number, (index, place) in enumerate(zip(load.indices, store.indices, strict=True)):
+            same = same and (number == axis or shape[number] == 1 or analyzer.can_prove_equal(index, place))
+        shift = analyzer.simplify(load.indices[axis] - store.indices[axis])
+        if not same or not isinstance(shift, prim.IntImm) or str(func.params[result].ty.dtype) != str(dtype):
+            return ()
+        if extents == shape:
+            return ()  # a copy of the whole: whoever asks for that means it
+        offsets.append(int(shift) * bytes_per_step)
+    return tuple(offsets)
 
 
 def _selected(value: Any) -> list[Any] | None:

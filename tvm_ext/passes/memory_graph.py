@@ -1,8 +1,9 @@
 """The graph that memory planning works on: kernels as they are compiled, with what they may do to their operands.
 
 A module of kernels (``call_tir``, after scheduling) is read with :func:`tvm_ext.graph.from_relax`; then the kernels
-that may run in place are marked, and the operands of concatenations become parts of the result where producers can
-write them there. What is not proved (:mod:`tvm_ext.passes.kernel_access`) is not marked.
+that may run in place are marked, the operands of concatenations become parts of the result where producers can write
+them there, and slices become parts of what they are taken from. What is not proved
+(:mod:`tvm_ext.passes.kernel_access`) is not marked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tvm import relax
 
 from tvm_ext.graph import DataflowGraph, LivenessOptions, from_relax
 from tvm_ext.graph.dataflow import Kind, Node, Tensor
-from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, KernelAccess, kernel_access
+from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, SLICE_ATTRIBUTE, KernelAccess, kernel_access
 
 ALIGNMENT = 64
 """Bytes to which a kernel expects its tensors to be aligned."""
@@ -35,10 +36,13 @@ class MemoryGraph:
         One node for each binding; ``in_place`` of the nodes and parts among the tensors are marked.
     joins : mapping of int to tuple of int
         The concatenations whose operands are parts of the result, by node: byte offset of each operand.
+    slices : mapping of int to tuple of int
+        The slices whose results are parts of the operand, by node: byte offset of each result.
     """
 
     graph: DataflowGraph
     joins: Mapping[int, tuple[int, ...]]
+    slices: Mapping[int, tuple[int, ...]]
 
 
 class MemoryReader:
@@ -76,17 +80,18 @@ class MemoryReader:
         return access if is_plain else KernelAccess()
 
     def marked(self, *, in_place: bool = True, copied: Collection[int] = ()) -> MemoryGraph:
-        """Mark what may run in place and what may be joined.
+        """Mark what may run in place, what may be joined, and what may stay where it is sliced from.
 
         Parameters
         ----------
         in_place : bool
             Mark what may run in place.
         copied : collection of int
-            Nodes of concatenations that copy their operands, although these could be parts of the result.
+            Nodes of concatenations and slices that copy, although nothing would have to be moved.
         """
         graph = self.graph
         joins: dict[int, tuple[int, ...]] = {}
+        slices: dict[int, tuple[int, ...]] = {}
         tensors = dict(graph.tensors)
         # The largest result first: an operand can be a part of one result only.
         for node in sorted(graph.nodes, key=lambda node: -_bytes(graph, node)):
@@ -96,11 +101,17 @@ class MemoryReader:
                 for name, offset in zip(node.operands, offsets, strict=True):
                     root = graph.storages[name]
                     tensors[root] = replace(tensors[root], alias_of=node.outputs[0], offset=offset)
+        for node in graph.nodes:
+            offsets = self.access(node).slices
+            if offsets and node.index not in copied and _slices(graph, tensors, node, offsets):
+                slices[node.index] = offsets
+                for name, offset in zip(node.outputs, offsets, strict=True):
+                    tensors[name] = replace(tensors[name], alias_of=node.operands[0], offset=offset)
         tensors = {name: replace(t, kind=_kind(tensors, name)) for name, t in tensors.items()}
         nodes = graph.nodes
         if in_place:
             nodes = tuple(replace(node, in_place=self._in_place(node)) for node in nodes)
-        return MemoryGraph(replace(graph, nodes=nodes, tensors=tensors), joins)
+        return MemoryGraph(replace(graph, nodes=nodes, tensors=tensors), joins, slices)
 
     def _in_place(self, node: Node) -> tuple[tuple[str, str], ...]:
         found = self.access(node).in_place
@@ -124,8 +135,12 @@ def memory_graph(mod: tvm.IRModule, function: str = "main") -> MemoryGraph:
 def planned_graph(mod: tvm.IRModule, function: str = "main") -> DataflowGraph:
     """Read a function whose plan was applied: the order given is the plan's, joined is what the plan joined."""
     reader = MemoryReader(mod, function)
-    joined = {v.name_hint for v, func in mod.functions_items() if CONCATENATE_ATTRIBUTE in (func.attrs or {})}
-    copied = [node.index for node in reader.graph.nodes if node.callee not in joined]
+    dropped = {
+        variable.name_hint
+        for variable, func in mod.functions_items()
+        if CONCATENATE_ATTRIBUTE in (func.attrs or {}) or SLICE_ATTRIBUTE in (func.attrs or {})
+    }
+    copied = [node.index for node in reader.graph.nodes if node.callee not in dropped]
     return reader.marked(in_place=False, copied=copied).graph
 
 
@@ -149,6 +164,18 @@ def _joins(graph: DataflowGraph, tensors: Mapping[str, Tensor], node: Node, offs
         if graph.nodes[graph.producer[root]].op != "call_tir":
             return False
     return True
+
+
+def _slices(graph: DataflowGraph, tensors: Mapping[str, Tensor], node: Node, offsets: Sequence[int]) -> bool:
+    """Whether all results of a slice can stay inside its operand, which then lives as long as they do."""
+    root = graph.storages[node.operands[0]]
+    source = tensors[root]
+    made_here = root in graph.producer and source.kind == "intermediate"
+    if not made_here or source.nbytes != graph.tensors[node.operands[0]].nbytes or any(o % ALIGNMENT for o in offsets):
+        return False
+    if graph.nodes[graph.producer[root]].op not in ("call_tir", "call_tir_inplace"):
+        return False
+    return all(tensors[name].kind == "intermediate" and tensors[name].alias_of is None for name in node.outputs)
 
 
 def _kind(tensors: Mapping[str, Tensor], name: str) -> Kind:

@@ -4,7 +4,8 @@ With the size of a memory on the chip, the order is the one that moves the least
 
 Runs when all kernels are made (after scheduling) and before their results get memory (``CallTIRRewrite``). The decision
 is a :class:`MemoryPlan`, made on plain data; it is applied by moving bindings, by turning calls into
-``call_tir_inplace``, and by marking the concatenations whose operands will be written into the result.
+``call_tir_inplace``, and by marking the concatenations whose operands will be written into the result and the slices
+that will stay in what they are taken from.
 
 before: ``a = f(x); b = g(x); c = h(a); d = relu(c); ...`` with ``a`` and ``b`` alive together
 after:  ``a = f(x); c = h(a); d = relu_in_place(c); b = g(x); ...``
@@ -26,7 +27,7 @@ from tvm import relax
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import DataflowGraph, Order, liveness
 from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, plan_traffic_order, verify_order
-from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, in_place_variant
+from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, SLICE_ATTRIBUTE, in_place_variant
 from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, MemoryReader, is_plannable
 
 PLAN_ATTRIBUTE = "tvm_ext.memory_plan"
@@ -37,7 +38,7 @@ TIME_LIMIT = 1.0
 """Seconds for the search of one function's order."""
 
 MOST_CHOICES = 12
-"""Concatenations for which copying is tried as well as joining, largest first."""
+"""Concatenations and slices for which copying is tried as well, largest first."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class MemoryPlan:
         For each tensor that is written over another one: the other.
     joins : mapping of int to tuple of int
         Concatenations that copy nothing, by node: byte offset of each operand.
+    slices : mapping of int to tuple of int
+        Slices that copy nothing, by node: byte offset of each result.
     seconds : float
         Time of the search.
     graph : DataflowGraph
@@ -75,6 +78,7 @@ class MemoryPlan:
     stock_peak: int
     in_place: Mapping[str, str]
     joins: Mapping[int, tuple[int, ...]]
+    slices: Mapping[int, tuple[int, ...]]
     seconds: float
     graph: DataflowGraph = field(repr=False)
     traffic: tuple[int, int] | None = None
@@ -88,6 +92,7 @@ class MemoryPlan:
             "optimal": self.optimal,
             "in_place": len(self.in_place),
             "joined": len(self.joins),
+            "sliced": len(self.slices),
             "seconds": round(self.seconds, 4),
             **({} if self.traffic is None else {"given_traffic": self.traffic[0], "traffic": self.traffic[1]}),
         }
@@ -129,8 +134,9 @@ def plan_memory(
 ) -> MemoryPlan | None:
     """Decide order, places and joins of one function; None when the size of a tensor is not known.
 
-    Joining is not always better: the result takes its place when its first part is written. So for the largest
-    concatenations copying is tried as well, and the plan with the smallest peak is taken.
+    Joining is not always better: the result takes its place when its first part is written. Nor is slicing: the operand
+    keeps its place until the last slice is used. So for the largest ones copying is tried as well, and the plan with
+    the smallest peak is taken.
     """
     reader = MemoryReader(mod, function)
     graph = reader.graph
@@ -142,7 +148,7 @@ def plan_memory(
     copied: frozenset[int] = frozenset()
     best, order = _ordered(reader, method, time_limit, copied)
     seconds = order.seconds
-    for node in sorted(best.joins, key=lambda index: -_result_bytes(best, index))[:MOST_CHOICES]:
+    for node in sorted([*best.joins, *best.slices], key=lambda index: -_result_bytes(best, index))[:MOST_CHOICES]:
         if seconds >= time_limit or (order.optimal and _unavoidable(best, order)):
             break
         other, other_order = _ordered(reader, method, time_limit - seconds, copied | {node})
@@ -157,8 +163,8 @@ def plan_memory(
     alive = liveness(graph, chosen, LIVENESS)
     is_optimal = order.optimal and alive.peak == order.peak
     return MemoryPlan(
-        chosen, alive.peak, order.lower_bound, is_optimal, stock_peak, dict(alive.in_place), dict(best.joins), seconds,
-        graph, traffic,
+        chosen, alive.peak, order.lower_bound, is_optimal, stock_peak, dict(alive.in_place), dict(best.joins),
+        dict(best.slices), seconds, graph, traffic,
     )  # fmt: skip
 
 
@@ -172,14 +178,14 @@ def _ordered(
 
 
 def _result_bytes(found: MemoryGraph, index: int) -> int:
-    size = found.graph.tensors[found.graph.nodes[index].outputs[0]].nbytes
-    return size if isinstance(size, int) else 0
+    sizes = (found.graph.tensors[name].nbytes for name in found.graph.nodes[index].outputs)
+    return sum(size for size in sizes if isinstance(size, int))
 
 
 def _unavoidable(found: MemoryGraph, order: OrderPlan) -> bool:
-    """Whether no concatenation's result is alive at the peak, so that copying instead of joining cannot lower it."""
+    """Whether nothing joined or sliced is alive at the peak, so that copying instead cannot lower it."""
     alive = liveness(found.graph, order.order, LIVENESS)
-    results = {found.graph.storages[found.graph.nodes[index].outputs[0]] for index in found.joins}
+    results = {found.graph.storages[found.graph.nodes[index].outputs[0]] for index in (*found.joins, *found.slices)}
     return not results & set(alive.live_at_peak)
 
 
@@ -217,9 +223,10 @@ def apply_plan(mod: tvm.IRModule, global_var: Any, plan: MemoryPlan) -> tvm.IRMo
 
 def _planned_binding(binding: Any, index: int, plan: MemoryPlan, kernels: _Variants) -> Any:
     node, call = plan.graph.nodes[index], binding.value
-    if index in plan.joins:
-        joined = kernels.joining(call.args[0], plan.joins[index])
-        return _bind(binding.var, relax.op.call_tir(joined, call.args[1], _types(call)), kernels)
+    for offsets, attribute in ((plan.joins, CONCATENATE_ATTRIBUTE), (plan.slices, SLICE_ATTRIBUTE)):
+        if index in offsets:
+            dropped = kernels.dropped(call.args[0], attribute, offsets[index])
+            return _bind(binding.var, relax.op.call_tir(dropped, call.args[1], _types(call)), kernels)
     overwritten = {}
     for result, name in enumerate(node.outputs):
         source = plan.in_place.get(name)
@@ -260,10 +267,10 @@ class _Variants:
             self._made[key] = self.builder.add_func(func, f"{global_var.name_hint}_in_place")
         return self._made[key]
 
-    def joining(self, global_var: Any, offsets: tuple[int, ...]) -> Any:
-        """Give the concatenation whose calls the arena drops."""
-        key = (global_var.name_hint, "join")
+    def dropped(self, global_var: Any, attribute: str, offsets: tuple[int, ...]) -> Any:
+        """Give the concatenation or the slice whose calls the arena drops."""
+        key = (global_var.name_hint, attribute)
         if key not in self._made:
-            func = self._mod[global_var].with_attr(CONCATENATE_ATTRIBUTE, list(offsets))
-            self._made[key] = self.builder.add_func(func, f"{global_var.name_hint}_joined")
+            func = self._mod[global_var].with_attr(attribute, list(offsets))
+            self._made[key] = self.builder.add_func(func, f"{global_var.name_hint}_moves_nothing")
         return self._made[key]
