@@ -14,7 +14,7 @@ from tvm_ext.vta.compute import conv2d, matmul
 from tvm_ext.vta.config import config_of_target
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_any_product_with_any_knobs(data: st.DataObject) -> None:
     draw = data.draw

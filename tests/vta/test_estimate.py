@@ -32,7 +32,7 @@ def compare(scheduled: tvm.tirx.PrimFunc, costs: str) -> None:
 def check_convolution(data: st.DataObject) -> None:
     draw = data.draw
     kernel, stride = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    shape = (1, draw(st.sampled_from([2, 4, 8])), *(draw(st.sampled_from([8, 14, 16])) for _ in range(2)))
+    shape = (1, draw(st.sampled_from([2, 4])), *(draw(st.sampled_from([8, 14])) for _ in range(2)))
     func = conv2d(CONFIG, shape, (draw(st.sampled_from([2, 4, 8])), kernel, kernel), stride, kernel // 2,
                   draw(epilogues()))  # fmt: skip
     knobs = ConvKnobs(1, *(draw(st.sampled_from([1, 2, 4, 7, 8])) for _ in range(4)), draw(st.integers(1, 2)),
@@ -47,7 +47,7 @@ def check_convolution(data: st.DataObject) -> None:
         compare(scheduled, costs)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_convolutions(data: st.DataObject) -> None:
     check_convolution(data)

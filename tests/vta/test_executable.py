@@ -99,7 +99,7 @@ assert not [name for name in sys.modules if name.startswith("tvm_ext")]
 
 def test_a_library_runs_without_this_package(tmp_path: Path) -> None:
     mod = tvm.IRModule()
-    program, data, out = convolution(load_config("sim_2x16"))
+    program, data, out = convolution(load_config("sim"))
     main_of(mod, [link_program(mod, "program", program, [data], [out])], data)
     tvm.compile(mod, native_target()).export_library(str(tmp_path / "library.so"))
     values = random_input(data)

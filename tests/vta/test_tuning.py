@@ -27,9 +27,9 @@ COSTS = costs_named("chisel")
 
 
 def test_tuning_finds_a_schedule_that_runs_as_fast_as_it_says() -> None:
-    func = conv2d(CONFIG, (1, 8, 14, 14), (8, 3, 3), 1, 1, Epilogue(9, 0, 127, "weights"))
-    run = tune(func, TARGET, COSTS, recipe("random", batch=16, initial=16), 48, batch=16)
-    assert len(run.candidates) == 48
+    func = conv2d(CONFIG, (1, 4, 14, 14), (8, 3, 3), 1, 1, Epilogue(9, 0, 127, "weights"))
+    run = tune(func, TARGET, COSTS, recipe("random", batch=8, initial=8), 24, batch=8)
+    assert len(run.candidates) == 24
     counted = [candidate.cycles for candidate in run.candidates if candidate.cycles is not None]
     assert run.best.cycles == min(counted) < counted[0] * 1.001
     failed = [candidate.reason for candidate in run.candidates if candidate.cycles is None]
@@ -47,7 +47,7 @@ def test_tuning_finds_a_schedule_that_runs_as_fast_as_it_says() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     func = matmul(CONFIG, 8, 16, 16)
-    first, again = (tune(func, TARGET, COSTS, recipe("random", batch=8, initial=8), 20, seed=3) for _ in range(2))
+    first, again = (tune(func, TARGET, COSTS, recipe("random", batch=8, initial=8), 8, seed=3) for _ in range(2))
     assert first.candidates == again.candidates
 
 
