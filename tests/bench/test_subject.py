@@ -64,6 +64,12 @@ def test_shapes_bind_dimensions() -> None:
         assert subject.dimensions == {"batch": 4, "width": 5}
 
 
+def test_a_name_of_several_sizes_has_no_value() -> None:
+    with open_subject(model_with_input("?", "?"), input_shapes={"x": [4, 5]}) as subject:
+        assert shapes(subject) == {"x": (4, 5)}
+        assert subject.dimensions == {}
+
+
 def test_given_arrays_are_used() -> None:
     array = np.full((4, 5), 7, "float32")
     with open_subject(model_with_input("batch", "width"), inputs={"x": array}) as subject:

@@ -141,10 +141,10 @@ def _fit(specs: Sequence[TensorSpec], examples: Sequence[np.ndarray] | None) -> 
 
 
 def _dimensions(declared: Sequence[TensorSpec], bound: Sequence[TensorSpec]) -> dict[str, int]:
-    """Values of the symbolic dimensions."""
-    return {
-        name: int(size)
-        for before, after in zip(declared, bound, strict=True)
-        for name, size in zip(before.shape, after.shape, strict=False)
-        if isinstance(name, str)
-    }
+    """Values of the symbolic dimensions; a name such as ``?`` that stands for several sizes has no value."""
+    found: dict[str, set[int]] = {}
+    for before, after in zip(declared, bound, strict=True):
+        for name, size in zip(before.shape, after.shape, strict=False):
+            if isinstance(name, str):
+                found.setdefault(name, set()).add(int(size))
+    return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
