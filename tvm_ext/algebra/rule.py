@@ -31,6 +31,7 @@ from tvm_ext.errors import GraphError
 Property: TypeAlias = Literal["associative", "distributive", "commutative"]
 Mode: TypeAlias = Literal["strict", "fast"]
 
+_NUMBER, _WEIGHT = "a number", "a weight"  # among the operands of a term, beside operators
 _LONGEST_CHAIN = 8  # operands of a sum or product that are looked at in pairs
 _BINARY: dict[type, str] = {
     ast.Add: "add",
@@ -130,6 +131,18 @@ class Rule:
             raise GraphError(f"rule '{self}': {', '.join(sorted(free))} is not in the pattern")
         return parsed
 
+    @cached_property
+    def operand_kinds(self) -> frozenset[str]:
+        """What must be among the operands of a term that matches; see :func:`operand_kinds`."""
+        found = set()
+        for operand in self.pattern.operands:
+            if operand.variable:
+                kind = _NUMBER if operand.variable in "km" else _WEIGHT if operand.variable in "uvw" else ""
+            else:
+                kind = operand.op if operand.value is None else _NUMBER
+            found.add(kind)
+        return frozenset(found - {""})
+
     def rewrites(self, term: Term, terms: Terms, mode: Mode) -> Iterator[Term]:
         """Yield what a term becomes by this rule: one for each way it matches.
 
@@ -175,6 +188,18 @@ class Rule:
         return all(_is_proven(condition, match) for condition in conditions) and all(
             _is_uniform(term, match) for name, term in match.terms.items() if name in ("r", "s")
         )
+
+
+def operand_kinds(term: Term) -> set[str]:
+    """List the operators of what a term, or the chain it ends, is computed from, and whether numbers and weights are.
+
+    A rule whose own :attr:`Rule.operand_kinds` are not all among them cannot match.
+    """
+    operands = [*term.operands, *(_chain(term) if OPERATORS[term.op].associates else ())]
+    found = {operand.op for operand in operands}
+    found.update(_NUMBER for operand in operands if operand.value is not None)
+    found.update(_WEIGHT for operand in operands if operand.is_constant and operand.value is None)
+    return found
 
 
 def _chain(term: Term) -> list[Term]:

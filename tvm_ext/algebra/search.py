@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tvm_ext.algebra.operators import ShapeError
-from tvm_ext.algebra.rule import Mode, Rule
+from tvm_ext.algebra.rule import Mode, Rule, operand_kinds
 from tvm_ext.algebra.rules import RULES
 from tvm_ext.algebra.term import Cost, Term, Terms, cost, reachable
 from tvm_ext.errors import OptionError
@@ -174,9 +174,12 @@ def _rewrites(term: Term, terms: Terms, options: SearchOptions) -> tuple[tuple[R
     key = (term.number, options)
     found = terms.memory.get(key)
     if found is None:
+        candidates = options.by_operator.get(term.op, ())
+        kinds = operand_kinds(term) if candidates else set()
         found = tuple(
             (rule, new)
-            for rule in options.by_operator.get(term.op, ())
+            for rule in candidates
+            if rule.operand_kinds <= kinds
             for new in rule.rewrites(term, terms, options.mode)
         )
         terms.memory[key] = found
