@@ -12,14 +12,15 @@ from tvm.script import tirx as T
 from tests.vta.scheduled_functions import findings, random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.schedules.vta_conv2d import Conv2d, ConvKnobs
-from tvm_ext.vta.codegen import compile_program, generate, plan_program
+from tvm_ext.vta.codegen import compile_program, generate
 from tvm_ext.vta.compute import Epilogue, conv2d
 from tvm_ext.vta.config import VTAConfig, load_config
 from tvm_ext.vta.isa import Alu, AluOpcode, Load, MemoryType
 from tvm_ext.vta.memory import MemoryImage
+from tvm_ext.vta.nests import Kind
 from tvm_ext.vta.program import ProgramBuilder
-from tvm_ext.vta.scheduled import Kind
 from tvm_ext.vta.simulator import Simulator
+from tvm_ext.vta.unrolling import plan_program
 
 CONFIG = VTAConfig()
 TARGET = tvm.target.Target("tvm-ext/vta-1x16x16")

@@ -11,13 +11,14 @@ from tests.schedules.test_vta_conv2d import epilogues
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.schedules.vta_conv2d import ORDERS, Conv2d, ConvKnobs
 from tvm_ext.schedules.vta_matmul import Matmul, MatmulKnobs
-from tvm_ext.vta.codegen import compile_program, plan_program
+from tvm_ext.vta.codegen import compile_program
 from tvm_ext.vta.compute import conv2d, matmul
 from tvm_ext.vta.config import config_of_target
 from tvm_ext.vta.costs import COSTS, costs_named
 from tvm_ext.vta.cycles import time_program
 from tvm_ext.vta.estimate import count_cycles
 from tvm_ext.vta.tuning import measure
+from tvm_ext.vta.unrolling import plan_program
 
 TARGET = tvm.target.Target("tvm-ext/vta-1x16x16")
 CONFIG = config_of_target(TARGET)

@@ -12,14 +12,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from tvm_ext.vta.codegen import Block, Plan
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.costs import CycleCosts
 from tvm_ext.vta.isa import Load, MemoryType, MicroOp, Store
 from tvm_ext.vta.loop_nests import LoopNest, compress_all, factor_limits
+from tvm_ext.vta.nests import Access, BufferInfo, Kind
 from tvm_ext.vta.program import UOP_DEPTH
-from tvm_ext.vta.scheduled import Access, BufferInfo, Kind
 from tvm_ext.vta.transfers import Transfer
+from tvm_ext.vta.unrolling import Block, Plan
 
 LOAD, COMPUTE, STORE = range(3)
 PlaceKey = tuple[str, int, int]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.isa import AluOpcode
-from tvm_ext.vta.scheduled import Access, BufferInfo, Kind, Nest, Operation, Scheduled, same_elements
+from tvm_ext.vta.nests import Access, BufferInfo, Kind, Nest, Operation, Scheduled, same_elements
 
 
 @dataclass
@@ -71,7 +71,8 @@ def share_storage(scheduled: Scheduled) -> Storage:
             _join(storage, nest, target, left, readers, writers)
             while left.buffer in sums and operations and _adds_sum(operations[0], target, sums, readers):
                 right = operations.pop(0).right
-                assert isinstance(right, Access)
+                if not isinstance(right, Access):
+                    break
                 resets = [
                     known
                     for buffer in (left.buffer, right.buffer)

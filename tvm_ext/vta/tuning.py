@@ -30,10 +30,10 @@ from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import Measurement, Tuner
-from tvm_ext.vta.codegen import plan_program
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts
 from tvm_ext.vta.estimate import count_cycles
+from tvm_ext.vta.unrolling import plan_program
 
 
 @dataclass(frozen=True)
