@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def strategy(tuner: str = "chameleon", *, seed: int = 0, batch: int | None = None, initial: int | None = None) -> Any:
+def strategy(
+    tuner: str = "chameleon",
+    *,
+    seed: int = 0,
+    batch: int | None = None,
+    initial: int | None = None,
+    store_features: bool = False,
+) -> Any:
     """Make a search strategy for ``strategy=`` of MetaSchedule's functions.
 
     Parameters
@@ -20,6 +27,8 @@ def strategy(tuner: str = "chameleon", *, seed: int = 0, batch: int | None = Non
     seed : int
     batch, initial : int, optional
         Most candidates of an iteration; configurations measured before the cost model is used.
+    store_features : bool
+        Whether the best predicted candidates are looked at again with TVM's per-store features.
 
     Raises
     ------
@@ -29,7 +38,7 @@ def strategy(tuner: str = "chameleon", *, seed: int = 0, batch: int | None = Non
     from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
     from tvm_ext.tuners.recipes import recipe
 
-    return TunerStrategy(recipe(tuner, batch, initial), seed)
+    return TunerStrategy(recipe(tuner, batch, initial), seed, store_features=store_features)
 
 
 def chameleon(**options: Any) -> Any:

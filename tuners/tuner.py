@@ -13,6 +13,7 @@ from tvm_ext.errors import TuningError
 from tvm_ext.tuners.cost_model import CostModel
 from tvm_ext.tuners.explorers.base import Exploration, Explorer
 from tvm_ext.tuners.initialisers import Initialiser
+from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
 from tvm_ext.tuners.space import ConfigSpace, Vector
 
@@ -71,6 +72,8 @@ class Tuner:
         Most candidates that the explorer hands to the sampler.
     initial : int
         How many configurations are measured before the cost model is used.
+    rescorer : Rescorer, optional
+        Takes a second look at what the explorer found.
     random_share : float
         This share of a batch is replaced by random configurations (ε-greedy).
     """
@@ -84,6 +87,7 @@ class Tuner:
     batch: int = 64
     initial: int = 64
     random_share: float = 0.05
+    rescorer: Rescorer | None = None
     measurements: list[Measurement] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
 
@@ -139,18 +143,21 @@ class Tuner:
         self._fit()
         ranked = sorted(self.measurements, key=lambda row: -row.score)
         best = np.array([row.vector for row in ranked if row.score > 0][: self.batch], dtype=np.int64)
+        pool = self.batch * (1 if self.rescorer is None else self.rescorer.pool)
         exploration = self.explorer.explore(
             self.space,
             lambda vectors: self.cost_model.predict(self.space.features(vectors)),
-            self.batch,
+            pool,
             self._history.visited,
             best,
             self._rng,
         )
         self.effort.add(exploration)
-        chosen = self.sampler.sample(
-            self.space, exploration.vectors, exploration.scores, count, self._history, self._rng
-        )[:count]
+        vectors, scores = exploration.vectors, exploration.scores
+        if self.rescorer is not None:
+            measured = [(row.vector, row.score) for row in self.measurements]
+            vectors, scores = self.rescorer.best(self.space, measured, vectors, self.batch)
+        chosen = self.sampler.sample(self.space, vectors, scores, count, self._history, self._rng)[:count]
         taken = set(self._history.visited)
         strangers = int(self.random_share * len(chosen))
         chosen = unvisited(self.space, chosen[: len(chosen) - strangers], taken)

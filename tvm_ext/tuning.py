@@ -173,6 +173,7 @@ def tune(
     batch: int = 16,
     measurer: Measurer | None = None,
     compare: str | Path | None = None,
+    store_features: bool = False,
     progress: Callable[[TuningResult], None] = lambda result: None,
 ) -> TuningResult:
     """Tune the kernels of a Relax module.
@@ -189,6 +190,8 @@ def tune(
         A :class:`~tvm_ext.tuners.measure.remote.RemoteMeasurer` measures on other machines; one for this by default.
     compare : path, optional
         Folder of the database of an earlier run, whose best times are noted in the result.
+    store_features : bool
+        See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
     progress : callable
         Called after every batch.
 
@@ -223,7 +226,10 @@ def tune(
         own = measurer or Measurer()
         try:
             budget = (trials - known, trials, batch)
-            _search(tasks, target, folder, budget, recipe, seed, own, database, outcome, progress)
+            strategies = [
+                TunerStrategy(recipe, seed + number, store_features=store_features) for number in range(len(tasks))
+            ]
+            _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
             check_records(folder, total + outcome.trials)
             for task in tasks:
                 own.check_noise(("cpu", arguments_of(task.mod)))
@@ -256,8 +262,7 @@ def _search(
     target: tvm.target.Target,
     folder: Path,
     budget: tuple[int, int, int],
-    recipe: Recipe,
-    seed: int,
+    strategies: Sequence[TunerStrategy],
     measurer: Measurer,
     database: ms.Database,
     outcome: TuningResult,
@@ -279,9 +284,9 @@ def _search(
                 task.mod,
                 target=target,
                 space_generator=ms.space_generator.ScheduleFn(design_space, **nothing),
-                search_strategy=TunerStrategy(recipe, seed + number),
+                search_strategy=strategies[number],
                 task_name=task.name,
-                rand_state=seed + number + 1,
+                rand_state=strategies[number].seed + 1,
                 num_threads=1,
                 logger=logger,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
 from tvm_ext.errors import TuningError
+from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import Measurement, Tuner
 
@@ -37,11 +40,14 @@ class TunerStrategy(PySearchStrategy):
     seed : int
     resume : bool
         Whether records of the database count as trials: a run that was killed ends where it would have.
+    store_features : bool
+        Whether the best predicted candidates are scheduled and looked at again with TVM's per-store features.
     """
 
-    def __init__(self, recipe: Recipe, seed: int = 0, resume: bool = True) -> None:
+    def __init__(self, recipe: Recipe, seed: int = 0, resume: bool = True, store_features: bool = False) -> None:
         super().__init__()
-        self.recipe, self.seed, self.resume = recipe, seed, resume
+        self.recipe, self.seed, self.resume, self.store_features = recipe, seed, resume, store_features
+        self.context: ms.TuneContext | None = None
         self.mod: tvm.IRModule | None = None
         self.postprocs: list[Any] = []
         self.sketches: list[tuple[TraceSpace, Tuner]] = []
@@ -50,7 +56,7 @@ class TunerStrategy(PySearchStrategy):
         self._seen: dict[int, float | None] = {}
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        self.mod = context.mod
+        self.mod, self.context = context.mod, context
         self.postprocs = [] if context.space_generator is None else list(context.space_generator.postprocs or [])
 
     def pre_tuning(
@@ -74,7 +80,11 @@ class TunerStrategy(PySearchStrategy):
                 continue
             # Not the built-in hash of a string, which differs from process to process.
             seed = zlib.crc32(f"{self.seed}/{number}".encode())
-            self.sketches.append((space, self.recipe.tuner(space.space, seed)))
+            tuner = self.recipe.tuner(space.space, seed)
+            if self.store_features:
+                make = partial(self._schedule, space)
+                tuner.rescorer = Rescorer(StoreFeatures(make, self.context), self.recipe.cost_model())
+            self.sketches.append((space, tuner))
         if not self.sketches:
             raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
         if database is not None and database.has_workload(self.mod):
@@ -95,6 +105,7 @@ class TunerStrategy(PySearchStrategy):
     def post_tuning(self) -> None:
         """Let go of what belongs to the task."""
         self.sketches, self._pending, self._seen = [], [], {}
+        self.context = None  # it holds this strategy
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Give the next batch; None when the budget is spent or there is nothing left to try."""
@@ -128,11 +139,7 @@ class TunerStrategy(PySearchStrategy):
 
     def _candidate(self, space: TraceSpace, tuner: Tuner, vector: Vector) -> MeasureCandidate | None:
         """Make a candidate; what makes none is told to the tuner at once."""
-        schedule = space.schedule(vector)
-        if schedule is not None:
-            schedule.enter_postproc()
-            if not all(postproc.apply(schedule) for postproc in self.postprocs):
-                schedule = None
+        schedule = self._schedule(space, vector)
         if schedule is None:
             tuner.update([Measurement(vector, None)])
             return None
@@ -142,6 +149,15 @@ class TunerStrategy(PySearchStrategy):
             return None
         self._seen[key] = None
         return MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True))
+
+    def _schedule(self, space: TraceSpace, vector: Vector) -> Schedule | None:
+        """Make the schedule of a configuration as it is measured; None when that cannot be."""
+        schedule = space.schedule(vector)
+        if schedule is not None:
+            schedule.enter_postproc()
+            if not all(postproc.apply(schedule) for postproc in self.postprocs):
+                return None
+        return schedule
 
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[ms.runner.RunnerResult]
@@ -155,7 +171,7 @@ class TunerStrategy(PySearchStrategy):
 
     def clone(self) -> TunerStrategy:
         """Give a strategy of the same recipe for another task."""
-        return TunerStrategy(self.recipe, self.seed, self.resume)
+        return TunerStrategy(self.recipe, self.seed, self.resume, self.store_features)
 
 
 def _median(seconds: Any) -> float | None:

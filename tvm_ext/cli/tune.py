@@ -40,6 +40,13 @@ NOISY = 0.05
     help="Measurements over all kernels, those in the database included.",
 )
 @click.option("--tuner", default="evolution", show_default=True, help="Which tuner searches.")
+@click.option(
+    "--features",
+    type=click.Choice(["knobs", "stores"]),
+    default="knobs",
+    show_default=True,
+    help="What the cost model sees of a candidate: its choices, or also TVM's per-store features of the code.",
+)
 @click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Measurements at a time.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
@@ -64,6 +71,7 @@ def command(
     work_dir: Path,
     trials: int,
     tuner: str,
+    features: str,
     batch: int,
     seed: int,
     threads: int | None,
@@ -103,6 +111,7 @@ def command(
         result = tune(
             imported.mod, resolved, work_dir, trials, row,
             seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
+            store_features=features == "stores",
         )  # fmt: skip
     if output is not None:
         with open_database(work_dir):
