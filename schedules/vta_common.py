@@ -125,16 +125,23 @@ def schedule_product(
     for block in blocks.others:
         _caches(schedule, block)  # at the root: they stay on the chip unless they are moved below
     place, count = _tile_result(schedule, blocks.store, axes, order)
-    for block in reversed((anchor, *blocks.others)):
+    # Each goes right before what reads it; sums last, so that they come after what they are added to.
+    sums = {True: [anchor], False: []}
+    for block in blocks.others:
+        sums[_is_sum(schedule, block)].append(block)
+    for block in (*reversed(sums[False]), *reversed(sums[True])):
         schedule.compute_at(block, place, preserve_unit_loops=True)
     _move_streamed_inputs(schedule, blocks, place)
     for block in (anchor, *blocks.others):
         loops = schedule.get_loops(block)[count:]
-        is_sum = any(int(axis.iter_type) == _REDUCTION for axis in schedule.get(block).iter_vars)
         if block is anchor:
             _tile_reduction(schedule, anchor, loops, len(axes), reduction_tile, caches)
-        elif is_sum:
+        elif _is_sum(schedule, block):
             schedule.decompose_reduction(block, loops[0])
+
+
+def _is_sum(schedule: Schedule, block: SBlockRV) -> bool:
+    return any(int(axis.iter_type) == _REDUCTION for axis in schedule.get(block).iter_vars)
 
 
 def _caches(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:

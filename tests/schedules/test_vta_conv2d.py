@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -12,15 +14,18 @@ from tests.vta.scheduled_functions import findings, random_arguments, run_on_cpu
 from tvm_ext.schedules.vta_conv2d import ORDERS, Conv2d, ConvKnobs
 from tvm_ext.vta.compute import Epilogue, conv2d, matmul
 from tvm_ext.vta.config import config_of_target
-from tvm_ext.vta.isa import Gemm
+from tvm_ext.vta.isa import Alu, Gemm
 
 TARGETS = ["vta-1x16x16", "vta-2x16x16"]
 
 
 @st.composite
 def epilogues(draw: st.DrawFn) -> Epilogue:
+    shift = draw(st.integers(0, 20))
     return Epilogue(
-        shift=draw(st.integers(0, 20)),
+        shift=shift,
+        first_shift=draw(st.integers(0, shift)),
+        residual_repeats=draw(st.integers(1, 2)),
         low=draw(st.sampled_from([-128, 0])),
         high=draw(st.integers(1, 127)),
         bias=draw(st.sampled_from(["none", "accumulators", "weights"])),
@@ -75,11 +80,12 @@ def test_programs_stay_in_the_portable_subset(knobs: ConvKnobs | None) -> None:
 
 
 def test_sums_of_products_need_no_operation() -> None:
-    """Bias and residual are accumulated on top of the convolution: as many steps more as there are outputs, no ALU."""
+    """Bias and residual are accumulated on top of the convolution, each in a step an output; none is added by ALU."""
     target = tvm.target.Target("tvm-ext/vta-1x16x16")
     config = config_of_target(target)
     steps = []
-    for epilogue in (Epilogue(8, 0, 127), Epilogue(8, 0, 127, "weights", residual=True)):
+    whole = Epilogue(8, 0, 127, "weights", residual=True)
+    for epilogue in (Epilogue(8, 0, 127), whole, replace(whole, first_shift=3, residual_repeats=2)):
         func = conv2d(config, (1, 2, 6, 6), (2, 3, 3), 1, 1, epilogue)
         schedule = Conv2d().apply(func, target)
         assert schedule is not None
@@ -88,8 +94,9 @@ def test_sums_of_products_need_no_operation() -> None:
         counts = [(x.uop_end - x.uop_bgn) * x.iter_in * x.iter_out for x in products]
         resets = sum(count for x, count in zip(products, counts, strict=True) if x.reset_reg)
         assert resets == 72
+        assert all(x.use_imm for x in program.instructions if isinstance(x, Alu))
         steps.append(sum(counts) - resets)
-    assert steps == [72 * 18, 72 * 20]
+    assert steps == [72 * 18, 72 * 20, 72 * 21]
 
 
 def test_what_is_no_convolution_is_declined() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tvm import te, tirx
 
+from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 
 Bias = Literal["none", "accumulators", "weights"]
@@ -34,6 +35,15 @@ class Epilogue:
         multiple of it for another scale.
     rounding : int
         Added before the shift.
+    first_shift : int
+        How far the sums are shifted before the residual is added; a part of ``shift``.
+    residual_repeats : int
+        How often the residual is added, for multiples that weights cannot be.
+
+    Raises
+    ------
+    VTAProgramError
+        If a number is out of range.
     """
 
     shift: int = 0
@@ -42,6 +52,13 @@ class Epilogue:
     bias: Bias = "none"
     residual: bool = False
     rounding: int = 0
+    first_shift: int = 0
+    residual_repeats: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("shift", 0, 31), ("first_shift", 0, self.shift), ("residual_repeats", 1, 1 << 20)):
+            if not low <= (value := getattr(self, name)) <= high:
+                raise VTAProgramError(f"{name} of an epilogue is {value}; expected {low} to {high}", field=name)
 
 
 def conv2d(
@@ -138,10 +155,13 @@ def _finish(config: VTAConfig, arguments: list[Any], total: Any, epilogue: Epilo
         residual = te.placeholder(shape, "int8", name="residual")
         residual_weights = te.placeholder((block, block), "int8", name="residual_weights")
         arguments += [residual, residual_weights]
-        r = te.reduce_axis((0, block), "r")
+        r, repeat = te.reduce_axis((0, block), "r"), te.reduce_axis((0, epilogue.residual_repeats), "repeat")
+        if epilogue.first_shift:
+            long = total
+            total = te.compute(shape, lambda *at: long(*at) >> epilogue.first_shift, name="shifted")
         product = te.compute(
             shape,
-            lambda *at: te.sum(_wide(residual(*at[:-1], r)) * _wide(residual_weights[at[-1], r]), [r]),
+            lambda *at: te.sum(_wide(residual(*at[:-1], r)) * _wide(residual_weights[at[-1], r]), [repeat, r]),
             name="residual_product",
         )
         total = _sum(total, product, "with_residual")
@@ -151,8 +171,9 @@ def _finish(config: VTAConfig, arguments: list[Any], total: Any, epilogue: Epilo
         value = sums(*at)
         if epilogue.rounding:
             value = value + epilogue.rounding
-        if epilogue.shift:
-            value = value >> epilogue.shift
+        shift = epilogue.shift - epilogue.first_shift * epilogue.residual
+        if shift:
+            value = value >> shift
         return te.min(te.max(value, tirx.const(epilogue.low, "int32")), tirx.const(epilogue.high, "int32"))
 
     clipped = te.compute(shape, requantized, name="requantized")

@@ -69,18 +69,22 @@ def share_storage(scheduled: Scheduled) -> Storage:
         operations = list(nest.operations)
         if left.buffer is not target.buffer:
             _join(storage, nest, target, left, readers, writers)
-            while left.buffer in sums and operations and _adds_sum(operations[0], target, sums, readers):
-                right = operations.pop(0).right
-                if not isinstance(right, Access):
-                    break
-                resets = [
-                    known
-                    for buffer in (left.buffer, right.buffer)
-                    for known in _members(storage, writers, buffer)
-                    if known.kind == Kind.RESET and known not in storage.skipped
-                ]
-                storage.skipped |= set(resets) - {min(resets, key=order.__getitem__)}
-                storage.root[storage.find(right.buffer)] = storage.find(left.buffer)
+            while operations and (right := _added_sum(operations[0], target, sums, readers)) is not None:
+                before, added = (_members(storage, writers, buffer) for buffer in (left.buffer, right))
+                before = [known for known in before if known is not nest]
+                resets = [known for known in before + added if known.kind == Kind.RESET]
+                if left.buffer in sums:
+                    # Additions commute: the first reset is the one that counts.
+                    first = min((known for known in resets if known not in storage.skipped), key=order.__getitem__)
+                    storage.skipped |= set(resets) - {first}
+                elif max(map(order.__getitem__, before)) < min(
+                    order[known] for known in added if known.kind == Kind.GEMM
+                ):
+                    storage.skipped |= {known for known in added if known.kind == Kind.RESET}
+                else:
+                    break  # it would be added to something else than what is meant
+                operations.pop(0)
+                storage.root[storage.find(right)] = storage.find(left.buffer)
             if left.buffer in sums and not operations:
                 sums.add(target.buffer)
         storage.operations[nest] = operations
@@ -117,14 +121,14 @@ def _join(
     storage.root[storage.find(target.buffer)] = storage.find(left.buffer)
 
 
-def _adds_sum(
+def _added_sum(
     operation: Operation, target: Access, sums: set[BufferInfo], readers: dict[BufferInfo, set[Nest]]
-) -> bool:
-    """Whether an operation adds a sum of products that nothing else reads, element by element."""
+) -> BufferInfo | None:
+    """Return the sum of products that an operation adds, element by element, if nothing else reads it."""
     right = operation.right
-    if operation.opcode != AluOpcode.ADD or not isinstance(right, Access):
-        return False
-    return right.buffer in sums and len(readers[right.buffer]) == 1 and same_elements(right, target)
+    if operation.opcode != AluOpcode.ADD or not isinstance(right, Access) or right.buffer not in sums:
+        return None
+    return right.buffer if len(readers[right.buffer]) == 1 and same_elements(right, target) else None
 
 
 def _members(storage: Storage, writers: dict[BufferInfo, list[Nest]], buffer: BufferInfo) -> list[Nest]:
