@@ -24,23 +24,23 @@ def graph(middle: MappingType) -> OperatorGraph:
 
 def test_single_operators() -> None:
     g = graph(ONE_TO_ONE)
-    assert MODEL.seconds(g, [0]) == pytest.approx(1 + 50 / 10 + (300 + 200) / 100)
-    assert MODEL.seconds(g, [2]) == pytest.approx(1 + 30 / 10 + (400 + 100) / 100)
+    assert MODEL.seconds(g, [0]) == pytest.approx(1 + 50 / 10 + (300 + 2 * 200) / 100)
+    assert MODEL.seconds(g, [2]) == pytest.approx(1 + 30 / 10 + (400 + 2 * 100) / 100)
 
 
 def test_results_inside_are_free() -> None:
-    assert MODEL.seconds(graph(ONE_TO_ONE), [0, 1, 2]) == pytest.approx(1 + 100 / 10 + (300 + 100) / 100)
+    assert MODEL.seconds(graph(ONE_TO_ONE), [0, 1, 2]) == pytest.approx(1 + 100 / 10 + (300 + 2 * 100) / 100)
 
 
 def test_moves_inside_cost_a_part() -> None:
-    assert MODEL.seconds(graph(SHUFFLE), [0, 1, 2]) == pytest.approx(1 + 100 / 10 + (300 + 100 + 0.25 * 400) / 100)
+    assert MODEL.seconds(graph(SHUFFLE), [0, 1, 2]) == pytest.approx(1 + 100 / 10 + (300 + 2 * 100 + 0.25 * 400) / 100)
 
 
 def test_arithmetic_in_front_counts_twice() -> None:
-    assert MODEL.seconds(graph(MANY_TO_MANY), [0, 1, 2]) == pytest.approx(1 + (100 + 50) / 10 + (300 + 100) / 100)
+    assert MODEL.seconds(graph(MANY_TO_MANY), [0, 1, 2]) == pytest.approx(1 + (100 + 50) / 10 + (300 + 2 * 100) / 100)
 
 
-@pytest.mark.parametrize("name", ["start", "peak", "bandwidth", "prologue", "reorder"])
+@pytest.mark.parametrize("name", ["start", "peak", "bandwidth", "prologue", "store", "reorder"])
 def test_figures_are_positive(name: str) -> None:
     with pytest.raises(OptionError, match=name):
         LinearModel(**{name: 0.0})

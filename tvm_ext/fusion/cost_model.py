@@ -32,6 +32,8 @@ class LinearModel:
         Bytes a second.
     prologue : float
         How often arithmetic in front of the operator that decides the loops is done.
+    store : float
+        Cost of a byte that is written, relative to one that is read: a cache line is read before it is written.
     reorder : float
         Cost of a byte that a shuffle or a reshape moves inside a block, relative to one that is read in order.
 
@@ -45,6 +47,7 @@ class LinearModel:
     peak: float = 100e9
     bandwidth: float = 20e9
     prologue: float = 2.0
+    store: float = 2.0
     reorder: float = 0.25
 
     def __post_init__(self) -> None:
@@ -73,7 +76,8 @@ class LinearModel:
             or not graph.successors[index]
             or any(reader not in inside for reader in graph.successors[index])
         ]
-        traffic = sum(operators[index].nbytes for index in (*read, *written))
+        traffic = float(sum(operators[index].nbytes for index in read))
+        traffic += self.store * sum(operators[index].nbytes for index in written)
         traffic += sum(graph.given_bytes[name] for name in given)
         operations = float(sum(operators[index].flops for index in inside))
         before = _in_front(graph, inside)
@@ -82,8 +86,8 @@ class LinearModel:
         )
         if len(inside) > 1:
             moved = (MappingType.SHUFFLE, MappingType.REORGANIZE)
-            traffic += int(
-                self.reorder * sum(operators[index].nbytes for index in inside if operators[index].mapping in moved)
+            traffic += self.reorder * sum(
+                operators[index].nbytes for index in inside if operators[index].mapping in moved
             )
         return self.start + operations / self.peak + traffic / self.bandwidth
 

@@ -260,12 +260,22 @@ class _Planner:
             {index},
             {other for other in members if self._before[index] >> other & 1} | {index},
             {other for other in members if self._after[index] >> other & 1} | {index},
+            self._cone(index, members),
             *self._sides(members),
             set(members),
         ):
             if index in moving and moving not in seen:
                 seen.append(moving)
                 yield moving
+
+    def _cone(self, index: int, members: set[int]) -> set[int]:
+        """Collect an operator and those of its block that only it needs, directly or through others of them."""
+        cone = {index}
+        for other in sorted(members, reverse=True):
+            readers = self.graph.successors[other]
+            if other < index and readers and not self.graph.operators[other].is_output and cone.issuperset(readers):
+                cone.add(other)
+        return cone
 
     def _sides(self, members: set[int]) -> Iterator[set[int]]:
         """Yield what lies in front of the operator that decides the loops of a block, and what lies behind it."""
