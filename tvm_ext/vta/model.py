@@ -125,11 +125,14 @@ class VTAModel:
         if found is None:
             return AccuracyReport(layers, ())
         expected = [outputs, *(self.observed.run(sample)[0] for sample in samples[1:])]
+        names = self.graph.outputs
+        if len(names) != len(outputs):  # a tuple leaves the model
+            names = tuple(f"output {at}" for at in range(len(outputs)))
         rows = tuple(
             compare(
                 name, "output", None, *(np.stack([result[at] for result in results]) for results in (expected, found))
             )
-            for at, name in enumerate(self.graph.outputs)
+            for at, name in enumerate(names)
         )
         answers = [[_largest(result[0]) for result in results] for results in (expected, found)]
         same = [np.array_equal(*pair) for pair in zip(*answers, strict=True)]
