@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, IterVar
@@ -30,20 +32,37 @@ def loop_extents(schedule: Schedule, block: SBlockRV) -> list[int]:
     return [int(schedule.get(loop).extent) for loop in schedule.get_loops(block)]
 
 
-def inline_epilogue(schedule: Schedule, compute: SBlockRV) -> SBlockRV:
-    """Inline what follows ``compute`` into the block that stores the result, and return that block.
+def inline_epilogue(schedule: Schedule, compute: SBlockRV) -> tuple[SBlockRV, SBlockRV | None]:
+    """Inline what follows ``compute`` into the block that stores its result.
 
-    Without an epilogue the result itself is split off: computed in a buffer of its own, then stored.
+    Without an epilogue the result itself is split off: computed in a buffer of its own, then stored. Where the result
+    is broadcast, as the weight of a channel is over an image, it would be computed again for every element: what has
+    more elements than the result becomes a second block.
+
+    Returns
+    -------
+    store : SBlockRV
+        The block that stores.
+    rest : SBlockRV or None
+        The block after it, over more elements; still to be scheduled.
     """
     blocks = top_blocks(schedule)
     names = [schedule.get(block).name_hint for block in blocks]
-    position = names.index(schedule.get(compute).name_hint)
-    after = blocks[position + 1 :]
-    if not after:
-        return schedule.cache_write(compute, 0, "global")
-    for block in after[:-1]:
+    after = blocks[names.index(schedule.get(compute).name_hint) + 1 :]
+    size = result_elements(schedule, compute)
+    small = [block for block in after if result_elements(schedule, block) <= size]
+    large = [block for block in after if result_elements(schedule, block) > size]
+    for block in (*small[:-1], *large[:-1]):
         schedule.compute_inline(block)
-    return after[-1]
+    store = small[-1] if small else schedule.cache_write(compute, 0, "global")
+    return store, large[-1] if large else None
+
+
+def result_elements(schedule: Schedule, block: SBlockRV) -> int:
+    """Count the elements of a block's results; 0 where that is not known."""
+    axes = [axis for axis in schedule.get(block).iter_vars if int(axis.iter_type) == IterVar.DataPar]
+    extents = [axis.dom.extent for axis in axes]
+    return prod(int(extent) for extent in extents) if all(isinstance(extent, IntImm) for extent in extents) else 0
 
 
 def is_spatial(schedule: Schedule, block: SBlockRV) -> bool:

@@ -13,7 +13,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc, Var
 
-from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents, top_blocks
+from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.knobs import divide
@@ -177,9 +178,12 @@ class Convolution:
         transposed = annotated_block(schedule, "conv_transpose")
         conv = transposed or annotated_block(schedule, "conv")
         shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
-        store = top_blocks(schedule)[-1] if transposed is not None else inline_epilogue(schedule, conv)
+        store, rest = inline_epilogue(schedule, conv)
         pad = annotated_block(schedule, "pad")
-        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine_of(target)), transposed is not None)
+        machine = machine_of(target)
+        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed is not None)
+        if rest is not None:
+            vectorize_and_divide(schedule, rest, machine)
         return schedule
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
@@ -190,7 +194,7 @@ class Convolution:
         transposed = annotated_block(schedule, "conv_transpose")
         if transposed is not None:
             axes = _axes_of(loop_extents(schedule, transposed), True)
-            _store_by_phase(schedule, inline_epilogue(schedule, transposed), axes)
+            _store_by_phase(schedule, inline_epilogue(schedule, transposed)[0], axes)
             # The new index expressions must be simplified before they are scheduled.
             return prepared_for(tvm.s_tir.transform.StmtSimplify()(schedule.mod)["main"], self.name)
         return prepared_for(func, self.name) if annotated_block(schedule, "conv") is not None else None

@@ -25,7 +25,10 @@ def schedule_epilogue(schedule: Schedule, compute: SBlockRV, machine: Machine) -
     names = [str(schedule.get(block).name_hint) for block in blocks]
     after = blocks[names.index(str(schedule.get(compute).name_hint)) + 1 :]
     if not any(_is_transcendental(schedule, block) for block in after):
-        return inline_epilogue(schedule, compute)
+        store, large = inline_epilogue(schedule, compute)
+        if large is not None:
+            vectorize_and_divide(schedule, large, machine)
+        return store
     chain = [compute]
     while True:
         consumers = list(schedule.get_consumers(chain[-1]))

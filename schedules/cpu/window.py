@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.knobs import divide
@@ -53,7 +54,9 @@ class SlidingWindow:
         extents = loop_extents(schedule, window)
         rank = (len(extents) - 3) // 2
         *planes, rows, width, _ = extents[: rank + 3]
-        store = inline_epilogue(schedule, window)
+        store, rest = inline_epilogue(schedule, window)
+        if rest is not None:
+            vectorize_and_divide(schedule, rest, machine)
         pad = annotated_block(schedule, "pad")
         if pad is not None:
             schedule.compute_inline(pad)
@@ -114,7 +117,9 @@ class GlobalAverage:
         machine = machine_of(target)
         extents = loop_extents(schedule, total)
         width = extents[-1]
-        store = inline_epilogue(schedule, total)
+        store, rest = inline_epilogue(schedule, total)
+        if rest is not None:
+            vectorize_and_divide(schedule, rest, machine)
         n, c, *_, lanes = schedule.get_loops(store)
         task = schedule.fuse(n, c)
         if machine.cores > 1 and prod(extents) >= PARALLEL_FLOPS:

@@ -11,6 +11,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.winograd import KERNEL, tiles
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.rule import new_schedule
@@ -112,7 +113,9 @@ def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     half = annotated_block(schedule, "winograd_half")
     assert half is not None
     *places, outputs, _, _ = loop_extents(schedule, tile)
-    store = inline_epilogue(schedule, tile)
+    store, rest = inline_epilogue(schedule, tile)
+    if rest is not None:
+        vectorize_and_divide(schedule, rest, machine)
     *outer, h, w, lane = schedule.get_loops(store)
     row, x = schedule.split(h, [None, outputs])
     column, y = schedule.split(w, [None, outputs])
