@@ -91,6 +91,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_server_and_its_clients(commands: Commands) -> None:
     port = free_port()
     serve = ("vta", "serve", "--simulated", "--config", "pynq_0.0.1", "--port", port)
@@ -129,8 +130,6 @@ def test_a_server_and_its_clients(commands: Commands) -> None:
 def test_usage(commands: Commands, tmp_path: Path) -> None:
     commands("vta", "board", "--rpc", "here").error(2, "'here' is not of the form HOST:PORT")
     commands("vta", "board", "--rpc", "a:1", "--tracker", "b:2").error(2, "give one of them")
-    wrong = commands("vta", "board", "--simulated", "--config", "pynq_0.0.1", GOLDEN[0])
-    wrong.error(13, "probably encoded for that generation", "use a configuration with HW_VER 0.0.2")
     commands("vta", "board", "--config", "sim").error(16, "TARGET of the configuration is 'sim', which is no board")
     commands("vta", "serve", "--tracker", f"127.0.0.1:{free_port()}").error(17, "start a tracker there: python -m")
     bad = tmp_path / "changed.npz"

@@ -9,11 +9,16 @@ from tvm_ext.vta.board_device import BoardDevice
 from tvm_ext.vta.board_memory import RangeMemory
 from tvm_ext.vta.board_registers import BaseAddresses
 from tvm_ext.vta.board_relocation import relocate
+from tvm_ext.vta.checks import step_count
 from tvm_ext.vta.config import INSTRUCTION_BYTES, VTAConfig
+from tvm_ext.vta.isa import Alu, Gemm, decode_program
+from tvm_ext.vta.reference_simulator import ReferenceSimulator
 from tvm_ext.vta.simulator import Simulator
 
 MEMORY_BYTES = 64 << 20
 MEMORY_ADDRESS = 0x10000000
+FEW_STEPS = 1 << 12
+"""Up to here the reference simulator is done before the fast one is compiled."""
 
 
 class SimulatedControl:
@@ -29,15 +34,17 @@ class SimulatedControl:
     address_offset = 0
 
     def __init__(self, config: VTAConfig, memory: RangeMemory) -> None:
-        self._simulator, self._memory = Simulator(config), memory
+        self.config, self._memory = config, memory
 
     def start(self, address: int, count: int, bases: BaseAddresses) -> None:
         """Run ``count`` instructions from a physical address; raises VTADeviceError if the simulator refuses them."""
-        memory, config = self._memory, self._simulator.config
+        memory, config = self._memory, self.config
         start = address - memory.address
         words = memory.contents[start : start + count * INSTRUCTION_BYTES].view(np.uint64).reshape(-1, 2)
         try:
-            result = self._simulator.run(relocate(words, config, bases), memory.contents, memory.address)
+            steps = sum(step_count(x) for x in decode_program(words, config) if isinstance(x, Gemm | Alu))
+            simulator = ReferenceSimulator(config) if steps <= FEW_STEPS else Simulator(config)
+            result = simulator.run(relocate(words, config, bases), memory.contents, memory.address)
         except VTAProgramError as error:
             raise VTADeviceError(f"simulated board of {config.name}: {error}") from None
         memory.contents[:] = result.dram

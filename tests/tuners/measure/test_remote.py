@@ -78,7 +78,7 @@ def measured(measurer: RemoteMeasurer, modules: list[Any]) -> list[Candidate]:
 
 def test_candidates_of_all_kinds(farm: Farm) -> None:
     """A candidate that crashes or hangs costs only itself: no server, and no other candidate."""
-    with RemoteMeasurer(farm.address, "cpu", timing=QUICK, run_timeout=2.0) as measurer:
+    with RemoteMeasurer(farm.address, "cpu", timing=QUICK, run_timeout=1.0) as measurer:
         assert measurer.servers == 3
         good = [_module(2.0 + number) for number in range(6)]
         modules = [
@@ -92,7 +92,7 @@ def test_candidates_of_all_kinds(farm: Farm) -> None:
         for row, mod in zip(rows, modules, strict=True):
             assert (row.seconds is not None) == any(mod is other for other in good), row.error
         assert "ended the session on 3 servers: a crash" in (rows[2].error or "")
-        assert "took longer than 2 s on the server" in (rows[4].error or "")
+        assert "took longer than 1 s on the server" in (rows[4].error or "")
         assert measurer.check_noise(("cpu", arguments_of(good[0]))) is not None
         assert not list(Path(measurer._folder).iterdir())
         folder = measurer._folder
