@@ -17,8 +17,8 @@ from tvm.rpc.tracker import Tracker
 
 from tests.commands import Commands
 from tests.tuners.measure.test_measurer import _calling, _module
-from tvm_ext.errors import OptionError, RemoteError
-from tvm_ext.rpc import Address, parse_address, request_session, servers
+from tvm_ext.errors import RemoteError
+from tvm_ext.rpc import Address, request_session, servers
 from tvm_ext.rpc_server import start_server
 from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Candidate, arguments_of
@@ -141,14 +141,6 @@ def test_no_servers_at_all(farm: Farm) -> None:
         assert measurer.broken is not None
         assert row.seconds is None
         assert row.error is None, "it is no fault of the candidate"
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "host:-1"])
-def test_addresses(text: str) -> None:
-    with pytest.raises(OptionError, match="is not of the form HOST:PORT"):
-        parse_address(text)
-    assert parse_address("[::1]:80") == Address("::1", 80)
-    assert str(parse_address("board.local:9190")) == "board.local:9190"
 
 
 def test_usage(commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
