@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +13,16 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tests.zoo import get
+from tvm_ext.compiler import lower
+from tvm_ext.frontend import import_model
 from tvm_ext.fusion.combination import TABLE
 from tvm_ext.graph import from_relax
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.passes.fusion import kernel_mappings
 from tvm_ext.passes.fusion_check import allocated_bytes, merged_kernel
 from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules
 from tvm_ext.target import native_target
@@ -104,3 +110,22 @@ def test_every_cell(first: MappingType, second: MappingType, shape: tuple[int, i
             result = tvm.runtime.tensor(np.zeros_like(expected))
             built["main"](*map(tvm.runtime.tensor, arguments), result)
             np.testing.assert_allclose(result.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"rewrite": "strict"}])
+def test_blocks_compile_for_cuda(options: dict[str, str]) -> None:
+    """Every block gets thread bindings, and code is generated for it."""
+    entry = get("tiny_transformer")
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+    stock, ours = (
+        lower(import_model(entry.onnx_path()).mod, target, PipelineOptions(fuse=fuse, **options))[0]
+        for fuse in ("stock", "mapping-type")
+    )
+    kernels = [
+        [func for func in mod.functions.values() if isinstance(func, tvm.tirx.PrimFunc)] for mod in (stock, ours)
+    ]
+    assert all("tirx.is_scheduled" in func.attrs for func in kernels[1])
+    assert len(kernels[1]) < len(kernels[0])
+    if not (shutil.which("nvcc") or importlib.util.find_spec("nvidia")):
+        pytest.skip("no CUDA compiler here")
+    assert relax.build(ours, target, relax_pipeline=None) is not None
