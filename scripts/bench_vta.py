@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from tests.vta.comparing import run_both
-from tests.vta.digits import accuracy, digits, trained_network
+from tests.vta.digits import accuracy, digits, relax_module, trained_network
 from tests.vta.integer_reference import run_network
 from tests.vta.random_programs import flip_bits, random_program
 from tests.vta.recordings import GOLDEN
@@ -283,8 +283,7 @@ def digits_accuracy() -> dict[str, Any]:
     """Compare a small network, trained here on scikit-learn's digits, in floats and in int8, all layers on VTA."""
     train, _, pictures, classes = digits()
     network = trained_network()
-    imported = import_model(network, example_inputs=(torch.from_numpy(pictures[:1]),))
-    model = on_vta(imported.mod, {imported.inputs[0].name: train[:100]})
+    model = on_vta(relax_module(network), {"input": train[:100]})
     executable = tvm.compile(model.mod, native_target(), relax_pipeline="tvm_ext")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     answers = [machine["main"](tvm.runtime.tensor(picture[None])) for picture in pictures]

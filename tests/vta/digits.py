@@ -40,6 +40,8 @@ def trained_network() -> Any:
             return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
 
     pictures, classes = (torch.from_numpy(array) for array in digits()[:2])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches are so small that threads only wait for each other
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = nn.Sequential(
@@ -56,7 +58,45 @@ def trained_network() -> Any:
                     for parameter, speed, gradient in zip(parameters, speeds, gradients, strict=True):
                         speed.mul_(0.9).add_(gradient)
                         parameter.sub_(0.05 * speed)
+    torch.set_num_threads(threads)
     return network.eval()
+
+
+def relax_module(network: Any) -> Any:
+    """The network as a Relax module; torch's own exporter takes longer to import than all the rest."""
+    from tvm import relax
+    from tvm.relax import op
+
+    builder = relax.BlockBuilder()
+
+    def constant(values: Any) -> Any:
+        return relax.const(values.detach().numpy())
+
+    def conv(layer: Any, data: Any) -> Any:
+        call = op.nn.conv2d(data, constant(layer.weight), strides=layer.stride, padding=layer.padding)
+        if layer.bias is None:
+            return builder.emit(call)
+        return builder.emit(op.add(builder.emit(call), constant(layer.bias.reshape(1, -1, 1, 1))))
+
+    stem, _, block, wide, _, _, _, classifier = network
+    x = relax.Var("input", relax.TensorType((1, 1, 8, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            data = builder.emit(op.nn.relu(conv(stem, x)))
+            norm = block.norm
+            values = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+            normal = op.nn.batch_norm(
+                conv(block.first, data), *map(constant, values), axis=1, epsilon=norm.eps, training=False
+            )
+            inner = builder.emit(op.nn.relu(builder.emit(relax.TupleGetItem(builder.emit(normal), 0))))
+            data = builder.emit(op.nn.relu(builder.emit(op.add(data, conv(block.second, inner)))))
+            data = builder.emit(op.nn.relu(conv(wide, data)))
+            data = builder.emit(op.nn.max_pool2d(data, (2, 2), (2, 2)))
+            rows = builder.emit(op.reshape(data, (1, 32)))
+            product = builder.emit(op.matmul(rows, constant(classifier.weight.T.contiguous())))
+            output = builder.emit_output(op.add(product, constant(classifier.bias)))
+        builder.emit_func_output(output)
+    return builder.get()
 
 
 def accuracy(answers: NDArray, classes: NDArray) -> float:

@@ -313,15 +313,14 @@ def test_digits_keep_their_accuracy() -> None:
     """Trained here: the same network in int8 on VTA is right as often, within a percentage point."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    from tests.vta.digits import accuracy, digits, trained_network
+    from tests.vta.digits import accuracy, digits, relax_module, trained_network
 
     train, _, pictures, classes = digits()
     network = trained_network()
-    imported = import_model(network, example_inputs=(torch.from_numpy(pictures[:1]),))
-    layers = read_graph(prepare(imported.mod)[0]["main"], 1).layers
-    name = imported.inputs[0].name
+    mod = relax_module(network)
+    layers = read_graph(prepare(mod)[0]["main"], 1).layers
     forced = {layer.name: "vta" for layer in layers}
-    model = offload(imported.mod, load_config("sim"), COSTS, {name: train[:100]}, forced=forced)
+    model = offload(mod, load_config("sim"), COSTS, {"input": train[:100]}, forced=forced)
     assert len(model.network.layers) == 6
     executable = tvm.compile(model.mod, tvm.target.Target("llvm"), relax_pipeline="tvm_ext")
     machine = relax.VirtualMachine(executable, tvm.cpu())
@@ -329,5 +328,7 @@ def test_digits_keep_their_accuracy() -> None:
     rows = np.concatenate([(answer if hasattr(answer, "numpy") else answer[0]).numpy() for answer in answers])
     with torch.no_grad():
         floats = network(torch.from_numpy(pictures)).numpy()
+    first = model.observed.run({"input": pictures[:1]})[0][0]
+    np.testing.assert_allclose(first, floats[:1], rtol=1e-3, atol=1e-4)
     assert accuracy(floats, classes) > 0.95
     assert accuracy(rows, classes) > accuracy(floats, classes) - 0.01
