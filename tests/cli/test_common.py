@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-from pathlib import Path
 
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.cli.common import InputShape, step_display, write_atomically
-from tvm_ext.errors import OutputError
+from tvm_ext.cli.common import InputShape, step_display
 
 SHAPE = InputShape()
 
@@ -45,48 +42,6 @@ def test_any_text_is_an_input_shape_or_a_usage_error(text: str) -> None:
         return
     assert name
     assert all(dim > 0 for dim in shape)
-
-
-class TestWriteAtomically:
-    def test_text_and_bytes(self, tmp_path: Path) -> None:
-        for data, expected in (("é\n", "é\n".encode()), (b"\0", b"\0")):
-            write_atomically(tmp_path / "file", data)
-            assert (tmp_path / "file").read_bytes() == expected
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-    def test_mode_follows_the_umask(self, tmp_path: Path) -> None:
-        before = os.umask(0o077)
-        try:
-            write_atomically(tmp_path / "file", "x")
-        finally:
-            os.umask(before)
-        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
-
-    def test_what_is_no_file_is_written_to(self, tmp_path: Path) -> None:
-        read, write = os.pipe()
-        write_atomically(Path(f"/proc/self/fd/{write}"), "x")
-        assert os.read(read, 10) == b"x"
-        os.close(read)
-        os.close(write)
-
-    def test_errors_leave_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "file").write_text("old")
-
-        def fail(self: Path, data: bytes) -> int:
-            with self.open("wb") as stream:
-                stream.write(data[:1])
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Path, "write_bytes", fail)
-        with pytest.raises(OutputError, match=r"cannot write .*file: No space left on device"):
-            write_atomically(tmp_path / "file", "new")
-        assert (tmp_path / "file").read_text() == "old"
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-    @pytest.mark.parametrize("path", ["/nowhere/file", "/proc/file", "/", "x" * 300])
-    def test_where_nothing_can_be_written(self, path: str) -> None:
-        with pytest.raises(OutputError, match="cannot write "):
-            write_atomically(Path(path), "x")
 
 
 class Terminal(io.StringIO):

@@ -7,10 +7,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.bench.record import write_atomically
 from tvm_ext.bench.result import BenchResult, Row
 from tvm_ext.bench.table import milliseconds
 from tvm_ext.errors import MissingPackageError, OptionError
+from tvm_ext.files import write_atomically
 
 FORMATS = (".png", ".svg")
 
@@ -59,7 +59,7 @@ def write_chart(result: BenchResult, path: str | Path) -> None:
         _draw(figure, result)
         kind = Path(path).suffix.lower().removeprefix(".")
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), make_folders=True)
 
 
 def _draw(figure: Any, result: BenchResult) -> None:

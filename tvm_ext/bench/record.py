@@ -9,12 +9,12 @@ import os
 import platform
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import OutputError
+from tvm_ext.files import write_atomically
 from tvm_ext.threads import physical_cores
 
 PACKAGES = (
@@ -165,37 +165,7 @@ def write_result(
     document = result_document(name, rows, summary, command=command, notes=notes)
     # NaN and infinity are not JSON: a reader in another language would refuse the file.
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
-
-
-def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` through a temporary file in the same folder.
-
-    Raises
-    ------
-    OutputError
-        If the folder cannot be made or the file cannot be written (no permission, full disk, ``path`` is a folder).
-    """
-    path = Path(path)
-    temporary = None
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe, not to be replaced
-            path.write_bytes(content)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes a file that only its owner can read
-        os.replace(temporary, path)
-        temporary = None
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another path") from None
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+    write_atomically(path, text, make_folders=True)
 
 
 def check_writable(path: str | Path) -> None:

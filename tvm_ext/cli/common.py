@@ -12,9 +12,6 @@ from typing import Any
 
 import click
 
-from tvm_ext.cleanup import temporary_file
-from tvm_ext.errors import OutputError
-
 Shapes = dict[str, list[int]]
 
 
@@ -123,26 +120,6 @@ def step_display(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("start")
         yield lambda step: progress.update(task, description=step)
-
-
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write a file so that it appears whole or not at all.
-
-    Raises
-    ------
-    OutputError
-        If the path cannot be written or the disk is full.
-    """
-    payload = data.encode() if isinstance(data, str) else data
-    try:
-        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
-            path.write_bytes(payload)
-            return
-        with temporary_file(path.absolute().parent, path.name) as partial:
-            partial.write_bytes(payload)
-            partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def print_json(value: Any) -> None:

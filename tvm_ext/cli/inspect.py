@@ -19,9 +19,9 @@ from tvm_ext.cli.common import (
     print_json,
     step_display,
     target_option,
-    write_atomically,
 )
 from tvm_ext.errors import OutputError
+from tvm_ext.files import write_atomically
 
 
 @click.command()

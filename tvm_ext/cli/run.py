@@ -12,7 +12,8 @@ from typing import Any
 import click
 import numpy as np
 
-from tvm_ext.cli.common import json_flag, print_json, write_atomically
+from tvm_ext.cli.common import json_flag, print_json
+from tvm_ext.files import write_atomically
 
 
 @click.command()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.bench.chart import check_chart
-from tvm_ext.bench.record import write_atomically
+from tvm_ext.files import write_atomically
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.report.charts import Line, lines_of
 from tvm_ext.report.inspection import MemoryProfile
@@ -50,7 +50,7 @@ def draw_memory(path: str | Path, title: str, profiles: Sequence[MemoryProfile],
         _draw(figure, title, profiles, limit)
         kind = Path(path).suffix.lower().removeprefix(".")
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), make_folders=True)
 
 
 def _draw(figure: Any, title: str, profiles: Sequence[MemoryProfile], limit: int | None) -> None:

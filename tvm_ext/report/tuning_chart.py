@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tvm_ext.bench.chart import check_chart
-from tvm_ext.bench.record import write_atomically
+from tvm_ext.files import write_atomically
 
 Curve = Sequence[tuple[float, int, float]]
 """Seconds, trials and the sum of the kernels' best times (seconds), after each batch."""
@@ -43,4 +43,4 @@ def write_tuning_chart(curves: dict[str, Curve], path: str | Path) -> None:
             panels[0].legend(frameon=False)
         kind = Path(path).suffix.lower().removeprefix(".")
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), make_folders=True)
