@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
@@ -22,8 +23,13 @@ from tvm_ext.vta.transfers import Transfer
 from tvm_ext.vta.unrolling import Block, Plan
 
 LOAD, COMPUTE, STORE = range(3)
-PlaceKey = tuple[str, int, int]
+PlaceKey = tuple[str, int, int]  # memory, first element and number of those that are used
 KernelKey = tuple[int, int, tuple[int, int, int]]  # number and length of the micro-ops, and what is added to them
+
+
+# Of each loop nest the number of its micro-ops, how many they are, and the turns of its loops; then the least and the
+# greatest index of each operand.
+_Folded = tuple[list[tuple[int, int, int]], tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -56,9 +62,9 @@ class _Counter:
 
     def __init__(self, plan: Plan, config: VTAConfig, costs: CycleCosts, uop_depth: int) -> None:
         self.plan, self.config, self.costs, self.uop_depth = plan, config, costs, uop_depth
-        self._nests: dict[tuple[int, str], tuple[list[tuple[int, int, int]], tuple[int, int, int]]] = {}
+        self._nests: dict[tuple[int, str], _Folded] = {}
         self._numbers: dict[tuple[MicroOp, ...], int] = {}
-        self._times: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._times = _known_times(config, costs)
 
     def steps(self) -> list[_Step]:
         """List the steps of the program, with loads of micro-ops and the end."""
@@ -72,50 +78,46 @@ class _Counter:
 
     def _blocks(self) -> Iterator[_Step]:
         for block in self.plan.blocks:
-            places = [self._place(tile) for tile in block.tiles]
             if block.nest.kind == Kind.LOAD:
-                target = places[0]
-                if target is None or self.plan.places[block.tiles[0]].is_loaded:
+                if self.plan.places[block.tiles[0]].is_loaded:
                     continue
-                module = COMPUTE if target[0] == "acc" else LOAD
                 for part in block.transfers:
+                    target = self._moved(part, block.tiles[0])
                     cycles, bus = self._load_time(part, target[0], block.nest.sources[0].buffer)
-                    yield _Step(module, cycles, bus, writes=(target,))
+                    yield _Step(COMPUTE if target[0] == "acc" else LOAD, cycles, bus, writes=(target,))
             elif block.nest.kind == Kind.STORE:
                 for part in block.transfers:
-                    cycles, _ = self._store_time(part)
-                    yield _Step(STORE, cycles, reads=tuple(place for place in places[1:] if place is not None))
+                    cycles, _ = self._store_time(part, block.nest.target.buffer)
+                    yield _Step(STORE, cycles, reads=(self._moved(part, block.tiles[1]),))
             else:
-                yield from self._computed(block, places)
+                yield from self._computed(block)
 
-    def _place(self, tile: int) -> PlaceKey | None:
-        if tile < 0:
-            return None
-        described = self.plan.tiles[tile]
-        return (described.memory, self.plan.places[tile].base, described.size)
+    def _moved(self, part: Transfer, tile: int) -> PlaceKey:
+        """Return what a transfer uses of a tile."""
+        return (self.plan.tiles[tile].memory, self.plan.places[tile].base + part.sram, part.size)
 
-    def _computed(self, block: Block, places: list[PlaceKey | None]) -> Iterator[_Step]:
+    def _computed(self, block: Block) -> Iterator[_Step]:
         is_gemm = block.nest.kind == Kind.GEMM
         is_tensor = block.operation is not None and isinstance(block.operation.right, Access)
         known = self._nests.get(key := (id(block.steps), "gemm" if is_gemm else "tensor" if is_tensor else "one"))
         if known is None:
             known = self._nests[key] = self._fold(block, is_gemm, is_tensor)
-        nests, low = known
-        bases = [0 if place is None else place[1] for place in places]
-        if not is_gemm:
-            bases = [bases[0], bases[1] if is_tensor else 0, 0]
+        nests, low, high = known
+        tiles = block.tiles if is_gemm else block.tiles[: 1 + is_tensor]
+        bases = [self.plan.places[tile].base for tile in tiles] + [0] * (3 - len(tiles))
         base = (bases[0] + low[0], bases[1] + low[1], bases[2] + low[2])
-        used = tuple(place for place in places if place is not None)
+        used = tuple(
+            (self.plan.tiles[tile].memory, base[column], high[column] - low[column] + 1)
+            for column, tile in enumerate(tiles)
+        )
         interval = 1 if is_gemm or block.operation is None else self.costs.alu_immediate
         interval = self.costs.alu_tensor if is_tensor else interval
         for number, uops, turns in nests:
             cycles = interval * uops * turns + self.costs.pipeline
             yield _Step(COMPUTE, cycles, 0, (), (number, uops, base), used, used[:1])
 
-    def _fold(
-        self, block: Block, is_gemm: bool, is_tensor: bool
-    ) -> tuple[list[tuple[int, int, int]], tuple[int, int, int]]:
-        """Fold the steps of a block: number of the micro-ops, how many, and turns of the loops, for each loop nest."""
+    def _fold(self, block: Block, is_gemm: bool, is_tensor: bool) -> _Folded:
+        """Fold the steps of a block."""
         columns = 3 if is_gemm else 2 if is_tensor else 1
         steps = np.zeros((len(block.steps), 3), np.int64)
         steps[:, :columns] = block.steps[:, :columns]
@@ -127,29 +129,32 @@ class _Counter:
             (self._numbers.setdefault(nest.uops, len(self._numbers)), len(nest.uops), nest.iter_out * nest.iter_in)
             for nest in nests
         ]
-        return folded, (int(low[0]), int(low[1]), int(low[2]))
+        return folded, tuple(low.tolist()), tuple(steps.max(axis=0).tolist())
 
     def _load_time(self, part: Transfer, memory: str, source: BufferInfo) -> tuple[int, int]:
         types = {"inp": MemoryType.INP, "wgt": MemoryType.WGT, "acc": MemoryType.ACC}
         memory_type = MemoryType.ACC_8BIT if memory == "acc" and source.dtype == "int8" else types[memory]
-        # Buffers begin at pages, so that bursts depend on the offset alone.
-        key = (memory_type, part.dram % self.costs.burst_bytes, part.columns, part.rows, part.stride, part.pads)
+        first = self._in_burst(part, source)
+        key = (memory_type, first, part.columns, part.rows, part.stride, part.pads)
         if key not in self._times:
             load = Load(
-                memory_type=memory_type, dram_base=part.dram % self.costs.burst_bytes, x_size=part.columns,
+                memory_type=memory_type, dram_base=first, x_size=part.columns,
                 y_size=part.rows, x_stride=part.stride, y_pad_0=part.pads[0], y_pad_1=part.pads[1],
                 x_pad_0=part.pads[2], x_pad_1=part.pads[3],
             )  # fmt: skip
             self._times[key] = self.costs.cycles(load, self.config), self.costs.data_cycles(load, self.config)
         return self._times[key]
 
-    def _store_time(self, part: Transfer) -> tuple[int, int]:
-        key = ("store", part.dram % self.costs.burst_bytes, part.columns, part.rows, part.stride)
+    def _in_burst(self, part: Transfer, buffer: BufferInfo) -> int:
+        """Where in a burst a transfer begins, in elements; buffers begin at pages, so the offset alone tells."""
+        size = prod(buffer.lanes) * np.dtype(buffer.dtype).itemsize
+        return part.dram % max(self.costs.burst_bytes // size, 1)
+
+    def _store_time(self, part: Transfer, target: BufferInfo) -> tuple[int, int]:
+        first = self._in_burst(part, target)
+        key = (MemoryType.OUT, first, part.columns, part.rows, part.stride, part.pads)
         if key not in self._times:
-            store = Store(
-                dram_base=part.dram % self.costs.burst_bytes, x_size=part.columns, y_size=part.rows,
-                x_stride=part.stride,
-            )  # fmt: skip
+            store = Store(dram_base=first, x_size=part.columns, y_size=part.rows, x_stride=part.stride)
             self._times[key] = self.costs.cycles(store, self.config), 0
         return self._times[key]
 
@@ -182,9 +187,8 @@ class _Counter:
     def _with_dependencies(self, steps: list[_Step]) -> list[_Step]:
         """Let every step wait for the last one of each neighbouring module that uses a place it uses."""
         places = list(dict.fromkeys(place for step in steps for place in (*step.reads, *step.writes)))
-        shared = {
-            place: [other for other in places if other[0] == place[0] and _overlap(place, other)] for place in places
-        }
+        of_memory = {memory: [place for place in places if place[0] == memory] for memory in ("inp", "wgt", "acc")}
+        shared = {place: [other for other in of_memory[place[0]] if _overlap(place, other)] for place in places}
         read = {place: [-1, -1, -1] for place in places}
         written = {place: [-1, -1, -1] for place in places}
         for number, step in enumerate(steps):
@@ -203,6 +207,12 @@ class _Counter:
             for place in step.writes:
                 written[place][step.module] = number
         return steps
+
+
+@lru_cache(maxsize=8)
+def _known_times(config: VTAConfig, costs: CycleCosts) -> dict[tuple[object, ...], tuple[int, int]]:
+    """Return the times of transfers counted so far: cycles, and those of the bus."""
+    return {}
 
 
 def _overlap(left: PlaceKey, right: PlaceKey) -> bool:

@@ -42,6 +42,12 @@ class Transfer:
     stride: int = 0
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
 
+    @property
+    def size(self) -> int:
+        """Elements on the chip, padding included."""
+        above, below, left, right = self.pads
+        return (above + self.rows + below) * (left + self.columns + right)
+
     def moved(self, distance: int) -> Transfer:
         """Return the transfer of elements so much further in DRAM."""
         return Transfer(self.sram, self.dram + distance, self.columns, self.rows, self.stride, self.pads)

@@ -122,7 +122,7 @@ def tune(
     *,
     seed: int = 0,
     batch: int = 64,
-    most_turns: int = 512,
+    most_turns: int = 256,
     progress: Callable[[Candidate], None] = lambda candidate: None,
 ) -> TuningRun:
     """Search the schedules of a function.
