@@ -76,6 +76,11 @@ def _memory(name: str, shape: tuple[int, ...], operation: Callable[[relax.Expr],
     return Case("memory", name, shape, layer, bytes_moved=8.0 * float(np.prod(shape)))
 
 
+def _layer_norm(data: relax.Expr) -> relax.Expr:
+    scale = relax.const(np.ones(int(data.ty.shape[-1]), "float32"))
+    return relax.op.nn.layer_norm(data, scale, scale, axes=[-1])
+
+
 MATRICES = [(512, 512, 512), (1024, 1024, 1024), (128, 768, 768), (128, 768, 3072), (128, 3072, 768)]
 CASES = [
     *(_convolution(*layer) for layer in [(64, 56, 64, 3), (128, 28, 128, 3), (256, 14, 256, 3), (512, 7, 512, 3)]),
@@ -87,6 +92,11 @@ CASES = [
     _memory("softmax 4096 x 1024", (4096, 1024), lambda data: relax.op.nn.softmax(data, -1)),
     _memory("transpose 2048 x 2048", (2048, 2048), lambda data: relax.op.permute_dims(data, (1, 0))),
     _memory("NCHW to NHWC 64 x 256 x 256", (1, 64, 256, 256), lambda data: relax.op.permute_dims(data, (0, 2, 3, 1))),
+    # 64 MiB, beyond the caches
+    _memory("relu 64 MiB", (1, 256, 256, 256), relax.op.nn.relu),
+    _memory("softmax 16384 x 1024", (16384, 1024), lambda data: relax.op.nn.softmax(data, -1)),
+    _memory("layer norm 16384 x 1024", (16384, 1024), _layer_norm),
+    _memory("transpose 4096 x 4096", (4096, 4096), lambda data: relax.op.permute_dims(data, (1, 0))),
 ]  # fmt: skip
 
 
