@@ -50,7 +50,7 @@ def trained_network() -> Any:
         )  # fmt: skip
         parameters = list(network.parameters())
         speeds = [torch.zeros_like(parameter) for parameter in parameters]
-        for _ in range(6):
+        for _ in range(12):
             for batch in torch.randperm(len(pictures)).split(32):
                 loss = nn.functional.cross_entropy(network(pictures[batch]), classes[batch])
                 gradients = torch.autograd.grad(loss, parameters)

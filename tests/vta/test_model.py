@@ -330,5 +330,5 @@ def test_digits_keep_their_accuracy() -> None:
         floats = network(torch.from_numpy(pictures)).numpy()
     first = model.observed.run({"input": pictures[:1]})[0][0]
     np.testing.assert_allclose(first, floats[:1], rtol=1e-3, atol=1e-4)
-    assert accuracy(floats, classes) > 0.95
+    assert accuracy(floats, classes) > 0.94
     assert accuracy(rows, classes) > accuracy(floats, classes) - 0.01
