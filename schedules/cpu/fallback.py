@@ -37,31 +37,39 @@ class Fallback:
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when its blocks compute single elements and have extents that are known."""
-        schedule = new_schedule(func, tunable)
-        blocks = top_blocks(schedule)
-        if not blocks or not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
-            return None
         machine = machine_of(target)
-        try:
-            joined: set[str] = set()
-            for block in inline_producers(schedule):
-                if schedule.get(block).name_hint in joined:
-                    continue
-                if not is_spatial(schedule, block):
-                    store = join_store(schedule, block)
-                    spread = spread_rows(schedule, block) if store is None else None
-                    if store is not None:
-                        joined.add(str(schedule.get(store).name_hint))
-                    if spread is not None:
-                        joined.add(str(schedule.get(spread[0]).name_hint))
-                        _reduce_rows(schedule, block, *spread, machine)
-                    else:
-                        _reduce(schedule, block, store, machine)
-                elif not transpose(schedule, block, machine):
-                    vectorize_and_divide(schedule, block, machine)
-        except tvm.s_tir.ScheduleError:
-            return None
-        return schedule
+        for joins in (True, False):
+            schedule = new_schedule(func, tunable)
+            blocks = top_blocks(schedule)
+            if not blocks or not all(is_simple(schedule, b) and static_extents(schedule, b) for b in blocks):
+                return None
+            try:
+                _schedule(schedule, machine, joins)
+            except tvm.s_tir.ScheduleError:
+                continue
+            return schedule
+        return None
+
+
+def _schedule(schedule: Schedule, machine: Machine, joins: bool) -> None:
+    """Schedule block by block; with ``joins`` what follows a reduction is computed where its result is finished."""
+    joined: set[str] = set()
+    for block in inline_producers(schedule):
+        if schedule.get(block).name_hint in joined:
+            continue
+        if is_spatial(schedule, block):
+            if not transpose(schedule, block, machine):
+                vectorize_and_divide(schedule, block, machine)
+            continue
+        store = join_store(schedule, block) if joins else None
+        spread = spread_rows(schedule, block) if joins and store is None else None
+        if store is not None:
+            joined.add(str(schedule.get(store).name_hint))
+        if spread is not None:
+            joined.add(str(schedule.get(spread[0]).name_hint))
+            _reduce_rows(schedule, block, *spread, machine)
+        else:
+            _reduce(schedule, block, store, machine)
 
 
 def _reduce(schedule: Schedule, block: SBlockRV, store: SBlockRV | None, machine: Machine) -> None:

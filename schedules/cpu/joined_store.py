@@ -78,6 +78,9 @@ def spread_rows(schedule: Schedule, reduction: SBlockRV) -> tuple[SBlockRV, Loop
     regions = [region for region in body.reads if region.source.same_as(result)]
     if len(regions) != 1 or len(regions[0].region) < 2:
         return None
+    analyzer = tvm.sym.Analyzer()
+    if not all(analyzer.can_prove_equal(item.extent, 1) for item in regions[0].region):
+        return None
     outer, last = regions[0].region[:-1], regions[0].region[-1]
     variables = [iter_var.var for iter_var in body.iter_vars]
 
@@ -85,6 +88,9 @@ def spread_rows(schedule: Schedule, reduction: SBlockRV) -> tuple[SBlockRV, Loop
         used = [variable for item in items for variable in tirx.analysis.undefined_vars(item.min)]
         return [n for n, variable in enumerate(variables) if any(variable.same_as(found) for found in used)]
 
+    # Each row of the result is read by rows of its own.
+    if not all(any(item.min.same_as(variable) for variable in variables) or _is_zero(item.min) for item in outer):
+        return None
     rows, columns = places(outer), places([last])
     loops = list(schedule.get_loops(store))
     if not rows or set(rows) & set(columns) or len(loops) != len(variables) or len(rows) == len(loops):
@@ -92,3 +98,7 @@ def spread_rows(schedule: Schedule, reduction: SBlockRV) -> tuple[SBlockRV, Loop
     rest = [number for number in range(len(loops)) if number not in rows]
     schedule.reorder(*(loops[number] for number in (*rows, *rest)))
     return store, loops[rows[-1]], len(rows)
+
+
+def _is_zero(index: Any) -> bool:
+    return isinstance(index, IntImm) and int(index) == 0

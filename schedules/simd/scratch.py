@@ -18,7 +18,25 @@ PADDING = 64
 """Elements to a multiple of which buffers are lengthened: the most that a vector has."""
 
 
-def pad_scratch(func: tvm.tirx.PrimFunc) -> tuple[tvm.tirx.PrimFunc, Mapping[Any, int]]:
+class Scratch(dict[Any, int]):
+    """The buffers that were lengthened, with the number of elements in use.
+
+    Attributes
+    ----------
+    allocated : list of buffer
+        All that the kernel allocates, lengthened or not.
+    """
+
+    def __init__(self, sizes: Mapping[Any, int], allocated: list[Any]) -> None:
+        super().__init__(sizes)
+        self.allocated = allocated
+
+    def holds(self, buffer: Any) -> bool:
+        """Whether the kernel allocates a buffer itself."""
+        return any(buffer.same_as(own) for own in self.allocated)
+
+
+def pad_scratch(func: tvm.tirx.PrimFunc) -> tuple[tvm.tirx.PrimFunc, Scratch]:
     """Lengthen the flat buffers that belong to one thread; return them with the number of elements in use."""
     padded: dict[Any, Any] = {}
     sizes: dict[Any, int] = {}
@@ -32,9 +50,11 @@ def pad_scratch(func: tvm.tirx.PrimFunc) -> tuple[tvm.tirx.PrimFunc, Mapping[Any
             (-(-size // PADDING) * PADDING,), str(buffer.ty.dtype), buffer.name, scope=buffer.scope()
         )
         padded[buffer], sizes[longer] = longer, size
-    if not padded:
-        return func, {}
-    return tvm_ffi.structural_map(func, (tvm.ir.Var, lambda variable: padded.get(variable, variable))), sizes
+    if padded:
+        func = tvm_ffi.structural_map(func, (tvm.ir.Var, lambda variable: padded.get(variable, variable)))
+    allocated: list[Any] = []
+    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, lambda allocation: allocated.append(allocation.buffer)))
+    return func, Scratch(sizes, allocated)
 
 
 def _private_allocations(func: tvm.tirx.PrimFunc) -> list[Any]:

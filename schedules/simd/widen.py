@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.vector import broadcast, element_type, lanes_of, wide_type
 
 _BINARY = (
@@ -73,7 +74,7 @@ class Widener:
         analyzer: Any,
         scratch: Mapping[Any, int] | None = None,
     ) -> None:
-        self._scratch = scratch or {}
+        self._scratch: Mapping[Any, int] = {} if scratch is None else scratch
         self._variable, self._first, self._lanes, self._analyzer = variable, first, lanes, analyzer
         self._integer = element_type(variable)
         self._lane = tvm.ir.Var("lane", variable.ty)
@@ -241,6 +242,9 @@ class Widener:
             if shuffled is not None:
                 return shuffled
         addresses = self._ramp(*found) if found is not None else self.wide(index)
+        if found is None and isinstance(self._scratch, Scratch) and self._scratch.holds(buffer):
+            # TVM's lowering looks at what is loaded from its own buffers, and only knows evenly spaced addresses.
+            raise NotVectorizable("a gather from a buffer of the kernel's own")
         if self.mask is not None and not self._inside(buffer, self._at_lane(index)):
             addresses = prim.Select(
                 self.mask, addresses, broadcast(tirx.const(0, element_type(addresses)), self._lanes)

@@ -8,8 +8,12 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
+from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.blocks import loop_extents, top_blocks
+from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.joined_store import join_store, spread_rows
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
+from tvm_ext.target import native_target
 
 GENERATOR = np.random.default_rng(0)
 
@@ -75,6 +79,32 @@ def test_rows_are_spread() -> None:
     check(schedule, lambda t: np.broadcast_to(t, (3, 6, 8)))
 
 
-def test_columns_that_depend_on_rows_are_not_spread() -> None:
-    schedule = reduced(lambda t, a, i, j: t[i, (i + j) % 8], (3, 6, 8))
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda t, a, i, j: t[i, (i + j) % 8],
+        lambda t, a, i, j: t[(i * 5) % 6, j],
+        lambda t, a, i, j: t[i, j] + t[5 - i, j],
+    ],
+)
+def test_rows_that_others_need_are_not_spread(store: object) -> None:
+    schedule = reduced(store, (3, 6, 8))
     assert spread_rows(schedule, top_blocks(schedule)[0]) is None
+
+
+def test_gathers_from_the_kernels_own_buffers() -> None:
+    """Sums kept by the kernel and read at addresses without a pattern: such a loop runs as it stands."""
+    data = te.placeholder((64, 128, 9), "float32", name="data")
+    k = te.reduce_axis((0, 9), "k")
+    total = te.compute((64, 128), lambda i, j: te.sum(data[i, j, k], k), name="total")
+    result = te.compute((64, 200), lambda i, j: total[(i * 5) % 64, (j * j) % 128], name="result")
+    target = native_target()
+    kernel = apply_rules(te.create_prim_func([data, result]), target, [Fallback()])
+    assert RULE_ATTRIBUTE in kernel.attrs
+    with target:
+        built = tvm.compile(vector_code()(tvm.IRModule({"main": kernel})), target)
+    x = GENERATOR.normal(size=(64, 128, 9)).astype("float32")
+    found = tvm.runtime.tensor(np.zeros((64, 200), "float32"))
+    built["main"](tvm.runtime.tensor(x), found)
+    rows, columns = np.arange(64)[:, None] * 5 % 64, np.arange(200) ** 2 % 128
+    np.testing.assert_allclose(found.numpy(), x.sum(-1)[rows, columns], rtol=1e-5, atol=1e-5)
