@@ -59,7 +59,12 @@ class Conv2d:
         extents = extents_of(schedule, blocks.anchor)
         if len(extents) != 10:
             return None
-        knobs = self.knobs or choose_knobs(extents, config_of_target(target))
+        data, weights = (region.source for region in schedule.get(blocks.anchor).reads)
+        if [int(extent) for extent in weights.shape[2:4]] != extents[7:9]:
+            data = weights  # the operands of the product the other way round
+        knobs = self.knobs or choose_knobs(
+            extents, [int(extent) for extent in data.shape[2:4]], config_of_target(target)
+        )
         if knobs is None:
             return None
         batches, channels, height, width = extents[:4]
@@ -73,21 +78,35 @@ class Conv2d:
         return schedule
 
 
-def choose_knobs(extents: Sequence[int], config: VTAConfig) -> ConvKnobs | None:
-    """Choose tiles for a convolution of these axes: (n, co, y, x, b, o, ci, ky, kx, i); None if nothing fits.
+def choose_knobs(extents: Sequence[int], image: Sequence[int], config: VTAConfig) -> ConvKnobs | None:
+    """Choose tiles for a convolution.
 
-    The sizes are those for a stride of one; larger strides read more, which costs bandwidth but changes little in what
-    is best.
+    Parameters
+    ----------
+    extents : sequence of int
+        Of the axes (n, co, y, x, b, o, ci, ky, kx, i).
+    image : sequence of int
+        Rows and columns that are read, padding included.
+    config : VTAConfig
+
+    Returns
+    -------
+    ConvKnobs or None
+        None if nothing fits.
     """
     batches, channels, height, width = extents[:4]
     in_blocks, window_y, window_x = extents[6:9]
+    stride_y, stride_x = (
+        max((read - window) // max(written - 1, 1), 1)
+        for read, window, written in zip(image, (window_y, window_x), (height, width), strict=True)
+    )
     reserved = {"inp": 1, "wgt": channels, "acc": 0}
     depths = {memory: config.depths[memory] - reserved[memory] for memory in reserved}
 
     def sizes(tiling: Tiling) -> dict[str, int]:
         n, co, y, x = tiling.tile
         return {
-            "inp": n * tiling.reduction * (2 * y + window_y) * (2 * x + window_x),
+            "inp": n * tiling.reduction * ((y - 1) * stride_y + window_y) * ((x - 1) * stride_x + window_x),
             "wgt": co * tiling.reduction * window_y * window_x,
             "acc": n * co * y * x,
         }

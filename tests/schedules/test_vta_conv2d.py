@@ -99,6 +99,20 @@ def test_sums_of_products_need_no_operation() -> None:
     assert steps == [72 * 18, 72 * 20, 72 * 21]
 
 
+@pytest.mark.parametrize(
+    ("image", "kernel", "stride", "padding"), [((32, 32), 3, 4, 1), ((19, 37), 1, 3, 0), ((29, 31), 5, 1, 2)]
+)
+def test_tiles_are_chosen_for_the_stride(image: tuple[int, int], kernel: int, stride: int, padding: int) -> None:
+    target = tvm.target.Target("tvm-ext/vta-1x16x16")
+    config = config_of_target(target)
+    func = conv2d(config, (1, 4, *image), (4, kernel, kernel), stride, padding, Epilogue(9, 0, 127, "weights"))
+    schedule = Conv2d().apply(func, target)
+    assert schedule is not None
+    arguments = random_arguments(func, np.random.default_rng(0))
+    found, _ = run_on_vta(schedule.mod["main"], arguments, config)
+    np.testing.assert_array_equal(found, run_on_cpu(func, arguments))
+
+
 def test_what_is_no_convolution_is_declined() -> None:
     target = tvm.target.Target("tvm-ext/vta-1x16x16")
     assert Conv2d().apply(matmul(config_of_target(target), 2, 2, 2), target) is None
