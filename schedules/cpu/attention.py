@@ -14,9 +14,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.attention import MatmulShape
 from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE, MatmulShape
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.conv2d import divisors
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
