@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tvm_ext.fusion import profile_database
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.profile_database import ProfileDatabase
+from tvm_ext.graph.mapping_types import MappingType
 
 GRAPH = operator_graph(vgg16())
 
@@ -48,6 +50,15 @@ def test_keys_say_what_a_latency_depends_on() -> None:
     assert keys[convolutions[5]] == keys[convolutions[6]]
     assert ProfileDatabase(target="cuda").key(GRAPH, [0]) != keys[0]
     assert ProfileDatabase(target="llvm", version="0.1").key(GRAPH, [0]) != keys[0]
+
+
+def test_a_kernel_with_a_schedule_of_its_own_has_its_own_key() -> None:
+    database = ProfileDatabase(target="llvm")
+    first, *rest = GRAPH.operators
+    marked = OperatorGraph("marked", (replace(first, tail=MappingType.ONE_TO_ONE), *rest), GRAPH.given_bytes)
+    assert database.key(marked, [0]) != database.key(GRAPH, [0])
+    database.note(marked, [0], 1e-3)
+    assert (database.measured(marked, [0]), database.measured(GRAPH, [0])) == (1e-3, None)
 
 
 def test_measurements_replace_estimates(tmp_path: Path) -> None:

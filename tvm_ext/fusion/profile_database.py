@@ -98,6 +98,7 @@ class ProfileDatabase:
             is_written = operator.is_output or any(reader not in place for reader in graph.successors[index])
             # Kernels are numbered where several have the same name, by their order in the module.
             name = re.sub(r"\d+$", "", operator.op) or operator.op
+            name += "" if operator.tail is None else "*"  # a kernel of a layout of its own
             parts.append(f"{name}({inside};{','.join(map(str, outside))})->{operator.shape}{'!' if is_written else ''}")
         return " | ".join((self._prefix, *parts))
 
