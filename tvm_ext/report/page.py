@@ -181,7 +181,7 @@ def _groups(inspection: Inspection) -> str:
 
 def _rewriting(inspection: Inspection) -> str:
     if not inspection.rewritings:
-        return "<p>No arithmetic was rewritten; the option <code>rewrite</code> asks for it.</p>"
+        return "<p>No arithmetic was rewritten: the option <code>rewrite</code> was off, or no rule applied.</p>"
     before, after = inspection.rewritten_flops
     intro = f"Rules of algebra that were applied. The rewritten parts took {count_text(before)} before"
     rows = [[_cell(_code(row.rule), row.rule), _number(f"{row.count:,}", row.count)] for row in inspection.rewritings]
