@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ from tvm_ext.artifact import CompiledModel
 # new ones.
 settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))
+
+
+def pytest_configure() -> None:
+    """Let programs that tests start be interrupted, also where this one runs in the background or under nohup."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

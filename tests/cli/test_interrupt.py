@@ -232,7 +232,10 @@ def test_a_call_that_never_returns_is_ended(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 1
         wait_until_asleep(process.pid)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert Result(process.returncode, stdout, stderr) == INTERRUPTED
     assert list(tmp_path.iterdir()) == []
 
