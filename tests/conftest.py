@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -37,6 +38,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     module = getattr(item, "module", None)
     if hasattr(module, "GENERATOR"):
         module.GENERATOR = np.random.default_rng(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Take pytest's handlers, which have no names, off MetaSchedule's loggers, which it configures by names."""
+    for name in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.logging"):
+        logging.getLogger(name).handlers.clear()
 
 
 @pytest.fixture(scope="session")

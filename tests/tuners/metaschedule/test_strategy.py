@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +33,6 @@ def _tune(
     mod: tvm.IRModule, folder: Path, trials: int, measurer: Measurer, space: object, strategy: object
 ) -> ms.Database:
     builder, runner = builder_and_runner(measurer)
-    # MetaSchedule configures its logger anew for each run, and cannot read back a handler without a name, as pytest's.
-    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
-    logging.getLogger("tvm.s_tir.meta_schedule.logging").handlers.clear()
     with without_tensor_intrinsics():
         return ms.tune_tir(
             mod,
@@ -110,7 +106,6 @@ def test_tune_relax_with_the_stock_design_space(measurer: Measurer, tmp_path: Pa
     """Sketches of ``post-order-apply`` with their postprocessors; TVM imports its tensor intrinsics, which is slow."""
     mod = graph(lambda bb, x, y: relax.op.nn.relu(bb.normalize(relax.op.matmul(x, y))), [((64, 64), "float32")] * 2)
     builder, runner = builder_and_runner(measurer)
-    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
     target = tvm.target.Target({**native_target().export(), "num-cores": 2})
     database = ms.relax_integration.tune_relax(
         relax.get_pipeline("zero")(mod),
