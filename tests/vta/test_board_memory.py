@@ -143,7 +143,7 @@ def test_libcma(tmp_path: Path) -> None:
     with pytest.raises(VTADeviceError, match="libcma has no room for a buffer of 65536 bytes"):
         memory.allocate(65536)
     first.free()
-    counts = {name: ctypes.c_int.in_dll(memory.library, name).value for name in ("flushed", "invalidated", "freed")}
+    counts = {name: ctypes.c_int.in_dll(memory.driver, name).value for name in ("flushed", "invalidated", "freed")}
     assert counts == {"flushed": 2 * PAGE, "invalidated": 100, "freed": 1}
     with pytest.raises(VTADeviceError, match=r"cannot use .*none\.so: .* load u-dma-buf"):
         LibcmaMemory(str(tmp_path / "none.so"))

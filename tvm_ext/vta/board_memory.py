@@ -197,13 +197,13 @@ class LibcmaMemory:
 
     def __init__(self, library: str = "libcma.so") -> None:
         try:
-            self.library = ctypes.CDLL(library)
-            self.library.cma_alloc.argtypes = [ctypes.c_uint32, ctypes.c_uint32]
-            self.library.cma_alloc.restype = ctypes.c_void_p
-            self.library.cma_free.argtypes = [ctypes.c_void_p]
-            self.library.cma_get_phy_addr.argtypes = [ctypes.c_void_p]
-            self.library.cma_get_phy_addr.restype = ctypes.c_ulong
-            for function in (self.library.cma_flush_cache, self.library.cma_invalidate_cache):
+            self.driver = ctypes.CDLL(library)
+            self.driver.cma_alloc.argtypes = [ctypes.c_uint32, ctypes.c_uint32]
+            self.driver.cma_alloc.restype = ctypes.c_void_p
+            self.driver.cma_free.argtypes = [ctypes.c_void_p]
+            self.driver.cma_get_phy_addr.argtypes = [ctypes.c_void_p]
+            self.driver.cma_get_phy_addr.restype = ctypes.c_ulong
+            for function in (self.driver.cma_flush_cache, self.driver.cma_invalidate_cache):
                 function.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int]
         except (OSError, AttributeError) as error:
             raise VTADeviceError(
@@ -212,10 +212,10 @@ class LibcmaMemory:
 
     def allocate(self, nbytes: int) -> Allocation:
         """Return a buffer that begins on a page; raises VTADeviceError if there is no room."""
-        pointer = self.library.cma_alloc(max(nbytes, 1), 1)
+        pointer = self.driver.cma_alloc(max(nbytes, 1), 1)
         if pointer in (None, 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1):
             raise VTADeviceError(f"libcma has no room for a buffer of {nbytes} bytes; end other users of it")
-        return _LibcmaAllocation(self.library, pointer, nbytes)
+        return _LibcmaAllocation(self.driver, pointer, nbytes)
 
 
 class _LibcmaAllocation:
