@@ -16,14 +16,11 @@ nothing (no layouts, every operator a kernel), rewriting, fusion, layouts and da
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import json
-import logging
 import shlex
 import sys
 import time
-import warnings
 from collections import Counter
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -33,13 +30,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
-import onnx
-import torch
 import tvm
 from tvm import relax
 
+from scripts.study_models import export, operators_of, sample
 from tests.zoo import ZOO, get
-from tests.zoo.nets import exported, exported_cnn, shape_graphs
+from tests.zoo.nets import shape_graphs
 from tvm_ext.algebra.rules import RULES
 from tvm_ext.bench.record import write_result
 from tvm_ext.compiler import lower
@@ -86,51 +82,8 @@ STOCK: dict[str, Any] = {}
 OURS = STAGES["layout"]
 PRODUCTS = frozenset(f"cpu.{name}" for name in "convolution winograd matmul matvec sliding_window".split())
 RUNS, SECONDS = 7, 5.0  # runs of each variant at least, and seconds for all of them
-SEQUENCE = 128
 CLEAN = [fold_batch_norm(), relax.transform.DeadCodeElimination(), fold_constants(), relax.transform.FoldConstant()]
 LOWER = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FoldConstant()]
-
-
-def sample(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor], dict[str, dict[int, str]]]:
-    """Make a net of the study and example inputs, and tell which dimensions are free."""
-    if name in exported_cnn.NETS:
-        make, shape = exported_cnn.NETS[name]
-        torch.manual_seed(0)
-        free = {0: "n", **{axis: f"d{axis}" for axis in range(2, len(shape))}}
-        return make().eval(), {"x": torch.zeros(shape)}, {"x": free}
-    names = ["tokens", "mask", "types"][: 1 if name == "gpt2" else 2 if name == "distilbert" else 3]
-    inputs = {key: torch.ones(1, SEQUENCE, dtype=torch.long) for key in names}
-    return exported.full(name), inputs, {key: {0: "n", 1: "s"} for key in names}
-
-
-def export(
-    module: torch.nn.Module, inputs: dict[str, torch.Tensor], free: dict[str, dict[int, str]]
-) -> onnx.ModelProto:
-    """Export with every operator kept, batch normalisation among them."""
-    buffer = io.BytesIO()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module,
-            tuple(inputs.values()),
-            buffer,
-            dynamo=False,
-            opset_version=11,
-            input_names=list(inputs),
-            dynamic_axes=free,
-            training=torch.onnx.TrainingMode.PRESERVE,
-        )
-    return onnx.load_from_string(buffer.getvalue())
-
-
-def operators_of(model: onnx.ModelProto) -> int:
-    """Operators of an exported graph, as the study counts VGG-16: the bias of a convolution is an addition of its own.
-
-    Constants, and names for values, are no operators.
-    """
-    biases = sum(node.op_type.startswith("Conv") and len(node.input) > 2 for node in model.graph.node)
-    return biases + sum(node.op_type not in ("Constant", "Identity") for node in model.graph.node)
 
 
 def kernels(mod: tvm.IRModule) -> tuple[int, int]:
