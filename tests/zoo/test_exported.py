@@ -63,6 +63,21 @@ def test_mobilebert() -> None:
     assert net(tokens, torch.ones_like(tokens), torch.zeros_like(tokens)).shape == (1, 7, 32)
 
 
+def test_values_stay_of_one_size() -> None:
+    """MobileBERT divides by no deviation: with larger weights its values grow from layer to layer, to 1e13 at the end.
+
+    The rounding of two compilations could not be compared then.
+    """
+    net = exported.with_random_weights(exported.MobileBert(layers=24, hidden=64, inner=32, heads=2))
+    sizes: list[float] = []
+    for layer in net.layers:
+        layer.register_forward_hook(lambda _module, _inputs, output: sizes.append(float(output.std())))
+    tokens = torch.arange(16)[None]
+    net(tokens, torch.ones_like(tokens), torch.zeros_like(tokens))
+    assert len(sizes) == 24
+    assert 0.1 < min(sizes) <= max(sizes) < 5
+
+
 def convolutions(net: torch.nn.Module) -> int:
     kinds = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose2d)
     return sum(isinstance(part, kinds) for part in net.modules())

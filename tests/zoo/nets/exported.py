@@ -345,11 +345,17 @@ def full(name: str) -> nn.Module:
 
 
 def with_random_weights(module: nn.Module) -> nn.Module:
-    """Fill a module with seeded weights of a size that keeps signals; scales are near one. In evaluation mode."""
+    """Fill a module with seeded weights of a size that keeps signals; scales are near one. In evaluation mode.
+
+    What is added to a stream of sums is small, as in trained nets: 24 layers of MobileBERT add 144 times, and nothing
+    there divides by the deviation.
+    """
     generator = torch.Generator().manual_seed(0)
     for name, parameter in module.named_parameters():
         if parameter.dim() >= 2:
             deviation = 0.05 if "token" in name or "word" in name or "position" in name else parameter.shape[-1] ** -0.5
+            if name.endswith(("output.weight", "down.weight", "outward.weight")):
+                deviation *= 0.2
             parameter.data.normal_(0.0, deviation, generator=generator)
         elif name.endswith("weight"):
             parameter.data.uniform_(0.8, 1.2, generator=generator)
