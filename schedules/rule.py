@@ -37,6 +37,13 @@ class ScheduleRule(Protocol):
         """
 
 
+class PreparingRule(ScheduleRule, Protocol):
+    """A rule that changes kernels before it schedules them, where that is no schedule instruction."""
+
+    def prepare(self, func: PrimFunc, target: tvm.target.Target) -> PrimFunc | None:
+        """Bring ``func`` into the form in which it is scheduled; it may be in it. None: not mine."""
+
+
 def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:
     """Schedule one kernel with the first rule that takes it.
 
@@ -68,8 +75,7 @@ def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[Sched
 def prepare(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:
     """Bring a kernel into the form in which its rule schedules it, as far as that is no schedule instruction.
 
-    Traces of tuned schedules begin here. A rule that changes kernels before it schedules them has a method
-    ``prepare(func, target)``, which returns None for kernels that are not its own.
+    Traces of tuned schedules begin here. What there is to do is up to a :class:`PreparingRule`.
     """
     for rule in rules:
         prepared = rule.prepare(func, target) if hasattr(rule, "prepare") else None
@@ -139,6 +145,14 @@ def _map_kernels(mod: tvm.IRModule, change: Callable[[PrimFunc], PrimFunc]) -> t
         if isinstance(func, PrimFunc) and not (func.attrs and "tirx.is_scheduled" in func.attrs):
             updated.update_func(global_var, change(func))
     return updated
+
+
+def prepared_schedule(
+    rule: PreparingRule, func: PrimFunc, target: tvm.target.Target, tunable: bool = False
+) -> Schedule | None:
+    """Start a schedule of a kernel in the form that ``rule`` schedules; None when the rule declines the kernel."""
+    prepared = rule.prepare(func, target)
+    return None if prepared is None else new_schedule(prepared, tunable)
 
 
 def new_schedule(func: PrimFunc, tunable: bool = False) -> Schedule:

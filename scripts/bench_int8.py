@@ -25,10 +25,10 @@ from tests.zoo.entry import Entry
 from tests.zoo.quantized import quantized
 from tvm_ext.bench import compare
 from tvm_ext.bench.record import write_result
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.quantized import conv2d_int8
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.conv2d import computed_width
+from tvm_ext.schedules.cpu.convolution import computed_width
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_rules

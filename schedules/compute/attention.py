@@ -8,7 +8,7 @@ import tvm
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import (
     BATCH_AXES_ATTRIBUTE,
     OUT_AXES_ATTRIBUTE,
@@ -16,8 +16,10 @@ from tvm_ext.schedules.compute.matmul import (
     MatmulShape,
     columns_of,
     flatten,
+    multiply,
     round_up,
     rows_of,
+    store,
     unflatten,
 )
 
@@ -64,14 +66,10 @@ def attention(
         Logical shapes ``(..., M, K)``, ``(..., K, T)`` and ``(..., T, N)``.
     steps : sequence of Step
         What is done to the scores, of shape ``(..., M, T)``, in this order.
-    out_axes : sequence of int
-        Axis ``i`` of the result is the logical axis ``out_axes[i]`` of ``(..., M, N)``.
     tile : sequence of three int
         Rows of a tile, chunks of scores side by side, chunks of results side by side.
-    lanes : int
-        Columns in a chunk.
-    copy_rows : bool
-        Read the query from a copy with rows that are contiguous, at equal distances and of a rounded number.
+    out_axes, lanes, copy_rows
+        See :func:`tvm_ext.schedules.compute.matmul.matmul`; the rows are those of the query.
 
     Returns
     -------
@@ -81,8 +79,9 @@ def attention(
     first = MatmulShape(tuple(map(int, shapes[0])), tuple(map(int, shapes[1])))
     second = MatmulShape(first.out, tuple(map(int, shapes[2])))
     tile_rows, score_chunks, value_chunks = map(int, tile)
+    out_axes = [int(axis) for axis in out_axes]
     rows, columns = round_up(first.rows, tile_rows), first.columns
-    product = _product(
+    product = multiply(
         rows_of(query, first, axes[0], rows, copy_rows),
         columns_of(key, first, axes[1], round_up(-(-columns // lanes), score_chunks), lanes),
         (first.batch, rows, round_up(-(-columns // lanes), score_chunks), lanes),
@@ -122,44 +121,20 @@ def attention(
     n = te.reduce_axis((0, columns), "n")
     total = te.compute((first.batch, rows), lambda b, m: te.sum(weights[b, m, n], n), name="total")
     chunks = round_up(-(-second.columns // lanes), value_chunks)
-    result = _product(
+    result = multiply(
         lambda b, m, k: weights[b, m, k],
         columns_of(value, second, axes[2], chunks, lanes),
         (second.batch, rows, chunks, lanes),
         columns,
         {
             KERNEL_ATTRIBUTE: "attention",
-            OUT_AXES_ATTRIBUTE: [int(axis) for axis in out_axes],
+            OUT_AXES_ATTRIBUTE: out_axes,
             BATCH_AXES_ATTRIBUTE: second.batch_axes,
             TILE_ATTRIBUTE: [tile_rows, score_chunks, value_chunks],
         },
     )
 
-    def element(*index: tirx.Var) -> Expr:
-        logical: list[Expr] = [0] * len(out_axes)
-        for axis, variable in zip(out_axes, index, strict=True):
-            logical[int(axis)] = variable
-        batch = flatten(logical[: second.batch_axes], second.out[: second.batch_axes])
-        row = flatten(logical[second.batch_axes : -1], second.out[second.batch_axes : -1])
-        return result[batch, row, logical[-1] // lanes, logical[-1] % lanes] / total[batch, row]
-
-    return te.compute([second.out[int(axis)] for axis in out_axes], element, name="store")
-
-
-def _product(
-    left: Callable[..., Expr],
-    right: Callable[..., Expr],
-    extents: Sequence[int],
-    reduction: int,
-    attributes: dict[str, object],
-) -> te.Tensor:
-    k = te.reduce_axis((0, reduction), "k")
-    return te.compute(
-        tuple(extents),
-        lambda b, m, p, j: te.sum(left(b, m, k) * right(b, p, k, j), k),
-        name=str(attributes[KERNEL_ATTRIBUTE]),
-        attrs=attributes,
-    )
+    return store(second, out_axes, lambda b, m, n: result[b, m, n // lanes, n % lanes] / total[b, m])
 
 
 def _argument(argument: object, scores: te.Tensor, others: Sequence[te.Tensor], dtype: str) -> object:

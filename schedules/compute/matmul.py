@@ -15,7 +15,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 
 OUT_AXES_ATTRIBUTE = "tvm_ext.out_axes"
 """Annotation of a matmul block: for each axis of the stored result, which logical axis it is."""
@@ -25,6 +25,10 @@ TILE_ATTRIBUTE = "tvm_ext.tile"
 
 BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
 """Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""
+
+
+Access = Callable[..., Expr]
+"""From an index to the element there."""
 
 
 @dataclass(frozen=True)
@@ -148,31 +152,46 @@ def matmul(
     chunks = round_up(-(-shape.columns // lanes), tile_chunks)
     left = rows_of(data, shape, data_axes, rows, copy_rows)
     right = columns_of(weight, shape, weight_axes, chunks, lanes)
-    k = te.reduce_axis((0, shape.reduction), "k")
-    product = te.compute(
+    product = multiply(
+        left,
+        right,
         (shape.batch, rows, chunks, lanes),
-        lambda b, m, p, j: te.sum(left(b, m, k) * right(b, p, k, j), k),
-        name="matmul",
-        attrs={
+        shape.reduction,
+        {
             KERNEL_ATTRIBUTE: "matmul",
             OUT_AXES_ATTRIBUTE: out_axes,
             BATCH_AXES_ATTRIBUTE: shape.batch_axes,
             TILE_ATTRIBUTE: [tile_rows, tile_chunks],
         },
     )
+    return store(shape, out_axes, lambda b, m, n: product[b, m, n // lanes, n % lanes])
 
-    def element(*index: tirx.Var) -> Expr:
+
+def multiply(
+    left: Access, right: Access, extents: Sequence[int], reduction: int, attributes: dict[str, object]
+) -> te.Tensor:
+    """Sum ``left(b, m, k) * right(b, p, k, j)`` over ``k < reduction`` in a block named as its kind of kernel."""
+    k = te.reduce_axis((0, reduction), "k")
+    return te.compute(
+        tuple(extents),
+        lambda b, m, p, j: te.sum(left(b, m, k) * right(b, p, k, j), k),
+        name=str(attributes[KERNEL_ATTRIBUTE]),
+        attrs=attributes,
+    )
+
+
+def store(shape: MatmulShape, out_axes: Sequence[int], element: Access) -> te.Tensor:
+    """Store ``element(batch, row, column)`` as a tensor whose axis ``i`` is the logical axis ``out_axes[i]``."""
+
+    def stored(*index: tirx.Var) -> Expr:
         logical: list[Expr] = [0] * len(out_axes)
         for axis, variable in zip(out_axes, index, strict=True):
             logical[axis] = variable
         batch = flatten(logical[: shape.batch_axes], shape.out[: shape.batch_axes])
         row = flatten(logical[shape.batch_axes : -1], shape.out[shape.batch_axes : -1])
-        return product[batch, row, logical[-1] // lanes, logical[-1] % lanes]
+        return element(batch, row, logical[-1])
 
-    return te.compute([shape.out[axis] for axis in out_axes], element, name="store")
-
-
-Access = Callable[..., Expr]
+    return te.compute([shape.out[axis] for axis in out_axes], stored, name="store")
 
 
 def rows_of(data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int, copy: bool) -> Access:

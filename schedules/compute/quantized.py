@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
-from tvm_ext.schedules.compute.conv2d import (
+from tvm_ext.schedules.compute.convolution import (
     KERNEL_ATTRIBUTE,
     crop,
     output_extent,

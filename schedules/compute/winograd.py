@@ -18,7 +18,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import matmul
 
 KERNEL = 3

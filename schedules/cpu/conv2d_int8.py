@@ -7,9 +7,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents, top_blocks
-from tvm_ext.schedules.cpu.conv2d import ConvShape, ConvTile, conv_tile
+from tvm_ext.schedules.cpu.convolution import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_product_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of

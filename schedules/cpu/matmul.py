@@ -10,18 +10,18 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE
 from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import annotated_block
-from tvm_ext.schedules.cpu.conv2d import divisors
+from tvm_ext.schedules.cpu.convolution import divisors
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.knobs import divide
-from tvm_ext.schedules.rule import is_prepared, new_schedule
+from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.tiles import mark_tile
 
@@ -140,11 +140,9 @@ class Matmul:
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds a matrix product over a packed right operand."""
-        prepared = self.prepare(func, target)
-        if prepared is None:
-            return None
-        schedule = new_schedule(prepared, tunable)
-        _schedule(schedule, machine_of(target))
+        schedule = prepared_schedule(self, func, target, tunable)
+        if schedule is not None:
+            _schedule(schedule, machine_of(target))
         return schedule
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:

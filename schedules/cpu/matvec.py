@@ -16,7 +16,7 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.product import inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.cpu.transpose import transposed_axes
-from tvm_ext.schedules.rule import is_prepared, new_schedule
+from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 
 BYTES_PER_SECOND = 25e9
@@ -39,11 +39,9 @@ class Matvec:
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds such a product and packing would take longer than the product."""
-        prepared = self.prepare(func, target)
-        if prepared is None:
-            return None
-        schedule = new_schedule(prepared, tunable)
-        _schedule(schedule, machine_of(target))
+        schedule = prepared_schedule(self, func, target, tunable)
+        if schedule is not None:
+            _schedule(schedule, machine_of(target))
         return schedule
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:

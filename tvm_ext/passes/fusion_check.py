@@ -25,7 +25,7 @@ from tvm_ext.fusion.planner import plan_of_blocks
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.passes.fusion_groups import group_function, is_kernel_call, variables_of
 from tvm_ext.passes.fusion_latency import BlockLatencies
-from tvm_ext.schedules.compute.conv2d import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, ScheduleRule, apply_rules
 
 SCRATCH_BYTES = 64 * 1024

@@ -21,7 +21,7 @@ from tvm_ext.passes.layout import (
 )
 from tvm_ext.passes.layout_winograd import winograd_convolution
 from tvm_ext.passes.quantized_layout import INTEGER_RULES
-from tvm_ext.schedules.compute.conv2d import (
+from tvm_ext.schedules.compute.convolution import (
     convolution,
     depthwise_convolution,
     output_extent,
@@ -32,7 +32,7 @@ from tvm_ext.schedules.compute.conv2d import (
 )
 from tvm_ext.schedules.compute.layout import block_channels
 from tvm_ext.schedules.compute.pool import global_average, pool
-from tvm_ext.schedules.cpu.conv2d import computed_chunks, computed_width
+from tvm_ext.schedules.cpu.convolution import computed_chunks, computed_width
 from tvm_ext.schedules.cpu.window import computed_strip_width
 
 # Element-wise operators of one tensor, finite for finite values (also those in unused lanes); further arguments are

@@ -9,7 +9,7 @@ from tvm import relax
 
 from tvm_ext.passes.layout import OUT_ELEMENTWISE, Blocked, BlockedLayoutMutator, Rule, channel_block
 from tvm_ext.passes.quantized_values import constant, scalar, static_shape
-from tvm_ext.schedules.compute.conv2d import output_extent
+from tvm_ext.schedules.compute.convolution import output_extent
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
     depthwise_conv2d_int8,
@@ -19,7 +19,7 @@ from tvm_ext.schedules.compute.quantized import (
     pack_weight_int8,
     quantize,
 )
-from tvm_ext.schedules.cpu.conv2d import computed_width
+from tvm_ext.schedules.cpu.convolution import computed_width
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.window import computed_strip_width

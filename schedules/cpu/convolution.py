@@ -18,7 +18,7 @@ from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.knobs import divide
-from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for
+from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 
 Item = TypeVar("Item")
 
@@ -171,10 +171,9 @@ class Convolution:
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it holds a blocked convolution."""
-        prepared = self.prepare(func, target)
-        if prepared is None:
+        schedule = prepared_schedule(self, func, target, tunable)
+        if schedule is None:
             return None
-        schedule = new_schedule(prepared, tunable)
         transposed = annotated_block(schedule, "conv_transpose")
         conv = transposed or annotated_block(schedule, "conv")
         shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
