@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+from tvm_ext.tuners.space import ConfigSpace
+
 
 class BestCandidates:
     """Keeps the ``count`` best of all vectors offered.
@@ -24,11 +26,14 @@ class BestCandidates:
         self._vectors: dict[int, np.ndarray] = {}
         self._threshold = -np.inf
 
-    def offer(self, keys: list[int], vectors: np.ndarray, scores: np.ndarray) -> bool:
-        """Consider vectors (n × knobs) with their keys and predicted scores; tells whether the best have changed."""
+    def offer(self, space: ConfigSpace, vectors: np.ndarray, scores: np.ndarray) -> bool:
+        """Consider vectors (n × knobs) with their predicted scores (n); tells whether the best have changed."""
         changed = False
-        for position in np.nonzero(scores > self._threshold)[0].tolist():
-            key, score = keys[position], float(scores[position])
+        better = np.nonzero(scores > self._threshold)[0]
+        if not better.size:
+            return False
+        for position, key in zip(better.tolist(), space.keys(vectors[better]), strict=True):
+            score = float(scores[position])
             if score <= self._threshold or key in self._scores or key in self._excluded:
                 continue
             self._scores[key] = score

@@ -54,6 +54,11 @@ class ConfigSpace:
     default : sequence of int, optional
         Vector of the configuration to start from, where one is known to be good.
 
+    Attributes
+    ----------
+    choice_features : tuple of array
+        For each knob the features of its choices (choices × features of the knob), float32.
+
     Raises
     ------
     TuningError
@@ -75,7 +80,7 @@ class ConfigSpace:
             stride *= len(knob.choices)
         # Python's integers where 64 bits do not hold an index.
         self._strides = np.array(strides, dtype=np.int64 if self.size < 2**63 else object)
-        self._features = [_feature_rows(knob) for knob in self.knobs]
+        self.choice_features = tuple(_feature_rows(knob) for knob in self.knobs)
         self.default = None if default is None else self.check(default)
 
     def check(self, vector: Sequence[int]) -> Vector:
@@ -133,7 +138,7 @@ class ConfigSpace:
 
     def features(self, vectors: np.ndarray) -> np.ndarray:
         """Give what a cost model sees of vectors (n × knobs): every factor as log2, other numbers as they are."""
-        columns = [rows[vectors[:, position]] for position, rows in enumerate(self._features)]
+        columns = [rows[vectors[:, position]] for position, rows in enumerate(self.choice_features)]
         return np.concatenate(columns, axis=1)
 
     def signature(self) -> list[list[Any]]:

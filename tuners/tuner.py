@@ -146,7 +146,7 @@ class Tuner:
         pool = self.batch * (1 if self.rescorer is None else self.rescorer.pool)
         exploration = self.explorer.explore(
             self.space,
-            lambda vectors: self.cost_model.predict(self.space.features(vectors)),
+            self.cost_model.scorer(self.space),
             pool,
             self._history.visited,
             best,

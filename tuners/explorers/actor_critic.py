@@ -67,7 +67,7 @@ class ActorCritic:
             rollout, reached = self._walk(space, agent, self._starts(space, best, first, rng), rng)
             rollout.rewards = score(reached)
             queries += len(reached)
-            if found.offer(space.keys(reached), reached, rollout.rewards):
+            if found.offer(space, reached, rollout.rewards):
                 changed_at = queries
             agent.update(rollout, rng)
             if queries - changed_at >= self.patience * self.episodes:

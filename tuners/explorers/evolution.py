@@ -51,7 +51,7 @@ class Evolution:
         changed_at = 0
         for generation in range(self.generations + 1):
             scores = score(people)
-            if found.offer(space.keys(people), people, scores):
+            if found.offer(space, people, scores):
                 changed_at = generation
             if generation < self.generations:
                 people = self._children(space, people, scores, rng)

@@ -31,7 +31,7 @@ class RandomSearch:
         """See :class:`Explorer`."""
         vectors = space.random(rng, self.pool)
         found = BestCandidates(count, excluded)
-        found.offer(space.keys(vectors), vectors, score(vectors))
+        found.offer(space, vectors, score(vectors))
         return Exploration(*found.ranked(len(space.knobs)), self.pool, 1.0, self.pool)
 
     def dump(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class SimulatedAnnealing:
         points = self._points if self.persistent and self._points is not None else space.random(rng, self.chains)
         scores = score(points)
         found = BestCandidates(count, excluded)
-        found.offer(space.keys(points), points, scores)
+        found.offer(space, points, scores)
         movable = np.nonzero(space.radices > 1)[0]
         changed_at = step = 0
         rows = np.arange(len(points))
@@ -63,7 +63,7 @@ class SimulatedAnnealing:
             radices = space.radices[knobs]
             proposed[rows, knobs] = (points[rows, knobs] + rng.integers(1, radices)) % radices
             proposed_scores = score(proposed)
-            if found.offer(space.keys(proposed), proposed, proposed_scores):
+            if found.offer(space, proposed, proposed_scores):
                 changed_at = step
             temperature = 1.0 - step / self.steps
             gain = np.minimum((proposed_scores - scores) / (temperature + 1e-5), 0.0)

@@ -12,7 +12,7 @@ from tvm_ext.tuners.candidates import BestCandidates
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
 from tvm_ext.tuners.explorers.ppo import DISCOUNT, GAE_PARAMETER, Rollout, generalized_advantages
-from tvm_ext.tuners.space import ConfigSpace
+from tvm_ext.tuners.space import ConfigSpace, Knob
 
 EXPLORERS = {
     "annealing": lambda: SimulatedAnnealing(chains=32, steps=100),
@@ -100,8 +100,9 @@ def test_advantages_are_those_of_the_definition() -> None:
 def test_best_candidates_are_the_best(offers: list[tuple[int, float]], count: int) -> None:
     table = dict(offers)  # a configuration has one score
     found = BestCandidates(count, {3, 7})
+    space = ConfigSpace([Knob("knob", tuple(range(31)))])
     for key, _ in offers:
-        found.offer([key], np.array([[key]]), np.array([table[key]]))
+        found.offer(space, np.array([[key]]), np.array([table[key]]))
     vectors, scores = found.ranked(1)
     allowed = {key: score for key, score in table.items() if key not in (3, 7)}
     assert scores.tolist() == sorted(allowed.values(), reverse=True)[:count]
