@@ -22,6 +22,7 @@ from tests.schedules.kernels import graph
 from tests.test_tuning_database import commit
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.errors import OutputError, RemoteError, TargetError, TuningError
+from tvm_ext.pipeline import PipelineOptions, phase_passes
 from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
@@ -65,8 +66,7 @@ def test_what_is_found_is_used(measurer: Measurer, tmp_path: Path) -> None:
     assert records == result.trials
     array = np.random.default_rng(1).standard_normal((1, 32, 14, 14)).astype("float32")
     plain = tvm_ext.compile(model())
-    with database:
-        tuned = tvm_ext.compile(model())
+    tuned = tvm_ext.compile(model(), work_dir=tmp_path)
     (name,) = [spec.name for spec in plain.inputs]
     for first, second in zip(plain.run({name: array}).values(), tuned.run({name: array}).values(), strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
@@ -84,6 +84,7 @@ def test_the_database_holds_the_kernels_of_the_pipeline(measurer: Measurer, tmp_
     assert found
     with database:
         lowered = _scheduled(model())
+    tvm.ir.assert_structural_equal(lowered, _scheduled(model(), work_dir=tmp_path))
     from_rules = _scheduled(model())
     taken = [v.name_hint for v, f in lowered.functions.items() if f.attrs and "tirx.is_scheduled" in f.attrs]
     ruled = [v.name_hint for v, f in lowered.functions.items() if f.attrs and "tvm_ext.schedule_rule" in f.attrs]
@@ -95,11 +96,18 @@ def test_the_database_holds_the_kernels_of_the_pipeline(measurer: Measurer, tmp_
     )
 
 
-def _scheduled(mod: tvm.IRModule) -> tvm.IRModule:
-    from tvm_ext.pipeline import PipelineOptions, phase_passes
+def test_options_decide_which_kernels_there_are() -> None:
+    weights = relax.const(np.ones((64, 64, 3, 3), "float32"), "float32")
+    mod = graph(lambda bb, x: relax.op.nn.conv2d(x, weights, padding=1), [((1, 64, 56, 56), "float32")])
+    names = [task.name for task in kernels_to_tune(mod, native_target())]
+    assert "winograd_product" in names[0]  # most arithmetic first
+    plain = kernels_to_tune(mod, native_target(), options=PipelineOptions(winograd=False))
+    assert not any("winograd" in task.name for task in plain)
 
+
+def _scheduled(mod: tvm.IRModule, **options: Any) -> tvm.IRModule:
     with native_target(), tvm.transform.PassContext():
-        for phase, phase_pass in phase_passes(native_target(), PipelineOptions()):
+        for phase, phase_pass in phase_passes(native_target(), PipelineOptions(**options)):
             mod = phase_pass(mod)
             if phase.name == "schedule":
                 return mod

@@ -39,6 +39,7 @@ from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.target import native_target
 from tvm_ext.threads import use_physical_cores
+from tvm_ext.tuning_database import open_earlier
 
 Memory = Literal["stock", "arena", "optimal"]
 Rewrite = Literal["off", "strict", "fast"]
@@ -83,6 +84,9 @@ class PipelineOptions:
     fuse_profiles : str or Path, optional
         File of measured latencies for the fusion ``mapping-type``. Blocks whose fusion pays only sometimes are measured
         while the module is compiled, and noted there for the next time.
+    work_dir : str or Path, optional
+        Folder of a tuning database, as ``tvm-ext tune --work-dir`` and TVM's own tuners write them: the fastest
+        schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.
     """
 
     disable: tuple[str, ...] = ()
@@ -95,6 +99,7 @@ class PipelineOptions:
     rewrite: Rewrite = "off"
     fuse: Fuse = "stock"
     fuse_profiles: str | Path | None = None
+    work_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in PHASES]
@@ -105,10 +110,14 @@ class PipelineOptions:
         object.__setattr__(self, "disable", tuple(self.disable))
         if not isinstance(self.dump_dir, str | os.PathLike | None):
             raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
-        if not isinstance(self.fuse_profiles, str | os.PathLike | None):
-            raise OptionError(f"option fuse_profiles: {self.fuse_profiles!r} is not a path")
-        if self.fuse_profiles is not None:
-            object.__setattr__(self, "fuse_profiles", str(self.fuse_profiles))
+        for option in ("fuse_profiles", "work_dir"):
+            value = getattr(self, option)
+            if not isinstance(value, str | os.PathLike | None):
+                raise OptionError(f"option {option}: {value!r} is not a path")
+            if value is not None:
+                object.__setattr__(self, option, str(value))
+        if self.work_dir is not None:
+            open_earlier(Path(self.work_dir))  # a database that cannot be used is refused before anything is compiled
         for option, kind in (("memory", Memory), ("rewrite", Rewrite), ("fuse", Fuse)):
             value = getattr(self, option)
             if value not in get_args(kind):
@@ -213,7 +222,9 @@ def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.trans
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     # Traces in a database begin at prepared kernels.
     passes = [restrict_kernels(), prepare_kernels(cpu.RULES)] if target.kind.name == "llvm" else []
-    if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
+    if options.work_dir is not None:
+        passes.append(relax.transform.MetaScheduleApplyDatabase(str(options.work_dir), enable_warning=False))
+    elif ms.Database.current() is not None:  # not its truth value, which is whether it is empty
         passes.append(relax.transform.MetaScheduleApplyDatabase(enable_warning=False))
     if "gpu" in target.keys:
         # A GPU kernel without thread bindings does not compile, so this is TVM's own list for GPUs.
@@ -276,7 +287,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("fuse", "kernels merged with their neighbours", _fuse),
     Phase(
         "schedule",
-        "tuned schedules from the current MetaSchedule database, then schedule rules",
+        "tuned schedules from a MetaSchedule database (work_dir option, or the current one), then schedule rules",
         _schedule,
     ),
     Phase("order", "kernels in the order that needs least memory, in place where they may (memory option)", _order),

@@ -20,6 +20,7 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
 from tvm_ext.errors import OutputError, TargetError, TuningError
@@ -51,6 +52,9 @@ __all__ = [
     "tune",
     "without_tensor_intrinsics",
 ]
+
+
+DEFAULT_OPTIONS = PipelineOptions()
 
 
 @dataclass
@@ -122,13 +126,20 @@ class Task:
     points: int
 
 
-def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target, here: bool = True) -> list[Task]:
-    """List the kernels of a Relax module that our rules schedule with something to choose.
+def kernels_to_tune(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    here: bool = True,
+    options: PipelineOptions = DEFAULT_OPTIONS,
+) -> list[Task]:
+    """List the kernels of a Relax module that our rules schedule with something to choose, most arithmetic first.
 
     Parameters
     ----------
     here : bool
         Whether candidates are run on this machine.
+    options : PipelineOptions
+        Those the model will be compiled with: they decide which kernels there are.
 
     Raises
     ------
@@ -142,7 +153,7 @@ def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target, here: bool = T
     if here:
         check_runs_here(target)
     with target, tvm.transform.PassContext():
-        for phase, phase_pass in phase_passes(target, PipelineOptions()):
+        for phase, phase_pass in phase_passes(target, options):
             if phase.name == "schedule":
                 break
             mod = phase_pass(mod)
@@ -159,7 +170,16 @@ def kernels_to_tune(mod: tvm.IRModule, target: tvm.target.Target, here: bool = T
             continue
         if space is not None and space.size > 1:
             tasks.append(Task(str(found.task_name), workload, int(found.weight), space.size))
-    return tasks
+    # Few trials go where most of the arithmetic is.
+    return sorted(tasks, key=_work, reverse=True)
+
+
+def _work(task: Task) -> float:
+    """Count the operations of a kernel in all its calls; 0 where TVM cannot count them."""
+    try:
+        return task.calls * float(estimate_tir_flops(task.mod))
+    except Exception:  # whatever TVM raised, at an extent that is not a number, say
+        return 0.0
 
 
 def tune(
@@ -171,6 +191,7 @@ def tune(
     *,
     seed: int = 0,
     batch: int = 16,
+    options: PipelineOptions = DEFAULT_OPTIONS,
     measurer: Measurer | None = None,
     compare: str | Path | None = None,
     store_features: bool = False,
@@ -186,6 +207,8 @@ def tune(
         Folder of the database. One that holds records is gone on with: its trials count.
     trials : int
         Measurements, over all kernels and runs.
+    options : PipelineOptions
+        Those the model will be compiled with: they decide which kernels there are.
     measurer : Measurer, optional
         A :class:`~tvm_ext.tuners.measure.remote.RemoteMeasurer` measures on other machines; one for this by default.
     compare : path, optional
@@ -206,7 +229,7 @@ def tune(
         If the folder cannot be written.
     """
     start = time.perf_counter()
-    tasks = kernels_to_tune(mod, target, here=not isinstance(measurer, RemoteMeasurer))
+    tasks = kernels_to_tune(mod, target, here=not isinstance(measurer, RemoteMeasurer), options=options)
     if not tasks:
         raise TuningError(
             "none of the model's kernels has a schedule with something to choose: there is nothing to tune"

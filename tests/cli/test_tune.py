@@ -35,6 +35,11 @@ def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path
     assert (result.code, result.stderr) == (0, "")
     assert "µs (was" in result.stdout
     assert (output / "metadata.json").exists()
+    compiled = commands("compile", str(model), "--work-dir", str(folder), "-o", str(tmp_path / "again"))
+    assert (compiled.code, compiled.stderr) == (0, "")
+    refused = commands("compile", str(model), "--work-dir", str(tmp_path / "none"), "-o", str(tmp_path / "other"))
+    assert (refused.code, refused.stderr.count("\n")) == (14, 1)
+    assert "no tuning database" in refused.stderr
     assert "best kernel times" in (tmp_path / "chart.svg").read_text()
     again = commands("tune", str(model), *options, "--json", "--compare", str(folder))
     assert again.code == 0

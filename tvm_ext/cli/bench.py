@@ -8,10 +8,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tvm_ext.cli.common import Shapes, input_shape_option, model_argument, rewriting_options, target_option
+from tvm_ext.cli.common import (
+    Shapes,
+    input_shape_option,
+    kernel_options,
+    model_argument,
+    target_option,
+    work_dir_option,
+)
 
 PROGRESS_AFTER_SECONDS = 2.0
 
@@ -48,7 +56,8 @@ PROGRESS_AFTER_SECONDS = 2.0
     help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch (.pt2 only). "
     "[default: all installed]",
 )
-@rewriting_options
+@kernel_options
+@work_dir_option
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--json", "json_path", metavar="PATH", help='Write the result as JSON; "-" for stdout, without a table.')
 @click.option("--chart", type=click.Path(path_type=Path), help="Draw a bar chart: .png or .svg (needs matplotlib).")
@@ -61,11 +70,10 @@ def command(
     budget: float,
     timeout: float,
     engines: str | None,
-    rewrite: str,
-    fuse: str,
     seed: int,
     json_path: str | None,
     chart: Path | None,
+    **options: Any,
 ) -> None:
     """Compare the latency of MODEL (.onnx or .pt2): stock TVM, tvm_ext, onnxruntime, OpenVINO, torch.
 
@@ -95,7 +103,7 @@ def command(
             budget=budget,
             timeout=timeout,
             progress=progress,
-            options={"rewrite": rewrite, "fuse": fuse},
+            options=options,
         )
     name, rows, summary = f"bench {result.model}", result.json_rows(), result.summary()
     if json_path == "-":

@@ -61,8 +61,21 @@ input_shape_option = click.option(
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
 
 
-def rewriting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--rewrite`` and ``--fuse``; they arrive as keyword arguments of those names."""
+work_dir_option = click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Use the fastest schedules of this tuning database (see tvm-ext tune).",
+)
+
+
+def kernel_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that decide which kernels there are; they arrive as keyword arguments of those names."""
+    command = click.option(
+        "--winograd/--no-winograd",
+        default=True,
+        help="Let 3 x 3 convolutions use Winograd's algorithm where it is faster (it rounds somewhat less well).",
+    )(command)
     command = click.option(
         "--fuse",
         type=click.Choice(["stock", "mapping-type"]),
@@ -83,7 +96,7 @@ def rewriting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the ``tvm_ext`` pipeline to a command; they arrive as keyword arguments of those names."""
-    command = rewriting_options(command)
+    command = work_dir_option(kernel_options(command))
     command = click.option(
         "--fuse-profiles",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -94,11 +107,6 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default="",
         metavar="PHASES",
         help="Phases of the pipeline to leave out, comma-separated.",
-    )(command)
-    command = click.option(
-        "--winograd/--no-winograd",
-        default=True,
-        help="Let 3 x 3 convolutions use Winograd's algorithm where it is faster (it rounds somewhat less well).",
     )(command)
     return click.option(
         "--dump-dir",

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvm_ext.cli.common import Shapes, elapsed, input_shape_option, json_flag, model_argument, print_json, target_option
+from tvm_ext.cli.common import (
+    Shapes,
+    elapsed,
+    input_shape_option,
+    json_flag,
+    kernel_options,
+    model_argument,
+    print_json,
+    target_option,
+)
 
 if TYPE_CHECKING:
     from tvm_ext.tuners.measure.measurer import Measurer
@@ -63,6 +72,7 @@ NOISY = 0.05
 @click.option(
     "--chart", type=click.Path(path_type=Path), help="Draw best time against trials and seconds: .png or .svg."
 )
+@kernel_options
 @json_flag
 def command(
     model: Path,
@@ -82,6 +92,7 @@ def command(
     force: bool,
     chart: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Tune the kernels of MODEL (.onnx or .pt2), on this machine or on others."""
     from tvm_ext.artifact import check_destination
@@ -89,10 +100,11 @@ def command(
     from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
     from tvm_ext.frontend import import_model
+    from tvm_ext.pipeline import PipelineOptions
     from tvm_ext.report.tuning_chart import write_tuning_chart
     from tvm_ext.target import resolve_target
     from tvm_ext.tuners.recipes import recipe
-    from tvm_ext.tuning import open_database, tune
+    from tvm_ext.tuning import tune
 
     start = time.perf_counter()
     row = recipe(tuner)
@@ -111,11 +123,10 @@ def command(
         result = tune(
             imported.mod, resolved, work_dir, trials, row,
             seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
-            store_features=features == "stores",
+            store_features=features == "stores", options=PipelineOptions.from_keywords(options),
         )  # fmt: skip
     if output is not None:
-        with open_database(work_dir):
-            compile(imported, resolved).save(output, force=force)
+        compile(imported, resolved, work_dir=work_dir, **options).save(output, force=force)
     if chart is not None:
         write_tuning_chart({tuner: result.curve}, chart)
     if as_json:
