@@ -10,8 +10,11 @@ import numpy as np
 
 from tvm_ext.tuners.candidates import BestCandidates
 from tvm_ext.tuners.explorers.base import Exploration, Score
-from tvm_ext.tuners.explorers.ppo import Agent, Rollout
+from tvm_ext.tuners.explorers.ppo import ACTIONS, Agent, Hyperparameters, Rollout
 from tvm_ext.tuners.space import ConfigSpace
+
+NOISE = 16
+"""Random numbers are drawn for so many steps at once."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class ActorCritic:
     still: float = 0.875
     elite: float = 0.5
     patience: int = 50
+    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     seed: int = 0
     _agent: Agent | None = field(default=None, repr=False)
 
@@ -60,7 +64,7 @@ class ActorCritic:
         rng: np.random.Generator,
     ) -> Exploration:
         """See :class:`Explorer`."""
-        agent = self._agent = self._agent or Agent(len(space.knobs), self.seed)
+        agent = self._agent = self._agent or Agent(len(space.knobs), self.seed, self.hyperparameters)
         found = BestCandidates(count, excluded)
         queries = changed_at = 0
         for first in range(0, self.episodes, self.parallel):
@@ -87,27 +91,37 @@ class ActorCritic:
         self, space: ConfigSpace, agent: Agent, points: np.ndarray, rng: np.random.Generator
     ) -> tuple[Rollout, np.ndarray]:
         """Walk an episode from each point; gives what the agent saw and did, and the vectors reached, step by step."""
-        points = points.copy()
-        alive = np.arange(len(points))
+        # One column an episode that is still walked.
+        points = np.ascontiguousarray(points.T)
+        last, scale = space.radices[:, None] - 1, (1.0 / space.radices[:, None]).astype(np.float32)
+        enough = int(np.ceil(self.still * len(space.knobs)))
+        alive = np.arange(points.shape[1])
+        state = points.astype(np.float32) * scale
         states, actions, following, owners, ended, reached = [], [], [], [], [], []
+        noise: list[np.ndarray] = []
         for step in range(self.steps):
-            state = (points[alive] / space.radices).astype(np.float32)
-            action = agent.act(state, rng)
-            moved = np.clip(points[alive] + action - 1, 0, space.radices - 1)
-            stays = (moved == points[alive]).mean(axis=1) >= self.still
-            points[alive] = moved
-            over = stays | (step == self.steps - 1)
+            if not noise:
+                noise = list(rng.gumbel(size=(NOISE, ACTIONS, *points.shape)).astype(np.float32))
+            action = agent.act(state, noise.pop()[..., : alive.size])
+            moved = np.minimum(np.maximum(points + action, 0), last)
+            following_state = moved.astype(np.float32) * scale
+            over = (moved == points).sum(axis=0) >= enough
+            if step == self.steps - 1:
+                over[:] = True
             states.append(state)
             actions.append(action)
-            following.append((moved / space.radices).astype(np.float32))
+            following.append(following_state)
             owners.append(alive)
             ended.append(over)
             reached.append(moved)
-            alive = alive[~over]
-            if not alive.size:
-                break
-        rollout = Rollout(*map(np.concatenate, (states, actions, following, owners, ended)))
-        return rollout, np.concatenate(reached)
+            points, state = moved, following_state
+            if over.any():
+                alive, points, state = alive[~over], points[:, ~over], state[:, ~over]
+                if not alive.size:
+                    break
+        columns = (np.concatenate(rows, axis=1).T for rows in (states, actions, following, reached))
+        before, directions, after, vectors = columns
+        return Rollout(before, directions + 1, after, np.concatenate(owners), np.concatenate(ended)), vectors
 
     def dump(self) -> dict[str, Any]:
         """Give the networks and the state of their optimiser."""

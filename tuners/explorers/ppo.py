@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from tvm_ext.errors import MissingPackageError
-
-# Table 9 of Ahn et al., "Chameleon", ICLR 2020.
-LEARNING_RATE = 1e-3
-DISCOUNT = 0.9
-GAE_PARAMETER = 0.99
-EPOCHS = 3
-CLIPPING = 0.3
-VALUE_COEFFICIENT = 1.0
-ENTROPY_COEFFICIENT = 0.1
+from tvm_ext.tuners.explorers.networks import Adam, Layers, log_softmax
 
 # Not in the paper.
 HIDDEN = 20
 ACTIONS = 3
-MINIBATCH = 512
-ADAM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Of proximal policy optimisation; defaults: table 9 of Ahn et al., "Chameleon", ICLR 2020.
+
+    The size of a minibatch is not in the paper.
+    """
+
+    learning_rate: float = 1e-3
+    discount: float = 0.9
+    gae_parameter: float = 0.99
+    epochs: int = 3
+    clipping: float = 0.3
+    value_coefficient: float = 1.0
+    entropy_coefficient: float = 0.1
+    minibatch: int = 512
 
 
 @dataclass
@@ -54,135 +60,152 @@ class Rollout:
 class Agent:
     """Policy and value networks of ``knobs`` inputs and three actions a knob.
 
-    Raises
-    ------
-    MissingPackageError
-        If PyTorch is not installed.
+    Both begin with the same layer of 20; the policy has one more, the value two. Arrays have one column an example.
+
+    Parameters
+    ----------
+    knobs, seed : int
+    hyperparameters : Hyperparameters, optional
     """
 
-    def __init__(self, knobs: int, seed: int) -> None:
-        try:
-            import torch
-        except ImportError:
-            raise MissingPackageError(
-                "the reinforcement-learning explorer needs PyTorch: pip install torch, or use the recipe 'sa_as'"
-            ) from None
+    def __init__(self, knobs: int, seed: int, hyperparameters: Hyperparameters | None = None) -> None:
         self.knobs, self.seed = knobs, seed
-        generator = torch.Generator().manual_seed(seed)
-
-        def linear(inputs: int, outputs: int, gain: float = 1.0) -> Any:
-            layer = torch.nn.Linear(inputs, outputs)
-            with torch.no_grad():
-                layer.weight.normal_(0.0, gain / inputs**0.5, generator=generator)
-                layer.bias.zero_()
-            return layer
-
-        self._layers = torch.nn.ModuleDict(
-            {
-                "shared": linear(knobs, HIDDEN),
-                "policy": linear(HIDDEN, HIDDEN),
-                "logits": linear(HIDDEN, knobs * ACTIONS, gain=0.1),
-                "value1": linear(HIDDEN, HIDDEN),
-                "value2": linear(HIDDEN, HIDDEN),
-                "value": linear(HIDDEN, 1),
-            }
+        self.hyperparameters = hyperparameters or Hyperparameters()
+        # Name, inputs, outputs, gain of the first weights: the first policy is nearly uniform.
+        shapes = (
+            ("shared", knobs, HIDDEN, 1.0),
+            ("policy", HIDDEN, HIDDEN, 1.0),
+            ("logits", HIDDEN, knobs * ACTIONS, 0.1),
+            ("value1", HIDDEN, HIDDEN, 1.0),
+            ("value2", HIDDEN, HIDDEN, 1.0),
+            ("value", HIDDEN, 1, 1.0),
         )
-        self._optimizer = torch.optim.Adam(self._layers.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON)
-        self._copy_weights()
+        self.layers = Layers.random(shapes, np.random.default_rng(seed))
+        self._optimizer = Adam(self.layers.flat.size, self.hyperparameters.learning_rate)
 
-    def act(self, states: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw an action (n × knobs) for each state (n × knobs); numpy, since it is called for every step."""
-        hidden = np.tanh(states @ self._weights["shared"][0] + self._weights["shared"][1])
-        hidden = np.tanh(hidden @ self._weights["policy"][0] + self._weights["policy"][1])
-        logits = hidden @ self._weights["logits"][0] + self._weights["logits"][1]
-        noise = rng.gumbel(size=logits.shape)
-        return (logits + noise).reshape(len(states), self.knobs, ACTIONS).argmax(axis=2)
+    def act(self, states: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Draw a direction, -1, 0 or 1, for each knob of each state.
+
+        Parameters
+        ----------
+        states : array
+            Knobs × n.
+        noise : array
+            Standard Gumbel numbers (3 × knobs × n): the action whose logit plus noise is the largest is drawn.
+        """
+        logits = self._logits(np.tanh(self.layers.apply("shared", states)))[1] + noise
+        down, stay, up = logits
+        rest = np.maximum(down, stay)
+        return (up > rest).astype(np.int64) - ((down > stay) & (down >= up))
+
+    def values(self, states: np.ndarray) -> np.ndarray:
+        """Value (n) of states (knobs × n)."""
+        return self._value(np.tanh(self.layers.apply("shared", states)))[2]
 
     def update(self, rollout: Rollout, rng: np.random.Generator) -> None:
         """Improve policy and value on what was walked: the clipped objective summed over knobs, plus entropy."""
-        import torch
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the layers are so small that threads would only wait for one another
-        try:
-            self._update(rollout, rng)
-        finally:
-            torch.set_num_threads(threads)
-
-    def _update(self, rollout: Rollout, rng: np.random.Generator) -> None:
-        import torch
-
-        states, following = torch.from_numpy(rollout.states), torch.from_numpy(rollout.following)
-        actions = torch.from_numpy(rollout.actions)
-        with torch.no_grad():
-            old_log_probabilities, _, values = self._evaluate(states, actions)
-            next_values = self._evaluate(following, actions)[2]
-        advantages, targets = generalized_advantages(rollout, values.numpy(), next_values.numpy())
+        states, actions = np.ascontiguousarray(rollout.states.T), np.ascontiguousarray(rollout.actions.T)
+        following = np.ascontiguousarray(rollout.following.T)
+        advantages, targets = generalized_advantages(
+            rollout, self.values(states), self.values(following), self.hyperparameters
+        )
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        advantage, target = torch.from_numpy(advantages), torch.from_numpy(targets)
-        steps = len(actions)
-        for _ in range(EPOCHS):
-            order = torch.from_numpy(rng.permutation(steps))
-            for rows in order.split(MINIBATCH):
-                log_probabilities, entropy, value = self._evaluate(states[rows], actions[rows])
-                ratio = (log_probabilities - old_log_probabilities[rows]).exp()
-                gain = advantage[rows, None]
-                surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - CLIPPING, 1 + CLIPPING) * gain)
-                objective = (surrogate + ENTROPY_COEFFICIENT * entropy).sum(dim=1).mean()
-                loss = VALUE_COEFFICIENT * (value - target[rows]).square().mean() - objective
-                self._optimizer.zero_grad()
-                loss.backward()
-                self._optimizer.step()
-        self._copy_weights()
+        old = self.log_probabilities(states, actions)
+        size = self.hyperparameters.minibatch
+        for _ in range(self.hyperparameters.epochs):
+            order = rng.permutation(len(targets))
+            columns = [array[..., order] for array in (states, actions, old, advantages, targets)]
+            for start in range(0, len(order), size):
+                _, gradient = self.loss(*(column[..., start : start + size] for column in columns))
+                self._optimizer.step(self.layers.flat, gradient)
 
-    def _evaluate(self, states: Any, actions: Any) -> tuple[Any, Any, Any]:
-        """Log-probability of the actions and entropy (n × knobs), and value (n)."""
-        import torch
+    def log_probabilities(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Log-probability (knobs × n) of each action (knobs × n) in its state (knobs × n)."""
+        logs = log_softmax(self._logits(np.tanh(self.layers.apply("shared", states)))[1])
+        return np.take_along_axis(logs, actions[None], axis=0)[0]
 
-        shared = torch.tanh(self._layers["shared"](states))
-        logits = self._layers["logits"](torch.tanh(self._layers["policy"](shared)))
-        logs = torch.log_softmax(logits.reshape(len(states), self.knobs, ACTIONS), dim=2)
-        hidden = torch.tanh(self._layers["value2"](torch.tanh(self._layers["value1"](shared))))
-        chosen = logs.gather(2, actions[:, :, None])[:, :, 0]
-        return chosen, -(logs.exp() * logs).sum(dim=2), self._layers["value"](hidden)[:, 0]
+    def loss(
+        self, states: np.ndarray, actions: np.ndarray, old: np.ndarray, advantages: np.ndarray, targets: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Loss of a minibatch, and its gradient in the order of the layers' numbers.
 
-    def _copy_weights(self) -> None:
-        self._weights = {
-            name: (layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy())
-            for name, layer in self._layers.items()
-        }
+        ``mean_n (c1 (V - target)² - Σ_knobs (min(ρ A, clip(ρ, 1 ± ε) A) + c2 H))``
+
+        Parameters
+        ----------
+        states, actions, old : array
+            Knobs × n; ``old`` are the log-probabilities of the actions when they were drawn.
+        advantages, targets : array
+            n.
+
+        References
+        ----------
+        Schulman et al., "Proximal Policy Optimization Algorithms", 2017, eq. 7 and 9.
+        """
+        settings, count = self.hyperparameters, len(targets)
+        shared = np.tanh(self.layers.apply("shared", states))
+        policy, logits = self._logits(shared)
+        first, second, value = self._value(shared)
+
+        logs = log_softmax(logits)
+        probabilities = np.exp(logs)
+        entropy = -(probabilities * logs).sum(axis=0)
+        taken = np.arange(ACTIONS)[:, None, None] == actions
+        ratio = np.exp((logs * taken).sum(axis=0) - old)
+        free = ratio * advantages
+        clipped = np.clip(ratio, 1 - settings.clipping, 1 + settings.clipping) * advantages
+        objective = (np.minimum(free, clipped) + settings.entropy_coefficient * entropy).sum() / count
+        missed = value - targets
+        loss = float(settings.value_coefficient * (missed @ missed) / count - objective)
+
+        # Where the clipped term is the smaller one it is constant.
+        by_log = np.where(free <= clipped, free, 0.0)
+        by_logits = by_log * (taken - probabilities)
+        by_logits -= settings.entropy_coefficient * probabilities * (logs + entropy)
+        by_logits = (by_logits * np.float32(-1 / count)).reshape(-1, count)
+        by_value = (2 * settings.value_coefficient / count * missed)[None].astype(np.float32)
+
+        gradient = self.layers.like()
+        by_policy = gradient.backward("logits", self.layers, policy, by_logits) * (1 - policy**2)
+        by_second = gradient.backward("value", self.layers, second, by_value) * (1 - second**2)
+        by_first = gradient.backward("value2", self.layers, first, by_second) * (1 - first**2)
+        by_shared = gradient.backward("policy", self.layers, shared, by_policy)
+        by_shared += gradient.backward("value1", self.layers, shared, by_first)
+        gradient.backward("shared", self.layers, states, by_shared * (1 - shared**2))
+        return loss, gradient.flat
+
+    def _logits(self, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Hidden layer of the policy (20 × n), and logits (3 × knobs × n)."""
+        policy = np.tanh(self.layers.apply("policy", shared))
+        return policy, self.layers.apply("logits", policy).reshape(ACTIONS, self.knobs, -1)
+
+    def _value(self, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Hidden layers of the value (20 × n each), and values (n)."""
+        first = np.tanh(self.layers.apply("value1", shared))
+        second = np.tanh(self.layers.apply("value2", first))
+        return first, second, self.layers.apply("value", second)[0]
 
     def dump(self) -> dict[str, Any]:
         """Give weights and optimiser state as JSON values."""
-        moments = self._optimizer.state_dict()["state"]
         return {
             "knobs": self.knobs,
             "seed": self.seed,
-            "weights": {name: value.tolist() for name, value in self._layers.state_dict().items()},
-            "moments": {
-                str(index): {name: value.tolist() for name, value in row.items()} for index, row in moments.items()
-            },
+            "hyperparameters": asdict(self.hyperparameters),
+            "weights": self.layers.flat.tolist(),
+            "optimizer": self._optimizer.dump(),
         }
 
     @classmethod
     def from_dump(cls, state: dict[str, Any]) -> Agent:
         """Make the agent that :meth:`dump` described."""
-        import torch
-
-        agent = cls(state["knobs"], state["seed"])
-        agent._layers.load_state_dict({name: torch.tensor(value) for name, value in state["weights"].items()})
-        optimizer = agent._optimizer.state_dict()
-        optimizer["state"] = {
-            int(index): {name: torch.tensor(value) for name, value in row.items()}
-            for index, row in state["moments"].items()
-        }
-        agent._optimizer.load_state_dict(optimizer)
-        agent._copy_weights()
+        agent = cls(state["knobs"], state["seed"], Hyperparameters(**state["hyperparameters"]))
+        agent.layers.flat[:] = state["weights"]
+        agent._optimizer.load(state["optimizer"])
         return agent
 
 
 def generalized_advantages(
-    rollout: Rollout, values: np.ndarray, next_values: np.ndarray
+    rollout: Rollout, values: np.ndarray, next_values: np.ndarray, hyperparameters: Hyperparameters
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and value targets of every step.
 
@@ -195,14 +218,16 @@ def generalized_advantages(
     """
     if rollout.rewards is None:
         raise ValueError("the rollout has no rewards yet")
-    targets = (rollout.rewards + DISCOUNT * np.where(rollout.ended, 0.0, next_values)).astype(np.float32)
+    discount = hyperparameters.discount
+    goes_on = (~rollout.ended).astype(np.float32)
+    targets = (rollout.rewards + discount * goes_on * next_values).astype(np.float32)
     deltas = targets - values
+    decay = np.float32(discount * hyperparameters.gae_parameter) * goes_on
     running = np.zeros(int(rollout.episodes.max()) + 1, dtype=np.float32)
     advantages = np.empty_like(deltas)
     # Backwards in slices of steps made at the same time: within a slice no episode comes twice.
-    bounds = np.nonzero(np.diff(rollout.episodes) <= 0)[0] + 1
-    for rows in reversed(np.split(np.arange(len(deltas)), bounds)):
-        owners = rollout.episodes[rows]
-        running[owners] = deltas[rows] + DISCOUNT * GAE_PARAMETER * np.where(rollout.ended[rows], 0.0, running[owners])
-        advantages[rows] = running[owners]
+    bounds = [0, *(np.nonzero(np.diff(rollout.episodes) <= 0)[0] + 1).tolist(), len(deltas)]
+    for start, end in zip(bounds[-2::-1], bounds[:0:-1], strict=True):
+        owners = rollout.episodes[start:end]
+        advantages[start:end] = running[owners] = deltas[start:end] + decay[start:end] * running[owners]
     return advantages, targets

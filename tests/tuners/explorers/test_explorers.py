@@ -11,7 +11,7 @@ from tests.tuners.spaces import bowl, convolution_space, small_spaces
 from tvm_ext.tuners.candidates import BestCandidates
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
-from tvm_ext.tuners.explorers.ppo import DISCOUNT, GAE_PARAMETER, Rollout, generalized_advantages
+from tvm_ext.tuners.explorers.ppo import Hyperparameters, Rollout, generalized_advantages
 from tvm_ext.tuners.space import ConfigSpace, Knob
 
 EXPLORERS = {
@@ -84,14 +84,15 @@ def test_advantages_are_those_of_the_definition() -> None:
     owners = np.array([e for _, e in steps])
     ended = np.array([t == lengths[e] - 1 for t, e in steps])
     rewards, values, following = rng.random((3, len(steps))).astype(np.float32)
+    parameters = Hyperparameters(discount=0.8, gae_parameter=0.95)
     blank = np.zeros((len(steps), 2), dtype=np.float32)
     rollout = Rollout(blank, blank.astype(np.int64), blank, owners, ended, rewards)
-    advantages, targets = generalized_advantages(rollout, values, following)
+    advantages, targets = generalized_advantages(rollout, values, following, parameters)
     for episode in range(3):
         rows = [i for i, (_, e) in enumerate(steps) if e == episode]
-        delta = [rewards[i] + DISCOUNT * (0 if ended[i] else following[i]) - values[i] for i in rows]
+        delta = [rewards[i] + 0.8 * (0 if ended[i] else following[i]) - values[i] for i in rows]
         for start, row in enumerate(rows):
-            expected = sum((DISCOUNT * GAE_PARAMETER) ** k * delta[start + k] for k in range(len(rows) - start))
+            expected = sum((0.8 * 0.95) ** k * delta[start + k] for k in range(len(rows) - start))
             assert advantages[row] == pytest.approx(expected, rel=1e-4)
             assert targets[row] == pytest.approx(delta[start] + values[row], rel=1e-4)
 
