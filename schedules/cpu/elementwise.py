@@ -14,6 +14,7 @@ from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -59,6 +60,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     else:
         vector = share_out_one(schedule, vector, seconds, machine.cores, lanes)
     mark_simd(schedule, vector, lanes)
+    stream_large_result(schedule, block, vector, machine)
 
 
 def _computes_addresses(axes: Axes) -> bool:

@@ -19,6 +19,7 @@ from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
 from tvm_ext.schedules.cpu.elementwise import vector_lanes
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -164,6 +165,8 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
     depth = share_out(schedule, [row], seconds, machine.cores)
     for block in blocks:
         vectorize_along(schedule, block, depth, machine)
+    if inside:
+        stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine)
 
 
 def vectorize_along(schedule: Schedule, block: SBlockRV, depth: int, machine: Machine) -> None:
@@ -209,6 +212,7 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
         schedule.compute_at(block, row, preserve_unit_loops=True)
     share_out(schedule, [row], seconds, machine.cores)
     mark_simd(schedule, strip, lanes)
+    stream_large_result(schedule, last, strip, machine)
     for block in blocks[:-1]:
         _vectorize_across(schedule, block, machine)
 

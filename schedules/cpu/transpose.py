@@ -21,6 +21,7 @@ from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -28,6 +29,9 @@ from tvm_ext.schedules.simd.tiles import mark_tile
 
 SMALLEST_SIDE, LARGEST_SIDE = 4, 16
 """Sides of tiles: below, loading lane by lane is as good; above, the tile does not fit the registers."""
+
+LINE = 64
+"""Bytes of a cache line. The rows of a tile are as long, or they are not streamed: the next tile comes too late."""
 
 TRANSPOSE_FACTOR = 2.0
 """How much longer a transposition takes than a copy."""
@@ -84,6 +88,8 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
         inner = share_out_one(schedule, inner, seconds, machine.cores, side)
     mark_tile(schedule, inner, side)
     mark_simd(schedule, innermost, side)
+    if side * tvm.DataType(schedule.get(block).writes[0].source.dtype).bits == 8 * LINE:
+        stream_large_result(schedule, block, innermost, machine)
     return True
 
 

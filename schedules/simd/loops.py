@@ -22,6 +22,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.schedules.simd.scratch import pad_scratch
+from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
 from tvm_ext.schedules.simd.vector import Bindings, broadcast, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
@@ -111,7 +112,7 @@ class _Rewriter:
         analyzer: Any,
         scratch: Mapping[Any, int],
     ) -> None:
-        self._scratch = scratch
+        self._scratch, self._streams = scratch, is_marked(loop)
         self._variable, self._analyzer = loop.loop_var, analyzer
         self._integer = element_type(loop.loop_var)
         self._statements, self._reductions = statements, reductions
@@ -204,7 +205,7 @@ class _Rewriter:
         first = number * self._lanes
         first = tirx.const(first, self._integer) if isinstance(first, int) else self._analyzer.simplify(first)
         active = self._lanes if active is None else active
-        widener = Widener(self._variable, first, self._lanes, active, self._analyzer, self._scratch)
+        widener = Widener(self._variable, first, self._lanes, active, self._analyzer, self._scratch, self._streams)
         parts = []
         for position, statement in enumerate(self._statements):
             reduction = self._reductions.get(position)

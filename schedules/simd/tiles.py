@@ -18,6 +18,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.vector import broadcast, element_type
 from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, operation, uses
 
@@ -33,13 +34,11 @@ def mark_tile(schedule: Schedule, outer: LoopRV, side: int) -> None:
     schedule.annotate(outer, TILE_ATTRIBUTE, side)
 
 
-BLOCK_TILES = 8
-"""Tiles along the side of a block, which is finished before the next is begun: it stays within few memory pages."""
+STRIP = 256
+"""Elements of a written row that are finished, for all read elements beside them, before the next are begun.
 
-LARGE_MATRIX = 1 << 17
-"""Elements from which a matrix is walked over in blocks."""
-
-Emit = Callable[[Any, int, Any, int], list[Any]]
+What a strip reads and writes at a time stays within as many memory pages as the machine can translate quickly.
+"""
 
 
 @dataclass(frozen=True)
@@ -81,28 +80,22 @@ class _Tiler:
 
     def rewrite(self) -> Any:
         rows, columns = int(self._outer.extent), int(self._inner.extent)
-        block = self._side * BLOCK_TILES
-        if min(rows, columns) < 2 * block or rows * columns < LARGE_MATRIX:
-            return _sequence(self._block(self._constant(0), rows, self._constant(0), columns))
-        return _sequence(self._blocks(self._block, block, self._constant(0), rows, self._constant(0), columns))
+        return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), STRIP, self._constant(0), columns))
 
-    def _block(self, x: Any, rows: int, y: Any, columns: int) -> list[Any]:
-        return self._blocks(lambda *place: [self._tile(*place)], self._side, x, rows, y, columns)
+    def _strip(self, rows: int, y: Any, columns: int) -> list[Any]:
+        """Emit the tiles of all rows and of some columns, from ``y`` on, those of the same rows one after another."""
 
-    def _blocks(self, emit: Emit, size: int, x: Any, rows: int, y: Any, columns: int) -> list[Any]:
-        """Emit squares of ``size`` that cover ``rows`` x ``columns`` from (x, y) on; those at the edges are smaller."""
+        def along_y(x: Any, rows: int) -> list[Any]:
+            return self._pieces(lambda first, count: [self._tile(x, rows, first, count)], self._side, y, columns)
 
-        def along_y(first: Any, count: int) -> list[Any]:
-            return self._strip(lambda second, number: emit(first, count, second, number), size, y, columns)
+        return self._pieces(along_y, self._side, self._constant(0), rows)
 
-        return self._strip(along_y, size, x, rows)
-
-    def _strip(self, emit: Callable[[Any, int], list[Any]], size: int, start: Any, extent: int) -> list[Any]:
+    def _pieces(self, emit: Callable[[Any, int], list[Any]], size: int, start: Any, extent: int) -> list[Any]:
         """Emit a loop over whole pieces of one axis, and what is left; ``emit`` gets the first index and the count."""
         whole, rest = divmod(extent, size)
         parts: list[Any] = []
         if whole:
-            number = tvm.ir.Var("tile", self._outer.loop_var.ty)
+            number = tvm.ir.Var("piece", self._outer.loop_var.ty)
             zero, count = self._constant(0), self._constant(whole)
             self._analyzer.bind(number, tvm.ir.Range(zero, count))
             parts.append(
@@ -116,7 +109,9 @@ class _Tiler:
         statements: list[Any] = []
         vectors = [self._load_transposed(found, x, rows, y, columns, statements) for found in self._transposed]
         for row in range(rows):
-            widener = Widener(self._inner.loop_var, y, self._side, columns, self._analyzer)
+            widener = Widener(
+                self._inner.loop_var, y, self._side, columns, self._analyzer, streams=is_marked(self._inner)
+            )
             for found, along_y in zip(self._transposed, vectors, strict=True):
                 widener.define(found.placeholder, along_y[row])
             position = self._analyzer.simplify(x + row)

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.simd.scratch import Scratch
+from tvm_ext.schedules.simd.stream import stream
 from tvm_ext.schedules.simd.vector import broadcast, element_type, lanes_of, wide_type
 
 _BINARY = (
@@ -63,6 +64,8 @@ class Widener:
         Knows the ranges of the loops around.
     scratch : mapping of buffer to int, optional
         Buffers of the thread's own that end with a whole vector, and the number of elements in use.
+    streams : bool
+        Whether whole vectors are stored past the caches.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class Widener:
         active: Any,
         analyzer: Any,
         scratch: Mapping[Any, int] | None = None,
+        streams: bool = False,
     ) -> None:
+        self._streams = streams
         self._scratch: Mapping[Any, int] = {} if scratch is None else scratch
         self._variable, self._first, self._lanes, self._analyzer = variable, first, lanes, analyzer
         self._integer = element_type(variable)
@@ -298,6 +303,9 @@ class Widener:
             raise NotVectorizable("all lanes store to one address")
         if found is not None and found[1] == 1:
             ramp = self._ramp(found[0])
+            streamed = stream(store.buffer, found[0], value) if self._streams and self.mask is None else None
+            if streamed is not None:
+                return streamed
             if self.mask is None or self._ends_scratch(store.buffer, found[0]):
                 return tirx.BufferStore(store.buffer, value, [ramp])
             if store.buffer in self._scratch and not self._conditional:

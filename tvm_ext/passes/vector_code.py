@@ -17,6 +17,7 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.functions import separate_marked_loops
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
+from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
 
 
@@ -53,7 +54,7 @@ def vector_code() -> tvm.transform.Pass:
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
             func = expand_all(vectorize_marked_loops(lowered[global_var]), isa)
-            updated.update_func(global_var, separate_marked_loops(func))
+            updated.update_func(global_var, complete_streams(separate_marked_loops(func)))
         return updated
 
     return _vector_code
