@@ -1,8 +1,8 @@
-"""Compare tuners on simulated landscapes of 26 convolutions, and measure the tuning loop on this machine.
+"""Compare tuners: on simulated landscapes of 26 convolutions, and on this machine, which should be quiet.
 
-Run: python scripts/bench_tuners.py [--replay | --loop] [--quick] [--seeds N] [--log PATH] [--json PATH]
+Run: python scripts/bench_tuners.py [--replay] [--loop] [--peak] [--stock] [--whole] [--models] [--quick] [--json PATH]
 
-Runs on landscapes are kept in the log, line by line; what it holds already is not run again.
+All parts without a choice. Runs on landscapes are kept in the log, line by line; what it holds already is not run again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import argparse
 import json
 import os
 import sys
-import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
-import tvm
-from tvm import relax
 
+from scripts import tuned_models, tuning_loops
 from tvm_ext.bench.record import write_result
-from tvm_ext.target import native_target
-from tvm_ext.tuners.measure.measurer import Measurer
-from tvm_ext.tuners.recipes import recipe
+from tvm_ext.threads import physical_cores
 from tvm_ext.tuners.replay.experiment import (
     Run,
     bootstrap_interval,
@@ -36,8 +32,8 @@ from tvm_ext.tuners.replay.experiment import (
 )
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
-from tvm_ext.tuning import TuningResult, tune
 
+Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
 ARMS = ("sa_as", "chameleon", "ppo")
@@ -128,83 +124,9 @@ def _speed(runs: list[Run], name: str) -> float:
     return geometric_mean([median(name, task) / median(BASELINE, task) for task in _tasks(runs, name)])
 
 
-def convolution(inputs: int, outputs: int, size: int) -> tvm.IRModule:
-    """Make the model of one 3x3 convolution of ResNet-18 with ReLU."""
-    weights = np.random.default_rng(0).standard_normal((outputs, inputs, 3, 3)).astype("float32")
-    builder = relax.BlockBuilder()
-    data = relax.Var("data", relax.TensorType((1, inputs, size, size), "float32"))
-    with builder.function("main", [data]):
-        with builder.dataflow():
-            result = builder.emit(relax.op.nn.conv2d(data, relax.const(weights), padding=1))
-            output = builder.emit_output(relax.op.nn.relu(result))
-        builder.emit_func_output(output)
-    return builder.finalize()
-
-
-def loop(threads: int, trials: int, seeds: int) -> list[dict[str, Any]]:
-    """Tune one convolution, workers started anew each time: seconds of the whole loop, and trials a second."""
-    rows = []
-    for seed in range(seeds):
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            with Measurer(threads=threads) as measurer:
-                result: TuningResult = tune(
-                    convolution(64, 64, 56), native_target(), folder, trials, recipe("evolution"), seed=seed,
-                    measurer=measurer,
-                )  # fmt: skip
-            seconds = time.perf_counter() - start
-        measuring = result.seconds["build"] + result.seconds["run"]
-        rows.append(
-            {
-                "loop": "resnet18 64x56x56 3x3",
-                "seed": seed,
-                "threads": threads,
-                "trials": result.trials,
-                "seconds": round(seconds, 2),
-                "build_seconds": round(result.seconds["build"], 2),
-                "run_seconds": round(result.seconds["run"], 2),
-                "trials_per_second": round(result.trials / measuring, 2),
-                "best_us": round(result.curve[-1][2] * 1e6, 2),
-                "noise": round(float(np.median(result.noise)), 4),
-                "load_average": round(os.getloadavg()[0], 2),
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
-
-
-def main() -> int:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two layers, three seeds")
-    parser.add_argument("--replay", action="store_true", help="landscapes only")
-    parser.add_argument("--loop", action="store_true", help="the tuning loop on this machine only")
-    parser.add_argument("--tasks", metavar="NAMES", help="tasks on landscapes, comma-separated; all 26 by default")
-    parser.add_argument("--arms", metavar="NAMES", default=",".join(ARMS), help="tuners beside the baseline")
-    parser.add_argument("--controls", action="store_true", help="run the controls, on the layers L1 to L8")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1, help="threads of the kernels in the loop")
-    parser.add_argument("--log", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/tuners.json")
-    arguments = parser.parse_args()
-    both = arguments.replay == arguments.loop
-    seeds = 3 if arguments.quick else arguments.seeds
-    rows, summary = [], {}
-    if both or arguments.replay:
-        rows, summary = compare_on_landscapes(arguments, seeds)
-    if both or arguments.loop:
-        measured = loop(arguments.threads, 64, seeds)
-        rows += measured
-        summary["loop_seconds_64"] = round(float(np.median([row["seconds"] for row in measured])), 2)
-        summary["build_run_per_second"] = round(float(np.median([row["trials_per_second"] for row in measured])), 2)
-        summary["loop_load_average"] = round(float(np.median([row["load_average"] for row in measured])), 2)
-    print(summary)
-    write_result(arguments.json, name="tuners", rows=rows, summary=summary)
-    return 0
-
-
-def compare_on_landscapes(arguments: argparse.Namespace, seeds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Rows and summary of the runs on landscapes."""
+def replay_part(arguments: argparse.Namespace) -> Part:
+    """Compare tuners on simulated landscapes."""
+    seeds = arguments.seeds
     layers = LAYERS[1:7:5] if arguments.quick else LAYERS
     tasks = layers if arguments.quick else (*LAYERS, *set_difference(TASKS, LAYERS))
     if arguments.tasks:
@@ -232,6 +154,105 @@ def set_difference(
 ) -> tuple[ConvolutionTask, ...]:
     """Those of the first that are not in the second, in order."""
     return tuple(task for task in first if task not in second)
+
+
+def loop_part(arguments: argparse.Namespace) -> Part:
+    """Time the whole loop of tuning one convolution."""
+    rows = tuning_loops.loop(arguments.trials or 64, arguments.seeds)
+    summary = {
+        "loop_seconds_64": _median(rows, "seconds", 2),
+        "build_run_per_second": _median(rows, "trials_per_second", 2),
+        "loop_load_average": _median(rows, "load_average", 2),
+    }
+    return rows, summary
+
+
+def peak_part(arguments: argparse.Namespace) -> Part:
+    """Tune three direct convolutions on one thread: share of the multiply-add peak."""
+    rows = tuning_loops.peak_shares(arguments.trials or 64, arguments.seeds)
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_task.setdefault(row["peak_share_of"], []).append(row)
+    shares = {name: _median(found, "share", 4) for name, found in by_task.items()}
+    return rows, {
+        "peak_share_64": min(shares.values()),
+        "peak_share_64_mean": round(geometric_mean(list(shares.values())), 4),
+    }
+
+
+def stock_part(arguments: argparse.Namespace) -> Part:
+    """Time to what TVM's own search finds, for the twelve convolutions of ResNet-18."""
+    tasks = tuning_loops.RESNET18[1:2] if arguments.quick else tuning_loops.RESNET18
+    rows = tuning_loops.same_best(arguments.trials or 64, tasks)
+    summary: dict[str, float] = {
+        "time_to_same_best": round(geometric_mean([row["rules_ratio"] for row in rows]), 2),
+        "time_to_same_best_same_space": round(geometric_mean([row["same_space_ratio"] for row in rows]), 2),
+        "same_space_reached": sum(row["same_space_reached"] for row in rows),
+        "same_best_tasks": len(rows),
+    }
+    loop = [row["stock_seconds"] for row in rows if row["same_best"] == tuning_loops.LOOP.name and row["trials"] == 64]
+    return rows, summary | ({"stock_loop_seconds_64": loop[0]} if loop else {})
+
+
+def whole_part(arguments: argparse.Namespace) -> Part:
+    """Tune ResNet-18 with TVM's own search and with ours: latencies of the whole model."""
+    rows = tuning_loops.whole_model(arguments.trials or 256)
+    row = rows[0]
+    return rows, {
+        "whole_model_vs_stock": round(row["our_ms"] / row["stock_ms"], 4),
+        "whole_model_seconds_vs_stock": round(row["our_seconds"] / row["stock_seconds"], 4),
+    }
+
+
+def models_part(arguments: argparse.Namespace) -> Part:
+    """Tune models of the zoo and compare them with onnxruntime and OpenVINO."""
+    names = arguments.only or (["squeezenet", "ppocr_cls"] if arguments.quick else tuned_models.names())
+    rows = tuned_models.tuned(names, arguments.trials or 128, budget=3.0)
+    return rows, tuned_models.summarise(rows)
+
+
+def _median(rows: list[dict[str, Any]], key: str, digits: int) -> float:
+    return round(float(np.median([row[key] for row in rows])), digits)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
+    "replay": replay_part,
+    "loop": loop_part,
+    "peak": peak_part,
+    "stock": stock_part,
+    "whole": whole_part,
+    "models": models_part,
+}
+
+
+def main() -> int:
+    """Run the parts asked for; rows and figures of the other parts stay as they are in the file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, part in PARTS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
+    parser.add_argument("--quick", action="store_true", help="few layers, models, trials and seeds")
+    parser.add_argument("--tasks", metavar="NAMES", help="tasks on landscapes, comma-separated; all 26 by default")
+    parser.add_argument("--arms", metavar="NAMES", default=",".join(ARMS), help="tuners beside the baseline")
+    parser.add_argument("--controls", action="store_true", help="run the controls, on the layers L1 to L8")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="models to tune; all by default")
+    parser.add_argument("--trials", type=int, help="measurements of a search on this machine")
+    parser.add_argument("--log", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/tuners.json")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.seeds = min(arguments.seeds, 3)
+    os.environ.setdefault("TVM_NUM_THREADS", str(physical_cores()))  # TVM's own search runs with as many as ours
+    wanted = [name for name in PARTS if getattr(arguments, name)] or list(PARTS)
+    document = json.loads(arguments.json.read_text()) if arguments.json.exists() else {"rows": [], "summary": {}}
+    for name in wanted:
+        rows, summary = PARTS[name](arguments)
+        print(summary)
+        document["rows"] = [row for row in document["rows"] if row.get("part") != name]
+        document["rows"] += [{"part": name, **row} for row in rows]
+        document["summary"] |= summary
+        write_result(arguments.json, name="tuners", rows=document["rows"], summary=document["summary"])
+    return 0
 
 
 if __name__ == "__main__":

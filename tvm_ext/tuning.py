@@ -7,11 +7,8 @@ MetaSchedule's JSON database, which that phase reads.
 from __future__ import annotations
 
 import logging
-import sys
 import time
-import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from tvm_ext.schedules.rule import prepare_kernels, tunable_schedule
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
 from tvm_ext.tuners.measure.remote import RemoteMeasurer
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
@@ -50,7 +48,6 @@ __all__ = [
     "kernels_to_tune",
     "open_database",
     "tune",
-    "without_tensor_intrinsics",
 ]
 
 
@@ -301,7 +298,7 @@ def _search(
 
     nothing: dict[str, Any] = {"sch_rules": [], "postprocs": [], "mutator_probs": {}}
 
-    with without_tensor_intrinsics():
+    with only_tensor_intrinsics():
         contexts = [
             ms.TuneContext(
                 task.mod,
@@ -375,19 +372,3 @@ class _Reporter(PyMeasureCallback):
             latency = sum(row.best * row.calls for row in self.outcome.kernels if row.best is not None)
             self.outcome.curve.append((time.perf_counter() - self.start, self.outcome.trials, latency))
         self.progress(self.outcome)
-
-
-@contextmanager
-def without_tensor_intrinsics() -> Iterator[None]:
-    """Keep MetaSchedule from importing every tensor intrinsic, which takes 13 s and which our rules do not use."""
-    name = "tvm.s_tir.tensor_intrin"
-    if name in sys.modules:
-        yield
-        return
-    package = sys.modules["tvm.s_tir"]
-    sys.modules[name] = types.ModuleType(name)
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-        package.__dict__.pop("tensor_intrin", None)

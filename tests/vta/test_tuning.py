@@ -12,9 +12,9 @@ from tvm.s_tir import meta_schedule as ms
 
 from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.errors import TuningError
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuning import without_tensor_intrinsics
 from tvm_ext.vta.compute import Epilogue, conv2d, matmul
 from tvm_ext.vta.config import config_of_target
 from tvm_ext.vta.costs import costs_named
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_metaschedule_tunes_with_the_cycle_model(tmp_path: Path) -> None:
     func = matmul(CONFIG, 8, 16, 16, Epilogue(8, bias="weights"))
     builder, runner = builder_and_runner(CONFIG, COSTS)
-    with without_tensor_intrinsics():
+    with only_tensor_intrinsics():
         database = ms.tune_tir(
             func, TARGET, str(tmp_path), 12, num_trials_per_iter=6, builder=builder, runner=runner,
             strategy=TunerStrategy(recipe("random", batch=6, initial=6)), space=design_space(func, TARGET),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +20,8 @@ from tvm_ext.errors import TvmExtError
 from tvm_ext.threads import physical_cores
 from tvm_ext.tuners.measure.pool import Fault, Worker, WorkerServer
 from tvm_ext.tuners.measure.worker import Timing
+
+CORES_TO_OVERLAP = 4
 
 Arguments = tuple[tuple[tuple[int, ...], str], ...]
 """Shape and dtype of each argument of a kernel."""
@@ -64,7 +66,8 @@ class Counts:
 class Measurer:
     """Keeps workers warm from one batch to the next.
 
-    Candidates are compiled by all workers at once, and timed one after the other, while nothing else runs.
+    Candidates are compiled by all workers at once, and timed one after the other, while nothing else runs; or, with
+    ``overlap``, on a core kept for that, while the next batch is compiled on the others.
 
     Parameters
     ----------
@@ -77,6 +80,9 @@ class Measurer:
         Seconds after which a candidate is given up.
     memory_bytes : int
         What compiling or running a candidate may allocate.
+    overlap : bool, optional
+        Whether the next batch is compiled while one is timed, for kernels on one thread; by default with four cores or
+        more. With fewer, those left compile no faster than all do in turns.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Measurer:
         build_timeout: float = 30.0,
         run_timeout: float = 10.0,
         memory_bytes: int = 4 << 30,
+        overlap: bool | None = None,
     ) -> None:
         self.timing = timing or Timing()
         self.build_timeout, self.run_timeout = build_timeout, run_timeout
@@ -96,13 +103,19 @@ class Measurer:
         self._workers = [Worker(self._server) for _ in range(workers or physical_cores())]
         self._known: dict[str, Candidate] = {}
         self._best: dict[tuple[str, Arguments], tuple[float, Candidate]] = {}
-        self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        cores = sorted(os.sched_getaffinity(0))
+        overlap = len(cores) >= CORES_TO_OVERLAP if overlap is None else overlap
+        self._timer = ThreadPoolExecutor(1, "time") if overlap and self.threads == 1 and len(cores) > 1 else None
+        self._compiling_cores = cores[1:] if self._timer else cores
+        self._timing_cores = itertools.cycle(cores[:1] if self._timer else cores)
         self.counts = Counts()
         self.broken: TvmExtError | None = None
         """Why nothing can be measured any more: TVM's callbacks let no error class through."""
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; what was not timed yet never is."""
+        if self._timer is not None:
+            self._timer.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 
     def __enter__(self) -> Self:
@@ -125,16 +138,18 @@ class Measurer:
         """Compile candidates that were not compiled yet; what fails has its ``error`` set."""
         start = time.perf_counter()
         missing = [row for row in candidates if row.error is None and row.seconds is None and not self._held(row)]
-        waiting = iter({row.key: row for row in missing}.values())
-        lock = threading.Lock()
+        waiting = deque({row.key: row for row in missing}.values())
 
         def build_some(worker: Worker) -> None:
-            while True:
-                with lock:
-                    row = next(waiting, None)
-                if row is None:
+            while waiting:
+                if not worker.lock.acquire(timeout=0.02):  # it is timing
+                    continue
+                try:
+                    self._build_one(waiting.popleft(), worker)
+                except IndexError:  # another worker took the last
                     return
-                self._build_one(row, worker)
+                finally:
+                    worker.lock.release()
 
         with ThreadPoolExecutor(len(self._workers)) as threads:
             for future in [threads.submit(build_some, worker) for worker in self._workers]:
@@ -142,6 +157,8 @@ class Measurer:
         self.counts.build_seconds += time.perf_counter() - start
 
     def _compile(self, row: Candidate, worker: Worker) -> None:
+        if self._timer is not None:
+            worker.call(self.build_timeout, "pin", self._compiling_cores)
         worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
 
     def _held(self, row: Candidate) -> bool:
@@ -160,11 +177,17 @@ class Measurer:
 
     def run_all(self, rows: Sequence[tuple[Candidate, str, Arguments]]) -> list[Future[Candidate]]:
         """Time candidates on devices; futures are done when ``seconds`` or ``error`` of a candidate is set."""
+        if self._timer is not None:
+            return [self._timer.submit(self._run_row, *row) for row in rows]
         done: list[Future[Candidate]] = [Future() for _ in rows]
         for future, (row, device_type, arguments) in zip(done, rows, strict=True):
             self.run(row, device_type, arguments)
             future.set_result(row)
         return done
+
+    def _run_row(self, row: Candidate, device_type: str, arguments: Arguments) -> Candidate:
+        self.run(row, device_type, arguments)
+        return row
 
     def run(self, row: Candidate, device_type: str, arguments: Arguments) -> None:
         """Time a candidate that was not timed yet; afterwards ``seconds`` or ``error`` is set.
@@ -173,19 +196,20 @@ class Measurer:
         """
         if row.error is not None or row.seconds is not None:
             return
-        if not self._held(row):  # its worker was taken down by another candidate
-            self._build_one(row, row.worker or self._workers[0])
-            if row.error is not None:
-                return
-        worker = row.worker
-        if worker is None:
-            return
+        worker = row.worker or self._workers[0]
+        with worker.lock:
+            if not self._held(row):  # its worker was taken down by another candidate
+                self._build_one(row, worker)
+            if row.error is None:
+                self._run_held(row, worker, device_type, arguments)
+
+    def _run_held(self, row: Candidate, worker: Worker, device_type: str, arguments: Arguments) -> None:
         start = time.perf_counter()
         workload = (device_type, arguments)
         best = self._best.get(workload)
         try:
             if self.threads == 1:
-                worker.call(self.run_timeout, "pin", [next(self._cores)])
+                worker.call(self.run_timeout, "pin", [next(self._timing_cores)])
             row.seconds = self._time(worker, row, device_type, arguments, best[0] if best else None)
             self.counts.run += 1
             median = float(np.median(row.seconds))

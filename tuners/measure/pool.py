@@ -97,6 +97,8 @@ class Worker:
         self._server = server
         self._connection: socket.socket | None = None
         self.process = 0
+        self.lock = threading.RLock()
+        """Held by a thread whose calls belong together; one at a time talks to the worker."""
         self.generation = 0
         """Grows with each replacement; what an earlier one compiled is lost."""
 
@@ -113,21 +115,22 @@ class Worker:
         Fault
             If it fails, takes longer than ``timeout`` seconds, or ends.
         """
-        if self._connection is None:
-            self.process, self._connection = self._server.fork()
-            self.generation += 1
-        try:
-            send(self._connection, (name, arguments))
-            works, answer = receive(self._connection, timeout)
-        except TimeoutError:
-            self.kill()
-            raise Fault(f"took longer than {timeout:g} s and was stopped") from None
-        except Closed:
-            self.kill()
-            raise Fault("took the worker process down: a crash, or more memory than it may have") from None
-        except BaseException:  # an interrupt between question and answer: the worker is of no more use
-            self.kill()
-            raise
+        with self.lock:
+            if self._connection is None:
+                self.process, self._connection = self._server.fork()
+                self.generation += 1
+            try:
+                send(self._connection, (name, arguments))
+                works, answer = receive(self._connection, timeout)
+            except TimeoutError:
+                self.kill()
+                raise Fault(f"took longer than {timeout:g} s and was stopped") from None
+            except Closed:
+                self.kill()
+                raise Fault("took the worker process down: a crash, or more memory than it may have") from None
+            except BaseException:  # an interrupt between question and answer: the worker is of no more use
+                self.kill()
+                raise
         if not works:
             raise Fault(answer)
         return answer

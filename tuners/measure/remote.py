@@ -75,7 +75,9 @@ class RemoteMeasurer(Measurer):
         self.servers = servers(tracker, key)
         self.wait_seconds, self.patience = wait_seconds, patience
         self.lost = 0
-        super().__init__(workers or physical_cores(), 1, timing, build_timeout, run_timeout, memory_bytes)
+        super().__init__(
+            workers or physical_cores(), 1, timing, build_timeout, run_timeout, memory_bytes, overlap=False
+        )
         self._folder = tempfile.mkdtemp(prefix="tvm-ext-tune-")
         self._remover = weakref.finalize(self, shutil.rmtree, self._folder, True)
         # Clients wait for servers most of the time, in processes of their own: one that hangs can be ended.
@@ -107,10 +109,6 @@ class RemoteMeasurer(Measurer):
     def run_all(self, rows: Sequence[tuple[Candidate, str, Arguments]]) -> list[Future[Candidate]]:
         """Have candidates timed, each by the next server that is free; gives at once what will be done."""
         return [self._threads.submit(self._run_row, *row) for row in rows]
-
-    def _run_row(self, row: Candidate, device_type: str, arguments: Arguments) -> Candidate:
-        self.run(row, device_type, arguments)
-        return row
 
     def run(self, row: Candidate, device_type: str, arguments: Arguments) -> None:
         """Time a candidate that was not timed yet; afterwards ``seconds`` or ``error`` is set.

@@ -63,6 +63,21 @@ def test_equal_kernels_are_measured_once(measurer: Measurer) -> None:
     assert measurer.counts.run == before + 2
 
 
+def test_the_next_batch_is_compiled_while_one_is_timed() -> None:
+    with Measurer(workers=2, threads=1, timing=Timing(repeats=2, seconds=0.001), overlap=True) as measurer:
+        slow, *others = [_calling("usleep", 300_000), _module(7.0), _module(8.0), _module(9.0)]
+        (first,) = [measurer.candidate(slow, native_target())]
+        measurer.build([first])
+        (timed,) = measurer.run_all([(first, "cpu", arguments_of(slow))])
+        rows = [measurer.candidate(mod, native_target()) for mod in others]
+        measurer.build(rows)
+        assert not timed.done()
+        assert {row.worker for row in rows} == {worker for worker in measurer._workers if worker is not first.worker}
+        for future in measurer.run_all([(row, "cpu", arguments_of(others[0])) for row in rows]):
+            assert future.result(20.0).seconds
+        assert min(timed.result().seconds) > 0.3
+
+
 def test_workers_do_not_load_what_they_do_not_need(measurer: Measurer) -> None:
     measure(measurer, [_module(5.0)], native_target())
     worker = next(worker for worker in measurer._workers if worker.alive)

@@ -12,9 +12,9 @@ from tests.tuners.metaschedule.kernels import matmul, tiled
 from tests.tuners.metaschedule.test_strategy import _tune, measurer
 from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
-from tvm_ext.tuning import without_tensor_intrinsics
 
 __all__ = ["measurer"]  # a fixture
 
@@ -24,7 +24,7 @@ SPACE = ms.space_generator.ScheduleFn
 def test_features_are_of_the_code_that_is_scheduled() -> None:
     mod = matmul()
     space = TraceSpace.of(tiled(Schedule(mod)), mod)
-    with without_tensor_intrinsics():
+    with only_tensor_intrinsics():
         context = ms.TuneContext(
             mod, target=native_target(), space_generator=SPACE(tiled, sch_rules=[], postprocs=[], mutator_probs={})
         )

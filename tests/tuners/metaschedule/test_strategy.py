@@ -20,7 +20,7 @@ from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuning import without_tensor_intrinsics
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def _tune(
     mod: tvm.IRModule, folder: Path, trials: int, measurer: Measurer, space: object, strategy: object
 ) -> ms.Database:
     builder, runner = builder_and_runner(measurer)
-    with without_tensor_intrinsics():
+    with only_tensor_intrinsics():
         return ms.tune_tir(
             mod,
             native_target(),

@@ -1,0 +1,80 @@
+"""Models of the zoo, tuned: tvm_ext with and without tuning, onnxruntime and OpenVINO side by side.
+
+A part of ``bench_tuners.py``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from statistics import geometric_mean
+from typing import Any
+
+import tvm_ext
+from tests.zoo import ZOO, get
+from tvm_ext.bench import compare
+from tvm_ext.bench.contender import Contender
+from tvm_ext.target import native_target
+from tvm_ext.threads import physical_cores
+from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuning import tune
+
+PEERS = ("onnxruntime", "openvino")
+BATCH = 8
+
+
+def names() -> list[str]:
+    """List the models that can be had here, tiny ones left out."""
+    return [name for name, entry in ZOO.items() if entry.kind != "tiny" and not entry.missing()]
+
+
+def tuned(models: Sequence[str], trials: int, budget: float) -> list[dict[str, Any]]:
+    """Tune models and measure them; ``budget`` is the seconds of timed runs for each engine."""
+    rows = []
+    for name in models:
+        entry = get(name)
+        with tempfile.TemporaryDirectory() as folder, Measurer(threads=physical_cores()) as measurer:
+            start = time.perf_counter()
+            imported = tvm_ext.import_model(entry.onnx_model())
+            result = tune(
+                imported.mod, native_target(), folder, trials, recipe("evolution", batch=BATCH, initial=BATCH),
+                batch=BATCH, measurer=measurer,
+            )  # fmt: skip
+            seconds = time.perf_counter() - start
+            engines = [
+                Contender("tvm_ext", "tuned", {"work_dir": folder}),
+                Contender("tvm_ext", "untuned"),
+                *(Contender(peer) for peer in PEERS),
+            ]
+            measured = compare(entry.onnx_model(), engines, inputs=entry.inputs(0), budget=budget, noise=False)
+        row: dict[str, Any] = {
+            "tuned_model": name,
+            "kernels": len(result.kernels),
+            "trials": result.trials,
+            "tuning_seconds": round(seconds, 1),
+        }
+        for engine in engines:
+            row[f"{engine.label}_ms"] = measured[engine.label].median_ms
+        peers = [row[f"{peer}_ms"] for peer in PEERS if row[f"{peer}_ms"]]
+        if row["tuned_ms"] and peers:
+            row["vs_best_peer"] = row["tuned_ms"] / min(peers)
+        rows.append(row)
+        print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+    return rows
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means over the models, and how many there are."""
+
+    def ratio(engine: str) -> float:
+        pairs = [(row["tuned_ms"], row[f"{engine}_ms"]) for row in rows if row["tuned_ms"] and row[f"{engine}_ms"]]
+        return round(geometric_mean([tuned_ms / other for tuned_ms, other in pairs]), 4)
+
+    return {
+        "tuned_models": len(rows),
+        "tuned_vs_best_peer": round(geometric_mean([row["vs_best_peer"] for row in rows if "vs_best_peer" in row]), 4),
+        "tuned_vs_onnxruntime": ratio("onnxruntime"),
+        "tuned_vs_untuned": ratio("untuned"),
+    }

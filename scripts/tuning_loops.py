@@ -1,0 +1,278 @@
+"""Tuning on this machine: whole loops, shares of the peak, and the time to what TVM's own search finds.
+
+Parts of ``bench_tuners.py``. TVM's search runs as it comes: strategy, builder, runner and cost model of
+``tune_relax``, each run in a process of its own, as in a user's script.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from statistics import median
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
+
+import tvm_ext
+from tests.zoo import get
+from tvm_ext.bench.peak import fma_peak
+from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.target import native_target
+from tvm_ext.threads import physical_cores
+from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.metaschedule.builder import builder_and_runner
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
+from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuners.replay.tasks import TASKS, ConvolutionTask
+from tvm_ext.tuning import TuningResult, tune
+
+Row = dict[str, Any]
+Curve = list[tuple[float, float]]
+"""Seconds since the tuning call, and the best latency (seconds) then."""
+
+RESNET18 = tuple(task for task in TASKS if task.name.startswith("resnet18"))
+LOOP = next(task for task in RESNET18 if task.name == "resnet18-2")
+SQUARE = tuple(task for task in RESNET18 if task.kernel == 3 and task.stride == 1 and task.size > 7)
+"""The three 3 x 3 convolutions of stride 1 that are large enough for one thread to run at the peak."""
+
+
+def convolution(task: ConvolutionTask) -> tvm.IRModule:
+    """Make the model of one convolution with ReLU."""
+    shape = (task.outputs, task.inputs, task.kernel, task.kernel)
+    weights = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((1, task.inputs, task.size, task.size), "float32"))
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            result = relax.op.nn.conv2d(data, relax.const(weights), strides=task.stride, padding=task.padding)
+            output = builder.emit_output(relax.op.nn.relu(builder.emit(result)))
+        builder.emit_func_output(output)
+    return builder.finalize()
+
+
+def loop(trials: int, seeds: int) -> list[Row]:
+    """Tune one convolution, workers started anew each time: seconds of the whole loop, and trials a second."""
+    threads = physical_cores()
+    rows = []
+    for seed in range(seeds):
+        result, seconds, _ = ours(convolution(LOOP), trials, seed=seed, threads=threads)
+        measuring = result.seconds["build"] + result.seconds["run"]
+        rows.append(
+            {
+                "loop": LOOP.name,
+                "seed": seed,
+                "threads": threads,
+                "trials": result.trials,
+                "seconds": round(seconds, 2),
+                "build_seconds": round(result.seconds["build"], 2),
+                "run_seconds": round(result.seconds["run"], 2),
+                "trials_per_second": round(result.trials / measuring, 2),
+                "best_us": round(result.curve[-1][2] * 1e6, 2),
+                "noise": round(float(np.median(result.noise)), 4),
+                "load_average": round(os.getloadavg()[0], 2),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def peak_shares(trials: int, seeds: int) -> list[Row]:
+    """Tune direct convolutions on one thread: share of the multiply-add peak of the best candidate."""
+    target = native_target()
+    options = PipelineOptions(winograd=False)
+    rows = []
+    for task in SQUARE:
+        for seed in range(seeds):
+            before = fma_peak(target, machine_of(target).lanes("float32"), 1)
+            result, seconds, _ = ours(convolution(task), trials, seed=seed, threads=1, options=options)
+            kernel = next(row for row in result.kernels if "conv" in row.name)
+            if kernel.best is None or kernel.before is None:
+                raise SystemExit(f"{task.name}: no candidate could be measured: {kernel.error}")
+            rows.append(
+                {
+                    "peak_share_of": task.name,
+                    "seed": seed,
+                    "trials": result.trials,
+                    "seconds": round(seconds, 2),
+                    "gflops": round(task.flops / kernel.best / 1e9, 1),
+                    "share": round(task.flops / kernel.best / before, 4),
+                    "share_of_first": round(task.flops / kernel.before / before, 4),
+                    "load_average": round(os.getloadavg()[0], 2),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[Row]:
+    """Time to what TVM's search finds in ``trials`` measurements: with our rules, and in TVM's own design space."""
+    rows = []
+    for task in tasks:
+        mod = convolution(task)
+        stock, stock_seconds = _apart(stock_search, task, trials)
+        goal, reached = stock[-1][1], _reached(stock, stock[-1][1])
+        _, _, with_rules = ours(mod, trials, threads=physical_cores())
+        same_space, _ = _apart(our_search_in_stock_space, task, trials)
+        row: Row = {
+            "same_best": task.name,
+            "trials": trials,
+            "stock_best_us": round(goal * 1e6, 1),
+            "stock_seconds": round(stock_seconds, 1),
+            "stock_seconds_to_best": round(reached or stock_seconds, 1),
+            "load_average": round(os.getloadavg()[0], 2),
+        }
+        for name, curve in (("rules", with_rules), ("same_space", same_space)):
+            seconds = _reached(curve, goal)
+            row[f"{name}_best_us"] = round(curve[-1][1] * 1e6, 1)
+            row[f"{name}_reached"] = seconds is not None
+            row[f"{name}_seconds_to_best"] = round(curve[-1][0] if seconds is None else seconds, 2)
+            row[f"{name}_ratio"] = round(row["stock_seconds_to_best"] / row[f"{name}_seconds_to_best"], 2)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def whole_model(trials: int, name: str = "resnet18") -> list[Row]:
+    """Tune a whole model with TVM's search, and with ours in no more time: latency of both, interleaved."""
+    with tempfile.TemporaryDirectory() as folder:
+        stock_seconds = _apart(stock_model_search, name, folder, trials)
+        imported = tvm_ext.import_model(get(name).onnx_model())
+        with tempfile.TemporaryDirectory() as own:
+            result, seconds, _ = ours(imported.mod, trials, threads=physical_cores(), folder=own)
+            tuned = tvm_ext.compile(imported, work_dir=own)
+        database = ms.database.JSONDatabase(work_dir=folder)
+        target = native_target()
+        executable = ms.relax_integration.compile_relax(database, imported.mod, target, {})
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        inputs = get(name).inputs(0)
+        tensors = [tvm.runtime.tensor(inputs[spec.name]) for spec in tuned.inputs]
+        other = relax.VirtualMachine(tuned.executable, tvm.cpu())
+        times: dict[str, list[float]] = {"stock": [], "ours": []}
+        for _ in range(20):
+            for key, run in (("stock", machine["main"]), ("ours", other["main"])):
+                start = time.perf_counter()
+                run(*tensors)
+                times[key].append(time.perf_counter() - start)
+    row = {
+        "whole_model": name,
+        "trials": trials,
+        "stock_seconds": round(stock_seconds, 1),
+        "our_seconds": round(seconds, 1),
+        "our_trials": result.trials,
+        "stock_ms": round(median(times["stock"]) * 1e3, 3),
+        "our_ms": round(median(times["ours"]) * 1e3, 3),
+    }
+    print(row, flush=True)
+    return [row]
+
+
+def ours(
+    mod: tvm.IRModule,
+    trials: int,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    options: PipelineOptions = PipelineOptions(),  # noqa: B008
+    folder: str | None = None,
+) -> tuple[TuningResult, float, Curve]:
+    """Tune with our rules, workers started anew: result, seconds of the whole call, and best latency over time."""
+    start = time.perf_counter()
+    curve: Curve = []
+
+    def note(result: TuningResult) -> None:
+        if result.curve:
+            curve.append((time.perf_counter() - start, result.curve[-1][2]))
+
+    with tempfile.TemporaryDirectory() as own, Measurer(threads=threads) as measurer:
+        result = tune(
+            mod, native_target(), folder or own, trials, recipe("evolution"),
+            seed=seed, options=options, measurer=measurer, progress=note,
+        )  # fmt: skip
+    return result, time.perf_counter() - start, curve
+
+
+def stock_search(task: ConvolutionTask, trials: int) -> tuple[Curve, float]:
+    """Tune one convolution as TVM does: best latency over time, and seconds of the whole call."""
+    notes = _Notes()
+    with tempfile.TemporaryDirectory() as folder:
+        ms.relax_integration.tune_relax(
+            relax.get_pipeline("zero")(convolution(task)), {}, stock_target(), folder, trials,
+            measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), notes], seed=1,
+        )  # fmt: skip
+    return notes.curve, notes.seconds()
+
+
+def our_search_in_stock_space(task: ConvolutionTask, trials: int) -> tuple[Curve, float]:
+    """Tune one convolution in TVM's design space with our strategy, builder and runner."""
+    notes = _Notes()
+    with tempfile.TemporaryDirectory() as folder, Measurer() as measurer:
+        builder, runner = builder_and_runner(measurer)
+        with only_tensor_intrinsics("x86"):
+            ms.relax_integration.tune_relax(
+                relax.get_pipeline("zero")(convolution(task)), {}, stock_target(), folder, trials,
+                num_trials_per_iter=16, builder=builder, runner=runner, cost_model=ms.cost_model.RandomModel(),
+                measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), notes],
+                strategy=tvm_ext.tuners.evolution(), seed=1,
+            )  # fmt: skip
+    return notes.curve, notes.seconds()
+
+
+def stock_model_search(name: str, folder: str, trials: int) -> float:
+    """Tune a model of the zoo as TVM does; seconds of the whole call."""
+    mod = tvm_ext.import_model(get(name).onnx_model()).mod
+    notes = _Notes()
+    ms.relax_integration.tune_relax(
+        relax.get_pipeline("zero")(mod), {}, stock_target(), folder, trials, num_trials_per_iter=16, seed=1
+    )
+    return notes.seconds()
+
+
+def stock_target() -> tvm.target.Target:
+    """Give the target of this machine with the number of cores, which TVM's design space needs."""
+    return tvm.target.Target({**native_target().export(), "num-cores": physical_cores()})
+
+
+@derived_object
+class _Notes(PyMeasureCallback):
+    """Notes the best latency over time, for one task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.curve = time.perf_counter(), []
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start
+
+    def apply(
+        self,
+        task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Sequence[Any],
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
+    ) -> None:
+        times = [median(map(float, row.run_secs)) for row in runner_results if row.run_secs is not None]
+        best = min([*times, *(latency for _, latency in self.curve[-1:])], default=None)
+        if best is not None:
+            self.curve.append((self.seconds(), best))
+
+
+def _reached(curve: Curve, goal: float) -> float | None:
+    return next((seconds for seconds, latency in curve if latency <= goal), None)
+
+
+def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call in a process of its own, which imports everything anew."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
