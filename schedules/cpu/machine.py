@@ -51,8 +51,11 @@ class Machine:
 
 # LLVM features that a row needs, best first.
 ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
-    (frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"}), Machine("avx512", 512, 32, "vnni", l2=1 << 20)),
-    (frozenset({"avx512f", "avx512bw", "avx512vl"}), Machine("avx512", 512, 32, l2=1 << 20)),
+    (
+        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"}),
+        Machine("avx512", 512, 32, "vnni", l2=1 << 20),
+    ),
+    (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), Machine("avx512", 512, 32, l2=1 << 20)),
     (frozenset({"avx2", "fma", "avxvnni"}), Machine("avx2", 256, 16, "vnni")),
     (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16)),
     (frozenset({"sse4.1"}), Machine("sse4", 128, 16)),

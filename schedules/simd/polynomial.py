@@ -48,6 +48,18 @@ def exp_remainder() -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1)
+def exp_growth() -> tuple[float, ...]:
+    """``(exp(r) - 1) / r`` for ``|r| <= ln(2) / 32``; relative error of ``exp(r)`` below 5e-9."""
+    near_zero = (1, 1 / 2, 1 / 6, 1 / 24)
+    limit = math.log(2) / 32
+
+    def growth(r: float) -> float:
+        return _series(r, near_zero) if abs(r) < 1e-4 else math.expm1(r) / r
+
+    return interpolate(growth, -limit, limit, 2)
+
+
+@lru_cache(maxsize=1)
 def log_remainder() -> tuple[float, ...]:
     """``(log(1 + t) - t + t**2 / 2) / t**3`` for ``sqrt(1/2) <= 1 + t <= sqrt(2)``; relative error of the log 2e-8."""
     near_zero = (1 / 3, -1 / 4, 1 / 5, -1 / 6)

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, exp_remainder, horner, log_remainder
+from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, exp_growth, exp_remainder, horner, log_remainder
 from tvm_ext.schedules.simd.vector import Bindings, constant_like, element_type, lanes_of, wide_type
 
 _LN2 = math.log(2)
@@ -78,13 +78,14 @@ def _clamp(names: Bindings, value: Any, low: float, high: float) -> Any:
     return names.bind("clamped", prim.Select(below < low_value, low_value, below))
 
 
-def _reduce(names: Bindings, value: Any) -> tuple[Any, Any, Any]:
-    """Write ``value = exponent * ln(2) + remainder``; return ``exponent``, the same as an integer, and ``remainder``.
+def _reduce(names: Bindings, value: Any, parts: int = 1) -> tuple[Any, Any, Any]:
+    """Write ``value = exponent * ln(2) + remainder``; return ``exponent``, the integer, and ``remainder``.
 
-    Adding a number whose last bit counts ones rounds to an integer and leaves that integer in the low bits of the sum;
-    the bits above its low byte are something else.
+    The exponent is a multiple of ``1 / parts``, and the integer ``parts`` times the exponent. Adding a number whose
+    last bit counts such parts rounds to a multiple and leaves the integer in the low bits of the sum; the bits above
+    its low byte are something else.
     """
-    rounder = constant_like(_ROUNDER, value)
+    rounder = constant_like(_ROUNDER / parts, value)
     rounded = names.bind("rounded", value * constant_like(1 / _LN2, value) + rounder)
     exponent = names.bind("exponent", rounded - rounder)
     integer = names.bind("integer", tirx.reinterpret(wide_type("int32", lanes_of(value)), rounded))
@@ -99,29 +100,46 @@ def _exp_of_remainder(remainder: Any) -> Any:
 
 def _exp(value: Any, isa: str = "") -> Any:
     """Compute ``exp`` as ``exp(remainder) * 2**exponent``."""
+    if isa == "avx512" and lanes_of(value) == AVX512_LANES:
+        return _exp_by_table(value)
     names = Bindings()
     clamped = _clamp(names, names.bind("value", value), -104.0, 89.0)
-    exponent, integer, remainder = _reduce(names, clamped)
-    if isa == "avx512" and lanes_of(value) == AVX512_LANES:
-        return names.around(_scaled(_exp_of_remainder(remainder), exponent))
+    _, integer, remainder = _reduce(names, clamped)
     # The exponent reaches -150 and 128, which takes two factors. Halving keeps half the exponent, rounded down, in the
     # low byte: the bits that stand above it are an even number.
     half = names.bind("half", integer >> constant_like(1, integer))
     return names.around(_exp_of_remainder(remainder) * _power_of_two(half) * _power_of_two(integer - half))
 
 
-def _scaled(value: Any, exponent: Any) -> Any:
-    """Compute ``value * 2**exponent`` in one instruction, subnormal results and infinities included."""
+def _exp_by_table(value: Any) -> Any:
+    """Compute ``exp`` as ``2**(k / 16) * exp(remainder)`` in vectors of AVX-512, 16 powers of two in one register.
+
+    The low bits of ``k`` choose the power (Tang, Table-driven implementation of the exponential function in IEEE
+    floating-point arithmetic, ACM TOMS 1989), which leaves a remainder so small that a square and a cube will do. The
+    rest of ``k`` is the exponent, which one instruction adds: subnormal results and infinities come out of it, so
+    values need no clamping. Only the remainder does, as that of an infinite value is no number.
+    """
+    names = Bindings()
+    value = names.bind("value", value)
+    exponent, integer, remainder = _reduce(names, value, AVX512_LANES)
     unmasked, current_rounding = tirx.const(-1, "int16"), tirx.const(4, "int32")
-    return tirx.call_llvm_pure_intrin(
-        wide_type("float32", AVX512_LANES),
-        "llvm.x86.avx512.mask.scalef.ps.512",
-        value,
-        exponent,
-        constant_like(0.0, value),
-        unmasked,
-        current_rounding,
+    wide, zero = wide_type("float32", AVX512_LANES), constant_like(0.0, value)
+
+    def call(name: str, *arguments: Any) -> Any:
+        return tirx.call_llvm_pure_intrin(wide, f"llvm.x86.avx512.{name}.ps.512", *arguments)
+
+    smaller_of_sizes = tirx.const(2, "int32")
+    limit = constant_like(1.0, value)
+    limited = call("mask.range", remainder, limit, smaller_of_sizes, zero, unmasked, current_rounding)
+    remainder = names.bind("limited", limited)
+    table = prim.Shuffle(
+        [tirx.const(2.0 ** (number / AVX512_LANES), "float32") for number in range(AVX512_LANES)],
+        [tirx.const(number, "int32") for number in range(AVX512_LANES)],
     )
+    power = names.bind("power", tirx.call_llvm_pure_intrin(wide, "llvm.x86.avx512.permvar.sf.512", table, integer))
+    growth = horner(exp_growth(), remainder)
+    result = power * remainder * growth + power
+    return names.around(call("mask.scalef", result, exponent, zero, unmasked, current_rounding))
 
 
 def _exp_of_moderate(value: Any) -> Any:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tests.schedules.kernels import TARGETS, assembly, compile_graph
+from tests.schedules.simd.test_loops import lowered, marked, run
 from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.polynomial import interpolate
 from tvm_ext.schedules.simd.transcendental import expand, expands
@@ -76,6 +78,24 @@ def test_accuracy(name: str, target: str) -> None:
     np.testing.assert_array_equal(result[special], expected[special])
     tiny = ~normal & ~special
     assert np.abs(result[tiny] - expected[tiny]).max(initial=0.0) < 1.2e-38
+
+
+@pytest.mark.skipif(machine_of(TARGETS["native"]).isa != "avx512", reason="this machine has no AVX-512")
+def test_exp_by_a_table_of_powers() -> None:
+    x = np.concatenate([inputs(), np.linspace(-104.5, 89.5, COUNT, dtype=np.float32)])
+    source = te.placeholder(x.shape, "float32", "source")
+    func = te.create_prim_func([source, te.compute(x.shape, lambda i: tirx.exp(source[i]), name="power")])
+    kernel = lowered(marked(func, "power", 16))
+    assert all(part in str(kernel) for part in ("permvar", "scalef"))
+    result = run(kernel, [x], x.shape, "float32", "native")
+    with np.errstate(all="ignore"):
+        exact = np.exp(x.astype(np.float64))
+        expected = exact.astype(np.float32)
+        error = np.abs(result - exact) / np.abs(exact)
+    normal = np.isfinite(expected) & (expected >= np.finfo(np.float32).tiny)
+    assert error[normal].max() <= 1.1e-7
+    # Subnormal results are right to their last bit; infinities, zeros and NaN are what the C library gives.
+    np.testing.assert_allclose(result[~normal], expected[~normal], rtol=0, atol=np.finfo(np.float32).smallest_subnormal)
 
 
 @pytest.mark.parametrize(
