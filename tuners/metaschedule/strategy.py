@@ -22,8 +22,8 @@ from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import Measurement, Tuner
 
-ATTEMPTS = 8
-"""Rounds of suggestions in which nothing can be scheduled before a task is given up."""
+ATTEMPTS = 64
+"""Configurations in a row that give no new kernel before a task is given up."""
 
 
 @derived_object
@@ -111,8 +111,8 @@ class TunerStrategy(PySearchStrategy):
         """Give the next batch; None when the budget is spent or there is nothing left to try."""
         wanted = min(self.batch, self.max_trials - self.trials)
         candidates: list[MeasureCandidate] = []
-        attempts = 0
-        while len(candidates) < wanted and attempts < ATTEMPTS:
+        in_vain = 0
+        while len(candidates) < wanted and in_vain < ATTEMPTS:
             number = self._choose_sketch()
             space, tuner = self.sketches[number]
             vectors = tuner.suggest(wanted - len(candidates))
@@ -124,7 +124,7 @@ class TunerStrategy(PySearchStrategy):
                     self._pending.append((number, vector))
             if candidates and len(vectors) < wanted:
                 break  # a sampler that needs fewer measurements gets fewer
-            attempts = 0 if len(candidates) > before else attempts + 1
+            in_vain = 0 if len(candidates) > before else in_vain + max(1, len(vectors))
         self.trials += len(candidates)
         return candidates or None
 

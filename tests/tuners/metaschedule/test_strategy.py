@@ -57,7 +57,7 @@ def test_tune_tir(name: str, measurer: Measurer, tmp_path: Path) -> None:
     strategy = tvm_ext.tuners.strategy(name, batch=8, initial=8)
     database = _tune(mod, tmp_path, 24, measurer, space, strategy)
     records = database.get_all_tuning_records()
-    assert 20 <= len(records) <= 24  # a candidate that fails on a busy machine leaves no record
+    assert len(records) == 24
     hashes = {tvm.ir.save_json(_replayed(mod, record)) for record in records}
     assert len(hashes) == len(records)  # no kernel is measured twice
     schedule = database.query_schedule(mod, native_target(), "main")
