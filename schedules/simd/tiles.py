@@ -34,20 +34,31 @@ def mark_tile(schedule: Schedule, outer: LoopRV, side: int) -> None:
     schedule.annotate(outer, TILE_ATTRIBUTE, side)
 
 
-STRIP = 256
+LONGEST_STRIP, SHORTEST_STRIP = 512, 64
 """Elements of a written row that are finished, for all read elements beside them, before the next are begun.
 
-What a strip reads and writes at a time stays within as many memory pages as the machine can translate quickly.
+In a longer strip the written rows are long, in a shorter one it is better to read long rows: then a strip is one tile.
+"""
+
+PAGE, TRANSLATED_PAGES = 4096, 2048
+"""Bytes of a memory page, and pages that the second TLB holds, with some to spare.
+
+Pages a power of two apart share a part of the TLB only: measured, transposing with rows of 32 KiB is three times as
+slow in strips of 512 rows as in strips of 256, with rows of 64 KiB twice as slow in strips of 256 as of 128.
 """
 
 
 @dataclass(frozen=True)
 class _Transposed:
-    """A load that is contiguous along the outer loop: what stands for it, and the condition it is made under."""
+    """A load that is contiguous along the outer loop: what stands for it, and the condition it is made under.
+
+    ``stride`` is the distance in bytes between the vectors loaded for a tile.
+    """
 
     placeholder: Any
     load: Any
     condition: Any
+    stride: int
 
 
 def tile_loops(outer: Any, side: int, analyzer: Any) -> Any:
@@ -80,7 +91,8 @@ class _Tiler:
 
     def rewrite(self) -> Any:
         rows, columns = int(self._outer.extent), int(self._inner.extent)
-        return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), STRIP, self._constant(0), columns))
+        length = min(strip_length(found.stride, self._side) for found in self._transposed)
+        return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), length, self._constant(0), columns))
 
     def _strip(self, rows: int, y: Any, columns: int) -> list[Any]:
         """Emit the tiles of all rows and of some columns, from ``y`` on, those of the same rows one after another."""
@@ -171,7 +183,8 @@ class _Tiler:
             return tirx.if_then_else(condition, then, otherwise)
 
         def load(node: Any, _mutator: Any) -> Any:
-            if not self._is_transposed(node):
+            stride = self._transposed_stride(node)
+            if not stride:
                 return node
             condition = None
             for part in conditions:
@@ -180,7 +193,7 @@ class _Tiler:
                 refused.append("a condition along the loaded vectors")
                 return node
             placeholder = tvm.ir.Var("transposed", node.ty)
-            self._transposed.append(_Transposed(placeholder, node, condition))
+            self._transposed.append(_Transposed(placeholder, node, condition, stride))
             return placeholder
 
         # An exception raised inside a callback comes out of C++ as another class, so refusals are collected.
@@ -190,17 +203,26 @@ class _Tiler:
             raise NotVectorizable(refused[0])
         return tirx.BufferStore(store.buffer, value, store.indices)
 
-    def _is_transposed(self, load: Any) -> bool:
+    def _transposed_stride(self, load: Any) -> int:
+        """Give the distance in bytes of the vectors of a load that is transposed; 0 for other loads."""
         if len(load.indices) != 1:
-            return False
+            return 0
         variables = [self._outer.loop_var, self._inner.loop_var]
         found = tvm.sym.detect_linear_equation(self._analyzer.simplify(load.indices[0]), variables)
         if len(found) != 3 or not all(isinstance(stride, prim.IntImm) for stride in found[:2]):
-            return False
-        return int(found[0]) == 1 and int(found[1]) not in (0, 1)
+            return 0
+        along, across = int(found[0]), int(found[1])
+        return across * tvm.DataType(element_type(load)).bits // 8 if along == 1 and across not in (0, 1) else 0
 
     def _constant(self, number: int) -> Any:
         return tirx.const(number, self._integer)
+
+
+def strip_length(stride: int, side: int) -> int:
+    """Choose the elements of a strip, for tiles of ``side`` whose vectors are read ``stride`` bytes apart."""
+    power_of_two = (stride & -stride) // PAGE
+    length = TRANSLATED_PAGES // max(1, power_of_two)
+    return min(length, LONGEST_STRIP) if length >= SHORTEST_STRIP else side
 
 
 def _sequence(parts: Sequence[Any]) -> Any:

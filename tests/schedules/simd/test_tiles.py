@@ -14,7 +14,7 @@ from tests.schedules.simd.test_loops import run
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
-from tvm_ext.schedules.simd.tiles import mark_tile
+from tvm_ext.schedules.simd.tiles import mark_tile, strip_length
 
 
 def transposition(rows: int, columns: int, dtype: str, side: int, limit: int | None = None) -> tirx.PrimFunc:
@@ -71,6 +71,16 @@ def test_rows_that_do_not_exist_are_not_loaded(rows: int, limit: int, columns: i
     np.testing.assert_array_equal(result, expected)
 
 
-def test_a_large_matrix_goes_in_blocks() -> None:
-    x = np.random.default_rng(0).standard_normal((300, 500)).astype(np.float32)
-    np.testing.assert_array_equal(turned(transposition(300, 500, "float32", 16), x, (500, 300)), x.T)
+@pytest.mark.parametrize(("rows", "columns"), [(300, 500), (1030, 40), (70, 65536 // 4)])
+def test_a_large_matrix_goes_in_strips(rows: int, columns: int) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    np.testing.assert_array_equal(turned(transposition(rows, columns, "float32", 16), x, (columns, rows)), x.T)
+
+
+@pytest.mark.parametrize(
+    ("stride", "expected"),
+    [(256, 512), (4096, 512), (12288, 512), (16384, 512), (20000, 512), (32768, 256), (65536, 128), (131072, 64),
+     (262144, 16), (1 << 23, 16)],
+)  # fmt: skip
+def test_a_strip_stays_within_the_pages_that_can_be_translated(stride: int, expected: int) -> None:
+    assert strip_length(stride, 16) == expected
