@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import IntImm
+from tvm.tirx import BufferRegion, IntImm
 
 from tvm_ext.schedules.cpu.blocks import is_spatial
 from tvm_ext.schedules.cpu.cost import is_simple
@@ -32,25 +32,21 @@ def join_store(schedule: Schedule, reduction: SBlockRV) -> SBlockRV | None:
         The block, its axes those of the result in order; None, and nothing changed, when several blocks read the
         result, or one that reads an element more than once or not at all.
     """
-    consumers = list(schedule.get_consumers(reduction))
-    if len(consumers) != 1 or not is_spatial(schedule, consumers[0]) or not is_simple(schedule, consumers[0]):
+    found = _only_reader(schedule, reduction)
+    if found is None:
         return None
-    (store,) = consumers
-    body = schedule.get(store)
-    result = schedule.get(reduction).writes[0].source
-    regions = [region for region in body.reads if region.source.same_as(result)]
-    extents = [iter_var.dom.extent for iter_var in body.iter_vars]
-    if len(regions) != 1 or not all(isinstance(extent, IntImm) for extent in (*extents, *result.shape)):
+    store, region = found
+    iter_vars = schedule.get(store).iter_vars
+    extents, shape = [iter_var.dom.extent for iter_var in iter_vars], region.source.shape
+    if not all(isinstance(extent, IntImm) for extent in (*extents, *shape)):
         return None
-    if prod(int(extent) for extent in extents) != prod(int(extent) for extent in result.shape):
+    if prod(int(extent) for extent in extents) != prod(int(extent) for extent in shape):
         return None
     analyzer = tvm.sym.Analyzer()
-    if not all(analyzer.can_prove_equal(item.extent, 1) for item in regions[0].region):
-        return None  # two different elements are read
-    for iter_var in body.iter_vars:
+    for iter_var in iter_vars:
         analyzer.bind(iter_var.var, iter_var.dom)
-    variables = [iter_var.var for iter_var in body.iter_vars]
-    indices = [analyzer.simplify(item.min) for item in regions[0].region]
+    variables = [iter_var.var for iter_var in iter_vars]
+    indices = [analyzer.simplify(item.min) for item in region.region]
     if len(variables) == len(indices) and all(v.same_as(i) for v, i in zip(variables, indices, strict=True)):
         return store
     try:
@@ -58,6 +54,19 @@ def join_store(schedule: Schedule, reduction: SBlockRV) -> SBlockRV | None:
     except ScheduleError:
         return None
     return store
+
+
+def _only_reader(schedule: Schedule, reduction: SBlockRV) -> tuple[SBlockRV, BufferRegion] | None:
+    """Find the only block that reads a reduction, if it reads one element at a time, and what it reads of it."""
+    consumers = list(schedule.get_consumers(reduction))
+    if len(consumers) != 1 or not is_spatial(schedule, consumers[0]) or not is_simple(schedule, consumers[0]):
+        return None
+    result = schedule.get(reduction).writes[0].source
+    regions = [region for region in schedule.get(consumers[0]).reads if region.source.same_as(result)]
+    analyzer = tvm.sym.Analyzer()
+    if len(regions) != 1 or not all(analyzer.can_prove_equal(item.extent, 1) for item in regions[0].region):
+        return None
+    return consumers[0], regions[0]
 
 
 def spread_rows(schedule: Schedule, reduction: SBlockRV) -> tuple[SBlockRV, LoopRV, int] | None:
@@ -69,20 +78,12 @@ def spread_rows(schedule: Schedule, reduction: SBlockRV) -> tuple[SBlockRV, Loop
         The block, the loop inside which one row of the result is in use, and how many loops there are up to it; None,
         and nothing changed, when it is no such block.
     """
-    consumers = list(schedule.get_consumers(reduction))
-    if len(consumers) != 1 or not is_spatial(schedule, consumers[0]) or not is_simple(schedule, consumers[0]):
+    found = _only_reader(schedule, reduction)
+    if found is None or len(found[1].region) < 2:
         return None
-    (store,) = consumers
-    body = schedule.get(store)
-    result = schedule.get(reduction).writes[0].source
-    regions = [region for region in body.reads if region.source.same_as(result)]
-    if len(regions) != 1 or len(regions[0].region) < 2:
-        return None
-    analyzer = tvm.sym.Analyzer()
-    if not all(analyzer.can_prove_equal(item.extent, 1) for item in regions[0].region):
-        return None
-    outer, last = regions[0].region[:-1], regions[0].region[-1]
-    variables = [iter_var.var for iter_var in body.iter_vars]
+    store, region = found
+    outer, last = region.region[:-1], region.region[-1]
+    variables = [iter_var.var for iter_var in schedule.get(store).iter_vars]
 
     def places(items: Sequence[Any]) -> list[int]:
         used = [variable for item in items for variable in tirx.analysis.undefined_vars(item.min)]
