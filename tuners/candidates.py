@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection
 
 import numpy as np
@@ -24,6 +25,8 @@ class BestCandidates:
         self._excluded = excluded
         self._scores: dict[int, float] = {}
         self._vectors: dict[int, np.ndarray] = {}
+        self._heap: list[tuple[float, int, int]] = []  # of equal ones the first that came goes first
+        self._accepted = 0
         self._threshold = -np.inf
 
     def offer(self, space: ConfigSpace, vectors: np.ndarray, scores: np.ndarray) -> bool:
@@ -39,11 +42,13 @@ class BestCandidates:
             self._scores[key] = score
             self._vectors[key] = vectors[position].copy()
             changed = True
-            if len(self._scores) > self.count:
-                worst = min(self._scores, key=self._scores.__getitem__)
+            self._accepted += 1
+            heapq.heappush(self._heap, (score, self._accepted, key))
+            if len(self._heap) > self.count:
+                worst = heapq.heappop(self._heap)[2]
                 del self._scores[worst], self._vectors[worst]
-            if len(self._scores) == self.count:
-                self._threshold = min(self._scores.values())
+            if len(self._heap) == self.count:
+                self._threshold = self._heap[0][0]
         return changed
 
     def ranked(self, knobs: int) -> tuple[np.ndarray, np.ndarray]:

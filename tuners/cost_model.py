@@ -32,12 +32,17 @@ class CostModel(Protocol):
 
 @dataclass
 class XGBoostModel:
-    """Gradient-boosted trees under squared error, with AutoTVM's parameters.
+    """Gradient-boosted trees under squared error, by default with AutoTVM's parameters.
 
     Attributes
     ----------
     rounds : int
         Number of trees.
+    eta : float
+        Learning rate.
+    share : float
+        Each tree learns from this share of the measurements, and each split looks at this share of the features: the
+        model is smoother where it has seen little.
 
     References
     ----------
@@ -46,6 +51,8 @@ class XGBoostModel:
     """
 
     rounds: int = 80
+    eta: float = 0.3
+    share: float = 1.0
     _booster: Any = None
 
     PARAMETERS = {  # noqa: RUF012
@@ -53,8 +60,6 @@ class XGBoostModel:
         "max_depth": 3,
         "gamma": 1e-4,
         "min_child_weight": 1,
-        "subsample": 1.0,
-        "eta": 0.3,
         "lambda": 1.0,
         "alpha": 0.0,
         "nthread": 1,
@@ -77,7 +82,8 @@ class XGBoostModel:
             ) from None
         best = float(scores.max(initial=0.0))
         data = xgboost.DMatrix(features, label=scores / best if best > 0 else scores, nthread=1)
-        self._booster = xgboost.train(self.PARAMETERS, data, self.rounds)
+        sampling = {"eta": self.eta, "subsample": self.share, "colsample_bynode": self.share}
+        self._booster = xgboost.train(self.PARAMETERS | sampling, data, self.rounds)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Predict scores (n) relative to the best measured one."""

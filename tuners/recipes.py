@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tvm_ext.errors import OptionError
 from tvm_ext.tuners.cost_model import CostModel, XGBoostModel
@@ -25,7 +26,7 @@ class Recipe:
         Called with the seed.
     sampler, initialiser, cost_model : callable
         Called without arguments.
-    batch, initial : int
+    batch, initial, pool : int
         See :class:`~tvm_ext.tuners.tuner.Tuner`.
     """
 
@@ -35,6 +36,7 @@ class Recipe:
     cost_model: Callable[[], CostModel] = XGBoostModel
     batch: int = 64
     initial: int = 64
+    pool: int = 1
 
     def tuner(self, space: ConfigSpace, seed: int = 0) -> Tuner:
         """Put the parts to work on a space."""
@@ -47,6 +49,7 @@ class Recipe:
             seed=seed,
             batch=self.batch,
             initial=self.initial,
+            pool=self.pool,
         )
 
 
@@ -55,6 +58,10 @@ def _annealing(seed: int) -> Explorer:
 
 
 def _agent(seed: int) -> Explorer:
+    return ActorCritic(steps=100, parallel=32, seed=seed)
+
+
+def _published_agent(seed: int) -> Explorer:
     return ActorCritic(seed=seed)
 
 
@@ -66,22 +73,35 @@ def _random(seed: int) -> Explorer:
     return RandomSearch(pool=64)
 
 
+def _adaptive(synthesis: bool = True, step: int = 8) -> AdaptiveSampler:
+    """Of each cluster the best predicted, clusters found among the factors."""
+    return AdaptiveSampler(step=step, synthesis=synthesis, synthesized=1, representative="best", distance="features")
+
+
+def _reduced(choose: Literal["best", "random"]) -> Callable[[], Sampler]:
+    return lambda: ReducedSampler(choose, _adaptive())
+
+
 # Names of the first four: Ahn et al., "Chameleon", ICLR 2020, table 2 (SA, AE, SA+AS, AE+AS).
 RECIPES: dict[str, Recipe] = {
     "autotvm_sa": Recipe(_annealing),
     "ppo": Recipe(_agent),
-    "sa_as": Recipe(_annealing, AdaptiveSampler),
-    "chameleon": Recipe(_agent, AdaptiveSampler),
+    "sa_as": Recipe(_annealing, _adaptive, pool=4),
+    "chameleon": Recipe(_agent, _adaptive),
+    # As the paper has it: rounded centres of the 64 best, clusters among the choices; episodes of up to 500 steps.
+    "ppo_published": Recipe(_published_agent),
+    "sa_as_published": Recipe(_annealing, AdaptiveSampler),
+    "chameleon_published": Recipe(_published_agent, AdaptiveSampler),
     "autotvm_diversity": Recipe(_annealing, DiversitySampler),
     "evolution": Recipe(_evolution, initialiser=SpaceFillingInitialiser, batch=16, initial=16),
     "random": Recipe(_random),
     # Controls: as few measurements as adaptive sampling, without its choice of where.
-    "sa_greedy_reduced": Recipe(_annealing, ReducedSampler),
-    "sa_random_reduced": Recipe(_annealing, lambda: ReducedSampler("random")),
-    "ppo_greedy_reduced": Recipe(_agent, ReducedSampler),
-    "ppo_random_reduced": Recipe(_agent, lambda: ReducedSampler("random")),
-    "sa_as_without_synthesis": Recipe(_annealing, lambda: AdaptiveSampler(synthesis=False)),
-    "sa_as_step_1": Recipe(_annealing, lambda: AdaptiveSampler(step=1)),
+    "sa_greedy_reduced": Recipe(_annealing, _reduced("best"), pool=4),
+    "sa_random_reduced": Recipe(_annealing, _reduced("random"), pool=4),
+    "ppo_greedy_reduced": Recipe(_agent, _reduced("best")),
+    "ppo_random_reduced": Recipe(_agent, _reduced("random")),
+    "sa_as_without_synthesis": Recipe(_annealing, lambda: _adaptive(synthesis=False), pool=4),
+    "sa_as_step_1": Recipe(_annealing, lambda: _adaptive(step=1), pool=4),
 }
 
 

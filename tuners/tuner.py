@@ -69,7 +69,9 @@ class Tuner:
     seed : int
         The same seed and the same measurements give the same suggestions.
     batch : int
-        Most candidates that the explorer hands to the sampler.
+        Most configurations measured in one iteration.
+    pool : int
+        The explorer hands so many times the batch to the sampler.
     initial : int
         How many configurations are measured before the cost model is used.
     rescorer : Rescorer, optional
@@ -86,6 +88,7 @@ class Tuner:
     seed: int = 0
     batch: int = 64
     initial: int = 64
+    pool: int = 1
     random_share: float = 0.05
     rescorer: Rescorer | None = None
     measurements: list[Measurement] = field(default_factory=list)
@@ -143,7 +146,7 @@ class Tuner:
         self._fit()
         ranked = sorted(self.measurements, key=lambda row: -row.score)
         best = np.array([row.vector for row in ranked if row.score > 0][: self.batch], dtype=np.int64)
-        pool = self.batch * (1 if self.rescorer is None else self.rescorer.pool)
+        pool = self.batch * self.pool * (1 if self.rescorer is None else self.rescorer.pool)
         exploration = self.explorer.explore(
             self.space,
             self.cost_model.scorer(self.space),
@@ -156,7 +159,7 @@ class Tuner:
         vectors, scores = exploration.vectors, exploration.scores
         if self.rescorer is not None:
             measured = [(row.vector, row.score) for row in self.measurements]
-            vectors, scores = self.rescorer.best(self.space, measured, vectors, self.batch)
+            vectors, scores = self.rescorer.best(self.space, measured, vectors, self.batch * self.pool)
         chosen = self.sampler.sample(self.space, vectors, scores, count, self._history, self._rng)[:count]
         taken = set(self._history.visited)
         strangers = int(self.random_share * len(chosen))

@@ -12,6 +12,9 @@ from tvm_ext.tuners.candidates import BestCandidates
 from tvm_ext.tuners.explorers.base import Exploration, Score
 from tvm_ext.tuners.space import ConfigSpace
 
+ELITE = 32
+"""So many of the best measured configurations chains begin at."""
+
 
 @dataclass
 class SimulatedAnnealing:
@@ -26,6 +29,8 @@ class SimulatedAnnealing:
         Number of chains and most steps of each in one iteration.
     patience : int
         The search ends when the candidates have not changed for so many steps.
+    elite : float
+        This share of the chains begins at the best measured configurations in each iteration.
 
     References
     ----------
@@ -37,6 +42,7 @@ class SimulatedAnnealing:
     steps: int = 500
     patience: int = 50
     persistent: bool = True
+    elite: float = 0.0
     _points: np.ndarray | None = field(default=None, repr=False)
 
     def explore(
@@ -50,6 +56,9 @@ class SimulatedAnnealing:
     ) -> Exploration:
         """See :class:`Explorer`."""
         points = self._points if self.persistent and self._points is not None else space.random(rng, self.chains)
+        chosen = int(self.elite * len(points)) if len(best) else 0
+        if chosen:
+            points = np.concatenate([best[np.arange(chosen) % min(len(best), ELITE)], points[chosen:]])
         scores = score(points)
         found = BestCandidates(count, excluded)
         found.offer(space, points, scores)

@@ -49,7 +49,7 @@ class ReducedSampler:
         rng: np.random.Generator,
     ) -> np.ndarray:
         """See :class:`Sampler`."""
-        number = len(self.adaptive.clusters(vectors, count, rng)[0])
+        number = len(self.adaptive.clusters(space, vectors, count, rng)[0])
         if self.choose == "random":
             return vectors[rng.permutation(len(vectors))[:number]]
         return vectors[:number]

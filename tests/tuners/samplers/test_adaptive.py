@@ -21,7 +21,10 @@ SAMPLERS: dict[str, Sampler] = {
     "diversity": DiversitySampler(),
     "adaptive": AdaptiveSampler(),
     "adaptive, step 1": AdaptiveSampler(step=1),
-    "adaptive, medoids": AdaptiveSampler(medoids=True),
+    "adaptive, medoids": AdaptiveSampler(representative="medoid"),
+    "adaptive, medoids by features": AdaptiveSampler(representative="medoid", distance="features"),
+    "adaptive, best by features": AdaptiveSampler(representative="best", distance="features"),
+    "adaptive, centres by features": AdaptiveSampler(distance="features"),
     "adaptive, dropped": AdaptiveSampler(synthesis=False),
     "reduced": ReducedSampler(),
     "reduced, random": ReducedSampler("random"),
@@ -54,7 +57,7 @@ def _runs(step: int, rng: np.random.Generator) -> list[int]:
         middles = space.random(rng, 12)
         near = middles[rng.integers(0, 12, 64)] + rng.integers(-2, 3, (64, len(space.knobs)))
         vectors = np.clip(near, 0, space.radices - 1)
-        counts.append(len(AdaptiveSampler(step=step).clusters(vectors, 64, rng)[0]))
+        counts.append(len(AdaptiveSampler(step=step).clusters(space, vectors, 64, rng)[0]))
     return counts
 
 
