@@ -67,15 +67,53 @@ def tile_loops(outer: Any, side: int, analyzer: Any) -> Any:
     Raises
     ------
     NotVectorizable
-        If nothing is transposed, or if a tile would have to be loaded lane by lane.
+        If nothing is transposed, if a tile would have to be loaded lane by lane, or if a condition has to be met that
+        is not the end of the outer loop.
     """
     inner = outer.body
+    if isinstance(inner, tirx.For) and isinstance(inner.body, tirx.IfThenElse):
+        return _tile_uneven_piece(outer, side, analyzer)
     if not isinstance(inner, tirx.For) or not isinstance(inner.body, tirx.BufferStore):
         raise NotVectorizable("not two loops around one store")
     for loop in (outer, inner):
         if not (isinstance(loop.extent, prim.IntImm) and isinstance(loop.min, prim.IntImm) and int(loop.min) == 0):
             raise NotVectorizable("a loop of unknown length")
     return _Tiler(outer, inner, side, analyzer).rewrite()
+
+
+def _tile_uneven_piece(outer: Any, side: int, analyzer: Any) -> Any:
+    """Tile the piece of a loop that was cut into pieces of which the last one is shorter.
+
+    before: ``for x in range(10):      for y ...:      if piece*10 + x < 37: store``
+    after:  ``if piece*10 + 10 <= 37:  tiles of range(10)      else:  tiles of range(7)``
+    """
+    inner, guard = outer.body, outer.body.body
+    condition = guard.condition
+    if isinstance(condition, tvm.ir.Call) and operation(condition) == "likely":
+        condition = condition.args[0]
+    if guard.else_case is not None or not isinstance(condition, prim.LT) or not isinstance(outer.extent, prim.IntImm):
+        raise NotVectorizable("a condition that is no limit of the outer loop")
+    limit = analyzer.simplify(condition.b)
+    found = tvm.sym.detect_linear_equation(analyzer.simplify(condition.a), [outer.loop_var])
+    if (
+        len(found) != 2
+        or not all(isinstance(number, prim.IntImm) for number in (limit, found[0]))
+        or int(found[0]) != 1
+    ):
+        raise NotVectorizable("a condition that is no limit of the outer loop")
+    first, extent = found[1], int(outer.extent)
+    rest = int(limit) % extent
+    if not (analyzer.can_prove(first < limit) and analyzer.can_prove_equal(tirx.floormod(first, extent), 0)):
+        raise NotVectorizable("pieces of several lengths")
+
+    def tiles(count: int) -> Any:
+        x = tvm.ir.Var(outer.loop_var.name, outer.loop_var.ty)  # of another range than the loop it comes from
+        store = _substitute(guard.then_case, outer.loop_var, x)
+        loop = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, store, annotations=inner.annotations)
+        number = tirx.const(count, element_type(outer.loop_var))
+        return tile_loops(tirx.For(x, outer.min, number, outer.kind, loop), side, analyzer)
+
+    return tirx.IfThenElse(first + extent <= limit, tiles(extent), tiles(rest))
 
 
 class _Tiler:

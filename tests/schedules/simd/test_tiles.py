@@ -17,8 +17,13 @@ from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.tiles import mark_tile, strip_length
 
 
-def transposition(rows: int, columns: int, dtype: str, side: int, limit: int | None = None) -> tirx.PrimFunc:
-    """Transpose (rows, columns); rows from ``limit`` on count as zero. The kernel is lowered."""
+def transposition(
+    rows: int, columns: int, dtype: str, side: int, limit: int | None = None, piece: int = 0, parallel: bool = False
+) -> tirx.PrimFunc:
+    """Transpose (rows, columns); rows from ``limit`` on count as zero.
+
+    With ``piece`` the columns are cut into pieces of so many.
+    """
     source = te.placeholder((rows if limit is None else limit, columns), dtype, "source")
 
     def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
@@ -27,6 +32,10 @@ def transposition(rows: int, columns: int, dtype: str, side: int, limit: int | N
 
     schedule = new_schedule(te.create_prim_func([source, te.compute((columns, rows), element, name="turned")]))
     outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    if piece:
+        task, outer = schedule.split(outer, [None, piece])
+        if parallel:
+            schedule.parallel(task)
     mark_tile(schedule, outer, side)
     mark_simd(schedule, inner, side)
     return schedule.mod
@@ -84,3 +93,27 @@ def test_a_large_matrix_goes_in_strips(rows: int, columns: int) -> None:
 )  # fmt: skip
 def test_a_strip_stays_within_the_pages_that_can_be_translated(stride: int, expected: int) -> None:
     assert strip_length(stride, 16) == expected
+
+
+@given(rows=st.integers(5, 90), pieces=st.integers(2, 7), parallel=st.booleans())
+@settings(max_examples=8, deadline=None)
+def test_pieces_of_which_the_last_is_shorter(rows: int, pieces: int, parallel: bool) -> None:
+    schedule = transposition(37, rows, "float32", 16, piece=-(-rows // pieces), parallel=parallel)
+    x = np.random.default_rng(rows).standard_normal((37, rows)).astype(np.float32)
+    np.testing.assert_array_equal(turned(schedule, x, (rows, 37)), x.T)
+
+
+def test_a_condition_that_is_no_limit_is_kept() -> None:
+    source = te.placeholder((32, 32), "float32", "source")
+    schedule = new_schedule(
+        te.create_prim_func([source, te.compute((32, 32), lambda i, j: source[j, i], name="turned")])
+    )
+    outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    first, second = schedule.split(inner, [3, 11])
+    schedule.reorder(first, outer, second)
+    mark_tile(schedule, outer, 16)
+    mark_simd(schedule, second, 16)
+    with TARGETS["native"]:
+        func = vector_code()(schedule.mod)["main"]
+    x = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+    np.testing.assert_array_equal(run(func, [x], (32, 32), "float32", "native"), x.T)

@@ -1,0 +1,82 @@
+"""The rule for kernels that transpose, against numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, assembly, compile_graph
+from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.transpose import Transpose
+
+op = relax.op
+RULES = (Transpose(), Elementwise())
+
+
+def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return (np.arange(math.prod(shape)) % 113).reshape(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [*AWKWARD, 64, 128])
+def test_awkward_matrices(rows: int, target: str) -> None:
+    x = numbers(rows, 33)
+    compiled = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [x], RULES, TARGETS[target])
+    assert rows < 3 or set(compiled.rules.values()) == {"cpu.transpose"}
+    np.testing.assert_array_equal(compiled(x), x.T)
+
+
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3, 7, 8, 15, 17, 33]), min_size=2, max_size=5),
+    dtype=st.sampled_from(["float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64"]),
+    target=st.sampled_from(sorted(TARGETS)),
+    data=st.data(),
+)
+@settings(max_examples=20, deadline=None)
+def test_any_permutation_of_any_type(shape: list[int], dtype: str, target: str, data: st.DataObject) -> None:
+    axes = data.draw(st.permutations(range(len(shape))))
+    x = numbers(*shape, dtype=dtype)
+    compiled = compile_graph(lambda _, v: op.permute_dims(v, axes), [x], RULES, TARGETS[target])
+    np.testing.assert_array_equal(compiled(x), x.transpose(axes))
+
+
+def test_what_is_computed_on_the_way() -> None:
+    x, y = numbers(65, 31) - 50, numbers(31, 65)
+    compiled = compile_graph(lambda _, v, w: op.nn.relu(op.add(op.permute_dims(v, (1, 0)), w)), [x, y], RULES)
+    assert set(compiled.rules.values()) == {"cpu.transpose"}
+    np.testing.assert_array_equal(compiled(x, y), np.maximum(x.T + y, 0))
+
+
+@pytest.mark.parametrize("rows", [1021, 1024])
+def test_large_matrices_are_shared_out(rows: int) -> None:
+    """A prime number of rows makes parts of two lengths; none of them is moved element by element."""
+    x = numbers(1009, rows)
+    compiled = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [x], RULES, TARGETS["avx2"])
+    (kernel,) = compiled.kernels.values()
+    assert "T.parallel" in str(kernel)
+    assert "gather" not in assembly(kernel, TARGETS["avx2"])
+    np.testing.assert_array_equal(compiled(x), x.T)
+
+
+def test_a_result_larger_than_the_cache_is_streamed() -> None:
+    """The row of an instruction set has 8 MiB of cache where the machine is not known; the result has 4 MiB."""
+    x = numbers(1024, 1040)
+    streamed = compile_graph(lambda _, v: op.nn.relu(v), [x], RULES, TARGETS["avx2"])
+    (kernel,) = streamed.kernels.values()
+    assert "movntps" in assembly(kernel, TARGETS["avx2"])
+    np.testing.assert_array_equal(streamed(x), x)
+    # Tiles of 8 x 8 write half a line at a time, which is no use to the memory.
+    turned = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [x], RULES, TARGETS["avx2"])
+    (kernel,) = turned.kernels.values()
+    assert "movntps" not in assembly(kernel, TARGETS["avx2"])
+    np.testing.assert_array_equal(turned(x), x.T)
+
+
+def test_aarch64_compiles() -> None:
+    compiled = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [numbers(1021, 1031)], RULES, AARCH64)
+    assert set(compiled.rules.values()) == {"cpu.transpose"}
