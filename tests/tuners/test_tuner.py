@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tuners.spaces import bowl, convolution_space, measurements, small_spaces, tune
 from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.tuners.recipes import RECIPES, recipe
+from tvm_ext.tuners.samplers import GreedySampler
 from tvm_ext.tuners.space import ConfigSpace, Knob
 from tvm_ext.tuners.tuner import Measurement
 
@@ -66,6 +69,20 @@ def test_learning_beats_random_on_a_bowl(name: str) -> None:
             assert tuner.best is not None
             result.append(tuner.best.seconds)
     assert np.median(learnt) < np.median(drawn)
+
+
+def test_a_larger_pool_is_handed_to_the_sampler() -> None:
+    space = convolution_space()
+    handed: list[int] = []
+
+    class Watched(GreedySampler):
+        def sample(self, space: ConfigSpace, vectors: np.ndarray, *rest: Any) -> np.ndarray:
+            handed.append(len(vectors))
+            return super().sample(space, vectors, *rest)
+
+    row = replace(recipe("autotvm_sa", batch=8, initial=8), sampler=Watched, pool=4)
+    assert len(tune(row.tuner(space, 0), bowl(space), 24)) == 24
+    assert handed == [32, 32]
 
 
 def test_the_default_configuration_is_measured_first() -> None:

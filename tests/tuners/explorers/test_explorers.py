@@ -16,6 +16,7 @@ from tvm_ext.tuners.space import ConfigSpace, Knob
 
 EXPLORERS = {
     "annealing": lambda: SimulatedAnnealing(chains=32, steps=100),
+    "annealing from the best": lambda: SimulatedAnnealing(chains=32, steps=100, elite=0.5),
     "evolution": lambda: Evolution(population=64, generations=4, elite=8),
     "random": lambda: RandomSearch(pool=200),
     "actor critic": lambda: ActorCritic(episodes=16, steps=40, parallel=8),
@@ -37,6 +38,23 @@ def test_candidates_are_ranked_different_and_not_excluded(name: str, space: Conf
     assert (np.diff(found.scores) <= 0).all()
     np.testing.assert_allclose(found.scores, 1 / score(found.vectors), rtol=1e-6)
     assert 0 <= found.converged_queries <= found.queries
+
+
+def test_chains_begin_at_the_best_measured() -> None:
+    space, rng = convolution_space(), np.random.default_rng(0)
+    best = space.random(rng, 5)
+    asked: list[np.ndarray] = []
+
+    def score(vectors: np.ndarray) -> np.ndarray:
+        asked.append(vectors.copy())
+        return 1 / bowl(space)(vectors)
+
+    explorer = SimulatedAnnealing(chains=16, steps=3, elite=0.5)
+    for _ in range(2):  # and again in the next iteration
+        asked.clear()
+        explorer.explore(space, score, 4, set(), best, rng)
+        np.testing.assert_array_equal(asked[0][:8], best[np.arange(8) % 5])
+        assert (asked[0][8:] != best[0]).any(axis=1).all()
 
 
 def _concave(space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySam
 from tvm_ext.tuners.samplers.base import Sampler, random_unvisited
 from tvm_ext.tuners.samplers.diversity import diverse
 from tvm_ext.tuners.samplers.synthesis import mode, synthesize
-from tvm_ext.tuners.space import ConfigSpace
+from tvm_ext.tuners.space import ConfigSpace, Knob
 
 SAMPLERS: dict[str, Sampler] = {
     "greedy": GreedySampler(),
@@ -24,6 +25,7 @@ SAMPLERS: dict[str, Sampler] = {
     "adaptive, medoids": AdaptiveSampler(representative="medoid"),
     "adaptive, medoids by features": AdaptiveSampler(representative="medoid", distance="features"),
     "adaptive, best by features": AdaptiveSampler(representative="best", distance="features"),
+    "adaptive, one synthesised": AdaptiveSampler(representative="best", distance="features", synthesized=1),
     "adaptive, centres by features": AdaptiveSampler(distance="features"),
     "adaptive, dropped": AdaptiveSampler(synthesis=False),
     "reduced": ReducedSampler(),
@@ -65,6 +67,48 @@ def test_step_1_is_degenerate_and_step_8_is_not() -> None:
     rng = np.random.default_rng(0)
     assert np.mean(_runs(1, rng)) < 10  # as printed: stops at 9 or 10 clusters
     assert 12 < np.mean(_runs(8, rng)) < 48
+
+
+def _blobs(rng: np.random.Generator) -> tuple[ConfigSpace, np.ndarray]:
+    """Ten blobs of six candidates that differ in the last knob alone."""
+    space = ConfigSpace([Knob("a", tuple(range(200))), Knob("b", tuple(range(200))), Knob("c", tuple(range(60)))])
+    places = rng.permutation(100)[:10]
+    corners = np.stack([places // 10 * 20, places % 10 * 20, np.zeros(10, dtype=np.int64)], axis=1)
+    return space, rng.permutation(np.concatenate([corners + np.array([0, 0, last]) for last in range(6)]))
+
+
+@pytest.mark.parametrize("distance", ["choices", "features"])
+def test_the_best_of_each_cluster_is_measured(distance: Literal["choices", "features"]) -> None:
+    """Candidates are ranked, so that the first of each blob is its best; k-means may divide or join some blobs."""
+    rng = np.random.default_rng(0)
+    space, vectors = _blobs(rng)
+    scores = np.linspace(1.0, 0.5, len(vectors))
+    sampler = AdaptiveSampler(first=2, threshold=0.0, representative="best", distance=distance)
+    shares = []
+    for _ in range(10):
+        chosen = sampler.sample(space, vectors, scores, 10, History(), rng)
+        first = {tuple(row[:2]): tuple(row) for row in vectors[::-1].tolist()}
+        kept = [tuple(row) for row in chosen.tolist()]
+        assert tuple(vectors[0].tolist()) in kept
+        shares.append(np.mean([row in kept for row in first.values()]))
+    assert np.mean(shares) > 0.7
+
+
+def test_synthesis_takes_the_place_of_the_least_cluster() -> None:
+    rng = np.random.default_rng(0)
+    space, vectors = _blobs(rng)
+    scores = np.linspace(1.0, 0.5, len(vectors))
+
+    def sample(synthesized: int) -> list[list[int]]:
+        sampler = AdaptiveSampler(representative="best", synthesized=synthesized)
+        return sampler.sample(space, vectors, scores, 32, History(), np.random.default_rng(1)).tolist()
+
+    plain, with_mode = sample(0), sample(1)
+    place = {tuple(row): rank for rank, row in enumerate(vectors.tolist())}
+    least = max(plain, key=lambda row: place[tuple(row)])
+    assert len(with_mode) == len(plain)
+    assert [row for row in plain if row not in with_mode] == [least]
+    assert mode(vectors, History()).tolist() in with_mode
 
 
 def test_mode_leaves_out_choices_that_only_failed() -> None:
