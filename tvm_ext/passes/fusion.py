@@ -29,6 +29,7 @@ from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.passes.fusion_check import BlockCheck, annotated_kernels
 from tvm_ext.passes.fusion_groups import Grouper
 from tvm_ext.passes.fusion_latency import BlockLatencies
+from tvm_ext.passes.simplify_indices import simplify_indices
 from tvm_ext.schedules.rule import ScheduleRule
 
 
@@ -56,6 +57,7 @@ def fuse_by_mapping_types(
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FuseByMappingTypes")
     def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         mod = relax.transform.CanonicalizeBindings()(mod)  # an alias may not stand between two members of a block
+        mod = _with_simple_indices(mod)
         builder = relax.BlockBuilder(mod)
         check = latencies = None
         if rules:
@@ -79,6 +81,16 @@ def fuse_by_mapping_types(
         return builder.finalize()
 
     return _fuse
+
+
+def _with_simple_indices(mod: tvm.IRModule) -> tvm.IRModule:
+    mod = mod.clone()
+    for variable, func in mod.functions_items():
+        if isinstance(func, tvm.tirx.PrimFunc):
+            simplified = simplify_indices(func)
+            if not simplified.same_as(func):
+                mod.update_func(variable, simplified)
+    return mod
 
 
 def plan_of(mod: tvm.IRModule, function: str = "main", options: FusionOptions | None = None) -> FusionPlan:
