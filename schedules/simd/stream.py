@@ -18,7 +18,6 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from tvm_ext.schedules.simd.launch import once_a_thread
 from tvm_ext.schedules.simd.vector import element_type, lanes_of
 
 STREAM_ATTRIBUTE = "tvm_ext.stream"
@@ -62,13 +61,11 @@ def complete_streams(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """
     names = _called(func.body)
     if not names:
-        return once_a_thread(func)
-    fence = tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.x86.sse.sfence"))
-    func = once_a_thread(func, lambda loop: [fence] if _called(loop.body) else [])
+        return func
     # The functions of a kernel, and those of its neighbours in one module, may be the same.
     text = "".join(map(_definition, sorted(names))) + "!0 = !{i32 1}\n"
-    body = tirx.SeqStmt([func.body, fence])
-    return func.with_body(tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", tvm.ir.StringImm(text), body))
+    body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", tvm.ir.StringImm(text), _fenced(func.body))
+    return func.with_body(body)
 
 
 def _called(body: Any) -> set[str]:
@@ -80,6 +77,21 @@ def _called(body: Any) -> set[str]:
 
     tvm_ffi.structural_walk(body, (tvm.ir.Call, note))
     return names
+
+
+def _fenced(body: Any) -> Any:
+    """Put a fence behind every parallel loop, in each thread that takes part, and behind the whole kernel."""
+    fence = tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.x86.sse.sfence"))
+
+    def visit(loop: Any, mutator: Any) -> Any:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return mutator.default_mutate(loop)
+        if not _called(loop.body):
+            return loop
+        part = tirx.SeqStmt([loop, fence])
+        return tirx.AttrStmt(tirx.const(0), "pragma_parallel_launch_point", tirx.const(1), part)
+
+    return tirx.SeqStmt([tvm_ffi.structural_mutate(body, [(tirx.For, visit)]), fence])
 
 
 def _definition(name: str) -> str:
