@@ -130,3 +130,15 @@ def test_softmax_calls_no_function_and_uses_whole_vectors() -> None:
 def test_aarch64_compiles() -> None:
     x = values(5, 33)
     assert taken(compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES, AARCH64))
+
+
+def test_a_streamed_result_and_buffers_of_each_thread() -> None:
+    """The result is past half of the 8 MiB that the row of an instruction set has as last cache."""
+    x = values(1100, 1040)
+    compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES, TARGETS["avx2"])
+    (kernel,) = compiled.kernels.values()
+    text = assembly(kernel, TARGETS["avx2"])
+    assert all(part in text for part in ("movntps", "sfence"))
+    expected = torch.softmax(torch.from_numpy(x).double(), -1).numpy()
+    for _ in range(3):
+        np.testing.assert_allclose(compiled(x), expected, rtol=2e-6)
