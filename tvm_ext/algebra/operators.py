@@ -52,6 +52,8 @@ class OperatorRow:
 
 def broadcast(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
     """Shape of an element-wise result."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -79,6 +79,7 @@ class Terms:
     def __init__(self) -> None:
         self.memory: dict[Any, Any] = {}
         self._known: dict[tuple[Any, ...], Term] = {}
+        self._made: dict[tuple[Any, ...], Term] = {}  # by what make() was given: searches ask for the same again
 
     def input(self, name: str, shape: Sequence[int], lower: float = -np.inf) -> Term:
         """Make an operand that is not known before the function runs."""
@@ -100,6 +101,13 @@ class Terms:
         ShapeError
             When the operands do not fit together.
         """
+        asked = (op, tuple([operand.number for operand in operands]), tuple(attributes.items()))
+        found = self._made.get(asked)
+        if found is None:
+            found = self._made[asked] = self._applied(op, operands, attributes)
+        return found
+
+    def _applied(self, op: str, operands: tuple[Term, ...], attributes: dict[str, Any]) -> Term:
         row = OPERATORS[op]
         values = [operand.value for operand in operands]
         if all(value is not None for value in values) and not row.attributes:

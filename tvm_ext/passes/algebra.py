@@ -26,7 +26,7 @@ from tvm_ext.algebra.search import SearchOptions, Simplified, Step, simplify
 from tvm_ext.algebra.term import Term, Terms, reachable
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import from_relax
-from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, operator_name
+from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, operator_name, weight_values
 
 _HEAVY = ("matmul", "nn.conv2d")
 _ROUNDS = 2
@@ -252,7 +252,7 @@ def _signature(roots: Sequence[Term]) -> tuple[Any, ...]:
 
 
 def _centred(constant: Any) -> Any:
-    value = constant.value.numpy()
+    value = weight_values(constant)
     centred = value - value.mean(axis=-1, keepdims=True)
     centred -= centred.mean(axis=-1, keepdims=True)  # what rounding left of the mean
     return relax.const(centred, str(value.dtype))

@@ -161,7 +161,7 @@ class PartReader:
         # A weight with several readers stays one tensor in memory.
         if is_constant and (self._uses[argument] <= 1 or prod(shape) <= _SMALL):
             if argument not in self._lower_bounds:
-                self._lower_bounds[argument] = _lower(argument.value.numpy())
+                self._lower_bounds[argument] = _lower(weight_values(argument))
             term = self.terms.constant(name, shape, self._lower_bounds[argument])
         elif isinstance(argument, relax.Var) or is_constant:
             term = self.terms.input(name, shape)
@@ -170,6 +170,11 @@ class PartReader:
         self.sources[name] = argument
         self.terms_of[argument] = term
         return term
+
+
+def weight_values(constant: Any) -> np.ndarray:
+    """Look at the values of a constant where they are, without a copy; not to be written to."""
+    return np.from_dlpack(constant.value)
 
 
 def _lower(value: np.ndarray) -> float:
@@ -231,10 +236,10 @@ class Emitter:
             return self._sources[term.name]
         if term.is_constant:
             names = {part.name for part in reachable([term]) if not part.operands and part.value is None}
-            arrays = {name: self._sources[name].value.numpy().astype("float64") for name in names}
+            arrays = {name: weight_values(self._sources[name]).astype("float64") for name in names}
             with np.errstate(all="ignore"):
                 (value,) = evaluate([term], arrays)
-            return relax.const(np.asarray(value).astype(self._dtype), self._dtype)
+            return relax.const(np.asarray(value).astype(self._dtype, copy=False), self._dtype)
         call = self._builder.normalize(self._call(term, [self._value(operand) for operand in term.operands]))
         variable = relax.DataflowVar(f"{term.op}_{term.number}", call.ty)
         self._bindings.append(relax.VarBinding(variable, call))
