@@ -116,3 +116,32 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:
         fused(path)
     assert entries(path)
     assert (tmp_path / "profiles.json.damaged1").exists()
+
+
+def test_shipped_entries_hold_on_their_own_target_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Elsewhere nothing is measured, nothing is said, and the planner decides by its cost model."""
+    path = tmp_path / "profiles.json"
+    fused(path)
+    monkeypatch.setattr(fusion_latency, "SHIPPED", path)
+    monkeypatch.setattr(fusion_latency, "kernel_seconds", None)  # nothing is measured again
+    mod = lowered()
+    graph = from_relax(mod)
+    operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
+    whole = set(range(len(operators)))
+    assert BlockLatencies(TARGET).seconds(operators, whole, None) in [e["seconds"] for e in entries(path).values()]
+    foreign = tvm.target.Target({"kind": "llvm", "mcpu": "core2", "num-cores": 3})
+    assert BlockLatencies(foreign).seconds(operators, whole, None) is None
+    with foreign:
+        fuse_by_mapping_types(rules=cpu.RULES)(mod)
+    assert not recwarn.list
+
+
+def test_shipped_file_lies_in_the_package_and_is_packed() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    assert fusion_latency.SHIPPED == root / "tvm_ext" / "fusion" / "profiles.json"
+    packed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    assert "*.json" in packed
