@@ -2,7 +2,7 @@
 
 Run: python scripts/bench_tuners.py [--replay] [--loop] [--peak] [--stock] [--whole] [--models] [--quick] [--json PATH]
 
-All parts without a choice. Runs on landscapes are kept in the log, line by line; what it holds already is not run again.
+All parts without a choice. Runs on landscapes are kept in the log, line by line, and not run again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
 ARMS = ("sa_as", "chameleon", "ppo")
-CONTROLS = ("sa_greedy_reduced", "sa_random_reduced", "sa_as_without_synthesis", "sa_as_step_1", "evolution", "random")
+CONTROLS = (
+    "sa_as_published",
+    "sa_greedy_reduced",
+    "sa_random_reduced",
+    "sa_as_without_synthesis",
+    "sa_as_step_1",
+    "evolution",
+    "random",
+)
 
 
 def replay(tasks: tuple[ConvolutionTask, ...], arms: tuple[str, ...], seeds: int, log: Path) -> list[Run]:

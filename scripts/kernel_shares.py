@@ -147,8 +147,10 @@ def measure() -> list[dict[str, Any]]:
         if case.flops:
             row |= {"gflops": case.flops / seconds / 1e9, "share_of_peak": case.flops / seconds / peak}
         else:
-            copied = copy_bandwidth(target, int(case.bytes_moved // 2), threads, lanes)
-            row |= {"gb_per_s": case.bytes_moved / seconds / 1e9, "share_of_copy": case.bytes_moved / seconds / copied}
+            size, moved = int(case.bytes_moved // 2), case.bytes_moved / seconds
+            copied, streamed = (copy_bandwidth(target, size, threads, lanes, streamed=way) for way in (False, True))
+            row |= {"gb_per_s": moved / 1e9, "copy_gb_per_s": copied / 1e9, "streamed_copy_gb_per_s": streamed / 1e9}
+            row |= {"share_of_copy": moved / max(copied, streamed)}
         rows.append(row)
         figures = " ".join(f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, float))
         print(f"{case.family:10} {case.name:36} {figures}", flush=True)

@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from tvm_ext.schedules.simd.stream import PREFIX, complete_streams
+
 ACCUMULATORS = 20
 STEPS = 4096
 
@@ -56,7 +58,9 @@ def fma_peak(target: tvm.target.Target, lanes: int, threads: int, seconds: float
     return 2.0 * rounds * ACCUMULATORS * lanes * STEPS / _best_seconds(kernel, target, arrays, seconds)
 
 
-def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: int, seconds: float = 0.5) -> float:
+def copy_bandwidth(
+    target: tvm.target.Target, nbytes: int, threads: int, lanes: int, seconds: float = 0.5, streamed: bool = False
+) -> float:
     """Measure copying from one array to another.
 
     Parameters
@@ -70,6 +74,8 @@ def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: 
         Lanes of a vector register.
     seconds : float
         The best of as many runs as fit counts.
+    streamed : bool
+        Whether the copy is stored past the caches, which reads no line that it is going to write (x86).
 
     Returns
     -------
@@ -90,7 +96,24 @@ def copy_bandwidth(target: tvm.target.Target, nbytes: int, threads: int, lanes: 
                     with T.sblock("copy"):
                         destination[p, s, i] = source[p, s, i]
 
+    store = f"{PREFIX}float32x{lanes}"
+
+    @T.prim_func(s_tir=True)
+    def streaming_kernel(
+        source: T.Buffer((parts, steps, lanes), "float32"), destination: T.Buffer((parts, steps, lanes), "float32")
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for p in T.parallel(parts):
+            for s in range(steps):
+                T.evaluate(
+                    T.call_extern(
+                        "void", store, T.address_of(destination[p, s, 0]), source[p, s, T.Ramp(0, 1, lanes)]
+                    )
+                )
+
     shape = (parts, steps, lanes)
+    if streamed:
+        kernel = complete_streams(streaming_kernel)
     best = _best_seconds(kernel, target, [np.ones(shape, "float32"), np.zeros(shape, "float32")], seconds)
     return 2.0 * 4 * parts * steps * lanes / best
 
