@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
@@ -169,9 +170,17 @@ class Widener:
                 scalar = at_lane if scalar is None else prim.And(scalar, at_lane)
         return scalar, vector
 
-    def under(self, mask: Any, negate: bool = False) -> _Masked:
+    @contextmanager
+    def under(self, mask: Any, negate: bool = False) -> Iterator[None]:
         """Enter a region where only the lanes of ``mask`` take part."""
-        return _Masked(self, prim.Not(mask) if negate else mask)
+        before = self.mask, self._conditional
+        narrower = prim.Not(mask) if negate else mask
+        self.mask = narrower if self.mask is None else prim.And(self.mask, narrower)
+        self._conditional = True
+        try:
+            yield
+        finally:
+            self.mask, self._conditional = before
 
     def _ramp(self, base: Any, stride: int = 1) -> Any:
         return prim.Ramp(base, tirx.const(stride, element_type(base)), self._lanes)
@@ -367,22 +376,6 @@ class Widener:
         other = self.value(otherwise)
         lanes = max(lanes_of(chosen), lanes_of(other))
         return tirx.if_then_else(scalar, broadcast(chosen, lanes), broadcast(other, lanes))
-
-
-class _Masked:
-    """Context in which a widener's mask is narrower."""
-
-    def __init__(self, widener: Widener, mask: Any) -> None:
-        self._widener, self._mask = widener, mask
-
-    def __enter__(self) -> None:
-        widener = self._widener
-        self._before = widener.mask, widener._conditional
-        widener.mask = self._mask if widener.mask is None else prim.And(widener.mask, self._mask)
-        widener._conditional = True
-
-    def __exit__(self, *_: object) -> None:
-        self._widener.mask, self._widener._conditional = self._before
 
 
 def lanes_of_variable(variable: Any) -> int:
