@@ -192,14 +192,7 @@ def stock_part(arguments: argparse.Namespace) -> Part:
     """Time to what TVM's own search finds, for the twelve convolutions of ResNet-18."""
     tasks = tuning_loops.RESNET18[1:2] if arguments.quick else tuning_loops.RESNET18
     rows = tuning_loops.same_best(arguments.trials or 64, tasks)
-    summary: dict[str, float] = {
-        "time_to_same_best": round(geometric_mean([row["rules_ratio"] for row in rows]), 2),
-        "time_to_same_best_same_space": round(geometric_mean([row["same_space_ratio"] for row in rows]), 2),
-        "same_space_reached": sum(row["same_space_reached"] for row in rows),
-        "same_best_tasks": len(rows),
-    }
-    loop = [row["stock_seconds"] for row in rows if row["same_best"] == tuning_loops.LOOP.name and row["trials"] == 64]
-    return rows, summary | ({"stock_loop_seconds_64": loop[0]} if loop else {})
+    return rows, tuning_loops.summarise_same_best(rows)
 
 
 def whole_part(arguments: argparse.Namespace) -> Part:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import numpy as np
@@ -88,12 +88,12 @@ def loop(trials: int, seeds: int) -> list[Row]:
 
 def peak_shares(trials: int, seeds: int) -> list[Row]:
     """Tune direct convolutions on one thread: share of the multiply-add peak of the best candidate."""
-    target = native_target()
+    target, cores = native_target(), physical_cores()
     options = PipelineOptions(winograd=False)
     rows = []
     for task in SQUARE:
         for seed in range(seeds):
-            before = fma_peak(target, machine_of(target).lanes("float32"), 1)
+            peak = fma_peak(target, machine_of(target).lanes("float32"), cores) / cores
             result, seconds, _ = ours(convolution(task), trials, seed=seed, threads=1, options=options)
             kernel = next(row for row in result.kernels if "conv" in row.name)
             if kernel.best is None or kernel.before is None:
@@ -105,8 +105,8 @@ def peak_shares(trials: int, seeds: int) -> list[Row]:
                     "trials": result.trials,
                     "seconds": round(seconds, 2),
                     "gflops": round(task.flops / kernel.best / 1e9, 1),
-                    "share": round(task.flops / kernel.best / before, 4),
-                    "share_of_first": round(task.flops / kernel.before / before, 4),
+                    "share": round(task.flops / kernel.best / peak, 4),
+                    "share_of_first": round(task.flops / kernel.before / peak, 4),
                     "load_average": round(os.getloadavg()[0], 2),
                 }
             )
@@ -140,6 +140,21 @@ def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[
         rows.append(row)
         print(row, flush=True)
     return rows
+
+
+def summarise_same_best(rows: Sequence[Row]) -> dict[str, float]:
+    """Geometric means of the ratios of times, over the tasks where TVM's best was reached, and how many those are."""
+    summary: dict[str, float] = {"same_best_tasks": len(rows)}
+    for name, key in (("rules", "time_to_same_best"), ("same_space", "time_to_same_best_same_space")):
+        ratios = [row[f"{name}_ratio"] for row in rows if row[f"{name}_reached"]]
+        summary[f"{name}_reached"] = len(ratios)
+        if ratios:
+            summary[key] = round(geometric_mean(ratios), 2)
+        summary[f"{name}_latency_vs_stock"] = round(
+            geometric_mean([row[f"{name}_best_us"] / row["stock_best_us"] for row in rows]), 4
+        )
+    loop = [row["stock_seconds"] for row in rows if row["same_best"] == LOOP.name and row["trials"] == 64]
+    return summary | ({"stock_loop_seconds_64": loop[0]} if loop else {})
 
 
 def whole_model(trials: int, name: str = "resnet18") -> list[Row]:
