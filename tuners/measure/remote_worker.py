@@ -63,8 +63,7 @@ def time_on_server(
         for tensor in tensors:
             fill(tensor)
         first = list(module.time_evaluator("main", device, number=1, repeat=3)(*tensors).results)[1:]
-        evaluator = module.time_evaluator("main", device, number=timing.number(first), repeat=1)
-        return "done", timing.figures(lambda: float(evaluator(*tensors).results[0]), first, best)
+        return "done", timing.figures(timing.stopwatch(module, device, tensors, first), first, best)
     except Exception as error:  # whatever TVM raised: either the candidate failed, or the session is gone
         if SESSION_EXPIRED in f"{type(error).__name__} {error}":
             raise TimeoutError(f"took longer than {session_seconds:g} s on the server") from None

@@ -12,10 +12,18 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm.runtime.device import RPC_SESS_MASK
 
 from tvm_ext.tuners.measure import remote_worker
 from tvm_ext.tuners.measure.channel import Closed, receive, send
 from tvm_ext.tuners.measure.code import build
+
+
+FLUSH = "cache_flush_cpu_non_first_arg"
+"""TVM's function that empties the caches of all arguments but the first."""
+
+
+MOST_COLD_RUNS = 100
 
 
 @dataclass(frozen=True)
@@ -32,16 +40,31 @@ class Timing:
         A candidate whose first runs take this many times the best time is not repeated.
     behind : float
         Nor is one whose figures are all at least this many times the best time, after each further figure.
+    flush : bool
+        Whether a CPU's caches are emptied of all arguments but the first before each run, as in a model, where the
+        weights were last read when it ran before. A figure is then the median of the runs.
     """
 
     repeats: int = 3
     seconds: float = 0.02
     hopeless: float = 3.0
     behind: float = 1.25
+    flush: bool = True
 
     def number(self, first: Sequence[float]) -> int:
         """Give the runs that one figure is the mean of, from the seconds of the first runs."""
         return max(1, round(self.seconds / max(min(first), 1e-7)))
+
+    def stopwatch(
+        self, module: Any, device: Any, tensors: Sequence[Any], first: Sequence[float]
+    ) -> Callable[[], float]:
+        """Make the function that takes one figure of ``main`` of a module, here or on a server."""
+        number = self.number(first)
+        if self.flush and device.dlpack_device_type() % RPC_SESS_MASK == tvm.cpu().dlpack_device_type():
+            cold = module.time_evaluator("main", device, 1, min(number, MOST_COLD_RUNS), f_preproc=FLUSH)
+            return lambda: float(np.median(cold(*tensors).results))
+        warm = module.time_evaluator("main", device, number, 1)
+        return lambda: float(warm(*tensors).results[0])
 
     def figures(self, measure: Callable[[], float], first: Sequence[float], best: float | None) -> list[float]:
         """Take figures until there are enough, or the candidate is seen to be behind.
@@ -130,8 +153,7 @@ def _run(
         function(*tensors)
         device.sync()
         first.append(time.perf_counter() - start)
-    evaluator = executable.time_evaluator("main", device, number=timing.number(first), repeat=1)
-    return timing.figures(lambda: float(evaluator(*tensors).results[0]), first, best)
+    return timing.figures(timing.stopwatch(executable, device, tensors, first), first, best)
 
 
 def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.tuners.measure.worker import Timing
+from tvm_ext.tuners.measure.worker import FLUSH, MOST_COLD_RUNS, Timing
 
 SECONDS = st.floats(1e-6, 1.0)
 
@@ -30,3 +34,32 @@ def test_figures_are_taken_while_there_is_hope(ahead: list[float], first: list[f
 @pytest.mark.parametrize(("first", "number"), [([0.02, 0.01], 2), ([1.0, 2.0], 1), ([0.0, 1.0], 200000)])
 def test_figures_last_long_enough(first: Sequence[float], number: int) -> None:
     assert Timing(seconds=0.02).number(first) == number
+
+
+class _Module:
+    """Notes how it is timed."""
+
+    def __init__(self) -> None:
+        self.asked: tuple[Any, ...] = ()
+
+    def time_evaluator(self, name: str, device: Any, number: int, repeat: int, f_preproc: str = "") -> Any:
+        self.asked = (name, number, repeat, f_preproc)
+        return lambda *tensors: SimpleNamespace(results=[3.0, 1.0, 2.0][:repeat])
+
+
+@pytest.mark.parametrize(
+    ("device", "timing", "asked", "figure"),
+    [
+        (tvm.cpu(), Timing(), ("main", 1, 20, FLUSH), 2.0),
+        (tvm.runtime.device(tvm.cpu().dlpack_device_type() + 128, 0), Timing(), ("main", 1, 20, FLUSH), 2.0),
+        (tvm.cpu(), Timing(seconds=10.0), ("main", 1, MOST_COLD_RUNS, FLUSH), 2.0),
+        (tvm.cpu(), Timing(flush=False), ("main", 20, 1, ""), 3.0),
+        (tvm.cuda(), Timing(), ("main", 20, 1, ""), 3.0),
+    ],
+)
+def test_weights_of_kernels_on_a_cpu_come_from_memory(
+    device: Any, timing: Timing, asked: tuple[Any, ...], figure: float
+) -> None:
+    module = _Module()
+    assert timing.stopwatch(module, device, [], [0.001])() == figure
+    assert module.asked == asked
