@@ -18,7 +18,6 @@ from tvm_ext.tuners.measure import remote_worker
 from tvm_ext.tuners.measure.channel import Closed, receive, send
 from tvm_ext.tuners.measure.code import build
 
-
 FLUSH = "cache_flush_cpu_non_first_arg"
 """TVM's function that empties the caches of all arguments but the first."""
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from types import SimpleNamespace
 from typing import Any
 
