@@ -37,7 +37,7 @@ def tuned(models: Sequence[str], trials: int, budget: float) -> list[dict[str, A
         entry = get(name)
         with tempfile.TemporaryDirectory() as folder, Measurer(threads=physical_cores()) as measurer:
             start = time.perf_counter()
-            imported = tvm_ext.import_model(entry.onnx_model())
+            imported = tvm_ext.import_model(entry.onnx_model(), input_shapes=entry.input_shapes())
             result = tune(
                 imported.mod, native_target(), folder, trials, recipe("evolution", batch=BATCH, initial=BATCH),
                 batch=BATCH, measurer=measurer,
