@@ -106,9 +106,7 @@ def copy_bandwidth(
         for p in T.parallel(parts):
             for s in range(steps):
                 T.evaluate(
-                    T.call_extern(
-                        "void", store, T.address_of(destination[p, s, 0]), source[p, s, T.Ramp(0, 1, lanes)]
-                    )
+                    T.call_extern("void", store, T.address_of(destination[p, s, 0]), source[p, s, T.Ramp(0, 1, lanes)])
                 )
 
     shape = (parts, steps, lanes)
