@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tvm_ext.bench.peak import copy_bandwidth, fma_peak
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.streaming import STREAMING_ISAS
 from tvm_ext.target import resolve_target
 from tvm_ext.threads import physical_cores, use_physical_cores
 
@@ -148,9 +149,11 @@ def measure() -> list[dict[str, Any]]:
             row |= {"gflops": case.flops / seconds / 1e9, "share_of_peak": case.flops / seconds / peak}
         else:
             size, moved = int(case.bytes_moved // 2), case.bytes_moved / seconds
-            copied, streamed = (copy_bandwidth(target, size, threads, lanes, streamed=way) for way in (False, True))
-            row |= {"gb_per_s": moved / 1e9, "copy_gb_per_s": copied / 1e9, "streamed_copy_gb_per_s": streamed / 1e9}
-            row |= {"share_of_copy": moved / max(copied, streamed)}
+            copies = {"copy": copy_bandwidth(target, size, threads, lanes)}
+            if machine_of(target).isa in STREAMING_ISAS:
+                copies["streamed_copy"] = copy_bandwidth(target, size, threads, lanes, streamed=True)
+            row |= {"gb_per_s": moved / 1e9, "share_of_copy": moved / max(copies.values())}
+            row |= {f"{name}_gb_per_s": copied / 1e9 for name, copied in copies.items()}
         rows.append(row)
         figures = " ".join(f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, float))
         print(f"{case.family:10} {case.name:36} {figures}", flush=True)
