@@ -12,9 +12,11 @@ from tvm_ext.graph.symbolic import (
     maximum,
     minimum,
     product,
+    sort_value,
     substitute,
     symbol,
     symbols_of,
+    total_of,
 )
 
 n, m = symbol("n"), symbol("m")
@@ -107,3 +109,14 @@ def test_a_missing_value_is_named():
     assert isinstance(n, Symbolic)
     with pytest.raises(GraphError, match=r"tensor 'x' is 4 \* m \* n, which is no number until m has a value"):
         evaluate(4 * n * m, {"n": 2}, "tensor 'x'")
+
+
+def test_a_total_with_an_unknown_size_is_unknown():
+    n = symbol("n")
+    assert total_of([n, 3, n]) == 2 * n + 3
+    assert total_of([]) == 0
+    assert total_of([n, None, 3]) is None
+
+
+def test_symbolic_sizes_sort_above_numbers_and_unknown_ones_below():
+    assert sorted([symbol("n"), 5, None, 0], key=sort_value) == [None, 0, 5, symbol("n")]

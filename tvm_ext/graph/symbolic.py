@@ -134,6 +134,21 @@ def product(sizes: Iterable[Dim]) -> Dim:
     return result
 
 
+def total_of(sizes: Iterable[Dim | None]) -> Dim | None:
+    """Add sizes up; None when one of them is unknown."""
+    result: Dim = 0
+    for size in sizes:
+        if size is None:
+            return None
+        result = result + size
+    return result
+
+
+def sort_value(size: Dim | None) -> int:
+    """Tell where a size sorts: a symbolic one above all numbers, an unknown one below all."""
+    return size if isinstance(size, int) else -1 if size is None else 2**53
+
+
 def symbols_of(size: Dim | None) -> frozenset[str]:
     """Collect the names of all symbols in a size."""
     if not isinstance(size, Symbolic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -17,6 +17,7 @@ from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
 from tvm_ext.graph.dataflow import HOST_VALUES
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
+from tvm_ext.graph.symbolic import sort_value, total_of
 from tvm_ext.passes.algebra import AlgebraReport, rewrite_algebra
 from tvm_ext.passes.fusion import kernel_mappings
 from tvm_ext.pipeline import PHASES, Phase, PipelineOptions
@@ -138,12 +139,12 @@ def operators(graph: DataflowGraph) -> tuple[Operator, ...]:
         Operator(
             name,
             len(nodes),
-            _sum(None if node.flops is None else node.flops.total for node in nodes),
-            _sum(graph.tensors[tensor].nbytes for node in nodes for tensor in _allocated(graph, node)),
+            total_of(None if node.flops is None else node.flops.total for node in nodes),
+            total_of(graph.tensors[tensor].nbytes for node in nodes for tensor in _allocated(graph, node)),
         )
         for name, nodes in uses.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-_weight(row.flops), -_weight(row.bytes_written), row.name)))
+    return tuple(sorted(rows, key=lambda row: (-sort_value(row.flops), -sort_value(row.bytes_written), row.name)))
 
 
 def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | None) -> tuple[Kernel, ...]:
@@ -179,8 +180,8 @@ def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | Non
                 name,
                 len(uses),
                 None if node.flops is None else node.flops.total,
-                _sum(part.tensors[tensor].nbytes for tensor in reads),
-                _sum(part.tensors[tensor].nbytes for tensor in node.outputs),
+                total_of(part.tensors[tensor].nbytes for tensor in reads),
+                total_of(part.tensors[tensor].nbytes for tensor in node.outputs),
                 _rule(functions[name]),
                 fused,
                 inside,
@@ -188,7 +189,7 @@ def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | Non
                 _strongest(types),
             )
         )
-    return tuple(sorted(rows, key=lambda row: (-_weight(row.flops) * row.calls, row.name)))
+    return tuple(sorted(rows, key=lambda row: (-sort_value(row.flops) * row.calls, row.name)))
 
 
 def _strongest(types: Sequence[str]) -> str:
@@ -209,7 +210,7 @@ def _fusion_groups(mod: tvm.IRModule) -> dict[str, tuple[tuple[str, ...], Dim | 
             mappings = kernel_mappings(mod, group)
             types = tuple(str(mappings[node.index].node) if node.index in mappings else "" for node in nodes)
             inner = (t for t in group.tensors.values() if t.kind == "intermediate" and t.alias_of is None)
-            found[name] = members, _sum(tensor.nbytes for tensor in inner), types
+            found[name] = members, total_of(tensor.nbytes for tensor in inner), types
     return found
 
 
@@ -227,7 +228,7 @@ def largest_tensors(graph: DataflowGraph) -> tuple[TensorLife, ...]:
         used_by = tuple(graph.nodes[i].label for i in readers if _allocated(graph, graph.nodes[i]))
         made_by = graph.nodes[graph.producer[root]].label if root in graph.producer else ""
         rows.append(TensorLife(root, str(tensor), tensor.kind, tensor.nbytes, made_by, used_by))
-    rows.sort(key=lambda row: -_weight(row.nbytes))
+    rows.sort(key=lambda row: -sort_value(row.nbytes))
     constants = [row for row in rows if row.kind == "constant"][:_LARGEST_CONSTANTS]
     return (*[row for row in rows if row.kind != "constant"][:_LARGEST_TENSORS], *constants)
 
@@ -264,17 +265,3 @@ def _target_text(target: tvm.target.Target) -> str:
 
 def _type_text(dtype: str, shape: Sequence[int | str]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
-def _sum(sizes: Iterable[Dim | None]) -> Dim | None:
-    total: Dim = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total = total + size
-    return total
-
-
-def _weight(size: Dim | None) -> int:
-    """Where a size sorts: a symbolic one before all numbers, an unknown one after all."""
-    return size if isinstance(size, int) else -1 if size is None else 2**62

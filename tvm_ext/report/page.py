@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from tvm_ext.graph.symbolic import Dim
+from tvm_ext.graph.symbolic import Dim, sort_value, total_of
 from tvm_ext.graph.units import bytes_text, count_text
 from tvm_ext.report.charts import Line, lines_of, memory_chart
 from tvm_ext.report.inspection import Inspection, Kernel, MemoryChart, MemoryProfile
@@ -131,9 +131,9 @@ def _kernels(inspection: Inspection) -> str:
             [
                 _cell(_code(kernel.name), kernel.name),
                 _number(f"{kernel.calls:,}", kernel.calls),
-                _number(count_text(kernel.flops), _sort_value(kernel.flops)),
+                _number(count_text(kernel.flops), sort_value(kernel.flops)),
                 *_flops_cells(total, totals),
-                _number(bytes_text(amount), _sort_value(amount)),
+                _number(bytes_text(amount), sort_value(amount)),
                 _number("?" if intensity is None else f"{intensity:,.2f}", -1 if intensity is None else intensity),
                 _cell(rule, kernel.rule),
             ]
@@ -152,7 +152,7 @@ def _groups(inspection: Inspection) -> str:
         patterns.setdefault(kernel.operators, []).append(kernel)
     rows = []
     for pattern, members in patterns.items():
-        inside = _total(_times(kernel.bytes_inside, kernel.calls) for kernel in members)
+        inside = total_of(_times(kernel.bytes_inside, kernel.calls) for kernel in members)
         calls = sum(kernel.calls for kernel in members)
         types = members[0].types if len(members[0].types) == len(pattern) else ("",) * len(pattern)
         chips = '<span class="arrow">&rarr;</span><wbr>'.join(
@@ -166,7 +166,7 @@ def _groups(inspection: Inspection) -> str:
                 _cell(escape(members[0].mapping), members[0].mapping),
                 _number(str(len(pattern)), len(pattern)),
                 _number(f"{calls:,}", calls),
-                _number(bytes_text(inside), _sort_value(inside)),
+                _number(bytes_text(inside), sort_value(inside)),
                 _cell(f"<details><summary>{len(members)}</summary>{names}</details>", str(len(members))),
             ]
         )
@@ -231,7 +231,7 @@ def _tensors(inspection: Inspection) -> str:
                 _cell(_code(row.name), row.name),
                 _cell(escape(row.type), row.type),
                 _cell(f'<span class="kind {row.kind}">{row.kind}</span>', row.kind),
-                _number(bytes_text(row.nbytes), _sort_value(row.nbytes)),
+                _number(bytes_text(row.nbytes), sort_value(row.nbytes)),
                 _bar(row.nbytes / largest if isinstance(row.nbytes, int) else 0),
                 _cell(_code(row.made_by) if row.made_by else "", row.made_by),
                 _cell(_code(used) if used else "returned", used),
@@ -294,11 +294,11 @@ def _bar(share: float) -> str:
 
 
 def _flops_cells(value: Dim | None, all_values: Sequence[Dim | None]) -> list[str]:
-    return [_number(count_text(value), _sort_value(value)), _share(value, all_values)]
+    return [_number(count_text(value), sort_value(value)), _share(value, all_values)]
 
 
 def _bytes_cells(value: Dim | None, all_values: Sequence[Dim | None]) -> list[str]:
-    return [_number(bytes_text(value), _sort_value(value)), _share(value, all_values)]
+    return [_number(bytes_text(value), sort_value(value)), _share(value, all_values)]
 
 
 def _share(value: Dim | None, all_values: Sequence[Dim | None]) -> str:
@@ -311,24 +311,11 @@ def _share(value: Dim | None, all_values: Sequence[Dim | None]) -> str:
 
 
 def _moved(kernel: Kernel) -> Dim | None:
-    return _total((kernel.bytes_read, kernel.bytes_written))
+    return total_of((kernel.bytes_read, kernel.bytes_written))
 
 
 def _times(size: Dim | None, count: int) -> Dim | None:
     return None if size is None else size * count
-
-
-def _total(sizes: Iterable[Dim | None]) -> Dim | None:
-    total: Dim = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total = total + size
-    return total
-
-
-def _sort_value(size: Dim | None) -> int:
-    return size if isinstance(size, int) else -1 if size is None else 2**53
 
 
 def _seconds(seconds: float) -> str:
