@@ -12,8 +12,8 @@ from tests.fusion.random_operators import operator_graphs
 from tvm_ext.errors import GraphError
 from tvm_ext.fusion.block_mapping import BlockMapping, block_mapping
 from tvm_ext.fusion.operator_graph import Edge, Operator, OperatorGraph
-from tvm_ext.fusion.plan import Block, FusionPlan
-from tvm_ext.fusion.planner import plan_fusion, plan_of_blocks
+from tvm_ext.fusion.plan import Block, FusionPlan, plan_of_blocks
+from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph.mapping_types import MappingType
 

@@ -13,9 +13,10 @@ from tests.fusion.random_operators import operator_graphs
 from tests.zoo.nets.shape_graphs import c3d, vgg16
 from tvm_ext.errors import GraphError, OptionError
 from tvm_ext.fusion.cost_model import LinearModel
+from tvm_ext.fusion.limits import FusionOptions
 from tvm_ext.fusion.operator_graph import Edge, Operator, OperatorGraph, operator_graph
 from tvm_ext.fusion.plan import Block, FusionPlan, removable_operators
-from tvm_ext.fusion.planner import FusionOptions, plan_fusion
+from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph.mapping_types import MappingType
 

@@ -12,14 +12,15 @@ from tvm.relax import op
 
 from tests.fusion.random_operators import operator_graphs
 from tests.modules import arguments, run
-from tests.passes.test_fusion import build
+from tests.passes.test_fusion import FUSE_TIR, LOWER, build
 from tvm_ext.compiler import lower
 from tvm_ext.fusion.operator_graph import operator_graph
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import from_relax
-from tvm_ext.passes.fusion import kernel_mappings, kernel_tails
-from tvm_ext.passes.fusion_check import BlockCheck, can_be_ordered, chains
+from tvm_ext.passes.fusion import fuse_by_mapping_types, kernel_mappings, kernel_tails
+from tvm_ext.passes.fusion_check import BlockCheck
+from tvm_ext.passes.fusion_cuts import can_be_ordered, chains
 from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
@@ -118,6 +119,48 @@ def test_the_settled_plan_is_a_plan() -> None:
     operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
     plan = BlockCheck(mod, cpu.RULES, TARGET).settle(plan_fusion(operators), operators, mod["main"])
     verify_plan(plan, operators)
+
+
+def randomly_wired(sources: list[list[int]], channels: int = 32, size: int = 32) -> tvm.IRModule:
+    """Nodes that convolve a weighted sum of the results of earlier ones, as in RandWire networks."""
+    generator = np.random.default_rng(0)
+
+    def weight(*shape: int) -> relax.Expr:
+        return relax.const(generator.normal(size=shape).astype("float32"))
+
+    def make(emit, x):
+        results = []
+        for inputs in sources:
+            total = x
+            for number, source in enumerate(inputs):
+                scaled = emit(op.multiply(results[source], relax.const(0.25)))
+                total = emit(op.add(total, scaled)) if number else scaled
+            windows = emit(op.nn.conv2d(emit(op.nn.relu(total)), weight(channels, 1, 3, 3), padding=1, groups=channels))
+            mixed = emit(op.nn.conv2d(windows, weight(channels, channels, 1, 1)))
+            results.append(emit(op.add(mixed, weight(1, channels, 1, 1))))
+        return results[-1]
+
+    return build(make, (1, channels, size, size))
+
+
+def kernels_and_bytes(mod: tvm.IRModule) -> tuple[int, int]:
+    graph = from_relax(mod)
+    calls = [node for node in graph.nodes if node.op == "call_tir"]
+    return len(calls), sum(graph.tensors[name].nbytes or 0 for node in calls for name in node.outputs)
+
+
+def test_sums_of_many_results_are_not_written_piece_by_piece() -> None:
+    """What many sums need is written once; blocks that add it to each sum would write as many tensors."""
+    sources = [[*range(node)] for node in range(6)]
+    lowered = LOWER(randomly_wired(sources))
+    stock_kernels, stock_bytes = kernels_and_bytes(FUSE_TIR(relax.transform.FuseOps()(lowered)))
+    with TARGET:
+        ours = FUSE_TIR(fuse_by_mapping_types(rules=cpu.RULES)(lowered))
+    kernels, written = kernels_and_bytes(ours)
+    assert kernels < stock_kernels
+    assert written < stock_bytes
+    tensor = 32 * 32 * 32 * 4
+    assert written <= (2 * len(sources) + 1) * tensor  # two convolutions of each node, and little more
 
 
 @given(operator_graphs(), st.data())

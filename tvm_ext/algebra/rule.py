@@ -176,12 +176,15 @@ class Rule:
         if term.op == self.pattern.op and OPERATORS[term.op].associates:
             chain = _chain(term)
             if 2 < len(chain) <= _LONGEST_CHAIN:
+                pattern, other_pattern = self.pattern.operands
                 for i, first in enumerate(chain):
-                    for j, second in enumerate(chain):
+                    begun = list(match_pattern(pattern, first, Match()))
+                    for j, second in enumerate(chain if begun else ()):
                         if i != j:
                             rest = [other for at, other in enumerate(chain) if at not in (i, j)]
-                            for match in _match_all(self.pattern.operands, (first, second), Match()):
-                                yield match, rest
+                            for found in begun:
+                                for match in match_pattern(other_pattern, second, found):
+                                    yield match, rest
 
     def _holds(self, match: Match, mode: Mode) -> bool:
         conditions = (*self.needs, *(self.assumes if mode == "strict" else ()))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tvm_ext.errors import GraphError
+from tvm_ext.fusion.block_mapping import block_mapping
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.graph.mapping_types import MappingType
 
@@ -102,3 +103,44 @@ def removable_operators(graph: OperatorGraph, members: Collection[int]) -> list[
         and graph.successors[index]
         and all(reader in inside for reader in graph.successors[index])
     )
+
+
+def plan_of_blocks(graph: OperatorGraph, blocks: Sequence[Collection[int]]) -> FusionPlan | None:
+    """Make a plan of blocks of which each operator is in one; None when blocks read each other."""
+    order = block_order(graph, {index: number for number, members in enumerate(blocks) for index in members})
+    if order is None:
+        return None
+    planned = []
+    removable: list[int] = []
+    for number in order:
+        members = blocks[number]
+        found = block_mapping(graph, members)
+        planned.append(Block(tuple(sorted(members)), found.mapping if found else MappingType.OPAQUE))
+        removable += removable_operators(graph, members)
+    return FusionPlan(tuple(planned), tuple(sorted(removable)))
+
+
+def block_order(graph: OperatorGraph, block_of: dict[int, int]) -> list[int] | None:
+    """Order the blocks so that each comes after those it reads; None where they read each other."""
+    sources: dict[int, set[int]] = {number: set() for number in block_of.values()}
+    readers: dict[int, set[int]] = {number: set() for number in block_of.values()}
+    for index, number in block_of.items():
+        for source in graph.predecessors[index]:
+            other = block_of[source]
+            if other != number:
+                sources[number].add(other)
+                readers[other].add(number)
+    waiting = {number: len(found) for number, found in sources.items()}
+    first: dict[int, int] = {}
+    for index, number in block_of.items():
+        first[number] = min(first.get(number, index), index)
+    ready = sorted((number for number, count in waiting.items() if not count), key=lambda n: first[n])
+    order = []
+    while ready:
+        number = ready.pop(0)
+        order.append(number)
+        for reader in sorted(readers[number], key=lambda n: first[n]):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    return order if len(order) == len(waiting) else None

@@ -28,8 +28,8 @@ from typing import Any, Literal
 
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.fusion.cost_model import LinearModel
+from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
-from tvm_ext.fusion.planner import Latency
 
 FORMAT = 1
 _PATIENCE = 10.0  # seconds to wait for another process that writes

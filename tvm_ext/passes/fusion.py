@@ -19,9 +19,10 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
+from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
 from tvm_ext.fusion.operator_graph import operator_graph
 from tvm_ext.fusion.plan import FusionPlan
-from tvm_ext.fusion.planner import FusionOptions, Latency, plan_fusion
+from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import DataflowGraph, from_relax
 from tvm_ext.graph.mapping_types import Mapping, MappingType
@@ -70,7 +71,7 @@ def fuse_by_mapping_types(
                 operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
                 plan = plan_fusion(operators, options, latency)
                 if check is not None:
-                    plan = check.settle(plan, operators, func)
+                    plan = check.settle(plan, operators, func, BlockLimits(operators, options, latency))
                 verify_plan(plan, operators)
                 nodes = [[operators.operators[index].node for index in block.operators] for block in plan.blocks]
                 fused = Grouper(builder, func, nodes).function()

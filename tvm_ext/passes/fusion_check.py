@@ -3,13 +3,14 @@
 A block is done well when a rule takes the merged kernel, the operator that decides the loops has the schedule that it
 has alone, and no intermediate tensor is written out inside. Otherwise it is tried again without the reshapes at its
 border, which are views and cost nothing outside; then without what others need as well. At last it is taken apart into
-chains in which elements keep their places, and these are put together again as far as the rules do them well.
+chains in which elements keep their places, and these are put together again as far as the rules do them well. Then
+operators move between all blocks once more, as far as the rules go along: a piece may suit another neighbour.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,10 +20,11 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 from tvm_ext.fusion.block_mapping import block_mapping, is_anchor
+from tvm_ext.fusion.limits import BlockLimits
 from tvm_ext.fusion.operator_graph import OperatorGraph
-from tvm_ext.fusion.plan import FusionPlan
-from tvm_ext.fusion.planner import plan_of_blocks
-from tvm_ext.graph.mapping_types import MappingType
+from tvm_ext.fusion.plan import FusionPlan, plan_of_blocks
+from tvm_ext.fusion.refinement import refine_plan
+from tvm_ext.passes.fusion_cuts import can_be_ordered, chains, put_together, ways_to_cut
 from tvm_ext.passes.fusion_groups import group_function, is_kernel_call, variables_of
 from tvm_ext.passes.fusion_latency import BlockLatencies
 from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
@@ -79,8 +81,10 @@ class BlockCheck:
         self._mod, self._rules, self._target, self._latencies = mod, rules, target, latencies
         self._known: dict[Any, Scheduled | None] = {}
 
-    def settle(self, plan: FusionPlan, graph: OperatorGraph, func: Any) -> FusionPlan:
-        """Cut up the blocks of a plan that the rules do not do well.
+    def settle(
+        self, plan: FusionPlan, graph: OperatorGraph, func: Any, limits: BlockLimits | None = None
+    ) -> FusionPlan:
+        """Cut up the blocks of a plan that the rules do not do well, and join the pieces with their neighbours.
 
         Parameters
         ----------
@@ -89,22 +93,31 @@ class BlockCheck:
             Of ``func``; its operators know their nodes.
         func : relax.Function
             The function as it was planned.
+        limits : BlockLimits, optional
+            Of the blocks, as they were planned.
         """
         bindings = [binding for block in func.body.blocks for binding in block.bindings]
         uses = Counter(variable for binding in bindings for variable in variables_of(binding))
         uses.update(relax.analysis.free_vars(func.body.body))
+        calls = {index: bindings[operator.node] for index, operator in enumerate(graph.operators)}
         blocks: list[Collection[int]] = []
         for block in plan.blocks:
-            if len(block.operators) < 2:
+            if len(block.operators) < 2 or not all(is_kernel_call(calls[index]) for index in block.operators):
                 blocks.append(block.operators)
                 continue
-            members = {index: bindings[graph.operators[index].node] for index in block.operators}
-            if not all(map(is_kernel_call, members.values())):
-                blocks.append(block.operators)
-                continue
-            blocks += self._parts(graph, members, uses)
+            blocks += self._parts(graph, {index: calls[index] for index in block.operators}, uses)
         settled = plan_of_blocks(graph, blocks)
-        return settled if settled is not None else plan
+        if settled is None:
+            return plan
+
+        def accepts(part: Collection[int]) -> bool:
+            return len(part) == 1 or (
+                all(is_kernel_call(calls[index]) for index in part)
+                and self._is_well_done(graph, part, calls, uses)
+                and len(self._faster(graph, set(part), calls, uses)) == 1
+            )
+
+        return refine_plan(settled, graph, limits or BlockLimits(graph), accepts)
 
     def _parts(self, graph: OperatorGraph, members: dict[int, Any], uses: Counter[Any]) -> list[set[int]]:
         """Give the first way to cut up a block of which the rules do every part well."""
@@ -112,10 +125,10 @@ class BlockCheck:
         def is_well_done(part: Collection[int]) -> bool:
             return self._is_well_done(graph, part, members, uses)
 
-        for parts in _ways(graph, members):
+        for parts in ways_to_cut(graph, members):
             if can_be_ordered(graph, parts) and all(map(is_well_done, parts)):
                 return [piece for part in parts for piece in self._faster(graph, part, members, uses)]
-        return _put_together(graph, chains(graph, members), is_well_done)
+        return put_together(graph, chains(graph, members), is_well_done)
 
     def _faster(
         self, graph: OperatorGraph, part: set[int], bindings: dict[int, Any], uses: Counter[Any]
@@ -242,119 +255,6 @@ def annotated_kernels(func: Any) -> set[str]:
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, note))
     return found
-
-
-def can_be_ordered(graph: OperatorGraph, parts: Sequence[Collection[int]]) -> bool:
-    """Whether the parts of a block can run one after the other."""
-    home = {index: number for number, part in enumerate(parts) for index in part}
-    waiting = set(range(len(parts)))
-    while waiting:
-        ready = {
-            number
-            for number in waiting
-            if all(
-                home.get(source, number) == number or home[source] not in waiting
-                for index in parts[number]
-                for source in graph.predecessors[index]
-            )
-        }
-        if not ready:
-            return False
-        waiting -= ready
-    return True
-
-
-def _ways(graph: OperatorGraph, members: Collection[int]) -> Iterator[list[set[int]]]:
-    """Yield ways to cut up a block, from the coarsest to the finest."""
-    yield [set(members)]
-    views = _without_views(graph, set(members))
-    written = _without_written(graph, views)
-    for inner in (views, written):
-        if 0 < len(inner) < len(members):
-            rest = set(members) - inner
-            yield [inner, *({index} for index in rest)]
-            if len(rest) > 1:
-                yield [inner, *chains(graph, rest)]
-
-
-def _put_together(
-    graph: OperatorGraph, units: Sequence[set[int]], is_well_done: Callable[[Collection[int]], bool]
-) -> list[set[int]]:
-    """Join chains of a block, in the order in which they run, with those that they read."""
-    parts: list[set[int]] = []
-    for unit in sorted(units, key=max):
-        if not is_well_done(unit):
-            parts += [{index} for index in unit]
-            continue
-        read = {source for index in unit for source in graph.predecessors[index]} - unit
-        before = [part for part in parts if part & read]
-        joined = next(
-            (
-                chosen
-                for chosen in ([before, *([part] for part in before)] if len(before) > 1 else [before])
-                if chosen and _may_be_joined(graph, [*chosen, unit], parts) and is_well_done(set().union(unit, *chosen))
-            ),
-            [],
-        )
-        parts = [*(part for part in parts if part not in joined), unit.union(*joined)]
-    return parts
-
-
-def _may_be_joined(graph: OperatorGraph, chosen: Sequence[set[int]], parts: Sequence[set[int]]) -> bool:
-    whole = set().union(*chosen)
-    others = [part for part in parts if not part & whole]
-    return block_mapping(graph, whole) is not None and can_be_ordered(graph, [*others, whole])
-
-
-def _without_views(graph: OperatorGraph, members: set[int]) -> set[int]:
-    """Leave out reshapes that begin or end a block: what they read, or what they give, is in memory anyway."""
-    inner = set(members)
-    changed = True
-    while changed:
-        changed = False
-        for index in sorted(inner):
-            operator = graph.operators[index]
-            if operator.mapping is not MappingType.REORGANIZE or operator.is_disjoint_window:
-                continue
-            begins = not any(source in inner for source in graph.predecessors[index])
-            ends = not any(reader in inner for reader in graph.successors[index])
-            if begins or ends:
-                inner.discard(index)
-                changed = True
-    return inner
-
-
-def _without_written(graph: OperatorGraph, members: set[int]) -> set[int]:
-    """Leave out what others need as well, with what it is computed from: the rest has one result."""
-    inner = set(members)
-    for index in sorted(members, reverse=True):
-        outside = any(reader not in members for reader in graph.successors[index]) or graph.operators[index].is_output
-        if outside and any(reader in inner for reader in graph.successors[index]):
-            pending = [index]
-            while pending:
-                leaving = pending.pop()
-                if leaving in inner:
-                    inner.discard(leaving)
-                    pending += [source for source in graph.predecessors[leaving] if source in inner]
-    return inner
-
-
-def chains(graph: OperatorGraph, members: Collection[int]) -> list[set[int]]:
-    """Cut a block into trees in which elements keep their places and every inner result has one reader."""
-    part_of: dict[int, set[int]] = {}
-    for index in sorted(members):
-        part = {index}
-        operator = graph.operators[index]
-        for edge in operator.edges:
-            source = graph.operators[edge.source]
-            if edge.source not in part_of or source.is_output or graph.successors[edge.source] != (index,):
-                continue
-            keeps_places = edge.mapping is MappingType.ONE_TO_ONE and operator.mapping is MappingType.ONE_TO_ONE
-            joined = part | part_of[edge.source]
-            if keeps_places and block_mapping(graph, joined) is not None:
-                part = joined
-        part_of.update(dict.fromkeys(part, part))
-    return list({id(part): part for part in part_of.values()}.values())
 
 
 def _read_by_others(calls: Sequence[Any], uses: Counter[Any]) -> set[Any]:
