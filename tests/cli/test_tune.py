@@ -48,8 +48,11 @@ def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path
     assert document["resumed"] >= 10
     comparison = document["comparison"]
     assert (comparison["kernels"], comparison["ratio"]) == (len(document["kernels"]), 1.0)
-    text = commands("tune", str(model), *options, "--compare", str(folder))
+    chart = tmp_path / "none.svg"
+    text = commands("tune", str(model), *options, "--compare", str(folder), "--chart", str(chart))
     assert " in the earlier run, 1.00 times as fast" in text.stdout
+    assert "no chart: no trial was left; give it more --trials" in text.stdout
+    assert not chart.exists()
 
 
 @pytest.mark.parametrize(

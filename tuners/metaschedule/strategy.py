@@ -42,16 +42,27 @@ class TunerStrategy(PySearchStrategy):
         Whether records of the database count as trials: a run that was killed ends where it would have.
     store_features : bool
         Whether the best predicted candidates are scheduled and looked at again with TVM's per-store features.
+    first_batch : int, optional
+        Most candidates of the first batch. With 1, a scheduler that begins with a batch of every task knows what each
+        one takes before it shares out the trials.
     """
 
-    def __init__(self, recipe: Recipe, seed: int = 0, resume: bool = True, store_features: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int = 0,
+        resume: bool = True,
+        store_features: bool = False,
+        first_batch: int | None = None,
+    ) -> None:
         super().__init__()
         self.recipe, self.seed, self.resume, self.store_features = recipe, seed, resume, store_features
+        self.first_batch = first_batch
         self.context: ms.TuneContext | None = None
         self.mod: tvm.IRModule | None = None
         self.postprocs: list[Any] = []
         self.sketches: list[tuple[TraceSpace, Tuner]] = []
-        self.trials = self.max_trials = self.batch = 0
+        self.trials = self.max_trials = self.batch = self._next_batch = 0
         self._pending: list[tuple[int, Vector]] = []
         self._seen: dict[int, float | None] = {}
 
@@ -71,6 +82,7 @@ class TunerStrategy(PySearchStrategy):
         if self.mod is None or not design_spaces:
             raise TuningError("the task has no design space, so there is nothing to tune; give it another `space`")
         self.max_trials, self.batch = max_trials, num_trials_per_iter
+        self._next_batch = self.first_batch or self.batch
         self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
         self._rng = np.random.default_rng(self.seed)
         for number, schedule in enumerate(design_spaces):
@@ -109,7 +121,8 @@ class TunerStrategy(PySearchStrategy):
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Give the next batch; None when the budget is spent or there is nothing left to try."""
-        wanted = min(self.batch, self.max_trials - self.trials)
+        wanted = min(self._next_batch, self.max_trials - self.trials)
+        self._next_batch = self.batch
         candidates: list[MeasureCandidate] = []
         in_vain = 0
         while len(candidates) < wanted and in_vain < ATTEMPTS:
@@ -171,7 +184,7 @@ class TunerStrategy(PySearchStrategy):
 
     def clone(self) -> TunerStrategy:
         """Give a strategy of the same recipe for another task."""
-        return TunerStrategy(self.recipe, self.seed, self.resume, self.store_features)
+        return TunerStrategy(self.recipe, self.seed, self.resume, self.store_features, self.first_batch)
 
 
 def _median(seconds: Any) -> float | None:

@@ -127,7 +127,7 @@ def command(
         )  # fmt: skip
     if output is not None:
         compile(imported, resolved, work_dir=work_dir, **options).save(output, force=force)
-    if chart is not None:
+    if chart is not None and result.curve:
         write_tuning_chart({tuner: result.curve}, chart)
     if as_json:
         print_json(_document(result))
@@ -147,6 +147,10 @@ def command(
         noise = sorted(result.noise)[len(result.noise) // 2]
         hint = "; the machine is busy, differences below that mean nothing" if noise > NOISY else ""
         click.echo(f"  noise    the best kernels measured twice differ by {noise:.1%}{hint}")
+    if chart is not None and not result.curve:
+        missing = sum(kernel.best is None for kernel in result.kernels)
+        reason = f"{missing} kernels were not tried" if missing else "no trial was left"
+        click.echo(f"  no chart: {reason}; give it more --trials")
     if output is not None:
         click.echo(f"  compiled {output}")
 
