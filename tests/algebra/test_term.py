@@ -74,3 +74,13 @@ def test_lower_bounds_hold(seed: int) -> None:
         for term, value in zip(pool, evaluate(pool, values), strict=True):
             known = value[~np.isnan(value)]
             assert (known >= term.lower - 1e-12 * abs(term.lower)).all() if np.isfinite(term.lower) else True
+
+
+@pytest.mark.parametrize("rows", [1, 65_536, 70_001])
+def test_products_convert_their_second_operand(rows: int) -> None:
+    """In pieces, and in the precision of the first one."""
+    generator = np.random.default_rng(1)
+    first, second = generator.normal(size=(2, rows)), generator.normal(size=(rows, 3)).astype("float32")
+    found = OPERATORS["matmul"].evaluate([first, second], {})
+    assert found.dtype == "float64"
+    np.testing.assert_allclose(found, first @ second.astype("float64"), rtol=1e-9, atol=1e-9)

@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from tests.graph.operator_cases import CASES, build
 from tests.modules import arguments, run
-from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known
+from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, new_weight
 
 KNOWN = [name for name in CASES if is_known(build(name)["main"].body.blocks[0].bindings[-1])]
 
@@ -63,3 +63,29 @@ def test_numbers_and_weights_are_told_apart() -> None:
     assert len(reader.sources) == 2
     (weight,) = (t for t in reader.terms_of.values() if t.op == "constant" and t.value is None)
     assert weight.lower > 0
+
+
+@pytest.mark.parametrize("rows", [2, 70_001])  # of few numbers, and of more than are converted at once
+def test_constants_are_computed_in_double_precision(rows: int) -> None:
+    """Scaled weights, and a row times a matrix: each is numpy's in float64, rounded once."""
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(rows, 3)).astype("float32")
+    scale, row = (generator.normal(size=size).astype("float32") for size in ((3,), (1, rows)))
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            scaled = builder.emit(op.multiply(relax.const(weight), relax.const(scale)))
+            product = builder.emit(op.matmul(relax.const(row), scaled))
+            total = builder.emit_output(op.add(x, product))
+        builder.emit_func_output(total)
+    after = written_back(builder.get())
+    assert after is not None
+    call = after["main"].body.blocks[0].bindings[0].value
+    (constant,) = (argument for argument in call.args if isinstance(argument, tvm.ir.GenericConst))
+    expected = row.astype("float64") @ (weight.astype("float64") * scale.astype("float64"))
+    np.testing.assert_allclose(constant.value.numpy(), expected, rtol=1e-7)
+
+    tensor, values = new_weight((rows, 3), "float32")
+    values[:] = weight
+    np.testing.assert_array_equal(tensor.numpy(), weight)

@@ -104,6 +104,15 @@ def _matmul_shape(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Sha
     return (*broadcast((first[:-2], second[:-2]), {}), first[-2], second[-1])
 
 
+def _product(first: Array, second: Array) -> Array:
+    """Multiply in the precision of the first one, to which the second is converted a few rows at a time."""
+    if first.dtype == second.dtype or second.ndim != 2:
+        return np.matmul(first, second.astype(first.dtype, copy=False))
+    step = max(1, 65536 // second.shape[1])
+    starts = range(0, len(second), step)
+    return sum(np.matmul(first[..., k : k + step], second[k : k + step].astype(first.dtype)) for k in starts)
+
+
 def _transposed(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
     if len(attributes["perm"]) != len(shapes[0]):
         raise ShapeError(f"permutation {attributes['perm']} of a tensor of rank {len(shapes[0])}")
@@ -234,7 +243,7 @@ OPERATORS: dict[str, OperatorRow] = {
     "matmul": OperatorRow(
         2,
         _matmul_shape,
-        lambda arrays, _: np.matmul(arrays[0], arrays[1]),
+        lambda arrays, _: _product(arrays[0], arrays[1]),
         lambda shapes, result: 2 * prod(result) * shapes[0][-1],
     ),
     "conv": OperatorRow(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -26,10 +27,11 @@ from tvm_ext.algebra.search import SearchOptions, Simplified, Step, simplify
 from tvm_ext.algebra.term import Term, Terms, reachable
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import from_relax
-from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, operator_name, weight_values
+from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, new_weight, operator_name, weight_values
 
 _HEAVY = ("matmul", "nn.conv2d")
 _ROUNDS = 2
+_CACHED = 16384  # elements of a weight that are looked at together
 
 
 @dataclass(frozen=True)
@@ -253,9 +255,15 @@ def _signature(roots: Sequence[Term]) -> tuple[Any, ...]:
 
 def _centred(constant: Any) -> Any:
     value = weight_values(constant)
-    centred = value - value.mean(axis=-1, keepdims=True)
-    centred -= centred.mean(axis=-1, keepdims=True)  # what rounding left of the mean
-    return relax.const(centred, str(value.dtype))
+    rows = value.reshape(-1, value.shape[-1])
+    tensor, values = new_weight(value.shape, str(value.dtype))
+    centred = values.reshape(rows.shape)
+    step = max(1, _CACHED // rows.shape[1])
+    for start in range(0, len(rows), step):  # what is read twice is still in the cache then
+        part = centred[start : start + step]
+        np.subtract(rows[start : start + step], rows[start : start + step].mean(axis=-1, keepdims=True), out=part)
+        part -= part.mean(axis=-1, keepdims=True)  # what rounding left of the mean
+    return relax.const(tensor, str(value.dtype))
 
 
 def _call_like(call: Any, arguments: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
@@ -25,6 +26,8 @@ _PLAIN = {
     "nn.silu": "silu",
 }
 _VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")
+# What numpy computes piece by piece, so that a weight need not be in memory as float64.
+_IN_PIECES = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}
 _FLOATS = ("float32", "float64")
 _SMALL = 16384  # elements of a weight that may be kept twice
 
@@ -177,6 +180,16 @@ def weight_values(constant: Any) -> np.ndarray:
     return np.from_dlpack(constant.value)
 
 
+def new_weight(shape: tuple[int, ...], dtype: str) -> tuple[Any, np.ndarray]:
+    """Make room for the values of a constant; gives the tensor, and an array to write them to."""
+    tensor = tvm.runtime.empty(shape, dtype)
+    values = np.from_dlpack(tensor)
+    if values.flags.writeable:
+        return tensor, values
+    address = (ctypes.c_byte * values.nbytes).from_address(values.ctypes.data)  # NumPy before 2.1 shows it read-only
+    return tensor, np.frombuffer(address, dtype).reshape(shape)
+
+
 def _lower(value: np.ndarray) -> float:
     """Find a lower bound of a weight that says its sign only, so that equal layers stay equal."""
     least = float(value.min())
@@ -235,15 +248,38 @@ class Emitter:
         if not term.operands and term.value is None:
             return self._sources[term.name]
         if term.is_constant:
-            names = {part.name for part in reachable([term]) if not part.operands and part.value is None}
-            arrays = {name: weight_values(self._sources[name]).astype("float64") for name in names}
             with np.errstate(all="ignore"):
-                (value,) = evaluate([term], arrays)
-            return relax.const(np.asarray(value).astype(self._dtype, copy=False), self._dtype)
+                return self._constant(term)
         call = self._builder.normalize(self._call(term, [self._value(operand) for operand in term.operands]))
         variable = relax.DataflowVar(f"{term.op}_{term.number}", call.ty)
         self._bindings.append(relax.VarBinding(variable, call))
         return variable
+
+    def _constant(self, term: Term) -> Any:
+        """Compute a constant in float64."""
+        if term.op not in _IN_PIECES:
+            return relax.const(np.asarray(self._double(term)).astype(self._dtype, copy=False), self._dtype)
+        operands = [self._given(part) if self._is_weight(part) else self._double(part) for part in term.operands]
+        tensor, values = new_weight(term.shape, self._dtype)
+        _IN_PIECES[term.op](*operands, out=values, dtype="float64", casting="same_kind")
+        return relax.const(tensor, self._dtype)
+
+    def _double(self, term: Term) -> np.ndarray:
+        parts = reachable([term])
+        # a matrix that others are multiplied by is converted there, a few rows at a time
+        others = {operand for part in parts for operand in part.operands[: 1 if part.op == "matmul" else None]}
+        given = {part.name: self._given(part) for part in parts if self._is_weight(part)}
+        for part in parts:
+            if self._is_weight(part) and (part in others or part is term):
+                given[part.name] = given[part.name].astype("float64")
+        (value,) = evaluate([term], given)
+        return value
+
+    def _is_weight(self, term: Term) -> bool:
+        return not term.operands and term.value is None
+
+    def _given(self, weight: Term) -> np.ndarray:
+        return weight_values(self._sources[weight.name])
 
     def _call(self, term: Term, operands: list[Any]) -> Any:
         attributes = dict(term.attributes)
