@@ -10,6 +10,7 @@ import numpy as np
 
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.tuners.space import ConfigSpace
+from tvm_ext.tuners.tile_features import tile_projection
 from tvm_ext.tuners.tree_tables import TreeTables
 
 
@@ -20,6 +21,9 @@ class CostModel(Protocol):
     def fitted(self) -> bool:
         """Whether there is something to predict with."""
 
+    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give what it looks at (n × features) of vectors (n × knobs)."""
+
     def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
         """Learn anew from all measurements (n × features, n)."""
 
@@ -27,7 +31,7 @@ class CostModel(Protocol):
         """Predict scores (n)."""
 
     def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
-        """Give what predicts scores (n) of vectors (n × knobs), where the features are those of the space alone."""
+        """Give what predicts scores (n) of vectors (n × knobs), from nothing but :meth:`features`."""
 
 
 @dataclass
@@ -43,6 +47,8 @@ class XGBoostModel:
     share : float
         Each tree learns from this share of the measurements, and each split looks at this share of the features: the
         model is smoother where it has seen little.
+    depth : int
+        Most comparisons between the root of a tree and a leaf; the tables of :meth:`scorer` take three.
 
     References
     ----------
@@ -53,11 +59,11 @@ class XGBoostModel:
     rounds: int = 80
     eta: float = 0.3
     share: float = 1.0
+    depth: int = 3
     _booster: Any = None
 
     PARAMETERS = {  # noqa: RUF012
         "objective": "reg:squarederror",
-        "max_depth": 3,
         "gamma": 1e-4,
         "min_child_weight": 1,
         "lambda": 1.0,
@@ -72,6 +78,10 @@ class XGBoostModel:
         """Whether there is something to predict with."""
         return self._booster is not None
 
+    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give the features of the space."""
+        return space.features(vectors)
+
     def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
         """Learn anew; scores are divided by the best, as AutoTVM does."""
         try:
@@ -82,8 +92,13 @@ class XGBoostModel:
             ) from None
         best = float(scores.max(initial=0.0))
         data = xgboost.DMatrix(features, label=scores / best if best > 0 else scores, nthread=1)
-        sampling = {"eta": self.eta, "subsample": self.share, "colsample_bynode": self.share}
-        self._booster = xgboost.train(self.PARAMETERS | sampling, data, self.rounds)
+        chosen = {
+            "eta": self.eta,
+            "max_depth": self.depth,
+            "subsample": self.share,
+            "colsample_bynode": self.share,
+        }
+        self._booster = xgboost.train(self.PARAMETERS | chosen, data, self.rounds)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Predict scores (n) relative to the best measured one."""
@@ -92,6 +107,32 @@ class XGBoostModel:
     def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
         """Predict as :meth:`predict` does, ten times as fast, from tables that are made now."""
         return TreeTables(self._booster, space.choice_features).predict
+
+
+@dataclass
+class TileModel(XGBoostModel):
+    """Gradient-boosted trees that also see the volumes of tiles, of all subsets of the loops.
+
+    What decides is often a product of factors of several knobs: how many accumulators there are, or whether a tile fits
+    a cache. Trees that look at single knobs learn it for each combination anew. More trees than AutoTVM's, of smaller
+    steps and each from a part of the measurements, follow less what is peculiar to one configuration.
+    """
+
+    rounds: int = 100
+    eta: float = 0.15
+    share: float = 0.6
+    depth: int = 4
+    _projection: tuple[ConfigSpace, np.ndarray] | None = None
+
+    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give the features of the space and the logarithms of volumes; see :func:`.tile_projection`."""
+        if self._projection is None or self._projection[0] is not space:
+            self._projection = space, tile_projection(space)
+        return space.features(vectors) @ self._projection[1]
+
+    def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
+        """Predict from the features; a volume depends on several knobs, so that there are no tables."""
+        return lambda vectors: self.predict(self.features(space, vectors))
 
 
 @dataclass
@@ -104,6 +145,10 @@ class TableModel:
     def fitted(self) -> bool:
         """Always true."""
         return True
+
+    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give the features of the space."""
+        return space.features(vectors)
 
     def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
         """Nothing is learnt."""

@@ -136,6 +136,15 @@ class ConfigSpace:
                     found.append((*vector[:position], vector[position] + step, *vector[position + 1 :]))
         return found
 
+    def changes(self, vectors: np.ndarray) -> np.ndarray:
+        """List what differs from a vector (n × knobs) in at most one knob, by any choice (m × knobs)."""
+        rows = []
+        for position, radix in enumerate(self.radices.tolist()):
+            changed = np.repeat(vectors, radix, axis=0)
+            changed[:, position] = np.tile(np.arange(radix), len(vectors))
+            rows.append(changed)
+        return np.concatenate(rows)
+
     def features(self, vectors: np.ndarray) -> np.ndarray:
         """Give what a cost model sees of vectors (n × knobs): every factor as log2, other numbers as they are."""
         columns = [rows[vectors[:, position]] for position, rows in enumerate(self.choice_features)]

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tuners.spaces import small_spaces
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.space import ConfigSpace, Knob
 
@@ -78,3 +79,11 @@ def test_features_hold_logarithms_of_factors() -> None:
 def test_errors_name_the_place(make: object, words: str) -> None:
     with pytest.raises(TuningError, match=words):
         make()  # type: ignore[operator]
+
+
+@given(space=small_spaces(), seed=st.integers(0, 2**16))
+def test_changes_are_those_within_one_knob(space: ConfigSpace, seed: int) -> None:
+    vectors = space.random(np.random.default_rng(seed), 3)
+    every = [space.vector(index) for index in range(space.size)]
+    near = {row for row in every if ((np.array(row) != vectors).sum(axis=1) <= 1).any()}
+    assert {tuple(row) for row in space.changes(vectors).tolist()} == near

@@ -58,7 +58,9 @@ def test_nothing_is_suggested_twice_and_small_spaces_are_exhausted(
     assert all(space.check(vector) == vector for vector in suggested)
 
 
-@pytest.mark.parametrize("name", ["autotvm_sa", "sa_as", "evolution", "ppo", "chameleon", "autotvm_diversity"])
+@pytest.mark.parametrize(
+    "name", ["autotvm_sa", "sa_as", "sa_as_tiles", "evolution", "ppo", "chameleon", "autotvm_diversity"]
+)
 def test_learning_beats_random_on_a_bowl(name: str) -> None:
     space = convolution_space()
     learnt, drawn = [], []
@@ -83,6 +85,28 @@ def test_a_larger_pool_is_handed_to_the_sampler() -> None:
     row = replace(recipe("autotvm_sa", batch=8, initial=8), sampler=Watched, pool=4)
     assert len(tune(row.tuner(space, 0), bowl(space), 24)) == 24
     assert handed == [32, 32]
+
+
+def test_a_share_of_the_batch_is_around_the_best_measured() -> None:
+    """Of half of the batch each differs in one knob from one of the four best; they are the best predicted such."""
+    space = convolution_space()
+    tuner = replace(recipe("autotvm_sa", batch=16, initial=64), refined_share=0.5).tuner(space, 0)
+    tune(tuner, bowl(space), 64)
+    ranked = sorted(tuner.measurements, key=lambda row: -row.score)
+    best, known = [row.vector for row in ranked[:4]], {row.vector for row in ranked}
+    around = {
+        (*vector[:knob], choice, *vector[knob + 1 :])
+        for vector in best
+        for knob, radix in enumerate(space.radices.tolist())
+        for choice in range(radix)
+    } - known
+    batch = tuner.suggest(16)
+    assert len(batch) == 16
+    refined = [vector for vector in batch if vector in around]
+    assert len(refined) >= 8
+    score = tuner.cost_model.scorer(space)
+    others = around - set(batch)
+    assert score(np.array(refined)).min() >= score(np.array(sorted(others))).max() - 1e-6
 
 
 def test_the_default_configuration_is_measured_first() -> None:
