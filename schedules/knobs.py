@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import ExprRV, LoopRV
 from tvm.tirx import IntImm
 
 
@@ -42,3 +42,11 @@ def divide(schedule: Schedule, loop: LoopRV, factors: Sequence[int | None], larg
         )
         return list(schedule.split(loop, sampled))
     return list(schedule.split(loop, factors))
+
+
+def choose(schedule: Schedule, candidates: Sequence[int], choice: int) -> int | ExprRV:
+    """Take one of several numbers; in a tunable schedule which one is a knob."""
+    if not isinstance(schedule, TunableSchedule):
+        return choice
+    even = [1.0 / len(candidates)] * len(candidates)
+    return schedule.sample_categorical(list(candidates), even, decision=candidates.index(choice))

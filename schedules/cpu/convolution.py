@@ -17,8 +17,10 @@ from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
+from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
 
 Item = TypeVar("Item")
 
@@ -262,7 +264,12 @@ def _apply_tile(
     task = schedule.fuse(*out.planes, part, band)
     if tile.parallel:
         schedule.parallel(task)
-    schedule.vectorize(out.lane)
+    passes = tile.rows * int(schedule.get(strip).extent)
+    fetches = 1 < passes <= MOST_PASSES
+    if fetches:  # a kernel without such a loop is not looked at when vector code is made
+        mark_simd(schedule, out.lane, int(schedule.get(out.lane).extent))
+    else:
+        schedule.vectorize(out.lane)
     schedule.compute_at(conv, strip, preserve_unit_loops=True)
     schedule.set_scope(conv, 0, "local")
     # The loops above the strip come first: task, group, row, strip.
@@ -271,6 +278,8 @@ def _apply_tile(
     schedule.vectorize(inner.lane)
     for loop in (inner.column, inner.out_chunk, column, vector):
         schedule.unroll(loop)
+    if fetches:
+        fetch_next_weights(schedule, conv, [row, strip], inner.reduction[0], passes <= FETCHING_PASSES)
     initial = schedule.decompose_reduction(conv, inner.reduction[0])
     column_init, vector_init, lane_init = schedule.get_loops(initial)[-3:]
     for loop in (column_init, vector_init):

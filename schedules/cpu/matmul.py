@@ -20,6 +20,7 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
+from tvm_ext.schedules.cpu.weights import fetch_next_weights
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -37,6 +38,9 @@ TILE_CYCLES = 20
 COPIED_ROWS = 1.03
 """What it costs, relatively, to read the rows from a copy."""
 
+BLOCK_TILES = 8
+"""Row tiles up to which all meet a tile of columns before the next; more of them read all columns one after another."""
+
 CACHE_WAYS, PAGE = 8, 4096
 """Lines that an L1 cache holds of addresses a multiple of ``PAGE`` bytes apart."""
 
@@ -51,11 +55,14 @@ class MatmulTask:
         Into how many parts the row tiles and the column tiles are divided; a task computes one part of each.
     parallel : bool
         Whether the kernel is worth handing to the thread pool.
+    block_tiles : int
+        Row tiles that meet a tile of columns before the next one is begun.
     """
 
     row_parts: int
     column_parts: int
     parallel: bool
+    block_tiles: int
 
 
 def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machine: Machine) -> tuple[int, int]:
@@ -126,7 +133,10 @@ def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine
             cost = rounds * (work + moved + 200)
             if cost < best_cost:
                 best, best_cost = (row_parts, column_parts), cost
-    return MatmulTask(best[0], best[1], parallel and extents.batch * prod(best) > 1)
+    task_tiles = row_tiles // best[0]
+    # Few rows: the weights come through once, and all rows meet them.
+    together = task_tiles * tile_rows * k * size <= machine.l2 // 4 and task_tiles <= BLOCK_TILES
+    return MatmulTask(best[0], best[1], parallel and extents.batch * prod(best) > 1, task_tiles if together else 1)
 
 
 class Matmul:
@@ -192,28 +202,32 @@ def _apply_tile(
     tile_rows, vectors = tile
     batch, row, column = schedule.get_loops(store)
     whole_vectors = int(schedule.get(column).extent) % extents.lanes == 0
-    row_part, row_tile, row = divide(schedule, row, [task.row_parts, None, tile_rows], 28)
+    row_part, row_block, row_tile, row = divide(schedule, row, [task.row_parts, None, task.block_tiles, tile_rows], 28)
     chunk, lane = schedule.split(column, [None, extents.lanes])
     column_part, column_tile, vector = divide(schedule, chunk, [task.column_parts, None, vectors], MOST_VECTORS)
-    schedule.reorder(batch, column_part, row_part, row_tile, column_tile, row, vector, lane)
+    schedule.reorder(batch, column_part, row_part, row_block, column_tile, row_tile, row, vector, lane)
     part = schedule.fuse(batch, column_part, row_part)
     if task.parallel:
         schedule.parallel(part)
-    if whole_vectors:
+    fetches = pack is None and task.block_tiles > 1
+    if whole_vectors and not fetches:
         schedule.vectorize(lane)
     else:
         mark_simd(schedule, lane, extents.lanes)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, product, column_tile)
+    accumulate_in_registers(schedule, product, row_tile, fetches)
     if row_copy is not None:
-        copy_at(schedule, row_copy, row_tile, extents.lanes)
+        copy_at(schedule, row_copy, row_block, extents.lanes)
     if pack is not None:
         copy_at(schedule, pack, part, extents.lanes)
 
 
-def accumulate_in_registers(schedule: Schedule, product: SBlockRV, tile: LoopRV) -> None:
-    """Compute a product in each iteration of the loop ``tile`` over its stored tiles, in registers."""
+def accumulate_in_registers(schedule: Schedule, product: SBlockRV, tile: LoopRV, fetches: bool = False) -> None:
+    """Compute a product in each iteration of the loop ``tile`` over its stored tiles, in registers.
+
+    With ``fetches`` all iterations use the same columns, and those of the next ones are fetched meanwhile.
+    """
     schedule.compute_at(product, tile, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     row, vector, lane, k = schedule.get_loops(product)[-4:]
@@ -221,6 +235,8 @@ def accumulate_in_registers(schedule: Schedule, product: SBlockRV, tile: LoopRV)
     schedule.vectorize(lane)
     for loop in (row, vector):
         schedule.unroll(loop)
+    if fetches:
+        fetch_next_weights(schedule, product, [tile], k, True)
     initial = schedule.decompose_reduction(product, k)
     *_, row_init, vector_init, lane_init = schedule.get_loops(initial)
     schedule.unroll(row_init)

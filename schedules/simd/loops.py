@@ -21,6 +21,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from tvm_ext.schedules.simd.prefetch import insert_prefetches
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
@@ -46,6 +47,7 @@ def mark_simd(schedule: Schedule, loop: LoopRV, lanes: int) -> None:
 
 def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers."""
+    func = insert_prefetches(func)
     func, scratch = pad_scratch(func)
     analyzer = tvm.sym.Analyzer()
 

@@ -19,8 +19,9 @@ from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.quantized import conv2d_int8, depthwise_conv2d_int8
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.knobs import TunableSchedule, divide
+from tvm_ext.schedules.knobs import TunableSchedule, choose, divide
 from tvm_ext.schedules.rule import apply_rules, new_schedule, prepare
+from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 
 TARGET = TARGETS["native"]
 
@@ -42,6 +43,10 @@ CASES: dict[str, tuple[Callable[..., relax.Expr], list[tuple[tuple[int, ...], st
         lambda bb, x: relax.op.nn.conv2d_transpose(x, _weights(32, 32, 2, 2), strides=2),
         [((1, 32, 14, 14), "float32")],
     ),
+    "cpu.convolution (few positions)": (
+        lambda bb, x: relax.op.nn.conv2d(x, _weights(144, 48, 1, 1)),
+        [((1, 48, 7, 7), "float32")],
+    ),
     "cpu.winograd": (lambda bb, x: relax.op.nn.conv2d(x, _weights(64, 64, 3, 3)), [((1, 64, 58, 58), "float32")]),
     "cpu.sliding_window": (
         lambda bb, x: relax.op.nn.conv2d(x, _weights(32, 1, 3, 3), padding=1, groups=32),
@@ -56,6 +61,10 @@ CASES: dict[str, tuple[Callable[..., relax.Expr], list[tuple[tuple[int, ...], st
     "cpu.matmul": (
         lambda bb, x: relax.op.nn.gelu(bb.normalize(relax.op.matmul(x, _weights(96, 160)))),
         [((60, 96), "float32")],
+    ),
+    "cpu.matmul (few rows)": (
+        lambda bb, x: relax.op.matmul(x, _weights(72, 520)),
+        [((24, 72), "float32")],
     ),
     "cpu.matvec": (
         lambda bb, x, y: relax.op.matmul(x, bb.normalize(relax.op.permute_dims(y, (1, 0)))),
@@ -153,6 +162,39 @@ def test_the_trace_starts_at_the_choice_of_the_rule_and_can_be_resampled(name: s
         kernels.add(sampled.mod["main"].script())
         np.testing.assert_allclose(_run(sampled.mod["main"], arrays), expected, rtol=1e-4, atol=1e-4)
     assert len(kernels) > 1
+
+
+@pytest.mark.parametrize("name", ["cpu.convolution (few positions)", "cpu.matmul (few rows)"])
+def test_fetching_ahead_is_a_knob_that_begins_switched_on(name: str) -> None:
+    func, rule = _kernel(name)
+    mod = tvm.IRModule({"main": func})
+    space = TraceSpace.of(rule.apply(func, _two_threads(), tunable=True), mod)
+    (knob,) = (number for number, knob in enumerate(space.space.knobs) if "Categorical" in knob.name)
+    assert space.space.knobs[knob].choices == (0, 1)
+    assert space.space.default[knob] == 1
+
+    arrays = _arrays(func)
+    expected = _run(func, arrays)
+    for choice in (0, 1):
+        vector = list(space.space.default)
+        vector[knob] = choice
+        schedule = space.schedule(vector)
+        assert schedule is not None
+        kernel = schedule.mod["main"]
+        with _two_threads():
+            code = str(vector_code()(tvm.IRModule({"main": kernel})))
+        assert ("tvm_ext_prefetch" in code) == bool(choice)
+        np.testing.assert_allclose(_run(kernel, arrays), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_choice_of_numbers() -> None:
+    buffer = tvm.te.placeholder((60,), name="a")
+    func = tvm.te.create_prim_func([buffer, tvm.te.compute((60,), lambda i: buffer[i] + 1.0, name="b")])
+    assert choose(new_schedule(func), (3, 5, 8), 5) == 5
+    schedule = new_schedule(func, tunable=True)
+    choice = choose(schedule, (3, 5, 8), 5)
+    assert int(schedule.get(choice)) == 5
+    assert [int(decision) for decision in schedule.trace.decisions.values()] == [1]
 
 
 def test_only_what_factors_divide_is_a_knob() -> None:
