@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
@@ -31,6 +32,7 @@ from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuning_confirmation import confirmed_times
 from tvm_ext.tuning_database import (
     best_seconds,
     check_records,
@@ -38,7 +40,9 @@ from tvm_ext.tuning_database import (
     open_database,
     open_earlier,
     record_count,
+    replace_times,
 )
+from tvm_ext.tuning_result import KernelResult, TuningResult
 from tvm_ext.tuning_target import check_runs_here
 
 __all__ = [
@@ -54,73 +58,18 @@ __all__ = [
 DEFAULT_OPTIONS = PipelineOptions()
 
 
-@dataclass
-class KernelResult:
-    """One kernel: times in seconds, None where nothing was measured.
-
-    Attributes
-    ----------
-    calls : int
-        How often the model calls it.
-    before : float or None
-        With the rule's own choices.
-    best : float or None
-    earlier : float or None
-        Best time of the run that is compared with.
-    trials, failed : int
-        Measurements of this run, and how many of them failed.
-    error : str or None
-        Why the last failed candidate failed.
-    """
-
-    name: str
-    calls: int
-    points: int
-    before: float | None = None
-    best: float | None = None
-    earlier: float | None = None
-    trials: int = 0
-    failed: int = 0
-    error: str | None = None
-
-
-@dataclass
-class TuningResult:
-    """What a run found, and where its time went (seconds).
-
-    Attributes
-    ----------
-    curve : list of (seconds, trials, latency)
-        After every batch: sum over the kernels of best time and calls, once each was measured.
-    noise : list of float
-        By how much two measurements of the best candidate of a kernel differed, as shares.
-    resumed : int
-        Trials of these kernels that the database held already.
-    others : int
-        Records of other kernels in the database.
-    """
-
-    kernels: list[KernelResult]
-    curve: list[tuple[float, int, float]] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    resumed: int = 0
-    others: int = 0
-
-    @property
-    def trials(self) -> int:
-        """Measurements of this run."""
-        return sum(kernel.trials for kernel in self.kernels)
-
-
 @dataclass(frozen=True)
 class Task:
     """One kernel to tune: the workload as the database knows it."""
 
     name: str
-    mod: tvm.IRModule
+    space: TraceSpace
     calls: int
-    points: int
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The kernel, prepared by its rule."""
+        return self.space.mod
 
 
 def kernels_to_tune(
@@ -160,13 +109,13 @@ def kernels_to_tune(
         workload = found.dispatched[0]
         try:
             schedule = tunable_schedule(workload["main"], target, cpu.RULES)
-            space = None if schedule is None else TraceSpace.of(schedule, workload).space
+            space = None if schedule is None else TraceSpace.of(schedule, workload)
         except TuningError:
             continue  # nothing to choose
         except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too
             continue
-        if space is not None and space.size > 1:
-            tasks.append(Task(str(found.task_name), workload, int(found.weight), space.size))
+        if space is not None and space.space.size > 1:
+            tasks.append(Task(str(found.task_name), space, int(found.weight)))
     # Few trials go where most of the arithmetic is.
     return sorted(tasks, key=_work, reverse=True)
 
@@ -196,7 +145,9 @@ def tune(
 ) -> TuningResult:
     """Tune the kernels of a Relax module.
 
-    The rule's own choice of each kernel is measured first; the other trials go where most time can be saved.
+    The rule's own choice of each kernel is measured first; the other trials go where most time can be saved. At the end
+    the fastest candidates are timed in turns with the rule's choice, unless other machines measured, and these times
+    take the place of the first ones.
 
     Parameters
     ----------
@@ -233,7 +184,7 @@ def tune(
         raise TuningError(
             "none of the model's kernels has a schedule with something to choose: there is nothing to tune"
         )
-    results = [KernelResult(task.name, task.calls, task.points) for task in tasks]
+    results = [KernelResult(task.name, task.calls, task.space.space.size) for task in tasks]
     if compare is not None:
         _note_earlier(tasks, results, Path(compare))
     folder = Path(work_dir)
@@ -254,6 +205,9 @@ def tune(
             ]
             _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
             check_records(folder, total + outcome.trials)
+            if not isinstance(own, RemoteMeasurer):
+                _confirm(tasks, target, folder, database, own, outcome)
+                outcome.note_latency(time.perf_counter() - start)
             for task in tasks:
                 own.check_noise(("cpu", arguments_of(task.mod)))
             counts = own.counts
@@ -267,6 +221,27 @@ def tune(
         reasons = {result.error for result in results if result.error}
         raise TuningError(f"no candidate could be measured: {next(iter(reasons), 'nothing was tried')}")
     return outcome
+
+
+def _confirm(
+    tasks: Sequence[Task],
+    target: tvm.target.Target,
+    folder: Path,
+    database: ms.Database,
+    measurer: Measurer,
+    outcome: TuningResult,
+) -> None:
+    """Let only those candidates take the place of a rule's choice that are faster than it side by side."""
+    changed = []
+    for task, result in zip(tasks, outcome.kernels, strict=True):
+        found = confirmed_times(task.space, target, database, measurer) if result.trials else []
+        if found:
+            changed += found
+            result.before = float(np.median(found[0][1]))
+    replace_times(folder, changed)
+    database = open_database(folder)
+    for task, result in zip(tasks, outcome.kernels, strict=True):
+        result.best = best_seconds(database, task.mod)
 
 
 def _note_earlier(tasks: Sequence[Task], results: Sequence[KernelResult], folder: Path) -> None:
@@ -371,7 +346,5 @@ class _Reporter(PyMeasureCallback):
             if kernel.before is None and kernel.best is None:
                 kernel.before = seconds  # the rule's own choice is measured first
             kernel.best = seconds if kernel.best is None else min(kernel.best, seconds)
-        if all(row.best is not None for row in self.outcome.kernels):
-            latency = sum(row.best * row.calls for row in self.outcome.kernels if row.best is not None)
-            self.outcome.curve.append((time.perf_counter() - self.start, self.outcome.trials, latency))
+        self.outcome.note_latency(time.perf_counter() - self.start)
         self.progress(self.outcome)

@@ -7,12 +7,14 @@ hashes, and would find nothing in them, or something else.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OutputError, TuningError
+from tvm_ext.files import write_atomically
 
 WORKLOADS, RECORDS, VERSION = "database_workload.json", "database_tuning_record.json", "database_version.json"
 
@@ -111,6 +113,34 @@ def check_records(folder: Path, expected: int) -> None:
             f"the database in {folder} holds {found} of {expected} measurements: the disk is full, or the file may not "
             "grow; free some space and run again, what is there is gone on with"
         )
+
+
+def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, Sequence[float]]]) -> None:
+    """Give records of a database in a folder new times (seconds); what was opened before does not see them.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written; the records are as they were then.
+    """
+    hashes = [json.loads(line)[0] for line in (folder / WORKLOADS).read_text("utf-8").splitlines()]
+    new = {(record.workload.as_json()[0], _trace_text(record.as_json()[0])): seconds for record, seconds in times}
+    lines = []
+    for line in (folder / RECORDS).read_text("utf-8").splitlines():
+        workload, record = json.loads(line)
+        seconds = new.get((hashes[workload], _trace_text(record[0])))
+        if seconds is not None:
+            record[1] = [float(value) for value in seconds]
+            line = json.dumps([workload, record], separators=(",", ":"))
+        lines.append(line + "\n")
+    write_atomically(folder / RECORDS, "".join(lines))
+
+
+def _trace_text(value: object) -> str:
+    """Spell a trace in one way: truth values are numbers in TVM's file, and are not in its records."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_trace_text, value))}]"
+    return json.dumps(int(value) if isinstance(value, bool) else value)
 
 
 def _check_version(folder: Path) -> None:

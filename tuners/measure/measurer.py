@@ -226,6 +226,26 @@ class Measurer:
     ) -> list[float]:
         return worker.call(self.run_timeout, "run", row.key, device_type, arguments, self.timing, best)
 
+    def compare(self, rows: Sequence[Candidate], device_type: str, arguments: Arguments) -> list[list[float]] | None:
+        """Time candidates in turns, in one worker of this machine, whatever is known of them.
+
+        Returns
+        -------
+        list of list of float or None
+            Times of each candidate (seconds); None when one of them failed.
+        """
+        worker = self._workers[0]
+        try:
+            with worker.lock:
+                for row in rows:
+                    worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
+                if self.threads == 1:
+                    worker.call(self.run_timeout, "pin", [next(self._timing_cores)])
+                keys = [row.key for row in rows]
+                return worker.call(len(rows) * self.run_timeout, "compare", keys, device_type, arguments, self.timing)
+        except Fault:
+            return None
+
     def check_noise(self, workload: tuple[str, Arguments]) -> float | None:
         """Time the best candidate of a workload once more, and note by how much the two times differ (a share).
 

@@ -102,6 +102,7 @@ def work(connection: socket.socket) -> None:
     tasks: dict[str, Callable[..., Any]] = {
         "build": _build,
         "run": _run,
+        "compare": _compare,
         "pin": _pin,
         "export": remote_worker.export,
         "time": remote_worker.time_on_server,
@@ -140,9 +141,33 @@ def _run(
     best: float | None,
 ) -> list[float]:
     """Time a kept module; gives seconds of a run, ``timing.repeats`` of them or fewer for a hopeless one."""
-    executable = modules.pop(key)
     device = tvm.device(device_type, 0)
     tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
+    executable = modules.pop(key)
+    first = _first_runs(executable, device, tensors)
+    return timing.figures(timing.stopwatch(executable, device, tensors, first), first, best)
+
+
+def _compare(
+    modules: dict[str, Any],
+    keys: list[str],
+    device_type: str,
+    arguments: list[tuple[tuple[int, ...], str]],
+    timing: Timing,
+) -> list[list[float]]:
+    """Time kept modules in turns; gives ``timing.repeats`` times (seconds) of each."""
+    device = tvm.device(device_type, 0)
+    tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
+    executables = [modules.pop(key) for key in keys]
+    watches = [
+        timing.stopwatch(executable, device, tensors, _first_runs(executable, device, tensors))
+        for executable in executables
+    ]
+    return np.transpose([[watch() for watch in watches] for _ in range(timing.repeats)]).tolist()
+
+
+def _first_runs(executable: Any, device: Any, tensors: Sequence[Any]) -> list[float]:
+    """Give the seconds of two runs, which are not the first."""
     function = executable["main"]
     function(*tensors)  # pages touched, threads started
     first = []
@@ -152,7 +177,7 @@ def _run(
         function(*tensors)
         device.sync()
         first.append(time.perf_counter() - start)
-    return timing.figures(timing.stopwatch(executable, device, tensors, first), first, best)
+    return first
 
 
 def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray:

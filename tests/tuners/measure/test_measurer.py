@@ -63,6 +63,19 @@ def test_equal_kernels_are_measured_once(measurer: Measurer) -> None:
     assert measurer.counts.run == before + 2
 
 
+def test_kernels_are_compared_in_turns(measurer: Measurer) -> None:
+    slow, fast = _calling("usleep", 2000), _calling("usleep", 200)
+    found = measurer.compare(
+        [measurer.candidate(mod, native_target()) for mod in (slow, fast)], "cpu", arguments_of(slow)
+    )
+    assert found is not None
+    assert [len(times) for times in found] == [2, 2]
+    assert min(found[0]) > max(found[1]) > 0
+    crash = measurer.candidate(_calling("abort"), native_target())
+    assert measurer.compare([crash], "cpu", arguments_of(slow)) is None
+    assert measurer.compare([measurer.candidate(fast, native_target())], "cpu", arguments_of(slow)) is not None
+
+
 def test_the_next_batch_is_compiled_while_one_is_timed() -> None:
     with Measurer(workers=2, threads=1, timing=Timing(repeats=2, seconds=0.001), overlap=True) as measurer:
         slow, *others = [_calling("usleep", 300_000), _module(7.0), _module(8.0), _module(9.0)]

@@ -1,0 +1,87 @@
+"""What looks fastest by luck does not take the place of the rule's choice; what is faster does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm.s_tir import meta_schedule as ms
+
+from tests.test_tuning import model
+from tvm_ext.target import native_target
+from tvm_ext.tuners.space import Vector
+from tvm_ext.tuning import kernels_to_tune
+from tvm_ext.tuning_confirmation import RIVALS, ROUNDS, confirm, confirmed_times
+from tvm_ext.tuning_database import best_seconds, open_database, replace_times
+
+
+def _side_by_side(true: dict[Vector, float], asked: list[int]) -> Any:
+    def compare(vectors: Sequence[Vector]) -> list[list[float]]:
+        asked.append(len(vectors))
+        return [[true[vector]] * 3 for vector in vectors]
+
+    return compare
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_the_fastest_is_the_rules_choice_or_faster(true: list[float], random: Any) -> None:
+    times = {(number,): value for number, value in enumerate(true)}
+    lucky = {vector: [value * random.choice([0.3, 1.0, 1.0])] * 3 for vector, value in times.items()}
+    asked: list[int] = []
+    new = confirm(lucky, (0,), _side_by_side(times, asked))
+    assert len(asked) <= ROUNDS
+    assert all(count <= RIVALS + 1 for count in asked)
+    assert {vector: values[0] for vector, values in new.items()} == {vector: times[vector] for vector in new}
+    best = min(lucky, key=lambda vector: np.mean(new.get(vector, lucky[vector])))
+    assert times[best] <= times[0,]
+
+
+def test_what_is_slower_side_by_side_leaves_the_rules_choice() -> None:
+    true = {(0,): 1.0, (1,): 1.5, (2,): 0.9, (3,): 1.2}
+    seen = {(0,): [1.1], (1,): [0.8], (2,): [1.0], (3,): [1.3]}
+    asked: list[int] = []
+    new = confirm(seen, (0,), _side_by_side(true, asked))
+    assert asked == [4]
+    assert min(new, key=lambda vector: new[vector][0]) == (2,)
+    assert next(iter(new)) == (0,)
+
+
+def test_nothing_is_timed_where_the_rules_choice_is_fastest() -> None:
+    asked: list[int] = []
+    assert confirm({(0,): [1.0], (1,): [1.1]}, (0,), _side_by_side({}, asked)) == {}
+    assert asked == []
+
+
+def test_a_comparison_that_fails_changes_nothing() -> None:
+    assert confirm({(0,): [1.0], (1,): [0.9]}, (0,), lambda vectors: None) == {}
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.5, False), (2.0, True)])
+def test_records_get_the_times_of_the_comparison(gain: float, kept: bool, tmp_path: Path) -> None:
+    (task,) = kernels_to_tune(model(), native_target())
+    default = tuple(task.space.space.default)
+    other = next(vector for vector in task.space.space.neighbours(default) if task.space.schedule(vector) is not None)
+    database = open_database(tmp_path)
+    workload = database.commit_workload(task.mod)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(task.mod, remove_preproc=True)
+    for vector, seconds in ((default, 1.0), (other, 0.9)):
+        schedule = task.space.schedule(vector)
+        schedule.enter_postproc()
+        database.commit_tuning_record(
+            ms.database.TuningRecord(schedule.trace, workload, [seconds], native_target(), arguments)
+        )
+    faster = SimpleNamespace(
+        candidate=lambda mod, target: mod, compare=lambda rows, device, shapes: [[1.5, 1.5], [1.5 * gain] * 2]
+    )
+    replace_times(tmp_path, confirmed_times(task.space, native_target(), database, faster))
+    again = open_database(tmp_path)
+    assert len(again.get_all_tuning_records()) == 2
+    assert best_seconds(again, task.mod) == 1.5 * min(gain, 1.0)
+    (best,) = again.get_top_k(again.commit_workload(task.mod), 1)
+    assert (task.space.vector(best.trace) == default) is kept

@@ -1,0 +1,70 @@
+"""What a tuning run found, kernel by kernel, and its course."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class KernelResult:
+    """One kernel: times in seconds, None where nothing was measured.
+
+    Attributes
+    ----------
+    calls : int
+        How often the model calls it.
+    before : float or None
+        With the rule's own choices.
+    best : float or None
+    earlier : float or None
+        Best time of the run that is compared with.
+    trials, failed : int
+        Measurements of this run, and how many of them failed.
+    error : str or None
+        Why the last failed candidate failed.
+    """
+
+    name: str
+    calls: int
+    points: int
+    before: float | None = None
+    best: float | None = None
+    earlier: float | None = None
+    trials: int = 0
+    failed: int = 0
+    error: str | None = None
+
+
+@dataclass
+class TuningResult:
+    """What a run found, and where its time went (seconds).
+
+    Attributes
+    ----------
+    curve : list of (seconds, trials, latency)
+        After every batch: sum over the kernels of best time and calls, once each was measured.
+    noise : list of float
+        By how much two measurements of the best candidate of a kernel differed, as shares.
+    resumed : int
+        Trials of these kernels that the database held already.
+    others : int
+        Records of other kernels in the database.
+    """
+
+    kernels: list[KernelResult]
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    resumed: int = 0
+    others: int = 0
+
+    @property
+    def trials(self) -> int:
+        """Measurements of this run."""
+        return sum(kernel.trials for kernel in self.kernels)
+
+    def note_latency(self, seconds: float) -> None:
+        """Lengthen the curve, once each kernel was measured; ``seconds`` is the time since the run began."""
+        best = [kernel.best * kernel.calls for kernel in self.kernels if kernel.best is not None]
+        if len(best) == len(self.kernels):
+            self.curve.append((seconds, self.trials, sum(best)))
