@@ -36,8 +36,11 @@ from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
 Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
-ARMS = ("sa_as", "chameleon", "ppo")
+ARMS = ("sa_as", "chameleon", "ppo", "sa_as_tiles", "chameleon_tiles")
 CONTROLS = (
+    "autotvm_sa_tiles",
+    "sa_as_tiles_unrefined",
+    "sa_as_refined",
     "sa_as_published",
     "sa_greedy_reduced",
     "sa_random_reduced",
@@ -48,8 +51,13 @@ CONTROLS = (
 )
 
 
-def replay(tasks: tuple[ConvolutionTask, ...], arms: tuple[str, ...], seeds: int, log: Path) -> list[Run]:
-    """Run the baseline and the arms on tasks; the baseline to the end of the budget, the others to its speed."""
+def replay(
+    tasks: tuple[ConvolutionTask, ...], arms: tuple[str, ...], seeds: int, log: Path, recorded: bool = False
+) -> list[Run]:
+    """Run the baseline and the arms on tasks; the baseline to the end of the budget, the others to its speed.
+
+    With ``recorded``, what is not in the log is left out.
+    """
     known = {}
     if log.exists():
         for line in log.read_text().splitlines():
@@ -62,6 +70,8 @@ def replay(tasks: tuple[ConvolutionTask, ...], arms: tuple[str, ...], seeds: int
             for seed in range(seeds):
                 row = known.get((name, task.name, seed))
                 if row is None:
+                    if recorded:
+                        continue
                     row = run(name, landscape, seed, BUDGET, stop_at)
                     with log.open("a") as file:
                         file.write(json.dumps(row.dump()) + "\n")
@@ -85,6 +95,7 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
             {
                 "tuner": name,
                 "tasks": len(ratios),
+                "seeds": min(len(_of(runs, name, task)) for task in ratios),
                 "fewer_measurements": round(geometric_mean(values), 3),
                 "interval": [round(low, 3), round(high, 3)],
                 "reached": round(float(np.mean([reached for _, reached in ratios.values()])), 3),
@@ -139,15 +150,17 @@ def replay_part(arguments: argparse.Namespace) -> Part:
     tasks = layers if arguments.quick else (*LAYERS, *set_difference(TASKS, LAYERS))
     if arguments.tasks:
         tasks = tuple(task for task in tasks if task.name in arguments.tasks.split(","))
-    rows = compare(replay(tasks, tuple(arguments.arms.split(",")), seeds, arguments.log))
+    rows = compare(replay(tasks, tuple(arguments.arms.split(",")), seeds, arguments.log, arguments.recorded))
     if arguments.controls:
-        rows += compare(replay(layers, CONTROLS, seeds, arguments.log))
+        rows += compare(replay(layers, CONTROLS, seeds, arguments.log, arguments.recorded))
     for row in rows:
         print({key: value for key, value in row.items() if key != "by_task"})
     summary: dict[str, float] = {"replay_tasks": len(tasks), "replay_seeds": seeds}
     figures = (
         ("fewer_measurements_sa_as", "sa_as", "fewer_measurements"),
         ("fewer_measurements_ppo_as", "chameleon", "fewer_measurements"),
+        ("fewer_measurements_sa_as_tiles", "sa_as_tiles", "fewer_measurements"),
+        ("fewer_measurements_ppo_as_tiles", "chameleon_tiles", "fewer_measurements"),
         ("fewer_steps_ppo", "ppo", "fewer_queries"),
     )
     for key, tuner, figure in figures:
@@ -235,6 +248,7 @@ def main() -> int:
     parser.add_argument("--tasks", metavar="NAMES", help="tasks on landscapes, comma-separated; all 26 by default")
     parser.add_argument("--arms", metavar="NAMES", default=",".join(ARMS), help="tuners beside the baseline")
     parser.add_argument("--controls", action="store_true", help="run the controls, on the layers L1 to L8")
+    parser.add_argument("--recorded", action="store_true", help="compare tuners by what the log holds; run nothing")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", nargs="*", metavar="NAME", help="models to tune; all by default")
     parser.add_argument("--trials", type=int, help="measurements of a search on this machine")
