@@ -265,7 +265,8 @@ def _apply_tile(
     if tile.parallel:
         schedule.parallel(task)
     passes = tile.rows * int(schedule.get(strip).extent)
-    fetches = 1 < passes <= MOST_PASSES
+    is_plain = int(schedule.get(conv).iter_vars[-1].dom.extent) == 1
+    fetches = passes > 1 and (passes <= MOST_PASSES or is_plain)
     if fetches:  # a kernel without such a loop is not looked at when vector code is made
         mark_simd(schedule, out.lane, int(schedule.get(out.lane).extent))
     else:
@@ -279,7 +280,10 @@ def _apply_tile(
     for loop in (inner.column, inner.out_chunk, column, vector):
         schedule.unroll(loop)
     if fetches:
-        fetch_next_weights(schedule, conv, [row, strip], inner.reduction[0], passes <= FETCHING_PASSES)
+        # Over channels in plain layout LLVM writes out the taps of a row, and keeps what one reads for the next one in
+        # registers that it does not have; a fetch between them ends that.
+        pays = passes <= FETCHING_PASSES or is_plain
+        fetch_next_weights(schedule, conv, [row, strip], inner.reduction[0], pays)
     initial = schedule.decompose_reduction(conv, inner.reduction[0])
     column_init, vector_init, lane_init = schedule.get_loops(initial)[-3:]
     for loop in (column_init, vector_init):
