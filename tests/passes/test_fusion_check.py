@@ -163,6 +163,17 @@ def test_sums_of_many_results_are_not_written_piece_by_piece() -> None:
     assert written <= (2 * len(sources) + 1) * tensor  # two convolutions of each node, and little more
 
 
+def test_a_kernel_that_transposes_writes_one_result() -> None:
+    """The transposed values are read by others and transposed back with another shape: not both in one kernel."""
+
+    def make(emit, x):
+        moved = emit(op.exp(emit(op.permute_dims(x, [0, 2, 1]))))
+        return [moved, emit(op.permute_dims(emit(op.negative(moved)), [1, 2, 0]))]
+
+    kernels = check(build(make, (48, 64, 80)))
+    assert len(kernels) == 2
+
+
 @given(operator_graphs(), st.data())
 @settings(deadline=None)
 def test_chains_are_a_partition_that_can_run(graph, data: st.DataObject) -> None:

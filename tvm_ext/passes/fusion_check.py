@@ -22,7 +22,7 @@ from tvm import relax, s_tir, tirx
 from tvm_ext.fusion.block_mapping import block_mapping, is_anchor
 from tvm_ext.fusion.limits import BlockLimits
 from tvm_ext.fusion.operator_graph import OperatorGraph
-from tvm_ext.fusion.plan import FusionPlan, plan_of_blocks
+from tvm_ext.fusion.plan import FusionPlan, plan_of_blocks, removable_operators
 from tvm_ext.fusion.refinement import refine_plan
 from tvm_ext.passes.fusion_cuts import can_be_ordered, chains, put_together, ways_to_cut
 from tvm_ext.passes.fusion_groups import group_function, is_kernel_call, variables_of
@@ -179,6 +179,8 @@ class BlockCheck:
         alone_rules = {found.rule for found in alone.values() if found is not None}
         if whole.rule == "cpu.elementwise" and "cpu.transpose" in alone_rules:
             return False  # tiles are lost when a transposition meets another
+        if whole.rule == "cpu.transpose" and len(part) - len(removable_operators(graph, part)) > 1:
+            return False  # what is transposed would be loaded and moved anew for each result
         slow_alone = any(alone[index] is None or alone[index].rule in SLOW_RULES for index in reductions or part)  # type: ignore[union-attr]
         return whole.rule not in SLOW_RULES or slow_alone
 
