@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import shlex
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -129,15 +131,32 @@ def measure(mod: tvm.IRModule) -> dict[str, Any]:
     return row
 
 
-def planning(graph: OperatorGraph) -> dict[str, Any]:
+def planning(graph: OperatorGraph, path: Path | None = None) -> dict[str, Any]:
     """Blocks of the plan on high-level operators, and the time to plan with a warm database."""
-    database = ProfileDatabase(target="model")
-    plan_fusion(graph, latency=database.latency)
-    start = time.perf_counter()
+    database = ProfileDatabase(path, target="model")
     plan = plan_fusion(graph, latency=database.latency)
+    database.save()
+    start = time.perf_counter()
+    again = plan_fusion(graph, latency=ProfileDatabase(path, target="model").latency if path else database.latency)
     seconds = time.perf_counter() - start
+    assert again == plan
     verify_plan(plan, graph)
     return {"blocks": len(plan.blocks), "planning_seconds": round(seconds, 3)}
+
+
+def first_call(name: str, path: Path) -> dict[str, float]:
+    """Seconds for rewriting a model of the study, and for planning with the database of a file, in a fresh process."""
+    module, inputs, _ = sample(name)
+    mod = passed(import_model(export(module, inputs, {})).mod, CLEAN)
+    start = time.perf_counter()
+    rewritten = rewrite_algebra("strict")(mod)
+    rewriting = time.perf_counter() - start
+    start = time.perf_counter()
+    plan_fusion(operator_graph(from_relax(rewritten)), latency=ProfileDatabase(path, target="model").latency)
+    return {
+        "first_rewriting_seconds": round(rewriting, 2),
+        "first_planning_seconds": round(time.perf_counter() - start, 2),
+    }
 
 
 def _gflops(graph: Any) -> float | None:
@@ -158,7 +177,14 @@ def study_row(name: str) -> dict[str, Any]:
     else:
         module, inputs, free = sample(name)
         row["operators"] = operators_of(export(module, inputs, free))
-        row |= measure(import_model(export(module, inputs, {})).mod)
+        mod = import_model(export(module, inputs, {})).mod
+        row |= measure(mod)
+        if name == "gpt2":
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "profiles.json")
+                planning(operator_graph(from_relax(rewrite_algebra("strict")(passed(mod, CLEAN)))), path)
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    row |= pool.apply(first_call, (name, path))
     row["rate"] = round(row["operators"] / row["kernels"], 3)
     # of what is left when the arithmetic of shapes is folded
     row["rate_without_shapes"] = round(row["relax_operators"] / row["kernels"], 3)
@@ -295,10 +321,10 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary |= {f"rate_{row['model']}": row["rate"] for row in study}
     summary["rates_reached"] = sum(row["rate"] >= row["source_rate"] for row in study)
     for row in study:
-        if row["model"] == "gpt2" and "blocks_not_rewritten" in row:
+        if row["model"] == "gpt2" and "first_rewriting_seconds" in row:
             summary["gpt2_block_cut"] = round(1 - row["blocks"] / row["blocks_not_rewritten"], 4)
             summary["gpt2_kernel_cut"] = round(1 - row["kernels"] / row["kernels_not_rewritten"], 4)
-            summary["gpt2_compile_seconds"] = round(row["rewriting_seconds"] + row["planning_seconds"], 2)
+            summary["gpt2_compile_seconds"] = round(row["first_rewriting_seconds"] + row["first_planning_seconds"], 2)
     for key, names in (("latency_transformers", TRANSFORMERS), ("latency_cnns", CNNS)):
         found = [row for row in rows if row["kind"] == "latency" and row["model"] in names]
         if found:
