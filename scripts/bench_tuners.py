@@ -36,11 +36,10 @@ from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
 Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
-ARMS = ("sa_as", "chameleon", "ppo", "sa_as_tiles", "chameleon_tiles")
+ARMS = ("sa_as", "chameleon", "ppo", "sa_as_refined", "sa_as_tiles", "chameleon_tiles")
 CONTROLS = (
     "autotvm_sa_tiles",
     "sa_as_tiles_unrefined",
-    "sa_as_refined",
     "sa_as_published",
     "sa_greedy_reduced",
     "sa_random_reduced",
@@ -159,6 +158,7 @@ def replay_part(arguments: argparse.Namespace) -> Part:
     figures = (
         ("fewer_measurements_sa_as", "sa_as", "fewer_measurements"),
         ("fewer_measurements_ppo_as", "chameleon", "fewer_measurements"),
+        ("fewer_measurements_sa_as_refined", "sa_as_refined", "fewer_measurements"),
         ("fewer_measurements_sa_as_tiles", "sa_as_tiles", "fewer_measurements"),
         ("fewer_measurements_ppo_as_tiles", "chameleon_tiles", "fewer_measurements"),
         ("fewer_steps_ppo", "ppo", "fewer_queries"),

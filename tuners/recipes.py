@@ -111,7 +111,7 @@ RECIPES: dict[str, Recipe] = {
     "sa_random_reduced": Recipe(_annealing, _reduced("random"), pool=4),
     "ppo_greedy_reduced": Recipe(_agent, _reduced("best")),
     "ppo_random_reduced": Recipe(_agent, _reduced("random")),
-    # Controls: one half of what sa_as_tiles has, and the other.
+    # One half of what sa_as_tiles has, and the other; and annealing with its cost model.
     "sa_as_tiles_unrefined": Recipe(_wide_annealing, _adaptive, cost_model=TileModel, pool=4),
     "sa_as_refined": Recipe(_annealing, _adaptive, pool=4, refined_share=0.5),
     "autotvm_sa_tiles": Recipe(_wide_annealing, cost_model=TileModel),
