@@ -112,7 +112,7 @@ def register_tile(width: int, chunks: int, registers: int, exact: bool = False) 
             if columns * vectors + vectors + 1 > registers - 1 or (exact and width % columns):
                 continue
             cost = tile_cost(width, columns, vectors)
-            cost += 1e-3 * abs(columns - 4 * vectors)  # between equals the squarer tile needs fewer loads
+            cost *= 1 + 0.05 * (columns + vectors) / (columns * vectors)  # loads compete with multiply-adds
             if cost < best_cost:
                 best, best_cost = (columns, vectors), cost
     return best

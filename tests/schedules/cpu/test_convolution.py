@@ -10,7 +10,7 @@ from tvm import relax
 from tests.schedules.kernels import TARGETS, assembly, graph
 from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.convolution import Convolution
+from tvm_ext.schedules.cpu.convolution import Convolution, register_tile
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_rules
 
@@ -74,3 +74,14 @@ def test_the_first_layer_keeps_its_accumulators_in_registers() -> None:
     inside = lines[steps[0] : steps[-1]]
     assert len(steps) >= 32
     assert sum("zmm" in line and "rsp" in line for line in inside) <= 4
+
+
+def test_register_tiles_load_little() -> None:
+    """Of tiles that compute as much, the one with fewer loads; one wide row of accumulators is not."""
+    for width, chunks in [(28, 9), (56, 9), (56, 3), (112, 12), (20, 3)]:
+        columns, vectors = register_tile(width, chunks, 32)
+        assert vectors >= 3
+        assert columns * vectors >= 12
+        assert columns * vectors + vectors + 1 < 32
+    assert register_tile(14, 36, 32) == (14, 2)
+    assert register_tile(7, 10, 32) == (7, 2)
