@@ -187,7 +187,7 @@ def new_weight(shape: tuple[int, ...], dtype: str) -> tuple[Any, np.ndarray]:
     if values.flags.writeable:
         return tensor, values
     address = (ctypes.c_byte * values.nbytes).from_address(values.ctypes.data)  # NumPy before 2.1 shows it read-only
-    return tensor, np.frombuffer(address, dtype).reshape(shape)
+    return tensor, np.ctypeslib.as_array(address).view(dtype).reshape(shape)
 
 
 def _lower(value: np.ndarray) -> float:
@@ -259,9 +259,9 @@ class Emitter:
         """Compute a constant in float64."""
         if term.op not in _IN_PIECES:
             return relax.const(np.asarray(self._double(term)).astype(self._dtype, copy=False), self._dtype)
-        operands = [self._given(part) if self._is_weight(part) else self._double(part) for part in term.operands]
+        first, second = (self._given(part) if self._is_weight(part) else self._double(part) for part in term.operands)
         tensor, values = new_weight(term.shape, self._dtype)
-        _IN_PIECES[term.op](*operands, out=values, dtype="float64", casting="same_kind")
+        _IN_PIECES[term.op](first, second, out=values, dtype="float64", casting="same_kind")
         return relax.const(tensor, self._dtype)
 
     def _double(self, term: Term) -> np.ndarray:
