@@ -1,9 +1,9 @@
 """Expands the transcendental functions of a kernel, statement by statement.
 
 An expansion names its intermediate values with ``Let``. TVM's code generator substitutes such names while it looks for
-constants, which takes time exponential in the depth of functions inside functions: ``log(1 + exp(x))`` is harmless,
-three of them are not. So the argument of an outer function is put in a small buffer where it has grown too large; LLVM
-keeps that in a register.
+constants, which takes time exponential in the depth of functions inside functions: one ``log(1 + exp(x))`` takes half a
+second, 32 in an unrolled tile more than half a minute. So the argument of an outer function is put in a small buffer
+where it has grown large; LLVM keeps that in a register.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.schedules.simd.transcendental import expand, expands
 from tvm_ext.schedules.simd.vector import element_type, lanes_of
 
-LARGEST_ARGUMENT = 1000
+LARGEST_ARGUMENT = 300
 """Nodes of an argument, names substituted, beyond which it gets a buffer."""
 
 

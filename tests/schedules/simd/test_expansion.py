@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 
-from tests.schedules.kernels import TARGETS
+import tvm_ext
+from tests.schedules.kernels import TARGETS, graph
 from tests.schedules.simd.test_transcendental import evaluate
 
 
@@ -18,6 +19,21 @@ def test_deeply_nested_functions_compile_quickly() -> None:
     result = evaluate(lambda v: tirx.tanh(tirx.log(tirx.exp(tirx.tanh(v)) + 1)), x, TARGETS["native"])
     assert time.perf_counter() - start < 20  # without a buffer for arguments it takes hours
     np.testing.assert_allclose(result, np.tanh(np.log(np.exp(np.tanh(x.astype(np.float64))) + 1)), rtol=1e-6)
+
+
+def test_functions_in_an_unrolled_tile_compile_quickly() -> None:
+    x = np.linspace(-3, 3, 8 * 37 * 48).astype(np.float32).reshape(8, 37, 48)
+
+    def softplus(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+        exponential = builder.normalize(relax.op.exp(value))
+        shifted = builder.normalize(relax.op.add(exponential, relax.const(1.0)))
+        return relax.op.permute_dims(builder.normalize(relax.op.log(shifted)), [0, 2, 1])
+
+    start = time.perf_counter()
+    compiled = tvm_ext.compile(graph(softplus, [(x.shape, "float32")]), fuse="mapping-type")
+    assert time.perf_counter() - start < 15  # without a buffer for arguments it takes more than half a minute
+    (result,) = compiled.run([x]).values()
+    np.testing.assert_allclose(result, np.log1p(np.exp(x.astype(np.float64))).transpose(0, 2, 1), rtol=1e-6, atol=1e-7)
 
 
 def test_nothing_under_a_condition_is_computed_before_it() -> None:
