@@ -8,9 +8,10 @@ rewriting, lowering, grouping, asking the schedule rules, and merging. TVM's own
 without rewriting.
 
 Latency is that of the whole pipeline, with TVM's fusion and with both passes: the same layouts, the same schedule
-rules, all cores, the runs of the two interleaved. ``rest_free`` is the gain were everything free but the kernels of
-products and convolutions, as TVM's fusion makes them. The ablation adds one thing after the other, as the study does:
-nothing (no layouts, every operator a kernel), rewriting, fusion, layouts and data movement.
+rules, the runs of the two interleaved, with as many threads as TVM starts by itself. ``rest_free`` is the gain were
+everything free but the kernels of products and convolutions, as TVM's fusion makes them. The ablation adds one thing
+after the other, as the study does: nothing (no layouts, every operator a kernel), rewriting, fusion, layouts and data
+movement.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,10 +36,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from scripts.fusion_summary import CNNS, TRANSFORMERS, summarise
 from scripts.study_models import export, operators_of, sample
 from tests.zoo import ZOO, get
 from tests.zoo.nets import shape_graphs
-from tvm_ext.algebra.rules import RULES
 from tvm_ext.bench.record import write_result
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
@@ -71,8 +72,6 @@ SOURCE = {
     "gpt2": (2533, 254),
 }
 QUICK = ("c3d", "tinybert")
-TRANSFORMERS = ("bert_base", "distilbert", "albert", "tinybert", "mobilebert", "gpt2")
-CNNS = ("efficientnet_b0", "mobilenet_v2", "shufflenet", "unet", "vgg16", "c3d", "s3d", "yolo_v4")
 ABLATION = ("efficientnet_b0", "yolo_v4", "s3d", "gpt2")  # the models of the study's
 STAGES: dict[str, dict[str, Any]] = {
     "nothing": {"disable": ("layout", "fuse")},
@@ -303,49 +302,6 @@ def ablation_row(name: str) -> dict[str, Any]:
     return row | {"gain": round(found["stock"] / found["layout"], 3)}
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compute the figures that the ledger quotes."""
-    graph = operator_graph(shape_graphs.vgg16())
-    plan = plan_fusion(graph)
-    verify_plan(plan, graph)
-    summary: dict[str, Any] = {
-        "rules": len(RULES),
-        "vgg16_operators": len(graph),
-        "vgg16_blocks": len(plan.blocks),
-        "vgg16_mib_before": round(graph.intermediate_bytes / 2**20, 2),
-        "vgg16_mib": round(plan.written_bytes(graph) / 2**20, 2),
-    }
-    study = [row for row in rows if row["kind"] == "study"]
-    if study:  # the worst of rates over the study's
-        summary["rates"] = round(min(row["rate"] / row["source_rate"] for row in study), 3)
-    summary |= {f"rate_{row['model']}": row["rate"] for row in study}
-    summary["rates_reached"] = sum(row["rate"] >= row["source_rate"] for row in study)
-    for row in study:
-        if row["model"] == "gpt2" and "first_rewriting_seconds" in row:
-            summary["gpt2_block_cut"] = round(1 - row["blocks"] / row["blocks_not_rewritten"], 4)
-            summary["gpt2_kernel_cut"] = round(1 - row["kernels"] / row["kernels_not_rewritten"], 4)
-            summary["gpt2_compile_seconds"] = round(row["first_rewriting_seconds"] + row["first_planning_seconds"], 2)
-    for key, names in (("latency_transformers", TRANSFORMERS), ("latency_cnns", CNNS)):
-        found = [row for row in rows if row["kind"] == "latency" and row["model"] in names]
-        if found:
-            summary[key] = round(geometric_mean(row["gain"] for row in found), 3)
-            summary[f"{key}_rest_free"] = round(geometric_mean(row["rest_free"] for row in found), 3)
-            summary[f"{key}_least"] = min(row["gain"] for row in found)
-            summary[f"{key}_models"] = len(found)
-    ablation = [row for row in rows if row["kind"] == "ablation"]
-    if ablation:
-        for stage in [*STAGES][1:]:
-            summary[f"ablation_{stage}"] = round(geometric_mean(row[f"{stage}_gain"] for row in ablation), 3)
-        summary["ablation_all_over_stock_fusion"] = round(geometric_mean(row["gain"] for row in ablation), 3)
-    zoo = [row for row in rows if row["kind"] == "zoo" and "kernels" in row]
-    if zoo:
-        summary["zoo_models"] = len(zoo)
-        summary["zoo_fewer_kernels"] = sum(row["kernels"] < row["kernels_stock"] for row in zoo)
-        summary["zoo_not_more_kernels"] = sum(row["kernels"] <= row["kernels_stock"] for row in zoo)
-        summary["zoo_fewer_bytes"] = sum(row["bytes"] < row["bytes_stock"] for row in zoo)
-    return summary
-
-
 def main() -> None:
     """Read the command line, count, print a table and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -383,7 +339,9 @@ def main() -> None:
             same = [number for number, old in enumerate(rows) if (old["model"], old["kind"]) == (name, row["kind"])]
             rows[same[0] if same else len(rows) :] = [row, *rows[same[0] + 1 if same else len(rows) :]]
             show(row)
-            write_result(arguments.json, name="fusion", rows=rows, summary=summarise(rows), command=command)
+            write_result(
+                arguments.json, name="fusion", rows=rows, summary=summarise(rows, [*STAGES][1:]), command=command
+            )
 
 
 def show(row: dict[str, Any]) -> None:
