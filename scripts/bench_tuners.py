@@ -28,6 +28,7 @@ from tvm_ext.tuners.replay.experiment import (
     bootstrap_interval,
     fewer_measurements,
     geometric_mean,
+    oracle_run,
     run,
 )
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
@@ -36,10 +37,20 @@ from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
 Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
-ARMS = ("sa_as", "chameleon", "ppo", "sa_as_refined", "sa_as_tiles", "chameleon_tiles")
+ARMS = (
+    "sa_as",
+    "chameleon",
+    "ppo",
+    "sa_as_tiles",
+    "chameleon_tiles",
+    "sa_as_bootstrap",
+    "chameleon_bootstrap",
+)
 CONTROLS = (
     "autotvm_sa_tiles",
+    "autotvm_sa_bootstrap",
     "sa_as_tiles_unrefined",
+    "sa_as_refined",
     "sa_as_published",
     "sa_greedy_reduced",
     "sa_random_reduced",
@@ -149,18 +160,34 @@ def replay_part(arguments: argparse.Namespace) -> Part:
     tasks = layers if arguments.quick else (*LAYERS, *set_difference(TASKS, LAYERS))
     if arguments.tasks:
         tasks = tuple(task for task in tasks if task.name in arguments.tasks.split(","))
-    rows = compare(replay(tasks, tuple(arguments.arms.split(",")), seeds, arguments.log, arguments.recorded))
+    runs = replay(tasks, tuple(arguments.arms.split(",")), seeds, arguments.log, arguments.recorded)
+    rows = compare(runs)
+    oracle = [oracle_run(SimulatedLandscape(task), BUDGET) for task in tasks]
+    bound = fewer_measurements([*runs, *oracle], BASELINE, "oracle", BUDGET)
+    rows.append(
+        {
+            "tuner": "oracle",
+            "tasks": len(bound),
+            "fewer_measurements": round(geometric_mean([ratio for ratio, _ in bound.values()]), 3),
+            "by_task": {task: [round(ratio, 3), reached] for task, (ratio, reached) in bound.items()},
+        }
+    )
     if arguments.controls:
         rows += compare(replay(layers, CONTROLS, seeds, arguments.log, arguments.recorded))
     for row in rows:
         print({key: value for key, value in row.items() if key != "by_task"})
-    summary: dict[str, float] = {"replay_tasks": len(tasks), "replay_seeds": seeds}
+    summary: dict[str, float] = {
+        "replay_tasks": len(tasks),
+        "replay_seeds": min(row["seeds"] for row in rows if row["tuner"] in arguments.arms.split(",")),
+    }
     figures = (
-        ("fewer_measurements_sa_as", "sa_as", "fewer_measurements"),
-        ("fewer_measurements_ppo_as", "chameleon", "fewer_measurements"),
-        ("fewer_measurements_sa_as_refined", "sa_as_refined", "fewer_measurements"),
+        ("fewer_measurements_sa_as", "sa_as_bootstrap", "fewer_measurements"),
+        ("fewer_measurements_ppo_as", "chameleon_bootstrap", "fewer_measurements"),
+        ("fewer_measurements_sa_as_same_model", "sa_as", "fewer_measurements"),
+        ("fewer_measurements_ppo_as_same_model", "chameleon", "fewer_measurements"),
         ("fewer_measurements_sa_as_tiles", "sa_as_tiles", "fewer_measurements"),
         ("fewer_measurements_ppo_as_tiles", "chameleon_tiles", "fewer_measurements"),
+        ("fewer_measurements_oracle", "oracle", "fewer_measurements"),
         ("fewer_steps_ppo", "ppo", "fewer_queries"),
     )
     for key, tuner, figure in figures:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.tuners.explorers import SimulatedAnnealing
 from tvm_ext.tuners.recipes import RECIPES, Recipe
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.tuner import Measurement
@@ -138,6 +139,40 @@ def run(
         int((every == 0).sum()),
         tuner.effort.queries / iterations,
         tuner.effort.converged_queries / iterations,
+        time.perf_counter() - start,
+    )
+
+
+def oracle_run(landscape: SimulatedLandscape, budget: int = 1024) -> Run:
+    """Measure in the order of the landscape's own model, which knows all but the factor of each configuration.
+
+    What a tuner with a perfect cost model would do: a bound on what better models and searches can save. The order is
+    found by annealing, and by changes of single knobs until none of them is better.
+    """
+    start = time.perf_counter()
+    space, rng = landscape.space, np.random.default_rng(0)
+
+    def speed(vectors: np.ndarray) -> np.ndarray:
+        return 10 * landscape.least_seconds() / landscape.modelled_seconds(vectors)
+
+    nowhere = np.empty((0, len(space.knobs)), dtype=np.int64)
+    annealing = SimulatedAnnealing(chains=512, steps=400, patience=400)
+    vectors = annealing.explore(space, speed, budget, (), nowhere, rng).vectors
+    last = -np.inf
+    while (now := float(speed(vectors).sum())) > last:
+        last = now
+        around = np.unique(np.concatenate([vectors, space.changes(vectors)]), axis=0)
+        vectors = around[np.argsort(-speed(around), kind="stable")[:budget]]
+    speeds = 1.0 / landscape.seconds(vectors)
+    return Run(
+        "oracle",
+        landscape.task.name,
+        0,
+        np.maximum.accumulate(speeds),
+        np.array([len(vectors)]),
+        int((speeds == 0).sum()),
+        0.0,
+        0.0,
         time.perf_counter() - start,
     )
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuners.replay.experiment import Run, bootstrap_interval, fewer_measurements, geometric_mean, run
+from tvm_ext.tuners.replay.experiment import (
+    Run,
+    bootstrap_interval,
+    fewer_measurements,
+    geometric_mean,
+    oracle_run,
+    run,
+)
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.replay.tasks import LAYERS
 
@@ -42,6 +49,21 @@ def test_a_run_is_the_same_again_and_survives_the_log() -> None:
     assert read.row() == first.row()
     stopped = run("evolution", landscape, 3, budget=64, stop_at=first.curve[20], least_iterations=1, recipe=small)
     assert len(stopped.curve) < 64
+
+
+def test_the_oracle_measures_in_the_order_of_the_model() -> None:
+    """Against the order of all 35,640 configurations; equal ones may change places."""
+    landscape = SimulatedLandscape(LAYERS[7], unevenness=0.0)
+    space = landscape.space
+    every = np.array([space.vector(index) for index in range(space.size)])
+    best = np.sort(1.0 / landscape.modelled_seconds(every))[::-1]
+    row = oracle_run(landscape, budget=200)
+    assert row.curve[0] == pytest.approx(best[0])
+    uneven = oracle_run(SimulatedLandscape(LAYERS[7]), budget=200)
+    fastest = np.sort(1.0 / SimulatedLandscape(LAYERS[7]).seconds(every))[::-1]
+    assert len(uneven.curve) == 200
+    assert (np.diff(uneven.curve) >= 0).all()
+    assert 0.95 * fastest[0] < uneven.best() <= fastest[0]
 
 
 def test_statistics() -> None:
