@@ -7,7 +7,9 @@ from tests.tuners.spaces import bowl, convolution_space
 from tvm_ext.tuners.cost_model import BootstrapModel, TileModel, XGBoostModel
 
 
-@pytest.mark.parametrize("model", [XGBoostModel(), XGBoostModel(160, eta=0.15, share=0.7), TileModel(), BootstrapModel()])
+@pytest.mark.parametrize(
+    "model", [XGBoostModel(), XGBoostModel(160, eta=0.15, share=0.7), TileModel(), BootstrapModel()]
+)
 def test_it_ranks_what_it_has_not_seen(model: XGBoostModel) -> None:
     space, rng = convolution_space(), np.random.default_rng(0)
     seen, unseen = space.random(rng, 300), space.random(rng, 300)
