@@ -56,6 +56,8 @@ CONTROLS = (
     "sa_random_reduced",
     "sa_as_without_synthesis",
     "sa_as_step_1",
+    "sa_as_threshold_1.5",
+    "sa_as_threshold_5",
     "evolution",
     "random",
 )

@@ -81,9 +81,11 @@ def _random(seed: int) -> Explorer:
     return RandomSearch(pool=64)
 
 
-def _adaptive(synthesis: bool = True, step: int = 8) -> AdaptiveSampler:
+def _adaptive(synthesis: bool = True, step: int = 8, threshold: float = 2.5) -> AdaptiveSampler:
     """Of each cluster the best predicted, clusters found among the factors."""
-    return AdaptiveSampler(step=step, synthesis=synthesis, synthesized=1, representative="best", distance="features")
+    return AdaptiveSampler(
+        step=step, threshold=threshold, synthesis=synthesis, synthesized=1, representative="best", distance="features"
+    )
 
 
 def _reduced(choose: Literal["best", "random"]) -> Callable[[], Sampler]:
@@ -123,6 +125,8 @@ RECIPES: dict[str, Recipe] = {
     "autotvm_sa_bootstrap": Recipe(_wide_annealing, cost_model=BootstrapModel, initial=32),
     "sa_as_without_synthesis": Recipe(_annealing, lambda: _adaptive(synthesis=False), pool=4),
     "sa_as_step_1": Recipe(_annealing, lambda: _adaptive(step=1), pool=4),
+    "sa_as_threshold_1.5": Recipe(_annealing, lambda: _adaptive(threshold=1.5), pool=4),
+    "sa_as_threshold_5": Recipe(_annealing, lambda: _adaptive(threshold=5.0), pool=4),
 }
 
 

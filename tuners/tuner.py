@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -78,6 +79,8 @@ class Tuner:
         How many configurations are measured before the cost model is used.
     rescorer : Rescorer, optional
         Takes a second look at what the explorer found.
+    model_seconds : float
+        What training the cost model has taken.
     random_share : float
         This share of a batch is replaced by random configurations (ε-greedy).
     refined_share : float
@@ -101,6 +104,7 @@ class Tuner:
     rescorer: Rescorer | None = None
     measurements: list[Measurement] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
+    model_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -185,10 +189,12 @@ class Tuner:
 
     def _fit(self) -> None:
         if not self._model_is_current:
+            start = time.perf_counter()
             vectors = np.array([row.vector for row in self.measurements], dtype=np.int64)
             scores = np.array([row.score for row in self.measurements])
             self.cost_model.fit(self.cost_model.features(self.space, vectors), scores)
             self._model_is_current = True
+            self.model_seconds += time.perf_counter() - start
 
     def dump(self) -> str:
         """Give the whole state as JSON; a tuner of the same parts that loads it goes on as this one would."""

@@ -29,7 +29,7 @@ from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
 from tvm_ext.tuners.measure.remote import RemoteMeasurer
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
-from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
+from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuning_confirmation import confirmed_times
@@ -199,8 +199,9 @@ def tune(
         own = measurer or Measurer()
         try:
             budget = (trials - known, trials, batch)
+            shared = Budget(trials - known)
             strategies = [
-                TunerStrategy(recipe, seed + number, store_features=store_features, first_batch=1)
+                TunerStrategy(recipe, seed + number, store_features=store_features, first_batch=1, budget=shared)
                 for number in range(len(tasks))
             ]
             _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
@@ -212,7 +213,13 @@ def tune(
                 own.check_noise(("cpu", arguments_of(task.mod)))
             counts = own.counts
             outcome.noise = list(counts.noise)
-            outcome.seconds = {"build": counts.build_seconds, "run": counts.run_seconds}
+            model = sum(strategy.model_seconds for strategy in strategies)
+            outcome.seconds = {
+                "search": sum(strategy.search_seconds for strategy in strategies) - model,
+                "model": model,
+                "build": counts.build_seconds,
+                "run": counts.run_seconds,
+            }
         finally:
             if measurer is None:
                 own.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import zlib
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,19 @@ ATTEMPTS = 64
 """Configurations in a row that give no new kernel before a task is given up."""
 
 
+@dataclass
+class Budget:
+    """Measurements that several tasks share; MetaSchedule itself goes past its limit by up to a batch.
+
+    Attributes
+    ----------
+    left : int
+        How many may still be made.
+    """
+
+    left: int
+
+
 @derived_object
 class TunerStrategy(PySearchStrategy):
     """Lets tuners choose what MetaSchedule measures: one tuner a sketch, which share the budget.
@@ -45,6 +60,13 @@ class TunerStrategy(PySearchStrategy):
     first_batch : int, optional
         Most candidates of the first batch. With 1, a scheduler that begins with a batch of every task knows what each
         one takes before it shares out the trials.
+    budget : Budget, optional
+        What the strategies of several tasks share; a task whose turn comes when it is spent is finished.
+
+    Attributes
+    ----------
+    search_seconds, model_seconds : float
+        What proposing candidates has taken, and what of it was training of cost models; known when the task has ended.
     """
 
     def __init__(
@@ -54,10 +76,11 @@ class TunerStrategy(PySearchStrategy):
         resume: bool = True,
         store_features: bool = False,
         first_batch: int | None = None,
+        budget: Budget | None = None,
     ) -> None:
         super().__init__()
         self.recipe, self.seed, self.resume, self.store_features = recipe, seed, resume, store_features
-        self.first_batch = first_batch
+        self.first_batch, self.budget = first_batch, budget
         self.context: ms.TuneContext | None = None
         self.mod: tvm.IRModule | None = None
         self.postprocs: list[Any] = []
@@ -65,6 +88,7 @@ class TunerStrategy(PySearchStrategy):
         self.trials = self.max_trials = self.batch = self._next_batch = 0
         self._pending: list[tuple[int, Vector]] = []
         self._seen: dict[int, float | None] = {}
+        self.search_seconds = self.model_seconds = 0.0
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         self.mod, self.context = context.mod, context
@@ -116,12 +140,21 @@ class TunerStrategy(PySearchStrategy):
 
     def post_tuning(self) -> None:
         """Let go of what belongs to the task."""
+        self.model_seconds += sum(tuner.model_seconds for _, tuner in self.sketches)
         self.sketches, self._pending, self._seen = [], [], {}
         self.context = None  # it holds this strategy
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Give the next batch; None when the budget is spent or there is nothing left to try."""
+        start = time.perf_counter()
+        candidates = self._next_candidates()
+        self.search_seconds += time.perf_counter() - start
+        return candidates or None
+
+    def _next_candidates(self) -> list[MeasureCandidate]:
         wanted = min(self._next_batch, self.max_trials - self.trials)
+        if self.budget is not None:
+            wanted = min(wanted, self.budget.left)
         self._next_batch = self.batch
         candidates: list[MeasureCandidate] = []
         in_vain = 0
@@ -139,7 +172,9 @@ class TunerStrategy(PySearchStrategy):
                 break  # a sampler that needs fewer measurements gets fewer
             in_vain = 0 if len(candidates) > before else in_vain + max(1, len(vectors))
         self.trials += len(candidates)
-        return candidates or None
+        if self.budget is not None:
+            self.budget.left -= len(candidates)
+        return candidates
 
     def _choose_sketch(self) -> int:
         tuners = [tuner for _, tuner in self.sketches]
@@ -184,7 +219,9 @@ class TunerStrategy(PySearchStrategy):
 
     def clone(self) -> TunerStrategy:
         """Give a strategy of the same recipe for another task."""
-        return TunerStrategy(self.recipe, self.seed, self.resume, self.store_features, self.first_batch)
+        return TunerStrategy(
+            self.recipe, self.seed, self.resume, self.store_features, self.first_batch, self.budget
+        )
 
 
 def _median(seconds: Any) -> float | None:
