@@ -219,9 +219,7 @@ class TunerStrategy(PySearchStrategy):
 
     def clone(self) -> TunerStrategy:
         """Give a strategy of the same recipe for another task."""
-        return TunerStrategy(
-            self.recipe, self.seed, self.resume, self.store_features, self.first_batch, self.budget
-        )
+        return TunerStrategy(self.recipe, self.seed, self.resume, self.store_features, self.first_batch, self.budget)
 
 
 def _median(seconds: Any) -> float | None:
