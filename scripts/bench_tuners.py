@@ -37,18 +37,9 @@ from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
 Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
-ARMS = (
-    "sa_as",
-    "chameleon",
-    "ppo",
-    "sa_as_tiles",
-    "chameleon_tiles",
-    "sa_as_bootstrap",
-    "chameleon_bootstrap",
-)
+ARMS = ("sa_as", "chameleon", "ppo", "sa_as_tiles", "chameleon_tiles")
 CONTROLS = (
     "autotvm_sa_tiles",
-    "autotvm_sa_bootstrap",
     "sa_as_tiles_unrefined",
     "sa_as_refined",
     "sa_as_published",
@@ -183,12 +174,10 @@ def replay_part(arguments: argparse.Namespace) -> Part:
         "replay_seeds": min(row["seeds"] for row in rows if row["tuner"] in arguments.arms.split(",")),
     }
     figures = (
-        ("fewer_measurements_sa_as", "sa_as_bootstrap", "fewer_measurements"),
-        ("fewer_measurements_ppo_as", "chameleon_bootstrap", "fewer_measurements"),
+        ("fewer_measurements_sa_as", "sa_as_tiles", "fewer_measurements"),
+        ("fewer_measurements_ppo_as", "chameleon_tiles", "fewer_measurements"),
         ("fewer_measurements_sa_as_same_model", "sa_as", "fewer_measurements"),
         ("fewer_measurements_ppo_as_same_model", "chameleon", "fewer_measurements"),
-        ("fewer_measurements_sa_as_tiles", "sa_as_tiles", "fewer_measurements"),
-        ("fewer_measurements_ppo_as_tiles", "chameleon_tiles", "fewer_measurements"),
         ("fewer_measurements_oracle", "oracle", "fewer_measurements"),
         ("fewer_steps_ppo", "ppo", "fewer_queries"),
     )

@@ -84,25 +84,21 @@ class XGBoostModel:
 
     def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
         """Learn anew; scores are divided by the best, as AutoTVM does."""
-        best = float(scores.max(initial=0.0))
-        self._booster = self._trees(features, scores / best if best > 0 else scores)
-
-    def _trees(self, features: np.ndarray, labels: np.ndarray, **more: Any) -> Any:
-        """Train trees; ``more`` are weights of the examples, and parameters other than those of this model."""
         try:
             import xgboost
         except ImportError:
             raise MissingPackageError(
                 "tuning with a cost model needs XGBoost: pip install tvm-ext[tune], or use the recipe 'random'"
             ) from None
-        data = xgboost.DMatrix(features, label=labels, weight=more.pop("weights", None), nthread=1)
+        best = float(scores.max(initial=0.0))
+        data = xgboost.DMatrix(features, label=scores / best if best > 0 else scores, nthread=1)
         chosen = {
             "eta": self.eta,
             "max_depth": self.depth,
             "subsample": self.share,
             "colsample_bynode": self.share,
         }
-        return xgboost.train(self.PARAMETERS | chosen | more, data, self.rounds)
+        self._booster = xgboost.train(self.PARAMETERS | chosen, data, self.rounds)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Predict scores (n) relative to the best measured one."""
@@ -137,47 +133,6 @@ class TileModel(XGBoostModel):
     def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
         """Predict from the features; a volume depends on several knobs, so that there are no tables."""
         return lambda vectors: self.predict(self.features(space, vectors))
-
-
-@dataclass
-class BootstrapModel(TileModel):
-    """Trees on tiles that weigh the measurements anew, at random, whenever they are fitted; failures are learnt apart.
-
-    Each fit is a draw of the Bayesian bootstrap, so that a tuner that follows it does Thompson sampling: while the
-    measurements leave open which of several regions is the best, its batches go to now one and now another. What is
-    learnt is the logarithm of the speed of those configurations that work, and how likely a configuration works; their
-    product is the score. The draw depends on the number of measurements alone, so that a resumed run makes the same.
-
-    References
-    ----------
-    Rubin, "The Bayesian Bootstrap", 1981; Osband and Van Roy, "Bootstrapped Thompson Sampling and Deep Exploration",
-    2015, section 3.
-    """
-
-    _works: Any = None
-
-    SLOWEST = -3.0
-    """Logarithm of the speed, relative to the best, below which configurations are equally bad."""
-
-    def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
-        """Draw weights and learn anew."""
-        self._booster = self._works = None
-        valid = scores > 0
-        if not valid.any():
-            return
-        draw = len(scores)
-        weights = np.random.default_rng(draw).exponential(size=draw)[valid]
-        speeds = np.maximum(np.log(scores[valid] / scores.max()), self.SLOWEST)
-        self._booster = self._trees(features[valid], speeds, weights=weights, seed=draw)
-        if not valid.all():
-            self._works = self._trees(features, valid.astype(np.float32), objective="binary:logistic", eta=0.3)
-
-    def predict(self, features: np.ndarray) -> np.ndarray:
-        """Predict scores (n) relative to the best measured one; 0 while nothing is known to work."""
-        if self._booster is None:
-            return np.zeros(len(features), dtype=np.float32)
-        scores = np.exp(self._booster.inplace_predict(features))
-        return scores if self._works is None else scores * self._works.inplace_predict(features)
 
 
 @dataclass

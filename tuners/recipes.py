@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm_ext.errors import OptionError
-from tvm_ext.tuners.cost_model import BootstrapModel, CostModel, TileModel, XGBoostModel
+from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
 from tvm_ext.tuners.initialisers import Initialiser, RandomInitialiser, SpaceFillingInitialiser
@@ -101,11 +101,6 @@ RECIPES: dict[str, Recipe] = {
     # With a better cost model, and half of each batch around the best measured configurations.
     "sa_as_tiles": Recipe(_wide_annealing, _adaptive, cost_model=TileModel, pool=4, refined_share=0.5),
     "chameleon_tiles": Recipe(_agent, _adaptive, cost_model=TileModel, pool=4, refined_share=0.5),
-    # With a model that is drawn anew for each batch, so that batches go to different regions while it is unsure.
-    "sa_as_bootstrap": Recipe(
-        _wide_annealing, _adaptive, cost_model=BootstrapModel, initial=32, pool=4, refined_share=0.5
-    ),
-    "chameleon_bootstrap": Recipe(_agent, _adaptive, cost_model=BootstrapModel, initial=32, pool=4, refined_share=0.5),
     # As the paper has it: rounded centres of the 64 best, clusters among the choices; episodes of up to 500 steps.
     "ppo_published": Recipe(_published_agent),
     "sa_as_published": Recipe(_annealing, AdaptiveSampler),
@@ -118,11 +113,10 @@ RECIPES: dict[str, Recipe] = {
     "sa_random_reduced": Recipe(_annealing, _reduced("random"), pool=4),
     "ppo_greedy_reduced": Recipe(_agent, _reduced("best")),
     "ppo_random_reduced": Recipe(_agent, _reduced("random")),
-    # One half of what sa_as_tiles has, and the other; and annealing with the cost models of the rows above.
+    # One half of what sa_as_tiles has, and the other; and annealing with its cost model.
     "sa_as_tiles_unrefined": Recipe(_wide_annealing, _adaptive, cost_model=TileModel, pool=4),
     "sa_as_refined": Recipe(_annealing, _adaptive, pool=4, refined_share=0.5),
     "autotvm_sa_tiles": Recipe(_wide_annealing, cost_model=TileModel),
-    "autotvm_sa_bootstrap": Recipe(_wide_annealing, cost_model=BootstrapModel, initial=32),
     "sa_as_without_synthesis": Recipe(_annealing, lambda: _adaptive(synthesis=False), pool=4),
     "sa_as_step_1": Recipe(_annealing, lambda: _adaptive(step=1), pool=4),
     "sa_as_threshold_1.5": Recipe(_annealing, lambda: _adaptive(threshold=1.5), pool=4),

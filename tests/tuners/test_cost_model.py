@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from tests.tuners.spaces import bowl, convolution_space
-from tvm_ext.tuners.cost_model import BootstrapModel, TileModel, XGBoostModel
+from tvm_ext.tuners.cost_model import TileModel, XGBoostModel
 
 
-@pytest.mark.parametrize(
-    "model", [XGBoostModel(), XGBoostModel(160, eta=0.15, share=0.7), TileModel(), BootstrapModel()]
-)
+@pytest.mark.parametrize("model", [XGBoostModel(), XGBoostModel(160, eta=0.15, share=0.7), TileModel()])
 def test_it_ranks_what_it_has_not_seen(model: XGBoostModel) -> None:
     space, rng = convolution_space(), np.random.default_rng(0)
     seen, unseen = space.random(rng, 300), space.random(rng, 300)
@@ -21,8 +19,8 @@ def test_it_ranks_what_it_has_not_seen(model: XGBoostModel) -> None:
     assert np.corrcoef(ranks)[0, 1] > 0.8
 
 
-@pytest.mark.parametrize("model", [XGBoostModel(), BootstrapModel()])
-def test_only_failures_are_no_trouble(model: XGBoostModel) -> None:
+def test_only_failures_are_no_trouble() -> None:
+    model = XGBoostModel()
     model.fit(np.ones((4, 2)), np.zeros(4))
     assert model.predict(np.ones((3, 2))).tolist() == [0.0, 0.0, 0.0]
 
@@ -41,34 +39,3 @@ def test_volumes_of_tiles_are_learnt_from_fewer_points() -> None:
         model.fit(model.features(space, seen), score(seen))
         errors.append(float(np.abs(model.scorer(space)(unseen) - score(unseen)).mean()))
     assert errors[0] < 0.6 * errors[1]
-
-
-def test_a_bootstrap_is_drawn_anew_with_more_measurements_and_the_same_for_the_same() -> None:
-    space, rng = convolution_space(), np.random.default_rng(2)
-    seen, unseen = space.random(rng, 100), space.random(rng, 400)
-    scores = 1.0 / bowl(space)(seen)
-
-    def predicted(count: int) -> np.ndarray:
-        model = BootstrapModel()
-        model.fit(model.features(space, seen[:count]), scores[:count])
-        return model.scorer(space)(unseen)
-
-    np.testing.assert_array_equal(predicted(99), predicted(99))
-    # One measurement in a hundred changes little in trees that weigh all alike; other weights change nearly all.
-    assert (predicted(99) != predicted(100)).mean() > 0.99
-
-
-def test_failures_do_not_hide_how_fast_their_neighbours_are() -> None:
-    """Each second choice of one knob fails: predictions fall for these alone, and rank the others."""
-    space, rng = convolution_space(), np.random.default_rng(3)
-    seen, unseen = space.random(rng, 300), space.random(rng, 400)
-
-    def works(vectors: np.ndarray) -> np.ndarray:
-        return vectors[:, 6] % 2 == 0
-
-    model = BootstrapModel()
-    model.fit(model.features(space, seen), np.where(works(seen), 1.0 / bowl(space)(seen), 0.0))
-    scores, valid = model.scorer(space)(unseen), works(unseen)
-    assert scores[~valid].max() < 0.2 * scores[valid].max()
-    ranks = [np.argsort(np.argsort(row)) for row in (scores[valid], 1 / bowl(space)(unseen[valid]))]
-    assert np.corrcoef(ranks)[0, 1] > 0.8
