@@ -56,7 +56,7 @@ def test_what_is_found_is_used(measurer: Measurer, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.resumed == 0
     assert seen[-1] == result.trials == 24
-    assert list(result.seconds) == ["search", "model", "build", "run", "total"]
+    assert list(result.seconds) == ["search", "model", "build", "run", "confirm", "total"]
     assert all(seconds > 0 for seconds in result.seconds.values())
     assert result.seconds["search"] + result.seconds["model"] < result.seconds["total"]
     measured = [kernel for kernel in result.kernels if kernel.best is not None]

@@ -206,11 +206,13 @@ def tune(
             ]
             _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
             check_records(folder, total + outcome.trials)
+            confirming = time.perf_counter()
             if not isinstance(own, RemoteMeasurer):
                 _confirm(tasks, target, folder, database, own, outcome)
                 outcome.note_latency(time.perf_counter() - start)
             for task in tasks:
                 own.check_noise(("cpu", arguments_of(task.mod)))
+            confirmed = time.perf_counter() - confirming
             counts = own.counts
             outcome.noise = list(counts.noise)
             model = sum(strategy.model_seconds for strategy in strategies)
@@ -219,6 +221,7 @@ def tune(
                 "model": model,
                 "build": counts.build_seconds,
                 "run": counts.run_seconds,
+                "confirm": confirmed,
             }
         finally:
             if measurer is None:
