@@ -23,9 +23,11 @@ import numpy as np
 from scripts import tuned_models, tuning_loops
 from tvm_ext.bench.record import write_result
 from tvm_ext.threads import physical_cores
+from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.replay.experiment import (
     Run,
     bootstrap_interval,
+    experience,
     fewer_measurements,
     geometric_mean,
     oracle_run,
@@ -33,11 +35,12 @@ from tvm_ext.tuners.replay.experiment import (
 )
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
+from tvm_ext.tuners.shared_model import Peers
 
 Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
-ARMS = ("sa_as", "chameleon", "ppo", "sa_as_tiles", "chameleon_tiles")
+ARMS = ("sa_as", "chameleon", "ppo", "sa_as_tiles", "chameleon_tiles", "sa_as_shared", "chameleon_shared")
 CONTROLS = (
     "autotvm_sa_tiles",
     "sa_as_tiles_unrefined",
@@ -67,6 +70,7 @@ def replay(
             row = Run.from_dump(json.loads(line))
             known[row.tuner, row.task, row.seed] = row
     runs = []
+    peers: dict[str, Peers] = {}
     for task in tasks:
         landscape, stop_at = SimulatedLandscape(task), np.inf
         for name in (BASELINE, *arms):
@@ -75,7 +79,8 @@ def replay(
                 if row is None:
                     if recorded:
                         continue
-                    row = run(name, landscape, seed, BUDGET, stop_at)
+                    shared = _others(task, peers) if RECIPES[name].shares else None
+                    row = run(name, landscape, seed, BUDGET, stop_at, peers=shared)
                     with log.open("a") as file:
                         file.write(json.dumps(row.dump()) + "\n")
                     print(f"{task.name:12} {name:24} seed {seed:2} {len(row.curve):5} measured", flush=True)
@@ -83,6 +88,14 @@ def replay(
             if name == BASELINE:
                 stop_at = 0.99 * float(np.median([row.best() for row in runs if row.task == task.name]))
     return runs
+
+
+def _others(task: ConvolutionTask, known: dict[str, Peers]) -> Peers:
+    """Measurements of the layers of the other networks, made once for each network."""
+    network = task.network
+    if network not in known:
+        known[network] = experience([SimulatedLandscape(other) for other in TASKS if other.network != network])
+    return known[network]
 
 
 def compare(runs: list[Run]) -> list[dict[str, Any]]:
@@ -178,6 +191,8 @@ def replay_part(arguments: argparse.Namespace) -> Part:
         ("fewer_measurements_ppo_as", "chameleon_tiles", "fewer_measurements"),
         ("fewer_measurements_sa_as_same_model", "sa_as", "fewer_measurements"),
         ("fewer_measurements_ppo_as_same_model", "chameleon", "fewer_measurements"),
+        ("fewer_measurements_sa_as_shared", "sa_as_shared", "fewer_measurements"),
+        ("fewer_measurements_ppo_as_shared", "chameleon_shared", "fewer_measurements"),
         ("fewer_measurements_oracle", "oracle", "fewer_measurements"),
         ("fewer_steps_ppo", "ppo", "fewer_queries"),
     )

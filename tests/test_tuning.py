@@ -33,6 +33,7 @@ from tvm_ext.tuning_database import (
     WORKLOADS,
     open_database,
 )
+from tvm_ext.tuning_tasks import earlier_kernels
 
 
 def model() -> tvm.IRModule:
@@ -99,6 +100,30 @@ def test_every_kernel_is_measured_once_before_one_is_measured_again(measurer: Me
     assert [1] * kernels in seen
     assert result.trials == 12
     assert result.curve[0][1] <= kernels + 4  # what is measured while the last of them is read counts, too
+
+
+def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_path: Path) -> None:
+    """Another model of like kernels; what the database holds of the same kernel is no other's."""
+
+    def convolution_of(channels: int) -> tvm.IRModule:
+        weights = np.random.default_rng(0).standard_normal((channels, channels, 3, 3)).astype("float32")
+        constant = relax.const(weights, "float32")
+        shape = (1, channels, 28, 28)
+        return graph(lambda bb, x: relax.op.nn.conv2d(x, constant, strides=2), [(shape, "float32")])
+
+    run = {"batch": 8, "measurer": measurer}
+    tune(convolution_of(32), native_target(), tmp_path, 24, recipe("evolution_shared"), **run)
+    database = open_database(tmp_path)
+    same, new = (kernels_to_tune(convolution_of(channels), native_target()) for channels in (32, 64))
+    assert all(
+        not earlier_kernels(database, [row.mod for row in same], native_target()).others(n.space.space) for n in new
+    )
+    peers = earlier_kernels(database, [row.mod for row in new], native_target())
+    (rows,) = [rows for task in new for _, rows in peers.others(task.space.space)]
+    assert len(rows) > 8
+    assert all(row.seconds is None or 0 < row.seconds < 1 for row in rows)
+    result = tune(convolution_of(64), native_target(), tmp_path, 16, recipe("evolution_shared"), **run)
+    assert result.trials == 16
 
 
 def test_the_database_holds_the_kernels_of_the_pipeline(measurer: Measurer, tmp_path: Path) -> None:

@@ -84,21 +84,26 @@ class XGBoostModel:
 
     def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
         """Learn anew; scores are divided by the best, as AutoTVM does."""
+        best = float(scores.max(initial=0.0))
+        self._booster = self._trees(features, scores / best if best > 0 else scores)
+
+    def _trees(self, features: np.ndarray, labels: np.ndarray, margin: np.ndarray | None = None, **more: Any) -> Any:
+        """Train trees on top of a margin (n), with parameters (``more``) other than those of the model."""
         try:
             import xgboost
         except ImportError:
             raise MissingPackageError(
                 "tuning with a cost model needs XGBoost: pip install tvm-ext[tune], or use the recipe 'random'"
             ) from None
-        best = float(scores.max(initial=0.0))
-        data = xgboost.DMatrix(features, label=scores / best if best > 0 else scores, nthread=1)
+        data = xgboost.DMatrix(features, label=labels, base_margin=margin, nthread=1)
         chosen = {
             "eta": self.eta,
             "max_depth": self.depth,
             "subsample": self.share,
             "colsample_bynode": self.share,
         }
-        self._booster = xgboost.train(self.PARAMETERS | chosen, data, self.rounds)
+        rounds = more.pop("rounds", self.rounds)
+        return xgboost.train(self.PARAMETERS | chosen | more, data, rounds)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Predict scores (n) relative to the best measured one."""

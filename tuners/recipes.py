@@ -12,6 +12,7 @@ from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, Simulate
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
 from tvm_ext.tuners.initialisers import Initialiser, RandomInitialiser, SpaceFillingInitialiser
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
+from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
 from tvm_ext.tuners.tuner import Tuner
 
@@ -40,8 +41,13 @@ class Recipe:
     pool: int = 1
     refined_share: float = 0.0
 
-    def tuner(self, space: ConfigSpace, seed: int = 0) -> Tuner:
-        """Put the parts to work on a space."""
+    @property
+    def shares(self) -> bool:
+        """Whether the cost model learns from tuners of other spaces."""
+        return isinstance(self.cost_model(), SharedModel)
+
+    def tuner(self, space: ConfigSpace, seed: int = 0, peers: Peers | None = None) -> Tuner:
+        """Put the parts to work on a space, and let them learn from ``peers`` if the cost model can."""
         return Tuner(
             space,
             self.explorer(seed),
@@ -53,6 +59,7 @@ class Recipe:
             initial=self.initial,
             pool=self.pool,
             refined_share=self.refined_share,
+            peers=peers,
         )
 
 
@@ -101,6 +108,12 @@ RECIPES: dict[str, Recipe] = {
     # With a better cost model, and half of each batch around the best measured configurations.
     "sa_as_tiles": Recipe(_wide_annealing, _adaptive, cost_model=TileModel, pool=4, refined_share=0.5),
     "chameleon_tiles": Recipe(_agent, _adaptive, cost_model=TileModel, pool=4, refined_share=0.5),
+    # With what was measured of other spaces as a prior.
+    "sa_as_shared": Recipe(_wide_annealing, _adaptive, cost_model=SharedModel, pool=4, refined_share=0.5),
+    "chameleon_shared": Recipe(_agent, _adaptive, cost_model=SharedModel, pool=4, refined_share=0.5),
+    "evolution_shared": Recipe(
+        _evolution, initialiser=SpaceFillingInitialiser, cost_model=SharedModel, batch=16, initial=16
+    ),
     # As the paper has it: rounded centres of the 64 best, clusters among the choices; episodes of up to 500 steps.
     "ppo_published": Recipe(_published_agent),
     "sa_as_published": Recipe(_annealing, AdaptiveSampler),

@@ -16,11 +16,18 @@ from tvm_ext.tuners.explorers.base import Exploration, Explorer
 from tvm_ext.tuners.initialisers import Initialiser
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
+from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace, Vector
 
 STATE_FORMAT = 1
 INCUMBENTS = 4
 """So many of the best measured configurations are refined."""
+
+LEAST_OF_PEERS = 64
+"""A cost model does not learn from fewer measurements of its peers."""
+
+GROWTH = 1.25
+"""The cost model learns from its peers anew when these have made so many times as many measurements."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,9 @@ class Tuner:
         How many configurations are measured before the cost model is used.
     rescorer : Rescorer, optional
         Takes a second look at what the explorer found.
+    peers : Peers, optional
+        Tuners of other spaces, whose measurements a :class:`~tvm_ext.tuners.shared_model.SharedModel` learns from. It
+        is used from the beginning then: ``initial`` does not count.
     model_seconds : float
         What training the cost model has taken.
     random_share : float
@@ -102,6 +112,7 @@ class Tuner:
     random_share: float = 0.05
     refined_share: float = 0.0
     rescorer: Rescorer | None = None
+    peers: Peers | None = None
     measurements: list[Measurement] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
     model_seconds: float = 0.0
@@ -110,6 +121,9 @@ class Tuner:
         self._rng = np.random.default_rng(self.seed)
         self._history = History()
         self._model_is_current = False
+        self._learnt = 0
+        if self.peers is not None:
+            self.peers.join(self.space, self.measurements)
 
     def suggest(self, count: int) -> list[Vector]:
         """Propose at most ``count`` configurations that were not suggested before.
@@ -119,7 +133,11 @@ class Tuner:
         if count < 1 or len(self._history.visited) >= self.space.size:
             return []
         missing = self.initial - len(self.measurements)
-        if missing > 0 or not any(row.score > 0 for row in self.measurements):
+        if self._learn_from_peers():
+            vectors = self._default()
+            if not len(vectors):
+                vectors = self._explore(min(count, self.batch))
+        elif missing > 0 or not any(row.score > 0 for row in self.measurements):
             vectors = self._first(min(count, missing) if missing > 0 else count)
         else:
             vectors = self._explore(min(count, self.batch))
@@ -146,18 +164,22 @@ class Tuner:
         """The fastest configuration measured so far; None when none works."""
         return max((row for row in self.measurements if row.score > 0), key=lambda row: row.score, default=None)
 
+    def _default(self) -> np.ndarray:
+        """Give the configuration to start from, if there is one that was not suggested yet."""
+        default = [] if self.space.default is None else [self.space.default]
+        vectors = np.array(default, dtype=np.int64).reshape(-1, len(self.space.knobs))
+        return unvisited(self.space, vectors, set(self._history.visited))
+
     def _first(self, count: int) -> np.ndarray:
-        taken = set(self._history.visited)
-        vectors = np.empty((0, len(self.space.knobs)), dtype=np.int64)
-        if self.space.default is not None:
-            vectors = unvisited(self.space, np.array([self.space.default]), taken)
+        vectors = self._default()
+        taken = {*self._history.visited, *self.space.keys(vectors)}
         others = self.initialiser.propose(self.space, count - len(vectors), taken, self._rng)
         return np.concatenate([vectors, others])
 
     def _explore(self, count: int) -> np.ndarray:
         self._fit()
         ranked = sorted(self.measurements, key=lambda row: -row.score)
-        best = np.array([row.vector for row in ranked if row.score > 0][: self.batch], dtype=np.int64)
+        best = self._array([row for row in ranked if row.score > 0][: self.batch])
         pool = self.batch * self.pool * (1 if self.rescorer is None else self.rescorer.pool)
         exploration = self.explorer.explore(
             self.space,
@@ -176,7 +198,7 @@ class Tuner:
         taken = set(self._history.visited)
         strangers, refined = int(self.random_share * len(chosen)), round(self.refined_share * len(chosen))
         chosen = unvisited(self.space, chosen[: len(chosen) - strangers - refined], taken)
-        if refined:
+        if refined and len(best):
             chosen = np.concatenate([chosen, self._refined(best[:INCUMBENTS], refined, taken)])
         missing = max(strangers, 1 - len(chosen))
         return np.concatenate([chosen, random_unvisited(self.space, missing, taken, self._rng)])
@@ -187,12 +209,30 @@ class Tuner:
         scores = self.cost_model.scorer(self.space)(around) if len(around) else np.empty(0)
         return unvisited(self.space, around[np.argsort(-scores, kind="stable")[:count]], taken)
 
+    def _learn_from_peers(self) -> bool:
+        """Train the prior of a shared model if there is more to learn from; tells whether it has one."""
+        if self.peers is None or not isinstance(self.cost_model, SharedModel):
+            return False
+        others = self.peers.others(self.space)
+        count = sum(len(rows) for _, rows in others)
+        if count >= LEAST_OF_PEERS and count >= GROWTH * self._learnt:
+            start = time.perf_counter()
+            self.cost_model.learn([self._examples(space, rows) for space, rows in others])
+            self._learnt, self._model_is_current = count, False
+            self.model_seconds += time.perf_counter() - start
+        return self._learnt > 0
+
+    def _examples(self, space: ConfigSpace, measurements: Sequence[Measurement]) -> tuple[np.ndarray, np.ndarray]:
+        return self.cost_model.features(space, self._array(measurements)), np.array([row.score for row in measurements])
+
+    def _array(self, measurements: Sequence[Measurement]) -> np.ndarray:
+        """Vectors of measurements (n × knobs)."""
+        return np.array([row.vector for row in measurements], dtype=np.int64).reshape(-1, len(self.space.knobs))
+
     def _fit(self) -> None:
         if not self._model_is_current:
             start = time.perf_counter()
-            vectors = np.array([row.vector for row in self.measurements], dtype=np.int64)
-            scores = np.array([row.score for row in self.measurements])
-            self.cost_model.fit(self.cost_model.features(self.space, vectors), scores)
+            self.cost_model.fit(*self._examples(self.space, self.measurements))
             self._model_is_current = True
             self.model_seconds += time.perf_counter() - start
 
@@ -227,7 +267,8 @@ class Tuner:
                     f"this space has {_spell(self.space.signature())}"
                 )
             measurements = [Measurement(tuple(vector), seconds) for vector, seconds in state["measurements"]]
-            self.measurements, self._history = [], History(visited=set(state["visited"]))
+            self.measurements.clear()  # peers hold the list
+            self._history = History(visited=set(state["visited"]))
             self.update(measurements)
             self._rng.bit_generator.state = state["random"]
             self.effort = Effort(**state["effort"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,17 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
-from tvm_ext.errors import OutputError, TargetError, TuningError
-from tvm_ext.pipeline import PipelineOptions, phase_passes
+from tvm_ext.errors import OutputError, TuningError
+from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules import cpu
-from tvm_ext.schedules.rule import prepare_kernels, tunable_schedule
+from tvm_ext.schedules.rule import tunable_schedule
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
 from tvm_ext.tuners.measure.remote import RemoteMeasurer
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
-from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuning_confirmation import confirmed_times
 from tvm_ext.tuning_database import (
@@ -43,7 +40,7 @@ from tvm_ext.tuning_database import (
     replace_times,
 )
 from tvm_ext.tuning_result import KernelResult, TuningResult
-from tvm_ext.tuning_target import check_runs_here
+from tvm_ext.tuning_tasks import DEFAULT_OPTIONS, Task, earlier_kernels, kernels_to_tune
 
 __all__ = [
     "KernelResult",
@@ -53,79 +50,6 @@ __all__ = [
     "open_database",
     "tune",
 ]
-
-
-DEFAULT_OPTIONS = PipelineOptions()
-
-
-@dataclass(frozen=True)
-class Task:
-    """One kernel to tune: the workload as the database knows it."""
-
-    name: str
-    space: TraceSpace
-    calls: int
-
-    @property
-    def mod(self) -> tvm.IRModule:
-        """The kernel, prepared by its rule."""
-        return self.space.mod
-
-
-def kernels_to_tune(
-    mod: tvm.IRModule,
-    target: tvm.target.Target,
-    here: bool = True,
-    options: PipelineOptions = DEFAULT_OPTIONS,
-) -> list[Task]:
-    """List the kernels of a Relax module that our rules schedule with something to choose, most arithmetic first.
-
-    Parameters
-    ----------
-    here : bool
-        Whether candidates are run on this machine.
-    options : PipelineOptions
-        Those the model will be compiled with: they decide which kernels there are.
-
-    Raises
-    ------
-    TargetError
-        If the target is not a CPU, or not one of this machine's kind where they are.
-    """
-    if target.kind.name != "llvm":
-        raise TargetError(
-            f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
-        )
-    if here:
-        check_runs_here(target)
-    with target, tvm.transform.PassContext():
-        for phase, phase_pass in phase_passes(target, options):
-            if phase.name == "schedule":
-                break
-            mod = phase_pass(mod)
-        mod = prepare_kernels(cpu.RULES)(mod)
-    tasks = []
-    for found in ms.relax_integration.extract_tasks(mod, target):
-        workload = found.dispatched[0]
-        try:
-            schedule = tunable_schedule(workload["main"], target, cpu.RULES)
-            space = None if schedule is None else TraceSpace.of(schedule, workload)
-        except TuningError:
-            continue  # nothing to choose
-        except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too
-            continue
-        if space is not None and space.space.size > 1:
-            tasks.append(Task(str(found.task_name), space, int(found.weight)))
-    # Few trials go where most of the arithmetic is.
-    return sorted(tasks, key=_work, reverse=True)
-
-
-def _work(task: Task) -> float:
-    """Count the operations of a kernel in all its calls; 0 where TVM cannot count them."""
-    try:
-        return task.calls * float(estimate_tir_flops(task.mod))
-    except Exception:  # whatever TVM raised, at an extent that is not a number, say
-        return 0.0
 
 
 def tune(
@@ -199,11 +123,13 @@ def tune(
         own = measurer or Measurer()
         try:
             budget = (trials - known, trials, batch)
-            shared = Budget(trials - known)
-            strategies = [
-                TunerStrategy(recipe, seed + number, store_features=store_features, first_batch=1, budget=shared)
-                for number in range(len(tasks))
-            ]
+            shared = {
+                "store_features": store_features,
+                "first_batch": 1,
+                "budget": Budget(trials - known),
+                "peers": earlier_kernels(database, [task.mod for task in tasks], target) if recipe.shares else None,
+            }
+            strategies = [TunerStrategy(recipe, seed + number, **shared) for number in range(len(tasks))]
             _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
             check_records(folder, total + outcome.trials)
             confirming = time.perf_counter()

@@ -46,8 +46,8 @@ class TuningResult:
     noise : list of float
         By how much two measurements of the best candidate of a kernel differed, as shares.
     seconds : dict
-        Of ``search`` (proposing candidates), ``model`` (training cost models), ``build``, ``run``, ``confirm`` (timing the
-        fastest once more) and in ``total``; builds and runs go on side by side where there are cores for it. Only
+        Of ``search`` (proposing candidates), ``model`` (training cost models), ``build``, ``run``, ``confirm`` (timing
+        the fastest once more) and in ``total``; builds and runs go on side by side where there are cores for it. Only
         ``total`` where nothing was measured.
     resumed : int
         Trials of these kernels that the database held already.

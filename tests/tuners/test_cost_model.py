@@ -5,9 +5,10 @@ import pytest
 
 from tests.tuners.spaces import bowl, convolution_space
 from tvm_ext.tuners.cost_model import TileModel, XGBoostModel
+from tvm_ext.tuners.shared_model import SharedModel
 
 
-@pytest.mark.parametrize("model", [XGBoostModel(), XGBoostModel(160, eta=0.15, share=0.7), TileModel()])
+@pytest.mark.parametrize("model", [XGBoostModel(), XGBoostModel(160, eta=0.15, share=0.7), TileModel(), SharedModel()])
 def test_it_ranks_what_it_has_not_seen(model: XGBoostModel) -> None:
     space, rng = convolution_space(), np.random.default_rng(0)
     seen, unseen = space.random(rng, 300), space.random(rng, 300)

@@ -21,6 +21,7 @@ from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
+from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import Measurement, Tuner
 
@@ -62,6 +63,8 @@ class TunerStrategy(PySearchStrategy):
         one takes before it shares out the trials.
     budget : Budget, optional
         What the strategies of several tasks share; a task whose turn comes when it is spent is finished.
+    peers : Peers, optional
+        Through which the tuners of several tasks learn from one another, if the recipe's cost model can.
 
     Attributes
     ----------
@@ -77,10 +80,11 @@ class TunerStrategy(PySearchStrategy):
         store_features: bool = False,
         first_batch: int | None = None,
         budget: Budget | None = None,
+        peers: Peers | None = None,
     ) -> None:
         super().__init__()
         self.recipe, self.seed, self.resume, self.store_features = recipe, seed, resume, store_features
-        self.first_batch, self.budget = first_batch, budget
+        self.first_batch, self.budget, self.peers = first_batch, budget, peers
         self.context: ms.TuneContext | None = None
         self.mod: tvm.IRModule | None = None
         self.postprocs: list[Any] = []
@@ -116,7 +120,7 @@ class TunerStrategy(PySearchStrategy):
                 continue
             # Not the built-in hash of a string, which differs from process to process.
             seed = zlib.crc32(f"{self.seed}/{number}".encode())
-            tuner = self.recipe.tuner(space.space, seed)
+            tuner = self.recipe.tuner(space.space, seed, self.peers)
             if self.store_features:
                 make = partial(self._schedule, space)
                 tuner.rescorer = Rescorer(StoreFeatures(make, self.context), self.recipe.cost_model())
@@ -130,7 +134,7 @@ class TunerStrategy(PySearchStrategy):
         """Take over what earlier runs measured."""
         workload = database.commit_workload(self.mod)
         for record in database.get_top_k(workload, 1 << 20):
-            seconds = _median(record.run_secs)
+            seconds = median_seconds(record.run_secs)
             for space, tuner in self.sketches:
                 vector = space.vector(record.trace)
                 if vector is not None:
@@ -213,16 +217,17 @@ class TunerStrategy(PySearchStrategy):
         """Tell the tuners what was measured."""
         pending, self._pending = self._pending, []
         for (number, vector), candidate, result in zip(pending, measure_candidates, results, strict=True):
-            seconds = None if result.run_secs is None else _median(result.run_secs)
+            seconds = None if result.run_secs is None else median_seconds(result.run_secs)
             self._seen[tvm_ffi.structural_hash(candidate.sch.mod)] = seconds
             self.sketches[number][1].update([Measurement(vector, seconds)])
 
     def clone(self) -> TunerStrategy:
         """Give a strategy of the same recipe for another task."""
-        return TunerStrategy(self.recipe, self.seed, self.resume, self.store_features, self.first_batch, self.budget)
+        options = (self.resume, self.store_features, self.first_batch, self.budget, self.peers)
+        return TunerStrategy(self.recipe, self.seed, *options)
 
 
-def _median(seconds: Any) -> float | None:
+def median_seconds(seconds: Any) -> float | None:
     """Median of times; None when there are none, or they are no times (1e10 marks failures in a database)."""
     values = [float(value) for value in seconds or ()]
     median = float(np.median(values)) if values else None

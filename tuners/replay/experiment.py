@@ -12,7 +12,9 @@ import numpy as np
 from tvm_ext.tuners.explorers import SimulatedAnnealing
 from tvm_ext.tuners.recipes import RECIPES, Recipe
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
-from tvm_ext.tuners.tuner import Measurement
+from tvm_ext.tuners.shared_model import Peers
+from tvm_ext.tuners.space import Vector
+from tvm_ext.tuners.tuner import Measurement, Tuner
 
 ITERATIONS = 16
 """Iterations of a run of the source (table 7 of Ahn et al., "Chameleon", ICLR 2020)."""
@@ -99,6 +101,7 @@ def run(
     stop_at: float = np.inf,
     least_iterations: int = ITERATIONS,
     recipe: Recipe | None = None,
+    peers: Peers | None = None,
 ) -> Run:
     """Let a tuner measure a landscape.
 
@@ -110,9 +113,11 @@ def run(
         Most measurements.
     stop_at : float
         After ``least_iterations``, the run ends when this speed (runs a second) is reached.
+    peers : Peers, optional
+        Measurements of other landscapes, see :func:`experience`.
     """
     start = time.perf_counter()
-    tuner = (recipe or RECIPES[name]).tuner(landscape.space, seed)
+    tuner = (recipe or RECIPES[name]).tuner(landscape.space, seed, None if peers is None else peers.copy())
     speeds: list[np.ndarray] = []
     ends: list[int] = []
     best, measured = 0.0, 0
@@ -121,9 +126,7 @@ def run(
         if not batch:
             break
         vectors = np.array(batch)
-        seen = landscape.measure(vectors, seed)
-        pairs = zip(batch, seen, strict=True)
-        tuner.update([Measurement(row, float(value) if np.isfinite(value) else None) for row, value in pairs])
+        _measure(tuner, batch, landscape, seed)
         speeds.append(1.0 / landscape.seconds(vectors))
         best = max(best, float(speeds[-1].max()))
         measured += len(batch)
@@ -141,6 +144,22 @@ def run(
         tuner.effort.converged_queries / iterations,
         time.perf_counter() - start,
     )
+
+
+def _measure(tuner: Tuner, batch: Sequence[Vector], landscape: SimulatedLandscape, seed: int) -> None:
+    seen = landscape.measure(np.array(batch), seed)
+    pairs = zip(batch, seen, strict=True)
+    tuner.update([Measurement(row, float(value) if np.isfinite(value) else None) for row, value in pairs])
+
+
+def experience(landscapes: Sequence[SimulatedLandscape], measurements: int = 200, seed: int = 1000) -> Peers:
+    """Tune landscapes for a while, for others to learn from."""
+    peers = Peers()
+    for landscape in landscapes:
+        tuner = RECIPES["sa_as_tiles"].tuner(landscape.space, seed, peers)
+        while len(tuner.measurements) < measurements:
+            _measure(tuner, tuner.suggest(measurements - len(tuner.measurements)), landscape, seed)
+    return peers
 
 
 def oracle_run(landscape: SimulatedLandscape, budget: int = 1024) -> Run:

@@ -27,6 +27,11 @@ class ConvolutionTask:
     padding: int
 
     @property
+    def network(self) -> str:
+        """Name of the network it is a layer of."""
+        return self.name.partition("-")[0]
+
+    @property
     def output_size(self) -> int:
         """Rows and columns of the output."""
         return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
