@@ -22,6 +22,9 @@ Structure = tuple[tuple[str, int], ...]
 SLOWEST = -3.0
 """Logarithm of the relative speed below which configurations are equally bad."""
 
+SUREST = 2.0
+"""Logarithm of the odds beyond which what holds for others is not trusted: seven to one."""
+
 LOGISTIC = {"objective": "binary:logistic", "base_score": 0.5}
 
 
@@ -88,7 +91,7 @@ class SharedModel(TileModel):
             self._level = float(np.median(missed))
             self._booster = self._trees(features[works], missed - self._level, base_score=0.0)
         if self._prior_works is not None or not works.all():
-            labels, margin = works.astype(np.float32), _margin(self._prior_works, features)
+            labels, margin = works.astype(np.float32), _odds(self._prior_works, features)
             self._works = self._trees(features, labels, margin, **LOGISTIC)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
@@ -96,7 +99,7 @@ class SharedModel(TileModel):
         scores = np.exp(self._level + _margin(self._prior, features) + _margin(self._booster, features))
         if self._works is None and self._prior_works is None:
             return scores
-        return scores / (1.0 + np.exp(-_margin(self._prior_works, features) - _margin(self._works, features)))
+        return scores / (1.0 + np.exp(-_odds(self._prior_works, features) - _margin(self._works, features)))
 
 
 def _speeds(scores: np.ndarray) -> np.ndarray:
@@ -110,6 +113,11 @@ def _margin(booster: Any, features: np.ndarray) -> np.ndarray:
     if booster is None:
         return np.zeros(len(features), dtype=np.float32)
     return booster.inplace_predict(features, predict_type="margin")
+
+
+def _odds(booster: Any, features: np.ndarray) -> np.ndarray:
+    """Logarithm of the odds that a configuration works, from others: never so sure that it cannot be corrected."""
+    return np.clip(_margin(booster, features), -SUREST, SUREST)
 
 
 @dataclass
