@@ -211,14 +211,18 @@ def set_difference(
 
 
 def loop_part(arguments: argparse.Namespace) -> Part:
-    """Time the whole loop of tuning one convolution."""
-    rows = tuning_loops.loop(arguments.trials or 64, arguments.seeds)
+    """Time the whole loop of tuning one convolution, and once TVM's own."""
+    trials = arguments.trials or 64
+    rows = tuning_loops.loop(trials, arguments.seeds)
+    stock = tuning_loops.stock_loop(trials)
     summary = {
+        "stock_loop_seconds_64": stock["seconds"],
+        "loop_latency_vs_stock": round(_median(rows, "best_us", 2) / stock["best_us"], 4),
         "loop_seconds_64": _median(rows, "seconds", 2),
         "build_run_per_second": _median(rows, "trials_per_second", 2),
         "loop_load_average": _median(rows, "load_average", 2),
     }
-    return rows, summary
+    return [*rows, stock], summary
 
 
 def peak_part(arguments: argparse.Namespace) -> Part:
