@@ -25,7 +25,7 @@ SLOWEST = -3.0
 SUREST = 2.0
 """Logarithm of the odds beyond which what holds for others is not trusted: seven to one."""
 
-LOGISTIC = {"objective": "binary:logistic", "base_score": 0.5}
+LOGISTIC: dict[str, Any] = {"objective": "binary:logistic", "base_score": 0.5}
 
 
 @dataclass
@@ -76,7 +76,7 @@ class SharedModel(TileModel):
         features = np.concatenate([rows for rows, _ in others])
         works = np.concatenate([scores > 0 for _, scores in others])
         speeds = np.concatenate([_speeds(scores) for _, scores in others])
-        trees = {"rounds": self.prior_rounds, "max_depth": self.prior_depth, "eta": self.prior_eta}
+        trees: dict[str, Any] = {"rounds": self.prior_rounds, "max_depth": self.prior_depth, "eta": self.prior_eta}
         self._prior = self._trees(features[works], speeds, base_score=0.0, **trees)
         self._prior_works = self._trees(features, works.astype(np.float32), **LOGISTIC, **trees)
 

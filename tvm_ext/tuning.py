@@ -123,13 +123,14 @@ def tune(
         own = measurer or Measurer()
         try:
             budget = (trials - known, trials, batch)
-            shared = {
-                "store_features": store_features,
-                "first_batch": 1,
-                "budget": Budget(trials - known),
-                "peers": earlier_kernels(database, [task.mod for task in tasks], target) if recipe.shares else None,
-            }
-            strategies = [TunerStrategy(recipe, seed + number, **shared) for number in range(len(tasks))]
+            left = Budget(trials - known)
+            peers = earlier_kernels(database, [task.mod for task in tasks], target) if recipe.shares else None
+            strategies = [
+                TunerStrategy(
+                    recipe, seed + number, store_features=store_features, first_batch=1, budget=left, peers=peers
+                )
+                for number in range(len(tasks))
+            ]
             _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
             check_records(folder, total + outcome.trials)
             confirming = time.perf_counter()
