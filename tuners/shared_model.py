@@ -58,9 +58,14 @@ class SharedModel(TileModel):
     _level: float = 0.0
 
     @property
+    def informed(self) -> bool:
+        """Whether there is a prior."""
+        return self._prior is not None
+
+    @property
     def fitted(self) -> bool:
         """Whether there is something to predict with."""
-        return self._prior is not None or self._booster is not None
+        return self.informed or self._booster is not None
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         """Give the features of :class:`.TileModel`, and the logarithm of the extent that each split divides."""

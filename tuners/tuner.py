@@ -220,7 +220,7 @@ class Tuner:
             self.cost_model.learn([self._examples(space, rows) for space, rows in others])
             self._learnt, self._model_is_current = count, False
             self.model_seconds += time.perf_counter() - start
-        return self._learnt > 0
+        return self.cost_model.informed
 
     def _examples(self, space: ConfigSpace, measurements: Sequence[Measurement]) -> tuple[np.ndarray, np.ndarray]:
         return self.cost_model.features(space, self._array(measurements)), np.array([row.score for row in measurements])

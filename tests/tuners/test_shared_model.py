@@ -118,6 +118,15 @@ def test_the_default_is_measured_first_all_the_same() -> None:
     assert len(tuner.suggest(16)) > 1  # that it fails is no reason to forget the others
 
 
+def test_others_of_whom_nothing_works_are_no_prior() -> None:
+    peers = Peers()
+    space = OTHERS[0]
+    peers.join(space, [Measurement(space.vector(index), None) for index in range(100)])
+    tuner = recipe("evolution_shared").tuner(NEW, 0, peers)
+    assert len(tuner.suggest(64)) == recipe("evolution_shared").initial
+    assert not tuner.cost_model.fitted
+
+
 def test_few_measurements_of_others_are_not_trusted() -> None:
     peers = Peers()
     peers.join(OTHERS[0], [Measurement((0, 0, 0), 1.0)] * 10)
