@@ -184,7 +184,7 @@ def replay_part(arguments: argparse.Namespace) -> Part:
         print({key: value for key, value in row.items() if key != "by_task"})
     summary: dict[str, float] = {
         "replay_tasks": len(tasks),
-        "replay_seeds": min(row["seeds"] for row in rows if row["tuner"] in arguments.arms.split(",")),
+        "replay_seeds": min((row["seeds"] for row in rows if row["tuner"] in arguments.arms.split(",")), default=0),
     }
     figures = (
         ("fewer_measurements_sa_as", "sa_as_tiles", "fewer_measurements"),
