@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,46 +20,63 @@ from tvm_ext.tuning import kernels_to_tune
 from tvm_ext.tuning_confirmation import RIVALS, ROUNDS, confirm, confirmed_times
 from tvm_ext.tuning_database import best_seconds, open_database, replace_times
 
+Compare = Callable[[Sequence[Sequence[Vector]]], list[list[list[float]] | None]]
 
-def _side_by_side(true: dict[Vector, float], asked: list[int]) -> Any:
-    def compare(vectors: Sequence[Vector]) -> list[list[float]]:
-        asked.append(len(vectors))
-        return [[true[vector]] * 3 for vector in vectors]
+
+def _side_by_side(true: Sequence[dict[Vector, float]], asked: list[list[int]]) -> Compare:
+    def compare(wanted: Sequence[Sequence[Vector]]) -> list[list[list[float]] | None]:
+        asked.append([len(vectors) for vectors in wanted])
+        return [
+            [[of_kernel[vector]] * 3 for vector in vectors] for of_kernel, vectors in zip(true, wanted, strict=True)
+        ]
 
     return compare
 
 
-@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_the_fastest_is_the_rules_choice_or_faster(true: list[float], random: Any) -> None:
-    times = {(number,): value for number, value in enumerate(true)}
-    lucky = {vector: [value * random.choice([0.3, 1.0, 1.0])] * 3 for vector, value in times.items()}
-    asked: list[int] = []
-    new = confirm(lucky, (0,), _side_by_side(times, asked))
+@given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12), max_size=4), st.randoms(use_true_random=False))
+def test_the_fastest_is_the_rules_choice_or_faster(true: list[list[float]], random: Any) -> None:
+    times = [{(number,): value for number, value in enumerate(of_kernel)} for of_kernel in true]
+    lucky = [
+        {vector: [value * random.choice([0.3, 1.0, 1.0])] * 3 for vector, value in of_kernel.items()}
+        for of_kernel in times
+    ]
+    asked: list[list[int]] = []
+    confirmed = confirm(lucky, [(0,)] * len(true), _side_by_side(times, asked))
     assert len(asked) <= ROUNDS
-    assert all(count <= RIVALS + 1 for count in asked)
-    assert {vector: values[0] for vector, values in new.items()} == {vector: times[vector] for vector in new}
-    best = min(lucky, key=lambda vector: np.mean(new.get(vector, lucky[vector])))
-    assert times[best] <= times[0,]
+    assert all(count <= RIVALS + 1 and count != 1 for counts in asked for count in counts)
+    for of_kernel, seen, new in zip(times, lucky, confirmed, strict=True):
+        assert {vector: values[0] for vector, values in new.items()} == {vector: of_kernel[vector] for vector in new}
+        best = min(seen, key=lambda vector: np.mean(new.get(vector, seen[vector])))
+        assert of_kernel[best] <= of_kernel[0,]
 
 
 def test_what_is_slower_side_by_side_leaves_the_rules_choice() -> None:
     true = {(0,): 1.0, (1,): 1.5, (2,): 0.9, (3,): 1.2}
     seen = {(0,): [1.1], (1,): [0.8], (2,): [1.0], (3,): [1.3]}
-    asked: list[int] = []
-    new = confirm(seen, (0,), _side_by_side(true, asked))
-    assert asked == [4]
+    asked: list[list[int]] = []
+    (new,) = confirm([seen], [(0,)], _side_by_side([true], asked))
+    assert asked == [[3]]  # what seems slower than the rule's choice is not timed again
     assert min(new, key=lambda vector: new[vector][0]) == (2,)
     assert next(iter(new)) == (0,)
 
 
-def test_nothing_is_timed_where_the_rules_choice_is_fastest() -> None:
-    asked: list[int] = []
-    assert confirm({(0,): [1.0], (1,): [1.1]}, (0,), _side_by_side({}, asked)) == {}
+def test_kernels_that_are_settled_keep_their_place() -> None:
+    true = [{(0,): 1.0, (1,): 0.9}, {(0,): 1.0}, {(0,): 1.0} | {(n,): 1.0 + n for n in range(1, 6)}]
+    seen = [{(0,): [1.0], (1,): [0.9]}, {(0,): [1.0]}, {(n,): [1.0 - n / 10] for n in range(6)}]
+    asked: list[list[int]] = []
+    confirm(seen, [(0,)] * 3, _side_by_side(true, asked))
+    assert asked == [[2, 0, 4], [0, 0, 3]]
+
+
+def test_nothing_is_timed_where_the_rules_choice_is_fastest_or_has_no_time() -> None:
+    asked: list[list[int]] = []
+    times = [{(0,): [1.0], (1,): [1.1]}, {(0,): [1.0], (1,): [0.9]}, {(1,): [0.9]}]
+    assert confirm(times, [(0,), None, (0,)], _side_by_side([{}] * 3, asked)) == [{}, {}, {}]
     assert asked == []
 
 
 def test_a_comparison_that_fails_changes_nothing() -> None:
-    assert confirm({(0,): [1.0], (1,): [0.9]}, (0,), lambda vectors: None) == {}
+    assert confirm([{(0,): [1.0], (1,): [0.9]}], [(0,)], lambda wanted: [None]) == [{}]
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(0.5, False), (2.0, True)])
@@ -76,10 +93,9 @@ def test_records_get_the_times_of_the_comparison(gain: float, kept: bool, tmp_pa
         database.commit_tuning_record(
             ms.database.TuningRecord(schedule.trace, workload, [seconds], native_target(), arguments)
         )
-    faster = SimpleNamespace(
-        candidate=lambda mod, target: mod, compare=lambda rows, device, shapes: [[1.5, 1.5], [1.5 * gain] * 2]
-    )
-    replace_times(tmp_path, confirmed_times(task.space, native_target(), database, faster))
+    faster = SimpleNamespace(candidate=lambda mod, target: mod, compare=lambda groups: [[[1.5, 1.5], [1.5 * gain] * 2]])
+    (times,) = confirmed_times([task.space], native_target(), database, faster)
+    replace_times(tmp_path, times)
     again = open_database(tmp_path)
     assert len(again.get_all_tuning_records()) == 2
     assert best_seconds(again, task.mod) == 1.5 * min(gain, 1.0)

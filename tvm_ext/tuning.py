@@ -137,8 +137,7 @@ def tune(
             if not isinstance(own, RemoteMeasurer):
                 _confirm(tasks, target, folder, database, own, outcome)
                 outcome.note_latency(time.perf_counter() - start)
-            for task in tasks:
-                own.check_noise(("cpu", arguments_of(task.mod)))
+            own.check_noise([("cpu", arguments_of(task.mod)) for task in tasks])
             confirmed = time.perf_counter() - confirming
             counts = own.counts
             outcome.noise = list(counts.noise)
@@ -169,13 +168,12 @@ def _confirm(
     outcome: TuningResult,
 ) -> None:
     """Let only those candidates take the place of a rule's choice that are faster than it side by side."""
-    changed = []
-    for task, result in zip(tasks, outcome.kernels, strict=True):
-        found = confirmed_times(task.space, target, database, measurer) if result.trials else []
+    searched = [(task.space, result) for task, result in zip(tasks, outcome.kernels, strict=True) if result.trials]
+    confirmed = confirmed_times([space for space, _ in searched], target, database, measurer)
+    for (_, result), found in zip(searched, confirmed, strict=True):
         if found:
-            changed += found
             result.before = float(np.median(found[0][1]))
-    replace_times(folder, changed)
+    replace_times(folder, [row for found in confirmed for row in found])
     database = open_database(folder)
     for task, result in zip(tasks, outcome.kernels, strict=True):
         result.best = best_seconds(database, task.mod)

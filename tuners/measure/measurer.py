@@ -226,43 +226,86 @@ class Measurer:
     ) -> list[float]:
         return worker.call(self.run_timeout, "run", row.key, device_type, arguments, self.timing, best)
 
-    def compare(self, rows: Sequence[Candidate], device_type: str, arguments: Arguments) -> list[list[float]] | None:
-        """Time candidates in turns, in one worker of this machine, whatever is known of them.
+    def _compile_in_groups(self, groups: Sequence[Sequence[Candidate]]) -> list[Worker | None]:
+        """Compile each group in one worker, the groups of different workers at once; None for one that failed."""
+
+        def compile_some(worker: Worker, rows_of: Sequence[Sequence[Candidate]]) -> list[Worker | None]:
+            found: list[Worker | None] = []
+            for rows in rows_of:
+                try:
+                    for row in rows:
+                        self._compile(row, worker)
+                except Fault:
+                    found.append(None)
+                else:
+                    found.append(worker)
+            return found
+
+        count = len(self._workers)
+        with ThreadPoolExecutor(count) as threads:
+            parts = [
+                threads.submit(compile_some, worker, groups[first::count]) for first, worker in enumerate(self._workers)
+            ]
+            compiled: list[Worker | None] = [None] * len(groups)
+            for first, part in enumerate(parts):
+                compiled[first::count] = part.result()
+        return compiled
+
+    def compare(self, groups: Sequence[tuple[Sequence[Candidate], str, Arguments]]) -> list[list[list[float]] | None]:
+        """Time the candidates of each group in turns, on this machine, whatever is known of them.
+
+        Parameters
+        ----------
+        groups : sequence of (candidates, device type, arguments)
+            Groups are compiled on all workers and timed one after the other. Workers keep what was compared, so that a
+            candidate that is compared again in the same place of the list is not compiled again; an empty group keeps
+            its place.
 
         Returns
         -------
-        list of list of float or None
-            Times of each candidate (seconds); None when one of them failed.
+        list of list of list of float or None
+            Times of each group's candidates (seconds); None when one of them failed.
         """
-        worker = self._workers[0]
+        compiled = self._compile_in_groups([rows for rows, _, _ in groups])
+        return [
+            None if worker is None else self._compare_in(worker, *group)
+            for worker, group in zip(compiled, groups, strict=True)
+        ]
+
+    def _compare_in(
+        self, worker: Worker, rows: Sequence[Candidate], device_type: str, arguments: Arguments
+    ) -> list[list[float]] | None:
+        if not rows:
+            return []
         try:
-            with worker.lock:
-                for row in rows:
-                    worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
-                if self.threads == 1:
-                    worker.call(self.run_timeout, "pin", [next(self._timing_cores)])
-                keys = [row.key for row in rows]
-                return worker.call(len(rows) * self.run_timeout, "compare", keys, device_type, arguments, self.timing)
+            for row in rows:  # again where another group took the worker down
+                self._compile(row, worker)
+            if self.threads == 1:
+                worker.call(self.run_timeout, "pin", [next(self._timing_cores)])
+            keys = [row.key for row in rows]
+            return worker.call(len(rows) * self.run_timeout, "compare", keys, device_type, arguments, self.timing)
         except Fault:
             return None
 
-    def check_noise(self, workload: tuple[str, Arguments]) -> float | None:
-        """Time the best candidate of a workload once more, and note by how much the two times differ (a share).
+    def check_noise(self, workloads: Sequence[tuple[str, Arguments]]) -> list[float]:
+        """Time the best candidate of each workload once more, and note by how much the two times differ (a share).
 
         Two measurements of one thing differ by noise alone: a difference between candidates that is less says nothing.
         """
-        if workload not in self._best:
-            return None
-        before, row = self._best[workload]
-        device_type, arguments = workload
-        worker = row.worker or self._workers[0]
-        try:
-            self._compile(row, worker)
-            again = float(np.median(self._time(worker, row, device_type, arguments, None)))
-        except Fault:
-            return None
-        self.counts.noise.append(abs(again - before) / min(again, before))
-        return self.counts.noise[-1]
+        known = [workload for workload in dict.fromkeys(workloads) if workload in self._best]
+        compiled = self._compile_in_groups([[self._best[workload][1]] for workload in known])
+        noise = []
+        for workload, worker in zip(known, compiled, strict=True):
+            before, row = self._best[workload]
+            if worker is None:
+                continue
+            try:
+                again = float(np.median(self._time(worker, row, *workload, None)))
+            except Fault:
+                continue
+            noise.append(abs(again - before) / min(again, before))
+        self.counts.noise += noise
+        return noise
 
 
 def measure(

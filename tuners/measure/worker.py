@@ -158,7 +158,7 @@ def _compare(
     """Time kept modules in turns; gives ``timing.repeats`` times (seconds) of each."""
     device = tvm.device(device_type, 0)
     tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
-    executables = [modules.pop(key) for key in keys]
+    executables = [modules[key] for key in keys]  # kept for the next comparison
     watches = [
         timing.stopwatch(executable, device, tensors, _first_runs(executable, device, tensors))
         for executable in executables

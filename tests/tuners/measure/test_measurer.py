@@ -65,15 +65,39 @@ def test_equal_kernels_are_measured_once(measurer: Measurer) -> None:
 
 def test_kernels_are_compared_in_turns(measurer: Measurer) -> None:
     slow, fast = _calling("usleep", 2000), _calling("usleep", 200)
-    found = measurer.compare(
-        [measurer.candidate(mod, native_target()) for mod in (slow, fast)], "cpu", arguments_of(slow)
-    )
-    assert found is not None
-    assert [len(times) for times in found] == [2, 2]
-    assert min(found[0]) > max(found[1]) > 0
+    rows = [measurer.candidate(mod, native_target()) for mod in (slow, fast)]
+    arguments = arguments_of(slow)
     crash = measurer.candidate(_calling("abort"), native_target())
-    assert measurer.compare([crash], "cpu", arguments_of(slow)) is None
-    assert measurer.compare([measurer.candidate(fast, native_target())], "cpu", arguments_of(slow)) is not None
+    for _ in range(2):  # what was compared can be compared again
+        groups = [(rows, "cpu", arguments), ([], "cpu", arguments), ([crash], "cpu", arguments)]
+        found, nothing, crashed = measurer.compare(groups)
+        assert found is not None
+        assert [len(times) for times in found] == [2, 2]
+        assert min(found[0]) > max(found[1]) > 0
+        assert nothing == []
+        assert crashed is None
+
+
+def test_a_group_that_crashes_costs_only_itself() -> None:
+    fast, invalid = _calling("usleep", 200), _calling("no_such_function", 1)
+    arguments = arguments_of(fast)
+    with Measurer(workers=1, timing=Timing(repeats=2, seconds=0.001)) as measurer:
+        good, crash, bad = (measurer.candidate(mod, native_target()) for mod in (fast, _calling("abort"), invalid))
+        before, crashed, uncompiled, after = measurer.compare(
+            [(rows, "cpu", arguments) for rows in ([good], [crash, good], [bad], [good])]
+        )
+    assert crashed is uncompiled is None
+    assert before is not None
+    assert after is not None
+
+
+def test_what_was_compared_is_not_compiled_again(measurer: Measurer) -> None:
+    module = _module(12.0)
+    row = measurer.candidate(module, native_target())
+    measurer.compare([([row], "cpu", arguments_of(module))])
+    (worker,) = measurer._compile_in_groups([[row]])
+    assert worker is not None
+    assert worker.call(10.0, "build", row.key, row.module_json, row.target_json) < 1e-3
 
 
 def test_the_next_batch_is_compiled_while_one_is_timed() -> None:
@@ -145,10 +169,11 @@ def test_hopeless_candidates_are_not_repeated() -> None:
 def test_noise_is_measured(measurer: Measurer) -> None:
     module = _module(9.0, extent=4096)
     measure(measurer, [module], native_target())
-    noise = measurer.check_noise(("cpu", arguments_of(module)))
-    assert noise is not None
+    noted = len(measurer.counts.noise)
+    workload = ("cpu", arguments_of(module))
+    (noise,) = measurer.check_noise([workload, ("cpu", ()), workload])
     assert noise >= 0
-    assert measurer.check_noise(("cpu", ())) is None
+    assert measurer.counts.noise[noted:] == [noise]
 
 
 def test_a_killed_worker_is_replaced(measurer: Measurer) -> None:

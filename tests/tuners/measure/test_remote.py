@@ -93,7 +93,7 @@ def test_candidates_of_all_kinds(farm: Farm) -> None:
             assert (row.seconds is not None) == any(mod is other for other in good), row.error
         assert "ended the session on 3 servers: a crash" in (rows[2].error or "")
         assert "took longer than 1 s on the server" in (rows[4].error or "")
-        assert measurer.check_noise(("cpu", arguments_of(good[0]))) is not None
+        assert len(measurer.check_noise([("cpu", arguments_of(good[0]))])) == 1
         assert not list(Path(measurer._folder).iterdir())
         folder = measurer._folder
     assert farm.count() == 3
