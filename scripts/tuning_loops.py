@@ -106,14 +106,23 @@ def stock_loop(trials: int) -> Row:
 
 
 def peak_shares(trials: int, seeds: int) -> list[Row]:
-    """Tune direct convolutions on one thread: share of the multiply-add peak of the best candidate."""
+    """Tune direct convolutions on one thread: share of the multiply-add peak of the best candidate.
+
+    The peak is the highest of all that are taken before and after each run: a machine whose clock changes would
+    otherwise give shares of the peak that it had at another time.
+    """
     target, cores = native_target(), physical_cores()
     options = PipelineOptions(winograd=False)
-    rows = []
+
+    def peak() -> float:
+        return fma_peak(target, machine_of(target).lanes("float32"), cores) / cores / 1e9
+
+    rows: list[Row] = []
+    peaks = [peak()]
     for task in SQUARE:
         for seed in range(seeds):
-            peak = fma_peak(target, machine_of(target).lanes("float32"), cores) / cores
             result, seconds, _ = ours(convolution(task), trials, seed=seed, threads=1, options=options, timing=WARM)
+            peaks.append(peak())
             kernel = next(row for row in result.kernels if "conv" in row.name)
             if kernel.best is None or kernel.before is None:
                 raise SystemExit(f"{task.name}: no candidate could be measured: {kernel.error}")
@@ -123,13 +132,16 @@ def peak_shares(trials: int, seeds: int) -> list[Row]:
                     "seed": seed,
                     "trials": result.trials,
                     "seconds": round(seconds, 2),
+                    "peak_gflops": round(peaks[-1], 1),
                     "gflops": round(task.flops / kernel.best / 1e9, 1),
-                    "share": round(task.flops / kernel.best / peak, 4),
-                    "share_of_first": round(task.flops / kernel.before / peak, 4),
+                    "gflops_of_first": round(task.flops / kernel.before / 1e9, 1),
                     "load_average": round(os.getloadavg()[0], 2),
                 }
             )
             print(rows[-1], flush=True)
+    for row in rows:
+        row["share"] = round(row["gflops"] / max(peaks), 4)
+        row["share_of_first"] = round(row["gflops_of_first"] / max(peaks), 4)
     return rows
 
 
