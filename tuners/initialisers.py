@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tvm_ext.tuners.samplers.base import random_unvisited
-from tvm_ext.tuners.space import ConfigSpace
+from tvm_ext.tuners.samplers.base import random_unvisited, unvisited
+from tvm_ext.tuners.space import ConfigSpace, Vector
 
 
 class Initialiser(Protocol):
@@ -45,6 +45,47 @@ class SpaceFillingInitialiser:
         vectors = pool[chosen]
         taken.update(space.keys(vectors))
         return vectors
+
+
+@dataclass
+class LocalInitialiser:
+    """Changes of single knobs of the default configuration, and configurations far from one another.
+
+    A schedule rule's own choice is a good one: what is better is often near it. Knobs are changed in turns, each to the
+    choices first whose features differ least. A space without a default is filled.
+
+    Attributes
+    ----------
+    share : float
+        Of the configurations, so many are changes of the default.
+    """
+
+    share: float = 0.5
+
+    def propose(self, space: ConfigSpace, count: int, taken: set[int], rng: np.random.Generator) -> np.ndarray:
+        """See :class:`Initialiser`."""
+        near = np.empty((0, len(space.knobs)), dtype=np.int64)
+        if space.default is not None:
+            near = unvisited(space, _changes_in_turns(space, space.default, rng), set(taken))
+            near = near[: round(self.share * count)]
+            taken.update(space.keys(near))
+        return np.concatenate([near, SpaceFillingInitialiser().propose(space, count - len(near), taken, rng)])
+
+
+def _changes_in_turns(space: ConfigSpace, vector: Vector, rng: np.random.Generator) -> np.ndarray:
+    """Vectors (n × knobs) that differ in one knob: the nearest choice of every knob, the next nearest, and so on."""
+    turns = []
+    for position, features in enumerate(space.choice_features):
+        distance = ((features - features[vector[position]]) ** 2).sum(axis=1)
+        order = rng.permutation(len(features))
+        order = order[np.argsort(distance[order], kind="stable")]
+        turns.append([(rank, position, choice) for rank, choice in enumerate(order[order != vector[position]])])
+    knobs = rng.permutation(len(space.knobs))
+    ranked = sorted((rank, knobs[position], position, choice) for turn in turns for rank, position, choice in turn)
+    rows = np.tile(np.array(vector, dtype=np.int64), (len(ranked), 1))
+    for row, (_, _, position, choice) in zip(rows, ranked, strict=True):
+        row[position] = choice
+    return rows
 
 
 def farthest_points(points: np.ndarray, count: int) -> list[int]:

@@ -10,7 +10,7 @@ from tvm_ext.errors import OptionError
 from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
-from tvm_ext.tuners.initialisers import Initialiser, RandomInitialiser, SpaceFillingInitialiser
+from tvm_ext.tuners.initialisers import Initialiser, LocalInitialiser, RandomInitialiser, SpaceFillingInitialiser
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
@@ -120,6 +120,7 @@ RECIPES: dict[str, Recipe] = {
     "chameleon_published": Recipe(_published_agent, AdaptiveSampler),
     "autotvm_diversity": Recipe(_annealing, DiversitySampler),
     "evolution": Recipe(_evolution, initialiser=SpaceFillingInitialiser, batch=16, initial=16),
+    "evolution_local": Recipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
     "random": Recipe(_random),
     # Controls: as few measurements as adaptive sampling, without its choice of where.
     "sa_greedy_reduced": Recipe(_annealing, _reduced("best"), pool=4),
