@@ -39,7 +39,7 @@ def tuned(models: Sequence[str], trials: int, budget: float) -> list[dict[str, A
             start = time.perf_counter()
             imported = tvm_ext.import_model(entry.onnx_model(), input_shapes=entry.input_shapes())
             result = tune(
-                imported.mod, native_target(), folder, trials, recipe("evolution", batch=BATCH, initial=BATCH),
+                imported.mod, native_target(), folder, trials, recipe("evolution_shared", batch=BATCH, initial=BATCH),
                 batch=BATCH, measurer=measurer,
             )  # fmt: skip
             seconds = time.perf_counter() - start

@@ -111,16 +111,13 @@ RECIPES: dict[str, Recipe] = {
     # With what was measured of other spaces as a prior.
     "sa_as_shared": Recipe(_wide_annealing, _adaptive, cost_model=SharedModel, pool=4, refined_share=0.5),
     "chameleon_shared": Recipe(_agent, _adaptive, cost_model=SharedModel, pool=4, refined_share=0.5),
-    "evolution_shared": Recipe(
-        _evolution, initialiser=SpaceFillingInitialiser, cost_model=SharedModel, batch=16, initial=16
-    ),
+    "evolution_shared": Recipe(_evolution, initialiser=LocalInitialiser, cost_model=SharedModel, batch=16, initial=16),
     # As the paper has it: rounded centres of the 64 best, clusters among the choices; episodes of up to 500 steps.
     "ppo_published": Recipe(_published_agent),
     "sa_as_published": Recipe(_annealing, AdaptiveSampler),
     "chameleon_published": Recipe(_published_agent, AdaptiveSampler),
     "autotvm_diversity": Recipe(_annealing, DiversitySampler),
     "evolution": Recipe(_evolution, initialiser=SpaceFillingInitialiser, batch=16, initial=16),
-    "evolution_local": Recipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
     "random": Recipe(_random),
     # Controls: as few measurements as adaptive sampling, without its choice of where.
     "sa_greedy_reduced": Recipe(_annealing, _reduced("best"), pool=4),

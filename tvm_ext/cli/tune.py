@@ -48,7 +48,7 @@ NOISY = 0.05
     show_default=True,
     help="Measurements over all kernels, those in the database included.",
 )
-@click.option("--tuner", default="evolution", show_default=True, help="Which tuner searches.")
+@click.option("--tuner", default="evolution_shared", show_default=True, help="Which tuner searches.")
 @click.option(
     "--features",
     type=click.Choice(["knobs", "stores"]),
