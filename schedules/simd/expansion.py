@@ -1,9 +1,9 @@
 """Expands the transcendental functions of a kernel, statement by statement.
 
-An expansion names its intermediate values with ``Let``. TVM's code generator substitutes such names while it looks for
-constants, which takes time exponential in the depth of functions inside functions: one ``log(1 + exp(x))`` takes half a
-second, 32 in an unrolled tile more than half a minute. So the argument of an outer function is put in a small buffer
-where it has grown large; LLVM keeps that in a register.
+An expansion names its intermediate values with ``Let``. TVM's passes and its code generator go through the value of
+such a name each time that they meet it, which takes time exponential in how deep names are nested: an unrolled tile of
+24 ``erf`` takes more than a second, one of 32 ``log(1 + exp(x))`` more than half a minute. So each value is put in a
+small buffer before the statement, where that can be done; LLVM keeps it in a register.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm_ext.schedules.simd.transcendental import expand, expands
 from tvm_ext.schedules.simd.vector import element_type, lanes_of
 
 LARGEST_ARGUMENT = 300
-"""Nodes of an argument, names substituted, beyond which it gets a buffer."""
+"""Nodes of an argument, names substituted, beyond which a function that has to stay in its place is not expanded."""
 
 
 def expand_all(func: tvm.tirx.PrimFunc, isa: str = "") -> tvm.tirx.PrimFunc:
@@ -79,17 +79,29 @@ class _Expander:
         call = mutator.default_mutate(call)
         if not expands(call):
             return call
-        argument = call.args[0]
-        if _size(argument) > LARGEST_ARGUMENT:
-            if self._conditional or not self._has_room():
-                return call
-            kept = self._keep(argument)
-            call = tvm.ir.Call(call.op, [kept, *call.args[1:]], call.attrs, call.ty_args, ret_ty=call.ty)
+        in_place = self._conditional or not self._has_room()
+        if in_place and _size(call.args[0]) > LARGEST_ARGUMENT:
+            return call
         self.expanded = True
-        return expand(call, self._isa)
+        return expand(call, self._isa) if in_place else self._in_steps(expand(call, self._isa))
 
     def _has_room(self) -> bool:
         return self._loop is None or isinstance(self._loop.extent, prim.IntImm)
+
+    def _in_steps(self, expression: Any) -> Any:
+        """Compute the values that an expression names before the statement, one after the other."""
+        values: dict[Any, Any] = {}
+
+        def define(let: Any, _mutator: Any) -> Any:
+            values[let.var] = self._keep(without_names(let.value))
+            return without_names(let.body)
+
+        def without_names(part: Any) -> Any:
+            return tvm_ffi.structural_mutate(
+                part, ((prim.Let, define), (tvm.ir.Var, lambda var, _mutator: values.get(var, var)))
+            )
+
+        return without_names(expression)
 
     def _keep(self, value: Any) -> Any:
         # A small buffer of global scope becomes a variable on the stack; one of local scope would be allocated.
@@ -99,7 +111,7 @@ class _Expander:
             size, index = int(self._loop.extent) * lanes, (self._loop.loop_var - self._loop.min) * lanes
         if lanes > 1:
             index = prim.Ramp(index, tirx.const(1, element_type(index)), lanes)
-        buffer = tirx.decl_buffer((size,), element_type(value), "argument")
+        buffer = tirx.decl_buffer((size,), element_type(value), "step")
         self.buffers.append(buffer)
         self._before.append(tirx.BufferStore(buffer, value, [index]))
         return tirx.BufferLoad(buffer, [index])
