@@ -64,7 +64,7 @@ class _Expander:
         self._conditional = 0
 
     def statement(self, statement: Any, _mutator: Any) -> Any:
-        """Expand one statement, after the statements that compute its arguments."""
+        """Expand one statement, after the statements that compute the values it is made of."""
         self._before = []
         result = tvm_ffi.structural_mutate(statement, ((tvm.ir.Call, self._call),))
         return _sequence([*self._before, result])

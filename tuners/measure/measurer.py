@@ -157,7 +157,7 @@ class Measurer:
         self.counts.build_seconds += time.perf_counter() - start
 
     def _compile(self, row: Candidate, worker: Worker) -> None:
-        if self._timer is not None:
+        if self.threads == 1:  # it may still be where it timed, on a core with another worker
             worker.call(self.build_timeout, "pin", self._compiling_cores)
         worker.call(self.build_timeout, "build", row.key, row.module_json, row.target_json)
 

@@ -115,6 +115,15 @@ def test_the_next_batch_is_compiled_while_one_is_timed() -> None:
         assert min(timed.result().seconds) > 0.3
 
 
+def test_workers_that_timed_on_one_core_compile_on_all() -> None:
+    with Measurer(workers=1, threads=1, timing=Timing(repeats=2, seconds=0.001), overlap=False) as measurer:
+        (worker,) = measurer._workers
+        measure(measurer, [_module(20.0)], native_target())
+        assert len(os.sched_getaffinity(worker.process)) == 1
+        measurer.build([measurer.candidate(_module(21.0), native_target())])
+        assert os.sched_getaffinity(worker.process) == os.sched_getaffinity(0)
+
+
 def test_workers_do_not_load_what_they_do_not_need(measurer: Measurer) -> None:
     measure(measurer, [_module(5.0)], native_target())
     worker = next(worker for worker in measurer._workers if worker.alive)
