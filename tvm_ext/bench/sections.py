@@ -1,0 +1,148 @@
+"""Result files with one section for each kind of machine and part: a run replaces its own section and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tvm_ext.bench.record import result_document
+from tvm_ext.errors import OutputError
+from tvm_ext.files import write_atomically
+
+# (vendor, family) -> (first model, last model, name), after the vendors' own lists of processors.
+_MICROARCHITECTURES: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
+    ("AuthenticAMD", 25): (
+        (0x00, 0x0F, "Zen 3"),
+        (0x10, 0x1F, "Zen 4"),
+        (0x20, 0x5F, "Zen 3"),
+        (0x60, 0xAF, "Zen 4"),
+    ),
+    ("AuthenticAMD", 26): ((0x00, 0xFF, "Zen 5"),),
+}
+
+
+def machine_kind(machine: Mapping[str, Any]) -> str:
+    """Name the kind of a machine, such as ``"Zen 5, 2 cores"``: what figures of one run can be compared with.
+
+    Parameters
+    ----------
+    machine : mapping
+        A description by :func:`tvm_ext.bench.record.machine`.
+    """
+    vendor, *numbers = str(machine["family"]).split("/")
+    name = str(machine["cpu"])
+    if len(numbers) >= 2 and all(number.isdigit() for number in numbers[:2]):
+        family, model = int(numbers[0]), int(numbers[1])
+        rows = _MICROARCHITECTURES.get((vendor, family), ())
+        name = next((row[2] for row in rows if row[0] <= model <= row[1]), name)
+        if vendor == "GenuineIntel":
+            name = "Intel with AMX" if "amx_int8" in machine["isa"] else f"Intel {numbers[0]}/{numbers[1]}"
+    cores = machine["cores"]
+    return f"{name}, {cores} core{'s' if cores != 1 else ''}"
+
+
+def commit() -> str | None:
+    """Return the abbreviated commit of the checkout this package runs from, with ``+`` if files differ from it."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=10"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def update_result(
+    path: str | Path,
+    *,
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, float],
+    part: str = "",
+    command: str | None = None,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write the figures of one run into a result file, in the place of those of the same part and kind of machine.
+
+    Parameters
+    ----------
+    path : path
+        The result file; made if it does not exist.
+    name : str
+        What was measured; the same for all parts of the file.
+    rows, summary, command, notes
+        As :func:`tvm_ext.bench.record.result_document` takes them.
+    part : str
+        The part of the measurement that this run made; empty where there is only one.
+
+    Returns
+    -------
+    dict
+        The document as written: ``name``, ``summary`` (of the sections of this kind of machine) and ``sections``, each
+        with ``machine_kind``, ``part``, ``commit``, ``machine``, ``versions``, ``date``, ``command``, ``rows``,
+        ``summary`` and ``notes``.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written, or holds something else than a result of that name.
+    """
+    path = Path(path)
+    measured = result_document(name, rows, summary, command=command, notes=notes)
+    kind = machine_kind(measured["machine"])
+    section = {"machine_kind": kind, "part": part, "commit": commit(), **measured}
+    del section["name"]
+    with _locked(path):
+        sections = [
+            other for other in read_sections(path, name) if (other["machine_kind"], other["part"]) != (kind, part)
+        ]
+        sections.append(section)
+        sections.sort(key=lambda item: (item["machine_kind"], item["part"]))
+        joined: dict[str, float] = {}
+        for item in sections:
+            if item["machine_kind"] == kind:
+                joined.update(item["summary"])
+        document = {"name": name, "summary": joined, "sections": sections}
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomically(path, text, make_folders=True)
+    return document
+
+
+def read_sections(path: Path, name: str) -> list[dict[str, Any]]:
+    """Read the sections of a result file; one without sections is one section. No file: none.
+
+    Raises
+    ------
+    OutputError
+        If the file holds something else than a result of that name.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise OutputError(
+            f"{path} cannot be read as a result file ({error}); move it away to begin a new one"
+        ) from None
+    if not isinstance(document, dict) or document.get("name") != name:
+        raise OutputError(f"{path} is not a result of {name}; give another path")
+    if "sections" in document:
+        return list(document["sections"])
+    del document["name"]
+    return [{"machine_kind": machine_kind(document["machine"]), "part": "", "commit": None, **document}]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock beside a file, so that two parts that end at the same time both get in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
