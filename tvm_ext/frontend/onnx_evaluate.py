@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
+from tvm_ext.frontend.onnx_reference import run_node
 from tvm_ext.frontend.onnx_values import Value, byte_count, element_count, element_type, known_shape, partial_shape
 
 # What weight and shape arithmetic consists of, and NumPy does at speed. Left out on purpose: QuantizeLinear and
@@ -23,8 +22,8 @@ FOLDABLE = frozenset(
     EyeLike Flatten Floor Gather GatherElements GatherND Gemm Greater GreaterOrEqual Identity IsInf IsNaN LeakyRelu Less
     LessOrEqual Log MatMul Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow Range Reciprocal ReduceL1 ReduceL2
     ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round
-    ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum Tan
-    Tanh Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
+    Scatter ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Slice Softmax SpaceToDepth Split Sqrt Squeeze
+    Sub Sum Tan Tanh Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
     HannWindow HammingWindow BlackmanWindow MelWeightMatrix
     """.split()
 )
@@ -43,14 +42,23 @@ class Evaluator:
     ----------
     opsets : mapping from str to int
         Version of each operator domain.
+    ir_version : int
+        Of the model.
     budget : int
         Bytes by which results may exceed what they were computed from, in sum over a model. A file of a few bytes can
         ask for terabytes (``ConstantOfShape``), above all a damaged one.
+
+    Attributes
+    ----------
+    failures : list of str
+        A sentence for each constant node that was to be computed and could not be.
     """
 
-    def __init__(self, opsets: Mapping[str, int], budget: int = 2**31) -> None:
+    def __init__(self, opsets: Mapping[str, int], ir_version: int, budget: int = 2**31) -> None:
         self._opsets = dict(opsets)
+        self._ir_version = ir_version
         self._budget = budget
+        self.failures: list[str] = []
 
     def __call__(
         self,
@@ -90,15 +98,18 @@ class Evaluator:
             raise MalformedNodeError(f"{label}: its constant result would take another {growth / 1e9:.1f} GB of memory")
         if growth is None or _multiplications(node, inputs, types) > MULTIPLY_LIMIT:
             return None
-        feeds = {name: value.array for name, value in zip(node.input, inputs, strict=True) if value is not None}
         try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                results = ReferenceEvaluator(node, opsets=self._opsets).run(None, feeds)
-        except Exception:  # whatever NumPy thinks of values the operator is not defined for: leave the node alone
+            given = [None if value is None else value.array for value in inputs]
+            arrays = run_node(node, given, self._opsets, self._ir_version)
+        except Exception as error:  # whatever NumPy thinks of values the operator is not defined for
+            reason = " ".join(str(error).split())[:200] or "no reason given"
+            self.failures.append(f"{label} has constant inputs and could not be computed: {reason}")
             return None
-        arrays = [np.asarray(result) for result in results]
-        if any(array.dtype == object for array in arrays) or not _fit(arrays, types):
+        if any(array.dtype == object for array in arrays):
+            return None
+        if not _fit(arrays, types):
+            found = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+            self.failures.append(f"{label} has constant inputs, and its result {found} is not what ONNX infers")
             return None
         self._budget -= max(growth, 0)
         return arrays

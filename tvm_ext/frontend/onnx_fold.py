@@ -60,13 +60,15 @@ class Folder:
         Nodes replaced by the body of their operator, by operator.
     dropped : list of str
         A sentence for each branch that was left out because it cannot run.
+    unfolded : list of str
+        A sentence for each constant node that could not be computed.
     """
 
     def __init__(self, model: onnx.ModelProto, is_supported: Callable[[onnx.NodeProto], bool]) -> None:
         self._opsets = {domain_of(item): item.version for item in model.opset_import}
         self._is_supported = is_supported
         self._infer = TypeInference(self._opsets, model.ir_version)
-        self._evaluate = Evaluator(self._opsets)
+        self._evaluate = Evaluator(self._opsets, model.ir_version)
         self._taken: set[str] = set()
         self._graph = model.graph
         self._functions = {(domain_of(item), item.name, item.overload): item for item in model.functions}
@@ -78,6 +80,7 @@ class Folder:
         self.folded = self.simplified = self.branches = self.unrolled = 0
         self.expanded: Counter[str] = Counter()
         self.dropped: list[str] = []
+        self.unfolded = self._evaluate.failures
 
     def run(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
         """Fold the graph, given its inputs with their bound shapes.

@@ -71,7 +71,7 @@ def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[int]] | None,
         for call in unlowered_calls(mod)
     ]
     if faults:
-        raise unsupported_error(loaded.source, faults)
+        raise unsupported_error(loaded.source, faults, prepared.unfolded)
     declared = prepared.skeleton.graph.output
     found = output_specs(mod, [value.name for value in declared], loaded.source)
     outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))

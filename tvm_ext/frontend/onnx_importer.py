@@ -82,7 +82,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
             warnings.simplefilter("ignore")
             mod = self.from_onnx(model.graph, default_opset(model))
         if self._failures:
-            raise unsupported_error(self._source, self._failures)
+            raise unsupported_error(self._source, self._failures, self._prepared.unfolded)
         mod = clip_indices(mod)
         if any(node.op_type == "If" for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)

@@ -40,6 +40,8 @@ class PreparedModel:
         Types of the tensors that nodes make, subgraphs included, as far as they are known.
     notes : tuple of str
         What was done, one sentence each.
+    unfolded : tuple of str
+        A sentence for each node that depends on no input of the model and could not be computed all the same.
     """
 
     skeleton: onnx.ModelProto
@@ -48,6 +50,7 @@ class PreparedModel:
     labels: Mapping[str, str]
     types: Mapping[str, onnx.TypeProto]
     notes: tuple[str, ...]
+    unfolded: tuple[str, ...] = ()
 
     def to_proto(self) -> onnx.ModelProto:
         """Put the whole model together, a copy of its weights included."""
@@ -107,7 +110,9 @@ def prepare(
     read = {name for node in folder.nodes for name in reads(node)} | {value.name for value in folder.outputs}
     constants = {name: value for name, value in folder.constants.items() if name in read}
     skeleton = _skeleton(proto, given, folder)
-    return PreparedModel(skeleton, constants, tuple(inputs), folder.labels, folder.types, tuple(notes))
+    return PreparedModel(
+        skeleton, constants, tuple(inputs), folder.labels, folder.types, tuple(notes), tuple(folder.unfolded)
+    )
 
 
 def _fold_notes(folder: Folder, before: int) -> list[str]:

@@ -107,14 +107,26 @@ def is_supported(node: onnx.NodeProto) -> bool:
     return True
 
 
-def unsupported_error(source: str, nodes: Sequence[UnsupportedNode]) -> UnsupportedOperatorError:
-    """Put all nodes that cannot be imported into one error; those with the same reason share it."""
+def unsupported_error(
+    source: str, nodes: Sequence[UnsupportedNode], unfolded: Sequence[str] = ()
+) -> UnsupportedOperatorError:
+    """Put all nodes that cannot be imported into one error; those with the same reason share it.
+
+    Parameters
+    ----------
+    source : str
+        Begins the message.
+    nodes : sequence of UnsupportedNode
+    unfolded : sequence of str
+        Sentences for constant nodes that could not be computed: often the cause of what failed after them.
+    """
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
         domain = node.domain if node.domain.isprintable() else repr(node.domain)
         by_reason.setdefault(node.reason, []).append(f"{node.label} ({domain or 'ai.onnx'})")
     listed = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in by_reason.items())
     count = f"{len(nodes)} nodes" if len(nodes) != 1 else "1 node"
+    cause = f" (perhaps because {'; '.join(unfolded[:2])})" if unfolded else ""
     return UnsupportedOperatorError(
-        f"{source}: {count} cannot be imported: {listed}; export the model without them, or cut them off"
+        f"{source}: {count} cannot be imported: {listed}{cause}; export the model without them, or cut them off"
     )
