@@ -1,0 +1,187 @@
+"""Calls a function on many arguments in worker processes, so that a crash, a hang or a flood of memory ends one call.
+
+A worker is forked from a server that has imported TVM already and handles one call after the other; one that dies, runs
+past the time limit or holds too much memory is replaced, and its call is reported as such.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.05
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one call.
+
+    Attributes
+    ----------
+    result : Any
+        What the function returned, None unless ``state`` is ``"returned"``.
+    state : str
+        ``"returned"``, ``"crashed"`` (the worker died), ``"hung"`` (past the time limit), ``"memory"`` (past that one).
+    detail : str
+        The signal or exit code of a crash.
+    seconds : float
+    peak_bytes : int
+        Largest resident memory of the worker that was seen during the call.
+    """
+
+    result: Any
+    state: str
+    detail: str
+    seconds: float
+    peak_bytes: int
+
+
+class _Worker:
+    """One worker process with its pipe and the call that it is at."""
+
+    def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, function), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.index = -1
+        self.started = 0.0
+        self.peak = 0
+
+    def begin(self, index: int, argument: Any) -> None:
+        self.index, self.started, self.peak = index, time.monotonic(), 0
+        self.pipe.send(argument)
+
+    def sample(self) -> int:
+        """Read how much memory the worker holds now."""
+        try:
+            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+        self.peak = max(self.peak, pages * PAGE)
+        return pages * PAGE
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def run_isolated(
+    function: Callable[[Any], Any],
+    arguments: Sequence[Any],
+    *,
+    workers: int = 1,
+    seconds: float = 60.0,
+    memory: int = 4 << 30,
+    calls: int = 400,
+    preload: Sequence[str] = ("tvm_ext.compiler",),
+) -> Iterator[tuple[int, Outcome]]:
+    """Call ``function`` on every argument.
+
+    Parameters
+    ----------
+    function : callable
+        Of a module that can be imported; it and the arguments are pickled.
+    arguments : sequence
+    workers : int
+        Processes at a time.
+    seconds : float
+        Limit for one call.
+    memory : int
+        Resident bytes at which a worker is ended.
+    calls : int
+        Calls after which a worker is replaced, so that what one leaves behind does not pile up.
+    preload : sequence of str
+        Modules that the server of workers imports.
+
+    Yields
+    ------
+    tuple
+        Index of an argument and its outcome, in the order in which they end.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    pool: list[_Worker] = []
+    waiting = iter(range(len(arguments)))
+    served: dict[int, int] = {}
+
+    def give(worker: _Worker) -> _Worker | None:
+        index = next(waiting, None)
+        if index is None:
+            worker.end()
+            return None
+        if served.get(id(worker), 0) >= calls:
+            worker.end()
+            served.pop(id(worker), None)
+            worker = _Worker(context, function)
+        served[id(worker)] = served.get(id(worker), 0) + 1
+        worker.begin(index, arguments[index])
+        return worker
+
+    try:
+        for _ in range(min(workers, len(arguments))):
+            worker = give(_Worker(context, function))
+            if worker is not None:
+                pool.append(worker)
+        while pool:
+            ready = set(wait([worker.pipe for worker in pool], POLL_SECONDS))
+            after: list[_Worker] = []
+            for worker in pool:
+                outcome = _look(worker, worker.pipe in ready, seconds, memory)
+                if outcome is None:
+                    after.append(worker)
+                    continue
+                yield worker.index, outcome
+                if outcome.state != "returned":
+                    worker.end()
+                    served.pop(id(worker), None)
+                    worker = _Worker(context, function)
+                next_worker = give(worker)
+                if next_worker is not None:
+                    after.append(next_worker)
+            pool = after
+    finally:
+        for worker in pool:
+            worker.end()
+
+
+def _look(worker: _Worker, ready: bool, seconds: float, memory: int) -> Outcome | None:
+    """Tell how the call of a worker ended, None while it runs."""
+    held = worker.sample()
+    elapsed = time.monotonic() - worker.started
+    if ready:
+        try:
+            return Outcome(worker.pipe.recv(), "returned", "", elapsed, worker.peak)
+        except (EOFError, OSError):
+            worker.process.join()
+            code = worker.process.exitcode or 0
+            detail = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            return Outcome(None, "crashed", detail, elapsed, worker.peak)
+    if elapsed > seconds:
+        return Outcome(None, "hung", f"longer than {seconds:g} s", elapsed, worker.peak)
+    if held > memory:
+        return Outcome(None, "memory", f"more than {memory / 2**30:g} GiB", elapsed, worker.peak)
+    return None
+
+
+def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """Answer calls until the pipe is closed; what they print is dropped."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    while True:
+        try:
+            argument = pipe.recv()
+        except (EOFError, OSError):
+            return
+        pipe.send(function(argument))
