@@ -29,6 +29,7 @@ from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.passes.memory_limit import memory_limit, parse_bytes
 from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.memory_rewriting import memory_rewriting
+from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
@@ -166,6 +167,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
     integer = [integer_arithmetic(), relax.transform.DeadCodeElimination()] if target.kind.name == "llvm" else []
     decomposed = [decompose_attention()] if target.kind.name == "llvm" else []
     return [
+        outline_branches(),
         relax.transform.CanonicalizeBindings(),
         *decomposed,
         *integer,
