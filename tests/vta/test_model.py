@@ -172,7 +172,8 @@ def test_models(name: str, config: str) -> None:
     mod = Emitter().module(shape, body)
     samples = np.random.default_rng(1).standard_normal((4, *shape)).astype(np.float32)
     model = forced_offload(mod, config, samples)
-    assert len(model.regions) == (2 if name in ("regions", "batch") else 1)
+    apart = name == "regions" or (name == "batch" and shape[0] > load_config(config).batch)  # rows are reshaped there
+    assert len(model.regions) == (2 if apart else 1)
     assert not model.graph.refused
     outputs, tensors = model.observed.run({"x": samples[0]})
     found = model.run_regions(tensors)

@@ -15,7 +15,7 @@ from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.executable import Port, link_program
 from tvm_ext.vta.layers import IntegerNetwork, Shape
 from tvm_ext.vta.region import RegionProgram, packed_shape
-from tvm_ext.vta.relax_layers import bindings_of
+from tvm_ext.vta.relax_layers import bindings_of, identifiers
 
 
 def with_regions(floats: tvm.IRModule, regions: Sequence[RegionProgram], network: IntegerNetwork) -> tvm.IRModule:
@@ -46,7 +46,8 @@ class _Writer:
         self.bindings = {binding.var: binding.value for binding in bindings_of(main)}
         self.region_of = {placed.layer.name: at for at, region in enumerate(regions) for placed in region.layers}
         self.covered = {name for region in regions for placed in region.layers for name in placed.layer.covers}
-        self.by_name = {variable.name: variable for variable in [*main.params, *self.bindings]}
+        self.name_of = identifiers(main)
+        self.variable = {name: variable for variable, name in self.name_of.items()}
         self.values: dict[relax.Var, relax.Expr] = {parameter: parameter for parameter in main.params}
         self.packed: dict[str, relax.Expr] = {}
         self.substitution = Substitution(self.values)
@@ -57,7 +58,7 @@ class _Writer:
         with builder.function("main", list(self.main.params), attributes):
             with builder.dataflow():
                 for variable in self.bindings:
-                    if variable.name not in self.covered:
+                    if self.name_of[variable] not in self.covered:
                         self.value(variable)
                 for variable in _variables_of(self.main.body.body):
                     self.value(variable)
@@ -68,7 +69,7 @@ class _Writer:
     def value(self, variable: relax.Var) -> relax.Expr:
         """Return a tensor in floats, emitted if it is not there yet."""
         if variable not in self.values:
-            if variable.name in self.region_of:
+            if self.name_of[variable] in self.region_of:
                 self.values[variable] = self._unpacked(variable)
             else:
                 for operand in _variables_of(self.bindings[variable]):
@@ -82,7 +83,7 @@ class _Writer:
             self._call(self.region_of[name])
         if name not in self.packed:
             region = next(region for region in self.regions if name in region.inputs)
-            value = self.value(self.by_name[name])
+            value = self.value(self.variable[name])
             unfold = region.unfolded.get(name)
             self.packed[name] = self._quantized(value, region.shapes[name], self.network.fractions[name], unfold)
         return self.packed[name]
@@ -130,7 +131,7 @@ class _Writer:
         return emit(op.concat(places, axis=1))
 
     def _unpacked(self, variable: relax.Var) -> relax.Expr:
-        emit, op, name = self.builder.emit, relax.op, variable.name
+        emit, op, name = self.builder.emit, relax.op, self.name_of[variable]
         packed = self.pack(name)
         form = self.regions[self.region_of[name]].shapes[name]
         n, channels, height, width = form

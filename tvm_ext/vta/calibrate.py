@@ -43,11 +43,11 @@ class ObservedModel:
     ----------
     mod : IRModule
         Its function ``main`` is one dataflow block of fixed shapes.
-    tensors : sequence of str
-        Variables of ``main``, or its parameters.
+    tensors : mapping
+        Identifier to the variable of ``main``, or its parameter, whose values are wanted.
     """
 
-    def __init__(self, mod: tvm.IRModule, tensors: Sequence[str]) -> None:
+    def __init__(self, mod: tvm.IRModule, tensors: Mapping[str, relax.Var]) -> None:
         from tvm_ext.target import native_target
 
         self.tensors = tuple(tensors)
@@ -56,7 +56,7 @@ class ObservedModel:
         target = native_target()
         try:
             with target:
-                executable = tvm.compile(_with_outputs(main, self.tensors), target, relax_pipeline="tvm_ext")
+                executable = tvm.compile(_with_outputs(main, list(tensors.values())), target, relax_pipeline="tvm_ext")
         except Exception as error:  # TVM raises whatever its C++ side threw
             raise CompileError(f"the model in floats cannot be compiled for calibration: {error}") from error
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
@@ -144,18 +144,16 @@ def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> d
     return {name: np.concatenate(parts) for name, parts in kept.items()}
 
 
-def _with_outputs(main: relax.Function, tensors: Sequence[str]) -> tvm.IRModule:
+def _with_outputs(main: relax.Function, tensors: Sequence[relax.Var]) -> tvm.IRModule:
     """Write ``main`` anew, with a tuple of its result and a tuple of tensors as its result."""
     builder = relax.BlockBuilder()
     values: dict[relax.Var, relax.Expr] = {}
     substitution = Substitution(values)
-    by_name: dict[str, relax.Expr] = {parameter.name: parameter for parameter in main.params}
     with builder.function("main", list(main.params)):
         with builder.dataflow():
             for binding in bindings_of(main):
                 values[binding.var] = builder.emit(substitution.visit_expr(binding.value))
-                by_name[binding.var.name] = values[binding.var]
-            inside = relax.Tuple([by_name[name] for name in tensors])
+            inside = relax.Tuple([values.get(variable, variable) for variable in tensors])
             result = substitution.visit_expr(main.body.body)
             output = builder.emit_output(relax.Tuple([result, inside]))
         builder.emit_func_output(output)

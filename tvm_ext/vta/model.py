@@ -28,7 +28,7 @@ from tvm_ext.vta.costs import CycleCosts, costs_named
 from tvm_ext.vta.layers import IntegerNetwork
 from tvm_ext.vta.partition import Device, HostSpeed, Partition, plan_partition
 from tvm_ext.vta.quantize import quantize_network, to_integers
-from tvm_ext.vta.quantized_model import remove_quantization
+from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region
 from tvm_ext.vta.relax_layers import ModelGraph, read_graph
 from tvm_ext.vta.unfold import unfold_columns, unfold_layers
@@ -81,7 +81,7 @@ class VTAModel:
     @cached_property
     def observed(self) -> ObservedModel:
         """The model in floats, which also gives the tensors of all regions; compiled when first needed."""
-        return ObservedModel(self.floats, sorted(self.network.fractions))
+        return ObservedModel(self.floats, {name: self.graph.variables[name] for name in sorted(self.network.fractions)})
 
     def run_regions(self, floats: Mapping[str, NDArray]) -> dict[str, NDArray[np.int8]]:
         """Run the regions on the fast simulator.
@@ -189,8 +189,9 @@ def offload(
     if calibration is not None:
         parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
         samples = check_samples(parameters, calibration)
-        observed = observe(ObservedModel(floats, wanted), samples)
-    network = quantize_network(layers, observed, fixed)
+        observed = observe(ObservedModel(floats, {name: graph.variables[name] for name in wanted}), samples)
+    known = {name: fixed[variable] for name, variable in graph.variables.items() if variable in fixed}
+    network = quantize_network(layers, observed, known)
     regions = tuple(_build_regions(graph, partition, network, config, costs))
     return VTAModel(with_regions(floats, regions, network), floats, graph, partition, network, regions, config, notes)
 
@@ -237,7 +238,7 @@ def offload_imported(
     return offload(imported.mod, config_of_target(target), costs or costs_named("chisel"), calibration)
 
 
-def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
+def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[relax.Var, int]]:
     """Bring a model into the form that layers are read from: floats, batch norm and constants folded.
 
     Returns
@@ -246,11 +247,11 @@ def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
     dict
         Variable to the bits after the binary point, where the model was quantised.
     """
-    dead_code = relax.transform.DeadCodeElimination()
-    mod = relax.transform.CanonicalizeBindings()(mod)
-    mod, fixed = remove_quantization(mod)
+    dead_code, canonical = relax.transform.DeadCodeElimination(), relax.transform.CanonicalizeBindings()
     folding = [fold_batch_norm(), dead_code, fold_constants(), relax.transform.FoldConstant(), dead_code]
-    return tvm.transform.Sequential([*folding, relax.transform.CanonicalizeBindings()])(mod), fixed
+    mod = dequantize_constants(canonical(mod))
+    # Passes make variables anew, so that what is known of a variable has to be found out after the last of them.
+    return remove_quantization(tvm.transform.Sequential([*folding, canonical])(mod))
 
 
 def _build_regions(

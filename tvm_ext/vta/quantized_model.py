@@ -13,8 +13,31 @@ from tvm_ext.passes.quantized_values import QuantizedConstant, constant, scalar
 
 
 @mutator
-class QuantizationRemover(PyExprMutator):
-    """Rewrites ``dequantize(quantize(x))`` to ``x``, and quantised constants to floats.
+class _ConstantDequantizer(PyExprMutator):
+    """Writes quantised constants as floats."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.floats: dict[relax.Var, relax.Expr] = {}
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Note variables that are bound to quantised constants; their uses become the floats."""
+        if isinstance(binding.var, relax.DataflowVar) and _operator(binding.value) == "relax.dequantize":
+            folded = QuantizedConstant.from_call(binding.value)
+            if folded is not None:
+                self.floats[binding.var] = relax.const(folded.floats)
+                return
+        super().visit_var_binding_(binding)
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
+        """Replace a variable by the constant it is bound to."""
+        value = self.floats.get(op)
+        return super().visit_dataflow_var_(op) if value is None else value
+
+
+@mutator
+class _QuantizationRemover(PyExprMutator):
+    """Rewrites ``dequantize(quantize(x))`` to ``x``.
 
     A quantisation that has no negative values is a ReLU as well: tools leave the ReLU itself out then. Where values
     are larger than the quantisation has room for, they are not clipped.
@@ -33,21 +56,16 @@ class QuantizationRemover(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite one binding."""
-        call = binding.value
-        name = getattr(getattr(call, "op", None), "name", "") if isinstance(call, relax.Call) else ""
-        if isinstance(binding.var, relax.DataflowVar) and name == "relax.quantize":
+        call, operator = binding.value, _operator(binding.value)
+        if isinstance(binding.var, relax.DataflowVar) and operator == "relax.quantize":
             limits = _limits(call)
             if limits is not None:
                 self.originals[binding.var] = self._quantized(self.visit_expr(call.args[0]), *limits)
                 # What reads the integers themselves still can; dead code otherwise.
-        elif isinstance(binding.var, relax.DataflowVar) and name == "relax.dequantize":
+        elif isinstance(binding.var, relax.DataflowVar) and operator == "relax.dequantize":
             source = call.args[0]
             if isinstance(source, relax.Var) and source in self.originals:
                 self.set_var_remap(binding.var, self.originals[source])
-                return
-            folded = QuantizedConstant.from_call(call)
-            if folded is not None:
-                self.set_var_remap(binding.var, self.builder_.emit(relax.const(folded.floats)))
                 return
         super().visit_var_binding_(binding)
 
@@ -72,17 +90,30 @@ def _limits(call: relax.Call) -> tuple[float, float] | None:
     return (low, high) if np.isfinite([low, high]).all() else None
 
 
-def remove_quantization(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
+def _operator(value: relax.Expr) -> str:
+    return str(getattr(value.op, "name", "")) if isinstance(value, relax.Call) else ""
+
+
+def dequantize_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite the quantised constants of ``main`` to floats."""
+    return _rewritten(mod, _ConstantDequantizer(mod))
+
+
+def remove_quantization(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[relax.Var, int]]:
     """Rewrite ``main`` to floats.
 
     Returns
     -------
     IRModule
     dict
-        Name of a variable to the bits after the binary point; empty if the model is not quantised.
+        Variable of the new ``main`` to the bits after the binary point; empty if the model is not quantised.
     """
-    remover = QuantizationRemover(mod)
+    mod = dequantize_constants(mod)
+    remover = _QuantizationRemover(mod)
+    return relax.transform.DeadCodeElimination()(_rewritten(mod, remover)), remover.fractions
+
+
+def _rewritten(mod: tvm.IRModule, rewriter: _ConstantDequantizer | _QuantizationRemover) -> tvm.IRModule:
     main = mod.get_global_var("main")
-    remover.builder_.update_func(main, remover.visit_expr(mod[main]))
-    cleaned = relax.transform.DeadCodeElimination()(remover.builder_.finalize())
-    return cleaned, {variable.name: fraction for variable, fraction in remover.fractions.items()}
+    rewriter.builder_.update_func(main, rewriter.visit_expr(mod[main]))
+    return rewriter.builder_.finalize()

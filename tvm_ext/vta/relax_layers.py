@@ -1,7 +1,12 @@
-"""Reads the layers that VTA can run off a Relax function: patterns of operators, whatever they are called."""
+"""Reads the layers that VTA can run off a Relax function: patterns of operators, whatever they are called.
+
+Nothing keeps two variables of a Relax function from having the same name, and passes do leave such functions. So a
+variable gets an identifier here, and all that follows goes by identifiers (:func:`identifiers`).
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +38,7 @@ class Node:
     Attributes
     ----------
     name : str
-        Of its last variable.
+        Identifier of its last variable.
     inputs : tuple of str
         Variables of other nodes, and parameters, that it reads.
     layer : Layer, optional
@@ -58,12 +63,15 @@ class ModelGraph:
         Variables that leave the function.
     refused : mapping
         Variables of convolutions and matrix products that are no layers, and why.
+    variables : mapping
+        Identifier to variable, of all of the function's.
     """
 
     parameters: tuple[str, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
     refused: Mapping[str, str]
+    variables: Mapping[str, relax.Var]
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -80,6 +88,26 @@ def bindings_of(function: relax.Function) -> list[relax.VarBinding]:
     bindings = list(block.bindings)
     plain = isinstance(block, relax.DataflowBlock) and all(isinstance(b, relax.VarBinding) for b in bindings)
     return bindings if plain else []
+
+
+def identifiers(function: relax.Function) -> dict[relax.Var, str]:
+    """Return an identifier for each variable of a function: its name, made different from those before it.
+
+    It has letters, digits and underscores only, so that names made of an identifier and other words differ from
+    all identifiers. The same function always gives the same ones.
+    """
+    found: dict[relax.Var, str] = {}
+    used: set[str] = set()
+    counts: Counter[str] = Counter()
+    for variable in [*function.params, *(binding.var for binding in bindings_of(function))]:
+        base = re.sub(r"\W", "_", variable.name) or "_"
+        name = base
+        while name in used:
+            counts[base] += 1
+            name = f"{base}_{counts[base]}"
+        used.add(name)
+        found[variable] = name
+    return found
 
 
 def read_graph(function: relax.Function, batch: int) -> ModelGraph:
@@ -113,6 +141,7 @@ class _Reader:
     def __init__(self, function: relax.Function, batch: int) -> None:
         self.function, self.batch = function, batch
         self.bindings = bindings_of(function)
+        self.identifiers = identifiers(function)
         self.calls = {binding.var: binding.value for binding in self.bindings}
         self.position = {binding.var: at for at, binding in enumerate(self.bindings)}
         self.uses: dict[Any, list[Any]] = {}
@@ -134,27 +163,32 @@ class _Reader:
                     layer, last = self._layer(binding.var, rule)
                 except NotALayer as reason:
                     if kinds is PRODUCTS:
-                        refused[binding.var.name] = f"{operator_of(binding.value)}: {reason}"
+                        refused[self.name(binding.var)] = f"{operator_of(binding.value)}: {reason}"
                     continue
                 found.append((self.position[last], layer))
         found.sort(key=lambda pair: pair[0])
         return ModelGraph(
-            tuple(parameter.name for parameter in self.function.params),
+            tuple(map(self.name, self.function.params)),
             self._nodes(found),
-            tuple(variable.name for variable in self.leaving),
+            tuple(map(self.name, self.leaving)),
             refused,
+            {name: variable for variable, name in self.identifiers.items()},
         )
+
+    def name(self, variable: relax.Var) -> str:
+        """Return the identifier of a variable."""
+        return self.identifiers[variable]
 
     def _nodes(self, found: list[tuple[int, Layer]]) -> tuple[Node, ...]:
         covered = {name for _, layer in found for name in layer.covers}
         layers = {layer.name: layer for _, layer in found}
         nodes = []
         for binding in self.bindings:
-            name = binding.var.name
+            name = self.name(binding.var)
             if name in layers:
                 nodes.append(Node(name, layers[name].inputs, layers[name]))
             elif name not in covered:
-                nodes.append(Node(name, tuple(dict.fromkeys(v.name for v in _variables(binding.value)))))
+                nodes.append(Node(name, tuple(map(self.name, _variables(binding.value)))))
         return tuple(nodes)
 
     def _layer(self, anchor: Any, rule: LayerRule) -> tuple[Layer, Any]:
@@ -171,8 +205,7 @@ class _Reader:
             layer, current = extended, following
             covers.append(following)
         self.claimed.update(covers)
-        names = tuple(variable.name for variable in covers)
-        return replace(layer, name=current.name, covers=names), current
+        return replace(layer, name=self.name(current), covers=tuple(map(self.name, covers))), current
 
     def _only_use(self, variable: Any) -> Any | None:
         uses = self.uses.get(variable, [])
@@ -198,7 +231,7 @@ class _Reader:
         same = isinstance(other, relax.Var) and static_shape(other) == static_shape(current)
         if not same or layer.residual is not None or not is_float(other) or other.same_as(current):
             return None
-        return replace(layer, residual=other.name)
+        return replace(layer, residual=self.name(other))
 
     def _per_channel(self, values: NDArray, variable: Any, channels: int) -> NDArray[np.float32] | None:
         """Return a constant operand as one value a channel, None if it is something else."""
@@ -234,8 +267,7 @@ class _Reader:
 
 
 def _variables(expr: Any) -> list[Any]:
-    found: list[Any] = []
-    relax.analysis.post_order_visit(
-        expr, lambda node: found.append(node) if isinstance(node, relax.Var) and node not in found else None
-    )
-    return found
+    """Return the variables that an expression reads, each once."""
+    found: dict[Any, None] = {}
+    relax.analysis.post_order_visit(expr, lambda node: found.setdefault(node) if isinstance(node, relax.Var) else None)
+    return list(found)

@@ -34,6 +34,9 @@ class LayerReader(Protocol):
     def batch(self) -> int:
         """Rows of VTA's batch."""
 
+    def name(self, variable: Any) -> str:
+        """Return the identifier of a variable."""
+
     def shape(self, expr: Any) -> tuple[int, ...]:
         """Return a tensor's shape, which must be known, of float32 and not empty."""
 
@@ -119,8 +122,9 @@ def _convolution(reader: LayerReader, anchor: Any) -> tuple[Layer, list[Any]]:
         by_group = weights.reshape(groups, -1, *weights.shape[1:]).swapaxes(1, 2)
         weights = np.ascontiguousarray(by_group.reshape(-1, *by_group.shape[2:]))
     layer = Layer(
-        anchor.name, kind, call.args[0].name, cast(Shape, in_shape), cast(Shape, out_shape), groups=groups,
-        weights=weights.astype(np.float32), bias=np.zeros(len(weights), np.float32), operator=kind, **form,
+        reader.name(anchor), kind, reader.name(call.args[0]), cast(Shape, in_shape), cast(Shape, out_shape),
+        groups=groups, weights=weights.astype(np.float32), bias=np.zeros(len(weights), np.float32),
+        operator=kind, **form,
     )  # fmt: skip
     return layer, [anchor]
 
@@ -139,19 +143,19 @@ def _product(reader: LayerReader, anchor: Any) -> tuple[Layer, list[Any]]:
     source = reader.through_reshape(call.args[0])
     before = static_shape(source) or ()
     rows = int(np.prod(shape[:-1]))
-    flattened = len(before) == 4 and before[0] == rows
+    flattened = isinstance(source, relax.Var) and len(before) == 4 and before[0] == rows
     if flattened and rows <= reader.batch and len(shape) == 2 and not source.same_as(call.args[0]):
         # The matrix sees the whole picture: a convolution whose window is as large.
         picture = matrix.reshape(len(matrix), *before[1:])
         return Layer(
-            anchor.name, "conv2d", source.name, cast(Shape, before), out_form,
+            reader.name(anchor), "conv2d", reader.name(source), cast(Shape, before), out_form,
             weights=picture, bias=bias, operator="matmul", **_form((before[2], before[3]), (1, 1), (0, 0)),
         ), [anchor]  # fmt: skip
     if len(shape) == 4:
         raise NotALayer("its left operand has four dimensions; expected a matrix or a batch of sequences")
     form = matrix_form(shape, reader.batch)
     return Layer(
-        anchor.name, "conv2d", call.args[0].name, form, out_form,
+        reader.name(anchor), "conv2d", reader.name(call.args[0]), form, out_form,
         weights=matrix[:, :, None, None], bias=bias, operator="matmul",
     ), [anchor]  # fmt: skip
 
@@ -168,7 +172,8 @@ def _maximum(reader: LayerReader, anchor: Any) -> tuple[Layer, list[Any]]:
     if padding >= kernel:
         raise NotALayer("padding as large as the window")
     return Layer(
-        anchor.name, "max_pool2d", data.name, cast(Shape, reader.shape(data)), cast(Shape, reader.shape(anchor)),
+        reader.name(anchor), "max_pool2d", reader.name(data),
+        cast(Shape, reader.shape(data)), cast(Shape, reader.shape(anchor)),
         kernel, _one(call.attrs.strides, "stride"), padding, operator="max_pool2d",
     ), [anchor]  # fmt: skip
 
@@ -208,7 +213,7 @@ def _sum(reader: LayerReader, anchor: Any) -> tuple[Layer, list[Any]]:
     if reader.shape(first) != reader.shape(second) or len(reader.shape(first)) != 4:
         raise NotALayer("its operands have other shapes")
     layer, covers = _by_channel(reader, anchor, (1, 1), (1, 1), 1.0)
-    return replace(layer, residual=second.name, operator="add"), covers
+    return replace(layer, residual=reader.name(second), operator="add"), covers
 
 
 def _by_channel(
@@ -218,7 +223,7 @@ def _by_channel(
     data = reader.calls[anchor].args[0]
     shape = cast(Shape, reader.shape(data))
     return Layer(
-        anchor.name, "conv2d", data.name, shape, cast(Shape, reader.shape(anchor)), groups=shape[1],
+        reader.name(anchor), "conv2d", reader.name(data), shape, cast(Shape, reader.shape(anchor)), groups=shape[1],
         weights=np.full((shape[1], 1, *kernel), weight, np.float32), bias=np.zeros(shape[1], np.float32),
         operator="average", **_form(kernel, stride, (0, 0)),
     ), [anchor]  # fmt: skip
