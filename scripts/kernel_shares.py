@@ -22,7 +22,7 @@ from tvm_ext.bench.peak import copy_bandwidth, fma_peak
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.streaming import STREAMING_ISAS
 from tvm_ext.target import resolve_target
-from tvm_ext.threads import physical_cores, use_physical_cores
+from tvm_ext.threads import physical_cores, use_all_cores
 
 Layer = Callable[[relax.BlockBuilder, relax.Var], relax.Expr]
 RUNS = 60
@@ -137,7 +137,7 @@ def kernel_seconds(case: Case, target: tvm.target.Target) -> float:
 
 def measure() -> list[dict[str, Any]]:
     """Measure all cases with one thread for each physical core."""
-    use_physical_cores()
+    use_all_cores()
     target, threads = resolve_target(None), physical_cores()
     lanes = machine_of(target).lanes("float32")
     peak = fma_peak(target, lanes, threads)

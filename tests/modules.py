@@ -184,3 +184,11 @@ MODULES: dict[str, tvm.IRModule] = {
     "kernel": Kernel,
     "convolutions": convolutions(3),
 }
+
+
+@T.prim_func
+def calling_threads(a: T.handle):
+    """Writes for each of 64 parallel steps which thread ran it."""
+    threads = T.match_buffer(a, (64,), "int64")
+    for i in T.parallel(64):
+        threads[i] = T.call_extern("int64", "pthread_self")

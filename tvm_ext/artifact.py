@@ -11,7 +11,9 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.arguments import arguments, results
 from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError
-from tvm_ext.inputs import check_inputs
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.shared_object import write_library
-from tvm_ext.threads import use_physical_cores
+from tvm_ext.threads import use_all_cores, with_pool
 
 LIBRARY = "model.so"
 METADATA = "metadata.json"
@@ -49,7 +51,10 @@ class CompiledModel:
         self.inputs = tensor_specs(metadata["inputs"])
         self.outputs = tensor_specs(metadata["outputs"])
         self._origin = origin  # the library file, where the model was loaded from one
-        self._machine: relax.VirtualMachine | None = None
+        self._idle: list[relax.VirtualMachine] = []
+        self._own: relax.VirtualMachine | None = None
+        self._lock = threading.Lock()  # held while a virtual machine is made
+        self._turn = threading.Lock()  # held while the model runs on a device that runs it once at a time
 
     @property
     def device(self) -> tvm.runtime.Device:
@@ -58,39 +63,33 @@ class CompiledModel:
 
     @property
     def virtual_machine(self) -> relax.VirtualMachine:
-        """The Relax virtual machine that runs the model; made at first use.
+        """A Relax virtual machine of the model, for one thread at a time; made at first use, and never used by ``run``.
 
         Raises
         ------
         TargetError
             If this machine has no such device, or cannot load code for it.
         """
-        if self._machine is None:
-            if not self.device.exist:
-                raise TargetError(
-                    f"the model was compiled for {self.metadata['target']['kind']}, and this machine has no "
-                    f"{self.metadata['device']} device; compile it for --target native to run it here"
-                )
-            use_physical_cores()
-            try:
-                self._machine = relax.VirtualMachine(self.executable, self.device)
-            except (RuntimeError, ValueError, OSError) as error:
-                raise TargetError(
-                    f"the compiled code cannot be loaded on this machine: {_first_line(error)}"
-                ) from error
-        return self._machine
+        with self._lock:
+            if self._own is None:
+                use_all_cores()
+                self._own = self._new_machine()
+            return self._own
 
-    def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the model once.
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, np.ndarray]:
+        """Run the model once; several threads may do so at a time.
 
         Parameters
         ----------
         inputs : mapping from name to array, or sequence of arrays in the order of ``self.inputs``
+            NumPy arrays, or anything with ``__dlpack__``, such as PyTorch's tensors. They are never changed, and not
+            copied where they fit (see :mod:`tvm_ext.arguments`).
 
         Returns
         -------
         dict
-            Output arrays by name, in the order of ``self.outputs``.
+            Output arrays by name, in the order of ``self.outputs``. They belong to the caller: nothing else has their
+            memory, also where an output is an input or a constant.
 
         Raises
         ------
@@ -101,19 +100,54 @@ class CompiledModel:
         ModelError
             If it returns another number of tensors than its metadata lists.
         """
-        arrays = check_inputs(self.inputs, inputs)
-        machine = self.virtual_machine
-        try:
-            result = machine["main"](*(tvm.runtime.tensor(array, self.device) for array in arrays.values()))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
-        values = [value.numpy() for value in _flatten(result)]
+        self._check_device()
+        given = arguments(self.inputs, inputs, self.device)
+        values = with_pool(lambda: self._call(given))
         if len(values) != len(self.outputs):
             raise ModelError(
                 f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "
                 f"outputs; {REMEDY}"
             )
         return dict(zip((spec.name for spec in self.outputs), values, strict=True))
+
+    def _call(self, given: Sequence[Any]) -> list[np.ndarray]:
+        # A virtual machine keeps where it is in the program, so each run has one to itself; they share code and
+        # constants, and cost kilobytes. On devices other than the CPU each would copy the constants.
+        with nullcontext() if self._is_on_cpu and not self._is_offloaded else self._turn:
+            try:
+                machine = self._idle.pop()
+            except IndexError:
+                with self._lock:
+                    machine = self._new_machine()
+            try:
+                values = list(results(machine["main"](*given)))
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
+            self._idle.append(machine)  # not after an error: what it left unfinished goes with it
+        return values
+
+    def _check_device(self) -> None:
+        if not self._is_on_cpu and not self.device.exist:
+            raise TargetError(
+                f"the model was compiled for {self.metadata['target']['kind']}, and this machine has no "
+                f"{self.metadata['device']} device; compile it for --target native to run it here"
+            )
+
+    def _new_machine(self) -> relax.VirtualMachine:
+        self._check_device()
+        try:
+            return relax.VirtualMachine(self.executable, self.device)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise TargetError(f"the compiled code cannot be loaded on this machine: {_first_line(error)}") from error
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return bool(self.metadata["device"] == "cpu")
+
+    @property
+    def _is_offloaded(self) -> bool:
+        """Whether layers run on an accelerator beside the CPU, of which there is one."""
+        return "vta" in self.metadata.get("decisions", {})
 
     def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
         """Write the artifact; it appears whole or not at all.
@@ -246,14 +280,6 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     except (RuntimeError, ValueError, OSError) as error:
         raise TargetError(f"{library} cannot be loaded on this machine: {_first_line(error)}") from None
     return CompiledModel(module, metadata, origin=library)
-
-
-def _flatten(value: Any) -> Iterator[Any]:
-    if hasattr(value, "numpy"):
-        yield value
-    else:
-        for item in value:
-            yield from _flatten(item)
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,11 +7,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import TensorSpec
+
+ALIGNMENT = 64
+"""Bytes; compiled kernels expect that the data of their arguments begin at a multiple of it."""
 
 _NUMPY_TYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 
@@ -43,40 +47,93 @@ def check_inputs(
     InputError
         If a name, count, shape or dtype differs; the message says which, what was expected and what was found.
     """
+    bound: dict[str, int] = {}
+    return {
+        spec.name: check_array(spec, np.asarray(value), bound)
+        for spec, value in zip(specs, match_names(specs, given), strict=True)
+    }
+
+
+def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+    """Put what was given, by name or in order, into the order of the declared inputs.
+
+    Raises
+    ------
+    InputError
+        If a name or the count differs.
+    """
     expected = "; expected " + ", ".join(map(describe, specs)) if specs else "; the model takes no inputs"
     names = [spec.name for spec in specs]
     if not isinstance(given, Mapping):
         if len(given) != len(specs):
             raise InputError(f"{len(given)} inputs given where {len(specs)} are needed{expected}")
-        given = dict(zip(names, given, strict=True))
+        return list(given)
     for name in given:
         if name not in names:
             folded = {known.casefold(): known for known in names}
-            near = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=1)]
+            near = [folded[match] for match in difflib.get_close_matches(str(name).casefold(), folded, n=1)]
             raise InputError(
                 f"the model has no input {name!r}{f', did you mean {near[0]!r}?' if near else ''}{expected}"
             )
     missing = [name for name in names if name not in given]
     if missing:
         raise InputError(f"no value for input {', '.join(map(repr, missing))}{expected}")
-    bound: dict[str, int] = {}
-    return {spec.name: _check_one(spec, np.asarray(given[spec.name]), bound) for spec in specs}
+    return [given[name] for name in names]
 
 
-def _check_one(spec: TensorSpec, array: np.ndarray, bound: dict[str, int]) -> np.ndarray:
-    found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-    if array.dtype.name != spec.dtype:
-        raise InputError(
-            f"input {describe(spec)}: found dtype {array.dtype}; convert it with array.astype({spec.dtype!r})"
-        )
-    if array.ndim != len(spec.shape):
+def check_array(spec: TensorSpec, array: np.ndarray, bound: dict[str, int]) -> np.ndarray:
+    """Check an array as :func:`check_type` does, and make it contiguous and of this machine's byte order."""
+    # The name of a dtype does not tell its byte order; ascontiguousarray turns a scalar into a vector.
+    name = array.dtype.name if array.dtype.name == spec.dtype else str(array.dtype)
+    check_type(spec, name, array.shape, bound)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+
+
+def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[str, int]) -> None:
+    """Compare what was given for an input with what is declared.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+        The declared input.
+    dtype, shape
+        Of what was given.
+    bound : dict
+        Sizes that symbolic dimensions have so far; those of this input are added.
+
+    Raises
+    ------
+    InputError
+        If the dtype, the number of dimensions or a size differs.
+    """
+    found = f"{dtype}[{','.join(map(str, shape))}]"
+    if dtype != spec.dtype:
+        raise InputError(f"input {describe(spec)}: found dtype {dtype}; convert it with array.astype({spec.dtype!r})")
+    if len(shape) != len(spec.shape):
         raise InputError(f"input {describe(spec)}: expected {len(spec.shape)} dimensions, found {found}")
-    for axis, (dimension, extent) in enumerate(zip(spec.shape, array.shape, strict=True)):
+    for axis, (dimension, extent) in enumerate(zip(spec.shape, shape, strict=True)):
         wanted = bound.setdefault(dimension, extent) if isinstance(dimension, str) else dimension
         if wanted != extent:
             raise InputError(f"input {describe(spec)}: dimension {axis} must be {wanted}, found {found}")
-    # The name of a dtype does not tell its byte order; ascontiguousarray turns a scalar into a vector.
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Copy an array to an address that is a multiple of 64 bytes; :meth:`CompiledModel.run` takes it as it is.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any array with a type of the machine's own byte order.
+
+    Returns
+    -------
+    numpy.ndarray
+        Contiguous, writable, with the same shape and values.
+    """
+    memory = np.empty(array.nbytes + ALIGNMENT, "uint8")
+    copy: np.ndarray = np.ndarray(array.shape, array.dtype, memory, -memory.ctypes.data % ALIGNMENT)
+    copy[...] = array
+    return copy
 
 
 def random_inputs(

@@ -39,7 +39,7 @@ from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.target import native_target
-from tvm_ext.threads import use_physical_cores
+from tvm_ext.threads import use_all_cores
 from tvm_ext.tuning_database import open_earlier
 
 Memory = Literal["stock", "arena", "optimal"]
@@ -336,7 +336,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
         If an option or its value is unknown.
     """
     parsed = PipelineOptions.from_keywords(options)
-    use_physical_cores()
+    use_all_cores()
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

@@ -22,7 +22,7 @@ from tvm_ext.report.inspection import MemoryProfile
 from tvm_ext.report.memory import RENAMES
 from tvm_ext.statistics import module_statistics
 from tvm_ext.target import resolve_target
-from tvm_ext.threads import use_physical_cores
+from tvm_ext.threads import use_all_cores
 
 # Name and summary of each row, and the options that make it. Winograd convolutions are left out everywhere: they would
 # make the orders those of different kernels.
@@ -188,7 +188,7 @@ def allocated_bytes(executable: Any, target: Any, inputs: Sequence[tuple[Sequenc
     Each storage counts with the size asked for. TVM's pooled allocator then takes whole pages from the system (4096
     bytes), and keeps them for the next run.
     """
-    use_physical_cores()
+    use_all_cores()
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
     machine = relax.VirtualMachine(executable, device)
     taken: list[int] = []
