@@ -17,8 +17,8 @@ from tests.test_tuning import model
 from tvm_ext.target import native_target
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuning import kernels_to_tune
-from tvm_ext.tuning_confirmation import RIVALS, ROUNDS, confirm, confirmed_times
-from tvm_ext.tuning_database import best_seconds, open_database, replace_times
+from tvm_ext.tuning_confirmation import RIVALS, ROUNDS, Confirmation, confirm
+from tvm_ext.tuning_database import best_seconds, open_database
 
 Compare = Callable[[Sequence[Sequence[Vector]]], list[list[list[float]] | None]]
 
@@ -94,10 +94,35 @@ def test_records_get_the_times_of_the_comparison(gain: float, kept: bool, tmp_pa
             ms.database.TuningRecord(schedule.trace, workload, [seconds], native_target(), arguments)
         )
     faster = SimpleNamespace(candidate=lambda mod, target: mod, compare=lambda groups: [[[1.5, 1.5], [1.5 * gain] * 2]])
-    (times,) = confirmed_times([task.space], native_target(), database, faster)
-    replace_times(tmp_path, times)
+    first = Confirmation([task.space], database, tmp_path)
+    assert first.is_due
+    assert first.run(native_target(), faster) == [1.5]
     again = open_database(tmp_path)
     assert len(again.get_all_tuning_records()) == 2
     assert best_seconds(again, task.mod) == 1.5 * min(gain, 1.0)
     (best,) = again.get_top_k(again.commit_workload(task.mod), 1)
     assert (task.space.vector(best.trace) == default) is kept
+    assert not Confirmation([task.space], again, tmp_path).is_due, "what was compared is not compared again"
+
+
+def test_a_confirmation_that_was_killed_is_gone_on_with() -> None:
+    """Each round is kept: a second run compares what the first one did not come to, beside the rule's choice."""
+    true = {(0,): 1.0} | {(n,): 1.0 + n / 100 for n in range(1, 8)}
+    seen: dict[Vector, list[float]] = {(0,): [1.0]} | {(n,): [1.0 - n / 100] for n in range(1, 8)}
+    kept: list[dict[Vector, Any]] = []
+    asked: list[list[Vector]] = []
+
+    def compare(wanted: Sequence[Sequence[Vector]]) -> list[list[list[float]] | None]:
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        asked.append(list(wanted[0]))
+        return [[[true[vector]] for vector in wanted[0]]]
+
+    with pytest.raises(KeyboardInterrupt):
+        confirm([seen], [(0,)], compare, keep=lambda new: kept.append(dict(new[0])))
+    known = seen | kept[-1]
+    rest: list[list[int]] = []
+    (new,) = confirm([known], [(0,)], _side_by_side([true], rest), compared=[set(kept[-1])])
+    assert rest == [[4], [2]]
+    assert not (set(new) & set(kept[-1])) - {(0,)}
+    assert min(known | new, key=lambda vector: (known | new)[vector]) == (0,)

@@ -35,6 +35,7 @@ from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.single_precision import single_precision
+from tvm_ext.passes.tuned_schedules import tuned_schedules
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
@@ -225,7 +226,7 @@ def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
     # Traces in a database begin at prepared kernels.
     passes = [restrict_kernels(), prepare_kernels(cpu.RULES)] if target.kind.name == "llvm" else []
     if options.work_dir is not None:
-        passes.append(relax.transform.MetaScheduleApplyDatabase(str(options.work_dir), enable_warning=False))
+        passes.append(tuned_schedules(str(options.work_dir)))
     elif ms.Database.current() is not None:  # not its truth value, which is whether it is empty
         passes.append(relax.transform.MetaScheduleApplyDatabase(enable_warning=False))
     if "gpu" in target.keys:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
@@ -29,17 +28,11 @@ from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
 from tvm_ext.tuners.recipes import Recipe
-from tvm_ext.tuning_confirmation import confirmed_times
-from tvm_ext.tuning_database import (
-    best_seconds,
-    check_records,
-    note_version,
-    open_database,
-    open_earlier,
-    record_count,
-    replace_times,
-)
+from tvm_ext.tuning_confirmation import Confirmation
+from tvm_ext.tuning_database import best_seconds, note_version, open_database, open_earlier, record_count
+from tvm_ext.tuning_files import announced
 from tvm_ext.tuning_result import KernelResult, TuningResult
+from tvm_ext.tuning_store import SharedDatabase
 from tvm_ext.tuning_tasks import DEFAULT_OPTIONS, Task, earlier_kernels, kernels_to_tune
 
 __all__ = [
@@ -78,7 +71,8 @@ def tune(
     mod : IRModule
         As :func:`tvm_ext.import_model` gives it.
     work_dir : path
-        Folder of the database. One that holds records is gone on with: its trials count.
+        Folder of the database. One that holds records is gone on with: its trials count, and what a killed run did not
+        come to compare is compared. Several runs may use one folder at a time, and keep one another's records.
     trials : int
         Measurements, over all kernels and runs.
     options : PipelineOptions
@@ -114,49 +108,64 @@ def tune(
     folder = Path(work_dir)
     database = open_database(folder)
     note_version(folder)
-    total = len(database.get_all_tuning_records())
-    known = sum(record_count(database, task.mod) for task in tasks)
-    outcome = TuningResult(results, resumed=known, others=total - known)
-    for task, result in zip(tasks, results, strict=True):
-        result.best = best_seconds(database, task.mod)
-    if trials > known:
-        own = measurer or Measurer()
-        try:
-            budget = (trials - known, trials, batch)
-            left = Budget(trials - known)
-            peers = earlier_kernels(database, [task.mod for task in tasks], target) if recipe.shares else None
-            strategies = [
-                TunerStrategy(
-                    recipe, seed + number, store_features=store_features, first_batch=1, budget=left, peers=peers
-                )
-                for number in range(len(tasks))
-            ]
-            _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
-            check_records(folder, total + outcome.trials)
-            confirming = time.perf_counter()
-            if not isinstance(own, RemoteMeasurer):
-                _confirm(tasks, target, folder, database, own, outcome)
-                outcome.note_latency(time.perf_counter() - start)
-            own.check_noise([("cpu", arguments_of(task.mod)) for task in tasks])
-            confirmed = time.perf_counter() - confirming
-            counts = own.counts
-            outcome.noise = list(counts.noise)
-            model = sum(strategy.model_seconds for strategy in strategies)
-            outcome.seconds = {
-                "search": sum(strategy.search_seconds for strategy in strategies) - model,
-                "model": model,
-                "build": counts.build_seconds,
-                "run": counts.run_seconds,
-                "confirm": confirmed,
-            }
-        finally:
-            if measurer is None:
-                own.close()
+    with announced(folder) as beside:
+        total = len(database.get_all_tuning_records())
+        known = sum(record_count(database, task.mod) for task in tasks)
+        outcome = TuningResult(results, resumed=known, others=total - known, beside=beside)
+        for task, result in zip(tasks, results, strict=True):
+            result.best = best_seconds(database, task.mod)
+        # A run that was killed may have left fast records that nobody compared with the rule's choice.
+        here = not isinstance(measurer, RemoteMeasurer)
+        is_due = here and Confirmation([task.space for task in tasks], database, folder).is_due
+        if trials > known or is_due:
+            own = measurer or Measurer()
+            try:
+                budget = (trials - known, trials, batch)
+                seconds = {}
+                if trials > known:
+                    strategies = _strategies(recipe, seed, store_features, budget, tasks, database, target)
+                    _search(tasks, target, folder, budget, strategies, own, database, outcome, progress)
+                    model = sum(strategy.model_seconds for strategy in strategies)
+                    searched = sum(strategy.search_seconds for strategy in strategies) - model
+                    seconds = {"search": searched, "model": model}
+                confirming = time.perf_counter()
+                if here:
+                    _confirm(tasks, target, folder, database, own, outcome)
+                    outcome.note_latency(time.perf_counter() - start)
+                own.check_noise([("cpu", arguments_of(task.mod)) for task in tasks])
+                confirmed = time.perf_counter() - confirming
+                counts = own.counts
+                outcome.noise = list(counts.noise)
+                outcome.seconds = seconds | {
+                    "build": counts.build_seconds,
+                    "run": counts.run_seconds,
+                    "confirm": confirmed,
+                }
+            finally:
+                if measurer is None:
+                    own.close()
     outcome.seconds["total"] = time.perf_counter() - start
     if all(result.best is None for result in results):
         reasons = {result.error for result in results if result.error}
         raise TuningError(f"no candidate could be measured: {next(iter(reasons), 'nothing was tried')}")
     return outcome
+
+
+def _strategies(
+    recipe: Recipe,
+    seed: int,
+    store_features: bool,
+    budget: tuple[int, int, int],
+    tasks: Sequence[Task],
+    database: ms.Database,
+    target: tvm.target.Target,
+) -> list[TunerStrategy]:
+    left = Budget(budget[0])
+    peers = earlier_kernels(database, [task.mod for task in tasks], target) if recipe.shares else None
+    return [
+        TunerStrategy(recipe, seed + number, store_features=store_features, first_batch=1, budget=left, peers=peers)
+        for number in range(len(tasks))
+    ]
 
 
 def _confirm(
@@ -168,12 +177,10 @@ def _confirm(
     outcome: TuningResult,
 ) -> None:
     """Let only those candidates take the place of a rule's choice that are faster than it side by side."""
-    searched = [(task.space, result) for task, result in zip(tasks, outcome.kernels, strict=True) if result.trials]
-    confirmed = confirmed_times([space for space, _ in searched], target, database, measurer)
-    for (_, result), found in zip(searched, confirmed, strict=True):
-        if found:
-            result.before = float(np.median(found[0][1]))
-    replace_times(folder, [row for found in confirmed for row in found])
+    confirmation = Confirmation([task.space for task in tasks], database, folder)
+    if confirmation.is_due:
+        for result, seconds in zip(outcome.kernels, confirmation.run(target, measurer), strict=True):
+            result.before = result.before if seconds is None else seconds
     database = open_database(folder)
     for task, result in zip(tasks, outcome.kernels, strict=True):
         result.best = best_seconds(database, task.mod)
@@ -197,7 +204,7 @@ def _search(
     budget: tuple[int, int, int],
     strategies: Sequence[TunerStrategy],
     measurer: Measurer,
-    database: ms.Database,
+    database: SharedDatabase,
     outcome: TuningResult,
     progress: Callable[[TuningResult], None],
 ) -> None:
@@ -244,10 +251,13 @@ def _search(
             cost_model=ms.cost_model.RandomModel(),
             measure_callbacks=callbacks,
         )
-    except (OSError, RuntimeError) as error:
-        if measurer.broken is not None:
-            raise measurer.broken from None
-        # Otherwise from TVM's side: the file cannot be opened or written.
+    except Exception as error:
+        broken = measurer.broken or database.broken
+        if broken is not None:
+            raise broken from None
+        if not isinstance(error, OSError | RuntimeError):
+            raise
+        # From TVM's side: its log in the folder cannot be opened or written.
         text = " ".join(str(error).split())[:200]
         raise OutputError(
             f"cannot write the database in {folder}: {text}; free some space or use another folder"

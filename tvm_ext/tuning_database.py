@@ -1,13 +1,15 @@
-"""MetaSchedule's JSON database in a folder: opened with errors that say what is wrong, and looked into.
+"""Tuning databases in folders: MetaSchedule's JSON files, safe to share between processes and to be killed over.
 
-Beside TVM's two files there is one with the version of the TVM that began them: another one has other traces and
-hashes, and would find nothing in them, or something else.
+Beside TVM's two files there is one with the version of the TVM that began them, as another one has other traces and
+hashes, and one that says which records were timed side by side with the rule's own choice.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tvm
@@ -15,53 +17,87 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.files import write_atomically
+from tvm_ext.tuning_files import (
+    CONFIRMED,
+    DAMAGED,
+    RECORDS,
+    VERSION,
+    WORKLOADS,
+    append,
+    finish_last_lines,
+    lines_of,
+    locked,
+)
+from tvm_ext.tuning_repair import is_sound, repair
+from tvm_ext.tuning_store import FAILED_SECONDS, Lines, SharedDatabase, spelt
 
-WORKLOADS, RECORDS, VERSION = "database_workload.json", "database_tuning_record.json", "database_version.json"
+__all__ = [
+    "FAILED_SECONDS",
+    "RECORDS",
+    "VERSION",
+    "WORKLOADS",
+    "best_seconds",
+    "confirmed_records",
+    "note_confirmed",
+    "note_version",
+    "open_database",
+    "open_earlier",
+    "record_count",
+    "records_of",
+    "replace_times",
+]
 
-FAILED_SECONDS = 1e9
-"""Times above mark candidates that could not be measured."""
 
+def open_database(folder: Path) -> SharedDatabase:
+    """Open the database of a folder, or begin one.
 
-def open_database(folder: Path) -> ms.Database:
-    """Open the JSON database of a folder, or begin one.
-
-    A last line that was cut short, because a run was killed while it wrote, is removed.
+    Lines that cannot be read, because a run was killed while it wrote or two of TVM's own writers were at work, are
+    moved to files ``*.damaged`` beside; a warning says how many.
 
     Raises
     ------
     OutputError
         If the folder cannot be made or written.
     TuningError
-        If the database is damaged, or was written by another TVM.
+        If nothing in the database can be read, or it was written by another TVM.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_version(folder)
-        for name in (WORKLOADS, RECORDS):
-            _remove_half_line(folder / name)
-        return ms.database.JSONDatabase(str(folder / WORKLOADS), str(folder / RECORDS))
-    except TuningError:
-        raise
+        with locked(folder):
+            finish_last_lines(folder)
+            for name in (WORKLOADS, RECORDS):
+                (folder / name).touch()
+        found = Lines.read(folder)  # without the lock: to follow the traces takes a while
+        if not is_sound(found):
+            with locked(folder):
+                cut = repair(folder, Lines.read(folder))
+            found = Lines.read(folder)
+            warnings.warn(
+                f"{cut} lines of the database in {folder} could not be read; they were moved to {RECORDS}{DAMAGED} and "
+                f"{WORKLOADS}{DAMAGED} there, and the others are gone on with",
+                stacklevel=2,
+            )
     except OSError as error:
         raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
-    except Exception as error:  # whatever TVM raised
-        raise TuningError(
-            f"the database in {folder} cannot be read: it is damaged or of another TVM "
-            f"({' '.join(str(error).split())[:200]}); use another folder"
-        ) from None
+    return SharedDatabase(folder, found)
 
 
-def open_earlier(folder: Path) -> ms.Database:
-    """Open a database that must be there.
+def open_earlier(folder: Path) -> SharedDatabase:
+    """Open a database that must be there, to look up what it knows; nothing in the folder is changed.
 
     Raises
     ------
     TuningError
-        If it is not, is damaged, or was written by another TVM.
+        If it is not, nothing in it can be read, or it was written by another TVM.
     """
     if not (folder / RECORDS).is_file() or not (folder / WORKLOADS).is_file():
         raise TuningError(f"no tuning database in {folder}: expected the --work-dir of an earlier run")
-    return open_database(folder)
+    _check_version(folder)
+    try:
+        return SharedDatabase(folder, Lines.read(folder), writes=False)
+    except OSError as error:
+        raise TuningError(f"the database in {folder} cannot be read: {error.strerror or error}") from None
 
 
 def note_version(folder: Path) -> None:
@@ -75,17 +111,22 @@ def note_version(folder: Path) -> None:
     records = folder / RECORDS
     try:
         if not (folder / VERSION).exists() and not (records.exists() and records.stat().st_size):
-            (folder / VERSION).write_text(json.dumps({"tvm": tvm.__version__}) + "\n", "utf-8")
+            write_atomically(folder / VERSION, json.dumps({"tvm": tvm.__version__}) + "\n")
     except OSError as error:
         raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
 
 
+def records_of(database: ms.Database, mod: tvm.IRModule) -> list[ms.database.TuningRecord]:
+    """List the records of a workload, those that failed too: MetaSchedule's own query leaves them out."""
+    if not database.has_workload(mod):
+        return []
+    workload = database.commit_workload(mod)
+    return [record for record in database.get_all_tuning_records() if record.workload.same_as(workload)]
+
+
 def record_count(database: ms.Database, mod: tvm.IRModule) -> int:
     """Count the measurements of a workload, those that failed too."""
-    if not database.has_workload(mod):
-        return 0
-    workload = database.commit_workload(mod)
-    return sum(record.workload.same_as(workload) for record in database.get_all_tuning_records())
+    return len(records_of(database, mod))
 
 
 def best_seconds(database: ms.Database, mod: tvm.IRModule) -> float | None:
@@ -98,23 +139,6 @@ def best_seconds(database: ms.Database, mod: tvm.IRModule) -> float | None:
     return median if median < FAILED_SECONDS else None
 
 
-def check_records(folder: Path, expected: int) -> None:
-    """Make sure that every measurement is on the disk: TVM says nothing when it cannot write.
-
-    Raises
-    ------
-    OutputError
-        If measurements are missing.
-    """
-    with (folder / RECORDS).open("rb") as file:
-        found = sum(line.endswith(b"\n") for line in file)
-    if found < expected:
-        raise OutputError(
-            f"the database in {folder} holds {found} of {expected} measurements: the disk is full, or the file may not "
-            "grow; free some space and run again, what is there is gone on with"
-        )
-
-
 def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, Sequence[float]]]) -> None:
     """Give records of a database in a folder new times (seconds); what was opened before does not see them.
 
@@ -123,24 +147,54 @@ def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, 
     OutputError
         If the folder cannot be written; the records are as they were then.
     """
-    hashes = [json.loads(line)[0] for line in (folder / WORKLOADS).read_text("utf-8").splitlines()]
-    new = {(record.workload.as_json()[0], _trace_text(record.as_json()[0])): seconds for record, seconds in times}
-    lines = []
-    for line in (folder / RECORDS).read_text("utf-8").splitlines():
-        workload, record = json.loads(line)
-        seconds = new.get((hashes[workload], _trace_text(record[0])))
-        if seconds is not None:
-            record[1] = [float(value) for value in seconds]
-            line = json.dumps([workload, record], separators=(",", ":"))
-        lines.append(line + "\n")
-    write_atomically(folder / RECORDS, "".join(lines))
+    try:
+        with locked(folder):
+            finish_last_lines(folder)
+            found = Lines.read(folder)
+            new = {(found.number(record.workload), _trace(record)): seconds for record, seconds in times}
+            lines = []
+            for row in found.records:
+                seconds = None if row.value is None else new.get((row.workload, spelt(row.value[0])))
+                if seconds is not None and row.value is not None:
+                    row.value[1] = [float(value) for value in seconds]
+                    lines.append(spelt([row.workload, row.value]) + "\n")
+                else:
+                    lines.append(row.text + "\n")
+            write_atomically(folder / RECORDS, "".join(lines))
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
 
 
-def _trace_text(value: object) -> str:
-    """Spell a trace in one way: truth values are numbers in TVM's file, and are not in its records."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_trace_text, value))}]"
-    return json.dumps(int(value) if isinstance(value, bool) else value)
+def note_confirmed(folder: Path, records: Iterable[ms.database.TuningRecord]) -> None:
+    """Note that records have times that were taken side by side with those of the rule's choice.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
+    """
+    try:
+        with locked(folder):
+            known = set(lines_of(folder / CONFIRMED))
+            for line in dict.fromkeys(json.dumps(_identity(record)) for record in records):
+                if line not in known:
+                    append(folder / CONFIRMED, line)
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+
+
+def confirmed_records(folder: Path, records: Sequence[ms.database.TuningRecord]) -> list[ms.database.TuningRecord]:
+    """Give those of some records that :func:`note_confirmed` was told of."""
+    known = set(lines_of(folder / CONFIRMED))
+    return [record for record in records if json.dumps(_identity(record)) in known] if known else []
+
+
+def _identity(record: ms.database.TuningRecord) -> list[str]:
+    return [str(record.workload.as_json()[0]), hashlib.sha256(_trace(record).encode()).hexdigest()[:24]]
+
+
+def _trace(record: ms.database.TuningRecord) -> str:
+    return spelt(record.as_json()[0])
 
 
 def _check_version(folder: Path) -> None:
@@ -156,20 +210,3 @@ def _check_version(folder: Path) -> None:
             f"the database in {folder} was written by TVM {version}, this is TVM {tvm.__version__}, whose schedules "
             "and hashes differ; use another folder"
         )
-
-
-def _remove_half_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole == len(content):
-        return
-    try:
-        json.loads(content[whole:])
-    except ValueError:
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    else:
-        with path.open("ab") as file:
-            file.write(b"\n")

@@ -53,6 +53,8 @@ class TuningResult:
         Trials of these kernels that the database held already.
     others : int
         Records of other kernels in the database.
+    beside : str or None
+        Which other run was at work in the folder when this one began.
     """
 
     kernels: list[KernelResult]
@@ -61,6 +63,7 @@ class TuningResult:
     seconds: dict[str, float] = field(default_factory=dict)
     resumed: int = 0
     others: int = 0
+    beside: str | None = None
 
     @property
     def trials(self) -> int:

@@ -133,14 +133,25 @@ class TunerStrategy(PySearchStrategy):
     def _learn(self, database: ms.Database) -> None:
         """Take over what earlier runs measured."""
         workload = database.commit_workload(self.mod)
-        for record in database.get_top_k(workload, 1 << 20):
+        # Not the query for the best ones, which leaves out what failed: that would be tried again.
+        for record in database.get_all_tuning_records():
+            if not record.workload.same_as(workload):
+                continue
             seconds = median_seconds(record.run_secs)
             for space, tuner in self.sketches:
                 vector = space.vector(record.trace)
                 if vector is not None:
                     tuner.update([Measurement(vector, seconds)])
                     self.trials += self.resume
+                    self._note_kernel(self._schedule(space, vector), seconds)
                     break
+
+    def _note_kernel(self, schedule: Schedule | None, seconds: float | None) -> None:
+        """Note what was measured, so that no other configuration that gives the same kernel is."""
+        if schedule is not None:
+            key = tvm_ffi.structural_hash(schedule.mod)
+            known = self._seen.get(key)
+            self._seen[key] = seconds if known is None or (seconds is not None and seconds < known) else known
 
     def post_tuning(self) -> None:
         """Let go of what belongs to the task."""

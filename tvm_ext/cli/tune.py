@@ -143,6 +143,9 @@ def command(
         )
     shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     click.echo(f"  time     {shares}")
+    if result.beside:
+        click.echo(f"  beside   {result.beside} was tuning into this folder, too: what both measured is kept, and what")
+        click.echo("           they measured at once on one machine is less exact")
     if result.noise:
         noise = sorted(result.noise)[len(result.noise) // 2]
         hint = "; the machine is busy, differences below that mean nothing" if noise > NOISY else ""
@@ -188,6 +191,7 @@ def _document(result: TuningResult) -> dict[str, Any]:
         "noise": result.noise,
         "curve": result.curve,
         "others": result.others,
+        "beside": result.beside,
         "comparison": _comparison(result.kernels),
         "kernels": [vars(kernel) for kernel in result.kernels],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
+from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
+from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
+from tvm_ext.tuners.recipes import recipe
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +131,35 @@ def test_tune_relax_with_the_stock_design_space(measurer: Measurer, tmp_path: Pa
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     result = relax.VirtualMachine(executable, tvm.cpu())["main"](*tensors).numpy()
     np.testing.assert_allclose(result, np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
+
+
+def test_what_failed_is_not_tried_again(tmp_path: Path) -> None:
+    """A database's query for the best records leaves out those that failed."""
+    mod, target = matmul(), native_target()
+    schedule = Schedule(mod)
+    tiled(schedule)
+    space = TraceSpace.of(schedule, mod)
+    database = ms.database.MemoryDatabase()
+    workload = database.commit_workload(mod)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
+    first = _strategy(mod, schedule, ms.database.MemoryDatabase())
+    measured = first.generate_measure_candidates()
+    assert measured is not None
+    for candidate in measured:
+        trace = candidate.sch.trace
+        database.commit_tuning_record(ms.database.TuningRecord(trace, workload, [1e10], target, arguments))
+    again = _strategy(mod, schedule, database)
+    assert again.trials == len(measured), "what failed counts, too"
+    tried = {space.vector(candidate.sch.trace) for candidate in measured}
+    for _ in range(4):
+        candidates = again.generate_measure_candidates() or []
+        assert candidates
+        assert not tried & {space.vector(candidate.sch.trace) for candidate in candidates}
+        again.notify_runner_results(candidates, [ms.runner.RunnerResult(None, "fails") for _ in candidates])
+
+
+def _strategy(mod: tvm.IRModule, schedule: Schedule, database: ms.Database) -> Any:
+    made = TunerStrategy(recipe("random"), 0)._inst  # the object itself, without TVM between
+    made.mod = mod
+    made.pre_tuning(64, 8, [schedule], database)
+    return made
