@@ -33,9 +33,9 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def is_valid(seconds: Sequence[float] | None) -> bool:
+def is_valid(seconds: Sequence[float]) -> bool:
     """Whether times are those of a candidate that could be run."""
-    return bool(seconds) and all(0 <= value < FAILED_SECONDS for value in seconds or ())
+    return bool(seconds) and all(0 <= value < FAILED_SECONDS for value in seconds)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Row:
     @property
     def seconds(self) -> float:
         """The mean of its times; infinite where it failed."""
-        times = None if self.value is None else self.value[1]
+        times = [] if self.value is None else self.value[1] or []
         return sum(times) / len(times) if is_valid(times) else float("inf")
 
     def load(self, workload: Workload) -> TuningRecord | None:

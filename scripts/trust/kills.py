@@ -172,10 +172,12 @@ def _tune(folder: str, run: int, seed: int, trials: int) -> None:
     builder = relax.BlockBuilder()
     values = np.random.default_rng(0).standard_normal
     first, second = (relax.const(values(shape).astype("float32")) for shape in ((32, 16, 3, 3), (64, 32, 1, 1)))
-    x = relax.Var("x", relax.TensorStructInfo((1, 16, 14, 14), "float32"))
-    with builder.function("main", [x]), builder.dataflow():
-        inner = builder.emit(relax.op.nn.conv2d(x, first, padding=1, strides=2))
-        builder.emit_func_output(builder.emit_output(relax.op.nn.conv2d(inner, second)))
+    x = relax.Var("x", relax.TensorType((1, 16, 14, 14), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            inner = builder.emit(relax.op.nn.conv2d(x, first, padding=1, strides=2))
+            result = builder.emit_output(relax.op.nn.conv2d(inner, second))
+        builder.emit_func_output(result)
     mod, target, path = builder.get(), native_target(), Path(folder)
     database = open_database(path)
     tasks = kernels_to_tune(mod, target)
