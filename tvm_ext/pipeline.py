@@ -21,6 +21,7 @@ from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
@@ -205,7 +206,7 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
-        relax.transform.LegalizeOps(LEGALIZATIONS if target.kind.name == "llvm" else None),
+        relax.transform.LegalizeOps(LEGALIZATIONS | FLOAT_LEGALIZATIONS if target.kind.name == "llvm" else None),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
     ]
@@ -262,7 +263,7 @@ def _memory(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 
 def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    return [vector_code()] if target.kind.name == "llvm" else []
+    return [protect_cancellations(), vector_code(), propagate_nan()] if target.kind.name == "llvm" else []
 
 
 def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

@@ -1,0 +1,204 @@
+"""Says whether an answer is right: the same as the reference's, or as far from it as rounding may take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from scripts.fuzz import reference
+
+NEAR = 1e-5
+"""Of an element; closer answers are the same without an experiment."""
+
+NEAR_ALL = 1e-6
+"""Of the root of the mean of the squares of an output."""
+
+MARGIN = 8.0
+"""How many times farther than any variant of the reference an answer may be."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found out about one output.
+
+    Attributes
+    ----------
+    name : str
+    kind : str
+        ``same``; ``rounding``, where the reference itself moves as far; ``unspecified``, where ONNX does not say what
+        comes out; or ``wrong``.
+    detail : str
+        For a wrong one, the element that differs most.
+    """
+
+    name: str
+    kind: str
+    detail: str = ""
+
+
+def judge(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    expected: Sequence[np.ndarray],
+    found: Sequence[np.ndarray],
+) -> list[Verdict]:
+    """Compare answers with the reference's, output by output."""
+    names = [item.name for item in model.graph.output]
+    rows = list(zip(names, expected, found, strict=True))
+    with np.errstate(all="ignore"):
+        off = {name: differing(ours, theirs) for name, theirs, ours in rows}
+        if not any(mask is None or mask.any() for mask in off.values()):
+            return [Verdict(name, "same") for name in names]
+        unclear = unspecified(model, feeds)
+        others = list(reference.variants(model, feeds))
+        verdicts = []
+        for index, (name, theirs, ours) in enumerate(rows):
+            mask = off[name]
+            if mask is None:
+                detail = f"{ours.dtype}{list(ours.shape)} for {theirs.dtype}{list(theirs.shape)}"
+                verdicts.append(Verdict(name, "wrong", detail))
+            elif not mask.any():
+                verdicts.append(Verdict(name, "same"))
+            elif name in unclear:
+                verdicts.append(Verdict(name, "unspecified", unclear[name]))
+            else:
+                mask = mask & ~_moves(theirs, ours, [variant[index] for variant in others])
+                verdicts.append(Verdict(name, "wrong", _worst(mask, ours, theirs)) if mask.any() else _fine(name))
+    return verdicts
+
+
+def _fine(name: str) -> Verdict:
+    return Verdict(name, "rounding")
+
+
+def differing(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+    """Mark the elements that are not the same at first sight; None where shape or dtype differ."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return None
+    if theirs.dtype.kind != "f":
+        return ours != theirs
+    a, b = ours.astype("float64"), theirs.astype("float64")
+    finite = np.isfinite(b)
+    size = float(np.sqrt(np.mean(np.square(b[finite])))) if finite.any() else 0.0
+    unit = np.finfo(theirs.dtype).eps / np.finfo("float32").eps
+    near = np.abs(a - b) <= max(unit, 1e-6) * (NEAR * np.abs(b) + NEAR_ALL * size) + 4 * np.finfo(theirs.dtype).tiny
+    return ~np.where(finite, near, (a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def _moves(theirs: np.ndarray, ours: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+    """Mark the elements where the reference's own variants are, up to a margin, as far from it as our answer."""
+    if theirs.dtype.kind != "f":
+        return np.any([other != theirs for other in others], axis=0)
+    b = theirs.astype("float64")
+    wide = [other.astype("float64") for other in others]
+    kinds = np.any([_kind(other) != _kind(b) for other in wide], axis=0)
+    noise = np.max([np.nan_to_num(np.abs(other - b), nan=0.0, posinf=0.0) for other in wide], axis=0)
+    near = np.abs(ours.astype("float64") - b) <= MARGIN * noise + NEAR * np.abs(b)
+    return kinds | (near & np.isfinite(b))
+
+
+def _kind(array: np.ndarray) -> np.ndarray:
+    """0 for finite numbers, 1 and -1 for the infinities, 2 for what is not a number."""
+    return np.where(np.isnan(array), 2, np.where(np.isinf(array), np.sign(array), 0))
+
+
+def _worst(mask: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> str:
+    distance = np.where(mask, np.nan_to_num(np.abs(ours.astype("float64") - theirs), nan=np.inf, posinf=np.inf), -1.0)
+    where = np.unravel_index(int(np.argmax(distance)), mask.shape)
+    place = [int(index) for index in where]
+    return f"{int(mask.sum())} of {mask.size} elements, at {place} {ours[where]!s} for {theirs[where]!s}"
+
+
+def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """List the outputs that ONNX leaves open for these inputs, each with the reason.
+
+    A float that an integer type cannot hold, cast to it; the place of an extreme among values that are not numbers, and
+    the largest of a window that holds such (onnxruntime gives any of its values); sums that overflow in one order and
+    not in another; products of integers that overflow (onnxruntime's end at the limit); an integer divided by zero.
+    """
+    types = reference.value_types(model)
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
+    wanted = [
+        name
+        for node in model.graph.node
+        if node.op_type in _OPEN
+        for name in node.input
+        if name not in known and name in types
+    ]
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    wanted = list(dict.fromkeys(wanted))
+    for name in wanted:
+        dtype, shape = types[name]
+        kind = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+        probe.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    if wanted:
+        known |= dict(zip(wanted, reference.run(probe, feeds), strict=True))
+    tainted: dict[str, str] = {}
+    for node in model.graph.node:
+        reason = next((tainted[name] for name in node.input if name in tainted), None)
+        if reason is None and node.op_type in _OPEN:
+            reason = _OPEN[node.op_type]([known.get(name) for name in node.input], types[node.output[0]][0])
+        if reason is not None:
+            tainted.update(dict.fromkeys(node.output, reason))
+    return tainted
+
+
+def _open_cast(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    if array is None or array.dtype.kind != "f" or result.kind not in "iu":
+        return None
+    limits = np.iinfo(result)
+    wide = np.trunc(array.astype("float64"))
+    held = (wide >= limits.min) & (wide <= float(limits.max)) & (wide < 2.0**63)
+    return None if held.all() else f"a float that {result} cannot hold is cast to it"
+
+
+def _open_extreme(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    is_open = array is not None and array.dtype.kind == "f" and bool(np.isnan(array).any())
+    return "an extreme among values that are not numbers" if is_open else None
+
+
+def _open_division(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    divisor = inputs[1]
+    is_open = divisor is not None and divisor.dtype.kind in "iu" and bool((divisor == 0).any())
+    return "an integer is divided by zero" if is_open else None
+
+
+def _open_product(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    if array is None or array.dtype.kind not in "iu" or not array.size:
+        return None
+    largest = np.prod(np.maximum(np.abs(array.astype("float64")), 1.0), axis=None)
+    return "a product overflows integers" if largest > float(np.iinfo(result).max) else None
+
+
+def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    if result.kind != "f":
+        return None
+    limit = float(np.finfo(result).max) ** 0.5 * 1e-3
+    finite = [np.abs(array[np.isfinite(array)]) for array in inputs if array is not None and array.dtype.kind == "f"]
+    is_open = any(part.size and float(part.max()) > limit for part in finite)
+    return "a sum or a product of finite numbers may overflow, depending on the order" if is_open else None
+
+
+_OPEN = {
+    **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),
+    "ReduceProd": _open_product,
+    "MaxPool": _open_extreme,
+    "GlobalMaxPool": _open_extreme,
+    "Cast": _open_cast,
+    "ArgMax": _open_extreme,
+    "ArgMin": _open_extreme,
+    "Hardmax": _open_extreme,
+    "TopK": _open_extreme,
+    "QuantizeLinear": _open_extreme,
+    "Div": _open_division,
+    "Mod": _open_division,
+}

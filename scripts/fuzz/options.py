@@ -1,0 +1,55 @@
+"""Draws how a model is compiled: one combination of the options that change the code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+LEVELS = ("x86-64-v2", "haswell", "skylake-avx512", "native")
+"""Target levels: 128-bit vectors, 256-bit vectors with FMA, 512-bit vectors, and this machine."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is compiled and run; the first fields are those of the pipeline."""
+
+    memory: str = "stock"
+    rewrite: str = "off"
+    fuse: str = "stock"
+    winograd: bool = True
+    level: str = "native"
+    threads: int = 1
+
+    def pipeline(self) -> dict[str, Any]:
+        """Give the keyword arguments of ``tvm_ext.compile``."""
+        return {"memory": self.memory, "rewrite": self.rewrite, "fuse": self.fuse, "winograd": self.winograd}
+
+    def target(self) -> str | dict[str, Any]:
+        """Give the target of ``tvm_ext.compile``."""
+        if self.level == "native":
+            return "native"
+        return {"kind": "llvm", "mcpu": self.level, "num-cores": self.threads}
+
+    def spelled(self) -> str:
+        """Spell in one line."""
+        return ",".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    def simpler(self) -> list[Options]:
+        """List the combinations with one option more at its default."""
+        plain = asdict(Options())
+        mine = asdict(self)
+        return [Options(**{**mine, name: plain[name]}) for name in mine if mine[name] != plain[name]]
+
+
+def draw_options(rng: np.random.Generator, threads: int) -> Options:
+    """Draw a combination; ``threads`` is what the process has."""
+    return Options(
+        memory=str(rng.choice(("stock", "arena", "optimal"))),
+        rewrite=str(rng.choice(("off", "strict", "strict", "fast"))),
+        fuse=str(rng.choice(("stock", "mapping-type"))),
+        winograd=bool(rng.random() < 0.7),
+        level=str(rng.choice(LEVELS)),
+        threads=threads,
+    )

@@ -1,0 +1,144 @@
+"""onnxruntime as the reference, and how much of its answer is rounding.
+
+Two right programs differ by their rounding, and a graph can make anything of that: a difference of sums, a floor, the
+index of a maximum. How much is found by experiment: every operation that rounds is followed by a multiplication with
+random factors next to 1, and every sum gets such factors on its terms. What the answer does then, it may also do
+between two programs. Operations that do not round (a maximum, a floor, a transposition) get none, so what is exact has
+to be right to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+
+EXACT = frozenset(
+    """Abs And ArgMax ArgMin Ceil Clip Concat Constant DepthToSpace Equal Expand Flatten Floor Gather GatherElements
+    Greater GreaterOrEqual Hardmax Identity Less LessOrEqual Max MaxPool GlobalMaxPool Min Neg Not Or Pad ReduceMax
+    ReduceMin Relu Reshape Round Shape Sign Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unsqueeze Where
+    Xor""".split()
+)
+"""Operators that round nothing."""
+
+SUMS = frozenset(
+    """AveragePool BatchNormalization Conv ConvTranspose CumSum Einsum GRU Gemm GlobalAveragePool GroupNormalization
+    InstanceNormalization LRN LSTM LayerNormalization LogSoftmax LpNormalization LpPool MatMul RNN ReduceL1 ReduceL2
+    ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Resize Softmax Cos Sin Tan Pow""".split()
+)
+"""Operators whose errors are of the size of their terms, not of their result; sines reduce their argument, too."""
+
+FACTOR = {np.dtype("float16"): 2.0**-10, np.dtype("float32"): 2.0**-20, np.dtype("float64"): 2.0**-46}
+"""Standard deviation of the random factors: a few roundings. Double precision is not TVM's best: several functions are
+approximated to fewer digits."""
+
+RUNS = 12
+
+
+class Unusable(Exception):
+    """The reference cannot load or run a model: it says nothing about it."""
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, optimised: bool = False) -> list[np.ndarray]:
+    """Run a model in onnxruntime on one thread.
+
+    Raises
+    ------
+    Unusable
+        If onnxruntime refuses the model or the inputs.
+    """
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.intra_op_num_threads = 1
+    levels = onnxruntime.GraphOptimizationLevel
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+        return [np.asarray(array) for array in session.run(None, dict(feeds))]
+    except Exception as error:  # its error classes share no base but Exception
+        raise Unusable(" ".join(str(error).split())[:200]) from None
+
+
+def variants(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], seed: int = 0) -> Iterator[list[np.ndarray]]:
+    """Give answers that are as right as the reference's: other roundings, optimised, denormal inputs taken for zero."""
+    yield run(model, feeds, optimised=True)
+    yield run(flushed_constants(model), {name: flushed(array) for name, array in feeds.items()})
+    for index in range(RUNS):
+        yield run(with_roundings(model, np.random.default_rng((seed, index))), feeds)
+
+
+def flushed(array: np.ndarray) -> np.ndarray:
+    """Set denormal numbers to zero."""
+    if array.dtype.kind != "f":
+        return array
+    return np.where(np.abs(array) < np.finfo(array.dtype).tiny, np.zeros_like(array), array)
+
+
+def flushed_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Copy a model, denormal constants set to zero."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(flushed(numpy_helper.to_array(tensor)), tensor.name))
+    return copy
+
+
+def value_types(model: onnx.ModelProto) -> dict[str, tuple[np.dtype, tuple[int, ...] | None]]:
+    """List dtype and shape (None where it is open) of every value of a model."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    found: dict[str, tuple[np.dtype, tuple[int, ...] | None]] = {}
+    for item in (*inferred.input, *inferred.value_info, *inferred.output):
+        tensor = item.type.tensor_type
+        dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        known = tensor.HasField("shape") and None not in dims
+        found[item.name] = (dtype, tuple(int(dim) for dim in dims if dim is not None) if known else None)
+    for tensor in inferred.initializer:
+        array = numpy_helper.to_array(tensor)
+        found[tensor.name] = (array.dtype, array.shape)
+    return found
+
+
+def with_roundings(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+    """Copy a model, random factors next to 1 after each operation that rounds and on each term of a sum."""
+    types = value_types(model)
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+
+    def scaled(source: str, target: str) -> None:
+        dtype, shape = types[source if source in types else target]
+        factors = 1.0 + rng.standard_normal(shape or ()) * FACTOR[dtype]
+        constants.append(numpy_helper.from_array(np.asarray(factors).astype(dtype), f"factor{len(constants)}"))
+        nodes.append(helper.make_node("Mul", [source, constants[-1].name], [target]))
+
+    for node in model.graph.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        if node.op_type in SUMS:
+            for index, name in enumerate(node.input):
+                if name and types.get(name, (np.dtype("int64"), None))[0] in FACTOR:
+                    copy.input[index] = f"terms{len(constants)}"
+                    scaled(name, copy.input[index])
+        nodes.append(copy)
+        if node.op_type in EXACT or (node.op_type == "Cast" and not _narrows(node, types)):
+            continue
+        for index, name in enumerate(node.output):
+            if name and types.get(name, (np.dtype("int64"), None))[0] in FACTOR:
+                copy.output[index] = f"before_{name}"
+                types[copy.output[index]] = types[name]
+                scaled(copy.output[index], name)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    del changed.graph.node[:]
+    changed.graph.node.extend(nodes)
+    changed.graph.initializer.extend(constants)
+    return changed
+
+
+def _narrows(node: onnx.NodeProto, types: Mapping[str, Any]) -> bool:
+    before, after = types.get(node.input[0]), types.get(node.output[0])
+    return before is None or after is None or before[0].itemsize > after[0].itemsize

@@ -1,0 +1,69 @@
+"""From a seed to a trial: a graph, values, and options, all drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from scripts.fuzz.options import Options, draw_options
+from scripts.fuzz.trial import Outcome, Stage, try_model
+from scripts.fuzz.values import draw_inputs
+
+STOCK_SHARE = 0.04
+"""Of the models that stock TVM is asked about whatever the answer."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A model, its inputs, how it is compiled, and whether stock TVM is asked about it in any case."""
+
+    model: bytes
+    feeds: dict[str, np.ndarray]
+    options: Options
+    stock: bool = True
+
+
+def threads_of(seed: int) -> int:
+    """Number of threads that a seed's model is compiled for and run on; one process has one number."""
+    return 2 if seed % 5 == 0 else 1
+
+
+def draw(seed: int) -> Drawn:
+    """Draw a trial.
+
+    Raises
+    ------
+    Exception
+        Whatever NNSmith raises, or KeyError, where the seed has no model.
+    """
+    from scripts.fuzz.draw import draw_graph  # it needs NNSmith
+    from scripts.fuzz.emit import to_onnx
+
+    graph = draw_graph(seed)
+    rng = np.random.default_rng(seed)
+    model = to_onnx(graph, rng)
+    feeds = draw_inputs(model, rng, special=bool(rng.random() < 0.25))
+    options = draw_options(rng, threads_of(seed))
+    return Drawn(model.SerializeToString(), feeds, options, bool(rng.random() < STOCK_SHARE))
+
+
+def try_drawn(trial: Drawn, stage: Stage = lambda name: None) -> Outcome:
+    """Compile, run and compare."""
+    model = onnx.ModelProto.FromString(trial.model)
+    return try_model(model, trial.feeds, trial.options, stage=stage, stock=trial.stock)
+
+
+def try_seed(
+    seed: int, stage: Stage = lambda name: None, show: Callable[[Drawn], None] = lambda trial: None
+) -> Outcome:
+    """Draw a seed's model and try it; ``show`` is given what was drawn before it is tried."""
+    stage("draw")
+    try:
+        trial = draw(seed)
+    except Exception as error:  # NNSmith asserts where its search leads nowhere
+        return Outcome("skipped", f"draw: {type(error).__name__}: {' '.join(str(error).split())[:100]}")
+    show(trial)
+    return try_drawn(trial, stage)

@@ -1,0 +1,121 @@
+"""One trial: a model is compiled with options, run, and compared with onnxruntime; where they differ, with stock TVM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
+
+import tvm_ext
+from scripts.fuzz import reference
+from scripts.fuzz.judge import Verdict, judge
+from scripts.fuzz.options import Options
+from tvm_ext.errors import CompileError, TvmExtError
+
+Stage = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What came of a trial.
+
+    Attributes
+    ----------
+    kind : str
+        ``ok``; ``unspecified`` (every output is one that ONNX leaves open); ``refused``; ``failed`` (refused, but only
+        because TVM could not compile or run it); ``error`` (an exception that is not ours); ``wrong``; ``skipped``
+        (there is no model, or the reference cannot run it). The workers add ``crash`` and ``hang``.
+    detail : str
+        What is wrong or refused, in a line.
+    verdicts : dict
+        Number of outputs by verdict.
+    seconds : float
+        Of processor time.
+    """
+
+    kind: str
+    detail: str = ""
+    verdicts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def try_model(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    options: Options,
+    *,
+    stage: Stage = lambda name: None,
+    stock: bool = False,
+) -> Outcome:
+    """Compile, run and compare; ``stage`` is told what begins, ``stock`` asks stock TVM also where all is well."""
+    start = time.process_time()
+    stage("reference")
+    try:
+        expected = reference.run(model, feeds)
+    except reference.Unusable as error:
+        return Outcome("skipped", f"reference: {error}")
+    stage("compile")
+    try:
+        compiled = tvm_ext.compile(model, options.target(), **options.pipeline())
+        stage("run")
+        found = list(compiled.run(feeds).values())
+    except CompileError as error:
+        return Outcome("failed", _line(error), seconds=time.process_time() - start)
+    except TvmExtError as error:
+        return Outcome("refused", _line(error), seconds=time.process_time() - start)
+    except Exception as error:  # what is not ours is what is looked for
+        return Outcome("error", f"{type(error).__name__}: {_line(error)}", seconds=time.process_time() - start)
+    stage("judge")
+    try:
+        verdicts = judge(model, feeds, expected, found)
+    except reference.Unusable as error:
+        return Outcome("skipped", f"variant of the reference: {error}", seconds=time.process_time() - start)
+    counts: dict[str, int] = {}
+    for verdict in verdicts:
+        counts[verdict.kind] = counts.get(verdict.kind, 0) + 1
+    kind = "wrong" if counts.get("wrong") else "ok" if set(counts) - {"unspecified"} else "unspecified"
+    detail = "; ".join(f"{verdict.name}: {verdict.detail}" for verdict in verdicts if verdict.kind == "wrong")
+    if kind == "wrong" or stock:
+        stage("stock")
+        opinion = _third_opinion(model, feeds, expected, verdicts if kind == "wrong" else None)
+        detail = f"{detail} (stock TVM {opinion})" if kind == "wrong" else f"stock TVM {opinion}"
+    return Outcome(kind, detail, counts, time.process_time() - start)
+
+
+def _third_opinion(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    expected: list[np.ndarray],
+    wrong: list[Verdict] | None,
+) -> str:
+    """Say whether stock TVM, with its own importer, agrees with the reference."""
+    try:
+        theirs = judge(model, feeds, expected, stock_outputs(model, feeds))
+    except Exception as error:  # TVM raises whatever its C++ side threw
+        return f"fails: {type(error).__name__}"
+    bad = {verdict.name for verdict in theirs if verdict.kind == "wrong"}
+    if wrong is None:
+        return "differs, too" if bad else "agrees"
+    ours = {verdict.name for verdict in wrong if verdict.kind == "wrong"}
+    return "differs, too" if ours & bad else "agrees with onnxruntime"
+
+
+def stock_outputs(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Compile and run with nothing but TVM."""
+    mod = from_onnx(model, keep_params_in_input=False)
+    executable = tvm.compile(mod, tvm.target.Target({"kind": "llvm"}))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result: Any = machine["main"](*(tvm.runtime.tensor(feeds[item.name]) for item in model.graph.input))
+    fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [item.numpy() for item in fields]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,125 @@
+"""Keeps arithmetic on floats as IEEE 754 has it, where TVM takes for granted that every value is a finite number.
+
+before: ``x - x``, ``(x + y) - y``        TVM's simplifier makes them ``0`` and ``x``, also where x is NaN or infinite
+after:  ``x + x * -1``, ``(x + y) + y * -1``        the same to the bit, and LLVM makes a subtraction of it again
+before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
+after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
+before: ``max(x, y)``
+after:  ``isnan(x) ? x : max(x, y)``
+
+A NaN that a relu swallows is an error that nobody sees; numpy, PyTorch and onnxruntime hand it on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx
+from tvm.ir.prim import expr as prim
+
+from tvm_ext.schedules.simd.vector import constant_like, element_type
+
+
+def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make a kernel of ``relax.sign`` that gives NaN for NaN, where TVM's gives 0.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    call : relax.Call
+        Of ``relax.sign``.
+    """
+
+    def sign(x: te.Tensor) -> te.Tensor:
+        one, zero = tirx.const(1, x.dtype), tirx.const(0, x.dtype)
+
+        def element(*indices: Any) -> Any:
+            value = x(*indices)
+            rest = value if _is_float(value) else zero
+            return prim.Select(value > zero, one, prim.Select(value < zero, zero - one, rest))
+
+        return te.compute(x.shape, element, name="sign")
+
+    return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
+
+
+FLOAT_LEGALIZATIONS = {"relax.sign": legalize_sign}
+"""For ``relax.transform.LegalizeOps``."""
+
+
+def protect_cancellations() -> tvm.transform.Pass:
+    """Make the pass that hides differences which TVM's simplifier would cancel; it runs before the kernels are lowered.
+
+    Comparisons of a value with itself, which are how NaN is looked for, become ``isnan``.
+    """
+
+    @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.ProtectCancellations")
+    def _protect(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
+        return tvm_ffi.structural_mutate(func, [(prim.Sub, _difference), ((prim.EQ, prim.NE), _comparison)])
+
+    return _protect
+
+
+def propagate_nan() -> tvm.transform.Pass:
+    """Make the pass after which the larger and the smaller of two floats are NaN where one of them is.
+
+    It runs when loops are vector code: what looks for maxima to vectorise knows them by their plain form.
+    """
+
+    @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.PropagateNaN")
+    def _propagate(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
+        return tvm_ffi.structural_mutate(func, [((prim.Max, prim.Min), _extreme)])
+
+    return _propagate
+
+
+def _difference(expression: Any, mutator: Any) -> Any:
+    expression = mutator.default_mutate(expression)
+    if not _is_float(expression):
+        return expression
+    whole, part = expression.a, expression.b
+    terms = (whole, whole.a, whole.b) if isinstance(whole, prim.Add) else (whole,)
+    if not any(tvm_ffi.structural_equal(term, part) for term in terms):
+        return expression
+    return prim.Add(whole, prim.Mul(part, constant_like(-1.0, part)))
+
+
+def _comparison(expression: Any, mutator: Any) -> Any:
+    expression = mutator.default_mutate(expression)
+    if not _is_float(expression.a) or not tvm_ffi.structural_equal(expression.a, expression.b):
+        return expression
+    unordered = tirx.isnan(expression.a)
+    return unordered if isinstance(expression, prim.NE) else tirx.Not(unordered)
+
+
+def _extreme(expression: Any, mutator: Any) -> Any:
+    expression = mutator.default_mutate(expression)
+    kind, first, second = type(expression), expression.a, expression.b
+    if not _is_float(expression):
+        return expression
+    # Compiled as a comparison that is false for NaN, after which the second operand is taken.
+    if _is_number(first):
+        return expression
+    if _is_number(second):
+        return kind(second, first)
+    if _is_cheap(second) and not _is_cheap(first):
+        first, second = second, first
+    if _is_cheap(first):
+        return prim.Select(tirx.isnan(first), first, kind(first, second))
+    name = tvm.ir.Var("value", first.ty)
+    return prim.Let(name, first, prim.Select(tirx.isnan(name), name, kind(name, second)))
+
+
+def _is_float(expression: Any) -> bool:
+    return element_type(expression).startswith(("float", "bfloat"))
+
+
+def _is_number(expression: Any) -> bool:
+    value = expression.value if isinstance(expression, prim.Broadcast) else expression
+    return isinstance(value, prim.FloatImm) and float(value.value) == float(value.value)
+
+
+def _is_cheap(expression: Any) -> bool:
+    return isinstance(expression, tvm.ir.TensorLoad | tvm.ir.Var)
