@@ -165,6 +165,12 @@ def _open_extreme(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str 
     return "an extreme among values that are not numbers" if is_open else None
 
 
+def _open_interpolation(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    is_open = array is not None and array.dtype.kind == "f" and not bool(np.isfinite(array).all())
+    return "an interpolation next to what is not finite, whose weight may be zero" if is_open else None
+
+
 def _open_division(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
     divisor = inputs[1]
     is_open = divisor is not None and divisor.dtype.kind in "iu" and bool((divisor == 0).any())
@@ -191,8 +197,11 @@ def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | No
 _OPEN = {
     **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),
     "ReduceProd": _open_product,
+    "Resize": _open_interpolation,
     "MaxPool": _open_extreme,
     "GlobalMaxPool": _open_extreme,
+    "ReduceMax": _open_extreme,
+    "ReduceMin": _open_extreme,
     "Cast": _open_cast,
     "ArgMax": _open_extreme,
     "ArgMin": _open_extreme,

@@ -1,0 +1,131 @@
+"""Floats that are not finite go through kernels as IEEE 754 says, whatever TVM's simplifier takes for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+from tvm.script import ir as I
+from tvm.script import tirx as T
+
+import tvm_ext
+from tests.modules import run
+from tests.passes.test_fusion import build
+from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
+
+NAN, INF = np.float32("nan"), np.float32("inf")
+LEFT = np.array([NAN, 1, 2, -3, INF, -INF, 0, NAN, 5, -1, 2.5, INF, 0.25, -0.5, 8, NAN, 4], "float32")
+RIGHT = np.array([2, NAN, 1, -5, INF, 1, NAN, NAN, -5, 1, 2.5, -INF, -0.25, 0.5, NAN, 3, 4], "float32")
+
+
+@I.ir_module
+class Extremes:
+    """Maxima and minima with constants and variables, simple and compound, in scalar and in vector code."""
+
+    @T.prim_func
+    def main(x: T.Buffer((16,), "float32"), y: T.Buffer((16,), "float32"), z: T.Buffer((6, 16), "float32")) -> None:
+        for i in T.serial(16):
+            z[0, i] = T.max(x[i], T.float32(0))
+            z[1, i] = T.min(x[i], y[i])
+            z[2, i] = T.max(x[i] * T.float32(2), y[i] + T.float32(1))
+            z[3, i] = T.max(T.max(x[i] + T.float32(1), y[i]), T.min(y[i] * x[i], T.float32(3)))
+        for i in T.vectorized(16):
+            z[4, i] = T.max(x[i], y[i])
+        z[5, 0:16] = T.min(x[T.ramp(0, 1, 16)], T.broadcast(T.float32(1), 16))
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "haswell", "skylake-avx512"])
+def test_extremes_are_nan_where_an_operand_is(cpu: str) -> None:
+    mod = propagate_nan()(Extremes)
+    function = tvm.compile(mod, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
+    x, y = LEFT[:16], RIGHT[:16]
+    result = tvm.runtime.tensor(np.zeros((6, 16), "float32"))
+    function(tvm.runtime.tensor(x), tvm.runtime.tensor(y), result)
+    with np.errstate(invalid="ignore"):
+        expected = [
+            np.maximum(x, 0),
+            np.minimum(x, y),
+            np.maximum(x * 2, y + 1),
+            np.maximum(np.maximum(x + 1, y), np.minimum(y * x, 3)),
+            np.maximum(x, y),
+            np.minimum(x, 1),
+        ]
+    np.testing.assert_array_equal(result.numpy(), np.stack(expected))
+
+
+def test_a_maximum_with_a_constant_costs_nothing() -> None:
+    """The operands change places; no second comparison is made."""
+    script = propagate_nan()(Extremes).script()
+    assert "z[0, i] = T.max(T.float32(0.0), x[i])" in script
+
+
+@I.ir_module
+class Differences:
+    """What the simplifier would cancel."""
+
+    @T.prim_func
+    def main(x: T.Buffer((17,), "float32"), y: T.Buffer((17,), "float32"), z: T.Buffer((4, 17), "float32")) -> None:
+        for i in T.serial(17):
+            z[0, i] = x[i] * y[i] - x[i] * y[i]
+            z[1, i] = (x[i] + y[i]) - y[i]
+            z[2, i] = T.Select(x[i] == x[i], T.float32(1), T.float32(2))
+            z[3, i] = T.Select(x[i] != x[i], T.float32(1), T.float32(2))
+
+
+def test_differences_are_not_cancelled() -> None:
+    function = tvm.compile(protect_cancellations()(Differences), tvm.target.Target("llvm"))
+    x, y = LEFT, RIGHT.copy()
+    y[2] = 1e9  # 2 + 1e9 - 1e9 is 0 in float32
+    result = tvm.runtime.tensor(np.zeros((4, 17), "float32"))
+    function(tvm.runtime.tensor(x), tvm.runtime.tensor(y), result)
+    with np.errstate(invalid="ignore"):
+        product, added = x * y - x * y, (x + y) - y
+    assert added[2] == 0
+    expected = np.stack([product, added, np.where(np.isnan(x), 2, 1), np.where(np.isnan(x), 1, 2)])
+    np.testing.assert_array_equal(result.numpy(), expected)
+
+
+def test_other_kernels_stay_as_they_are() -> None:
+    @I.ir_module
+    class Plain:
+        @T.prim_func
+        def main(x: T.Buffer((16,), "float32"), y: T.Buffer((16,), "int32")) -> None:
+            for i in T.serial(16):
+                x[i] = x[i] - T.float32(1)
+                y[i] = T.max(y[i] - y[i], 3)
+
+    for made in (protect_cancellations(), propagate_nan()):
+        tvm.ir.assert_structural_equal(made(Plain), Plain)
+
+
+OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "relu": (lambda x, y: op.nn.relu(x), lambda x, y: np.maximum(x, 0)),
+    "clip": (lambda x, y: op.clip(x, -1, 2), lambda x, y: np.clip(x, -1, 2)),
+    "maximum": (lambda x, y: op.maximum(x, y), np.maximum),
+    "minimum": (lambda x, y: op.minimum(y, x), np.minimum),
+    "sign": (lambda x, y: op.sign(x), lambda x, y: np.sign(x)),
+    "max": (lambda x, y: op.max(x, axis=[1]), lambda x, y: x.max(1)),
+    "min": (lambda x, y: op.min(x, axis=[0]), lambda x, y: x.min(0)),
+    "difference": (lambda x, y: op.subtract(x, x), lambda x, y: x - x),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_hand_nan_on(name: str) -> None:
+    operator, expected = OPERATORS[name]
+    shape = (33, 17)
+
+    def make(emit: Any, x: relax.Var, y: relax.Var) -> relax.Var:
+        return emit(operator(emit(op.multiply(x, relax.const(1.5))), y))
+
+    generator = np.random.default_rng(0)
+    x, y = (generator.choice(values, shape).astype("float32") for values in (LEFT, RIGHT))
+    x[3] = y[5] = x[:, 4] = 1.25  # a row and a column without
+    (found,) = run(tvm_ext.compile(build(make, shape, shape)).executable, [x, y])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(found, expected(x * np.float32(1.5), y))
