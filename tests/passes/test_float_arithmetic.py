@@ -129,3 +129,17 @@ def test_operators_hand_nan_on(name: str) -> None:
     (found,) = run(tvm_ext.compile(build(make, shape, shape)).executable, [x, y])
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(found, expected(x * np.float32(1.5), y))
+
+
+@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_functions_of_the_c_library_in_every_precision(name: str, dtype: str) -> None:
+    def make(emit: Any, x: relax.Var) -> relax.Var:
+        return emit(getattr(op, name)(emit(op.astype(x, dtype))))
+
+    x = (np.linspace(0.01, 0.99, 33) + (1 if name == "acosh" else 0)).astype("float32")
+    (found,) = run(tvm_ext.compile(build(make, x.shape)).executable, [x])
+    reference = getattr(np, name.replace("a", "arc", 1) if name.startswith("a") else name)
+    expected = reference(x.astype(dtype).astype("float64"))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, expected, rtol={"float16": 2e-3, "float32": 2e-6, "float64": 1e-14}[dtype])

@@ -45,7 +45,31 @@ def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
 
 
-FLOAT_LEGALIZATIONS = {"relax.sign": legalize_sign}
+def _in_single_precision(name: str) -> Any:
+    """Make the legalisation of a function that LLVM lacks and the C library has for single and double precision."""
+
+    def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        function = getattr(tirx, name)
+
+        def element(value: Any) -> Any:
+            if element_type(value) not in ("float16", "bfloat16"):
+                return function(value)
+            return function(value.astype("float32")).astype(element_type(value))
+
+        def compute(x: te.Tensor) -> te.Tensor:
+            return te.compute(x.shape, lambda *indices: element(x(*indices)), name=name)
+
+        return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+    return legalize
+
+
+_IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh")
+
+FLOAT_LEGALIZATIONS = {
+    "relax.sign": legalize_sign,
+    **{f"relax.{name}": _in_single_precision(name) for name in _IN_C_LIBRARY},
+}
 """For ``relax.transform.LegalizeOps``."""
 
 
