@@ -20,8 +20,8 @@ from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
 from tvm_ext.passes.decompose_attention import decompose_attention
-from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
