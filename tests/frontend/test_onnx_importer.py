@@ -91,17 +91,6 @@ class TestRefusals:
             graph("g (float[2] x) => (float[2] y) { y = com.acme.Relu (x) }")
         )
 
-    def test_loops(self) -> None:
-        message = refused(
-            graph(
-                """g (float[2] x, int64 n) => (float[2] y) {
-                  y = Loop (n, , x) < body = s (int64 i, bool c, float[2] v) => (bool d, float[2] w) {
-                    d = Identity (c) w = Neg (v) } >
-                }"""
-            )
-        )
-        assert "only a loop whose number of iterations is known beforehand" in message
-
     @pytest.mark.parametrize(
         ("node", "reason"),
         [

@@ -8,29 +8,22 @@ and folding of the whole model would have to be iterated.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import onnx
 from onnx import helper
 
+from tvm_ext.frontend.onnx_control_flow import BranchFolding
 from tvm_ext.frontend.onnx_evaluate import Evaluator
 from tvm_ext.frontend.onnx_expand import function_body, local_body
 from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs, topological_order, without_dead
 from tvm_ext.frontend.onnx_infer import MalformedNodeError, TypeInference
+from tvm_ext.frontend.onnx_loops import LoopFolding
 from tvm_ext.frontend.onnx_simplify import constant_attribute, passed_through, shape_value
-from tvm_ext.frontend.onnx_values import Scope, Value, common_type, constant_value, element_type_only
-
-ITERATION_LIMIT = 256
-UNROLLED_NODE_LIMIT = 20_000
-"""Loops with more iterations, or more nodes in them all, stay loops."""
-
-AXES_BECAME_INPUT = 13
-"""Operator set version since which Unsqueeze has its axes as an input."""
+from tvm_ext.frontend.onnx_values import Scope, Value, constant_value, element_type_only
 
 
-class Folder:
+class Folder(BranchFolding, LoopFolding):
     """Folds one model.
 
     Parameters
@@ -49,22 +42,14 @@ class Folder:
         The outputs of the main graph.
     constants : dict from str to Value
         The constants that nodes read or that are outputs.
-    labels : dict from str to str
-        For each node's name, words for the node of the model that it comes from.
     types : dict from str to onnx.TypeProto
         Types of the tensors that nodes make, subgraphs included, as far as they are known.
-    folded, simplified, branches, unrolled : int
-        Nodes replaced by constants, by their input, ``If`` nodes by one of their branches, ``Loop`` nodes by their
-        iterations.
-    expanded : Counter
-        Nodes replaced by the body of their operator, by operator.
-    dropped : list of str
-        A sentence for each branch that was left out because it cannot run.
     unfolded : list of str
         A sentence for each constant node that could not be computed.
     """
 
     def __init__(self, model: onnx.ModelProto, is_supported: Callable[[onnx.NodeProto], bool]) -> None:
+        super().__init__()
         self._opsets = {domain_of(item): item.version for item in model.opset_import}
         self._is_supported = is_supported
         self._infer = TypeInference(self._opsets, model.ir_version)
@@ -75,11 +60,7 @@ class Folder:
         self.nodes: list[onnx.NodeProto] = []
         self.outputs: list[Value] = []
         self.constants: dict[str, Value] = {}
-        self.labels: dict[str, str] = {}
         self.types: dict[str, onnx.TypeProto] = {}
-        self.folded = self.simplified = self.branches = self.unrolled = 0
-        self.expanded: Counter[str] = Counter()
-        self.dropped: list[str] = []
         self.unfolded = self._evaluate.failures
 
     def run(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
@@ -127,7 +108,11 @@ class Folder:
         if operator == ("", "If"):
             self._fold_if(node, inputs[0] if inputs else None, scope, label)
             return
-        if operator == ("", "Loop") and self._unroll_loop(node, inputs, scope, label):
+        if operator == ("", "Loop"):
+            self._fold_loop(node, inputs, scope, label)
+            return
+        if operator == ("", "Scan"):
+            self._fold_scan(node, inputs, scope, label)
             return
         body = local_body(node, self._functions, self._opsets)
         if body is None and not self._is_supported(node):
@@ -166,7 +151,7 @@ class Folder:
         types: Sequence[onnx.TypeProto | None],
         scope: Scope,
         label: str,
-    ) -> None:
+    ) -> onnx.NodeProto:
         """Put a node, whose subgraphs are folded already, into the prepared graph."""
         node = onnx.NodeProto()
         node.CopyFrom(original)
@@ -183,6 +168,7 @@ class Folder:
             if name:
                 scope.values[name] = value
         scope.nodes.append(node)
+        return node
 
     def _read(self, value: Value | None) -> str:
         """Name of a tensor in the prepared graph, of which it becomes a part if it is a constant."""
@@ -192,9 +178,6 @@ class Folder:
             self.constants[value.name] = value
         return value.name
 
-    def _define_constant(self, name: str, constant: np.ndarray | onnx.TensorProto, scope: Scope) -> None:
-        scope.values[name] = constant_value(self._tensor_name(name, scope), constant)
-
     def _alias(self, name: str, value: Value, scope: Scope, label: str) -> None:
         """Let a name stand for a tensor; an output of a graph has to be made by a node of its own."""
         if name not in scope.outputs:
@@ -203,46 +186,6 @@ class Folder:
             self._define_constant(name, value.constant, scope)
         else:
             self._emit(helper.make_node("Identity", [""], [name]), [value], [value.type], scope, label)
-
-    def _fold_if(self, node: onnx.NodeProto, condition: Value | None, scope: Scope, label: str) -> None:
-        """Keep the branch that is taken, where that is known, or that is possible; else both."""
-        if condition is None:
-            raise MalformedNodeError(f"{label} has no condition")
-        if condition.array is not None:
-            self._inline_branch(node, bool(condition.array.all()), scope, label)
-            return
-        trial = onnx.NodeProto()
-        trial.CopyFrom(node)
-        types: dict[bool, list[onnx.TypeProto | None]] = {}
-        faults = {}
-        for taken in (True, False):
-            try:
-                types[taken] = self._fold_subgraph(_branch(trial, taken, label), scope, label, typed=True)
-            except MalformedNodeError as error:
-                faults[taken] = error
-        if not faults:
-            agreed = [common_type(one, other) for one, other in zip(types[True], types[False], strict=True)]
-            self._emit(trial, [condition], agreed, scope, label)
-        elif len(faults) == 2:
-            raise faults[True]
-        else:
-            # Models for several sampling rates or layouts choose so, by an input; with one shape bound, one is left.
-            ((impossible, reason),) = faults.items()
-            self.dropped.append(
-                f"left out the {'then' if impossible else 'else'} branch of {label}, which cannot run with these input "
-                f"shapes ({reason})"
-            )
-            self._inline_branch(node, not impossible, scope, label)
-
-    def _inline_branch(self, node: onnx.NodeProto, taken: bool, scope: Scope, label: str) -> None:
-        """Replace an ``If`` by the nodes of one branch."""
-        branch = _branch(node, taken, label)
-        self.branches += 1
-        inner = self._enter(branch, Scope(scope.nodes, set(), scope, f"{label}: "))
-        self._fold_nodes(branch, inner)
-        for name, output in zip(node.output, branch.output, strict=True):
-            if name:
-                self._alias(name, inner[output.name], scope, label)
 
     def _inline_function(
         self,
@@ -267,70 +210,6 @@ class Folder:
             if name:
                 self._alias(name, inner[output], scope, label)
 
-    def _unroll_loop(self, node: onnx.NodeProto, inputs: Sequence[Value | None], scope: Scope, label: str) -> bool:
-        """Replace a ``Loop`` whose number of iterations is known by its iterations; False if it has to stay a loop."""
-        limit, condition, *carried = [*inputs, None, None][: max(2, len(inputs))]
-        body = next((item.g for item in node.attribute if item.name == "body"), None)
-        if body is None or len(body.input) != len(carried) + 2 or len(body.output) != len(node.output) + 1:
-            raise MalformedNodeError(f"{label} has no body that fits its inputs and outputs")
-        if any(value is not None and value.array is None for value in (limit, condition)):
-            return False
-        trips = ITERATION_LIMIT + 1 if limit is None or limit.array is None else int(limit.array.reshape(()))
-        running = condition is None or condition.array is None or bool(condition.array.all())
-        nodes: list[onnx.NodeProto] = []
-        scanned: list[list[Value | None]] = []
-        while running and len(scanned) < trips:
-            if len(scanned) == ITERATION_LIMIT or len(nodes) > UNROLLED_NODE_LIMIT:
-                return False
-            inner = self._enter(body, Scope(nodes, set(), scope, f"{label}: iteration {len(scanned)}: "))
-            counters = (np.asarray(len(scanned), "int64"), np.asarray(True))
-            for declared, counter in zip(body.input, counters, strict=False):
-                self._define_constant(declared.name, counter, inner)
-            inner.values.update(
-                {declared.name: value for declared, value in zip(body.input[2:], carried, strict=True) if value}
-            )
-            self._fold_nodes(body, inner)
-            goes_on, *results = [inner[output.name] for output in body.output]
-            if goes_on.array is None:
-                return False
-            running = bool(goes_on.array.all())
-            scanned.append(list(results[len(carried) :]))
-            carried = list(results[: len(carried)])
-        stacks = list(zip(*scanned, strict=True))
-        names = [*node.output]
-        if any(names[len(carried) :]) and not stacks:
-            return False
-        scope.nodes.extend(nodes)
-        self.unrolled += 1
-        for name, value in zip(names, carried, strict=False):
-            if name and value is not None:
-                self._alias(name, value, scope, label)
-        for name, stack in zip(names[len(carried) :], stacks, strict=True):
-            if name:
-                self._stack(name, stack, scope, label)
-        return True
-
-    def _stack(self, name: str, parts: Sequence[Value | None], scope: Scope, label: str) -> None:
-        """Join tensors along a new first axis."""
-        inner = Scope(scope.nodes, set(), scope)
-        inner.values["axes"] = constant_value(self._tensor_name("axes", inner), np.asarray([0], "int64"))
-        for index, part in enumerate(parts):
-            if part is not None:
-                inner.values[f"part_{index}"] = part
-            if self._opsets.get("", 0) < AXES_BECAME_INPUT:
-                unsqueeze = helper.make_node("Unsqueeze", [f"part_{index}"], [f"row_{index}"], axes=[0])
-            else:
-                unsqueeze = helper.make_node("Unsqueeze", [f"part_{index}", "axes"], [f"row_{index}"])
-            self._fold_node(unsqueeze, inner, label)
-        rows = [f"row_{index}" for index in range(len(parts))]
-        self._fold_node(helper.make_node("Concat", rows, ["stacked"], axis=0), inner, label)
-        self._alias(name, inner["stacked"], scope, label)
-
-    def _enter(self, graph: onnx.GraphProto, scope: Scope) -> Scope:
-        for tensor in graph.initializer:
-            scope.values[tensor.name] = constant_value(self._tensor_name(tensor.name, scope), tensor)
-        return scope
-
     def _fold_subgraph(
         self, graph: onnx.GraphProto, scope: Scope, label: str, typed: bool
     ) -> list[onnx.TypeProto | None]:
@@ -340,6 +219,10 @@ class Folder:
             inner.values[value.name] = Value(self._tensor_name(value.name, inner), element_type_only(value.type))
             value.name = inner[value.name].name
         self._fold_nodes(graph, inner)
+        return self._finish_subgraph(graph, inner, label)
+
+    def _finish_subgraph(self, graph: onnx.GraphProto, inner: Scope, label: str) -> list[onnx.TypeProto | None]:
+        """Put what a scope holds into a graph inside a node; give its output types."""
         types = []
         for output in graph.output:
             made = inner[output.name]
@@ -375,12 +258,3 @@ class Folder:
             name, number = f"{base}_{number}", number + 1
         self.labels[name] = label
         return name
-
-
-def _branch(node: onnx.NodeProto, taken: bool, label: str) -> onnx.GraphProto:
-    """Graph of one branch of an ``If``."""
-    wanted = "then_branch" if taken else "else_branch"
-    for attribute in node.attribute:
-        if attribute.name == wanted and len(attribute.g.output) == len(node.output):
-            return attribute.g
-    raise MalformedNodeError(f"{label} has no {wanted} that gives its {len(node.output)} outputs")

@@ -15,10 +15,17 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.frontend.onnx_control_import import ControlFlowConverter, SubgraphFailedError
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
-from tvm_ext.frontend.onnx_support import UnsupportedNode, find_converter, is_supported, unsupported_error
+from tvm_ext.frontend.onnx_support import (
+    CONTROL_FLOW,
+    UnsupportedNode,
+    find_converter,
+    is_supported,
+    unsupported_error,
+)
 from tvm_ext.frontend.onnx_values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax_check import error_line
 from tvm_ext.frontend.relax_indexing import clip_indices
@@ -40,7 +47,7 @@ SEQUENCE_OPERATORS = frozenset(
 )
 
 
-class OnnxImporter(onnx_frontend.ONNXGraphImporter):
+class OnnxImporter(ControlFlowConverter):
     """Imports one prepared model; a node that fails does not keep the rest from being tried.
 
     Differs from TVM's importer in that operators are looked up by domain as well, the converters of
@@ -84,7 +91,7 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         if self._failures:
             raise unsupported_error(self._source, self._failures, self._prepared.unfolded)
         mod = clip_indices(mod)
-        if any(node.op_type == "If" for node in model.graph.node):
+        if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
         return mod
 
@@ -127,15 +134,19 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         domain = domain_of(node)
         label = self._prepared.labels[node.name]
         try:
+            if node.name in self._prepared.unsupported:
+                raise NotImplementedError(self._prepared.unsupported[node.name])
             if (domain, node.op_type) == ("", "If"):
                 results = self._convert_if(node)
+            elif (domain, node.op_type) == ("", "Loop"):
+                results = self._convert_loop(node)
             else:
                 results = self._convert_node(node, find_converter(node).get_converter(self._opsets.get(domain, 1)))
             for name, result in zip(node.output, results, strict=False):
                 if name:
                     self._nodes[name] = self._bind(self._checked(result, name), name, label)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
-            if not isinstance(error, _BranchFailedError):
+            if not isinstance(error, SubgraphFailedError):
                 self._failures.append(UnsupportedNode(label, domain, error_line(error)))
             for name in filter(None, node.output):
                 self._stand_in(name)
@@ -164,32 +175,6 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
         if any(node.output[len(results) :]):
             raise NotImplementedError(f"only the first {len(results)} of its {len(node.output)} outputs can be had")
         return results
-
-    def _convert_if(self, node: onnx.NodeProto) -> list[Any]:
-        """Convert to a Relax ``If`` whose branches hold their own bindings, so that only one is computed."""
-        condition = self._nodes[node.input[0]]
-        if condition.ty.ndim != 0:
-            condition = self.bb.emit(relax.op.reshape(condition, relax.ShapeExpr([])))
-        graphs = {attribute.name: attribute.g for attribute in node.attribute}
-        failed = len(self._failures)
-        branches = [self._convert_branch(graphs[name]) for name in ("then_branch", "else_branch")]
-        if len(self._failures) > failed:
-            raise _BranchFailedError
-        result = self.bb.emit(relax.If(condition, *branches))
-        if len(node.output) == 1:
-            return [result]
-        return [relax.TupleGetItem(result, index) for index in range(len(node.output))]
-
-    def _convert_branch(self, graph: onnx.GraphProto) -> relax.SeqExpr | None:
-        around = dict(self._nodes)
-        self.bb._begin_binding_block()
-        self._convert_nodes(graph)
-        outputs = [self._nodes.get(value.name) for value in graph.output]
-        block = self.bb._end_block()
-        self._nodes = around
-        if any(output is None for output in outputs):
-            return None  # the failure is recorded
-        return relax.SeqExpr([block], outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
 
     def _checked(self, result: Any, name: str) -> Any:
         """Compare the type of a result with what ONNX says of the tensor; give it the shape that it should have."""
@@ -232,10 +217,6 @@ class OnnxImporter(onnx_frontend.ONNXGraphImporter):
 
     def _variable_name(self, name: str) -> str:
         return str(self._name_supply.fresh_name(_identifier(name)))
-
-
-class _BranchFailedError(Exception):
-    """A node inside an ``If`` failed, and was recorded."""
 
 
 def _extent(variable: relax.Var) -> int:

@@ -42,6 +42,8 @@ class PreparedModel:
         What was done, one sentence each.
     unfolded : tuple of str
         A sentence for each node that depends on no input of the model and could not be computed all the same.
+    unsupported : mapping from str to str
+        For each node that has to be refused: why, by its name.
     """
 
     skeleton: onnx.ModelProto
@@ -50,7 +52,8 @@ class PreparedModel:
     labels: Mapping[str, str]
     types: Mapping[str, onnx.TypeProto]
     notes: tuple[str, ...]
-    unfolded: tuple[str, ...] = ()
+    unfolded: tuple[str, ...]
+    unsupported: Mapping[str, str]
 
     def to_proto(self) -> onnx.ModelProto:
         """Put the whole model together, a copy of its weights included."""
@@ -111,7 +114,14 @@ def prepare(
     constants = {name: value for name, value in folder.constants.items() if name in read}
     skeleton = _skeleton(proto, given, folder)
     return PreparedModel(
-        skeleton, constants, tuple(inputs), folder.labels, folder.types, tuple(notes), tuple(folder.unfolded)
+        skeleton,
+        constants,
+        tuple(inputs),
+        folder.labels,
+        folder.types,
+        tuple(notes),
+        tuple(folder.unfolded),
+        folder.unsupported,
     )
 
 

@@ -20,12 +20,10 @@ MICROSOFT_OPERATORS = frozenset(
     ["BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16", "SkipLayerNormalization"]
 )
 
-CONTROL_FLOW = frozenset(["If"])
+CONTROL_FLOW = frozenset(["If", "Loop"])
 """Converted by the importer itself."""
 
 NO_CONVERTER = "there is no converter for it"
-
-LOOP_REASON = "only a loop whose number of iterations is known beforehand, and not too large, can be unrolled"
 
 Attributes = Mapping[str, Any]
 
@@ -89,7 +87,7 @@ def find_converter(node: onnx.NodeProto) -> Any:
     if domain == "" or (domain == "com.microsoft" and node.op_type in MICROSOFT_OPERATORS):
         found = stock_converters().get(node.op_type)
     if found is None:
-        raise NotImplementedError(LOOP_REASON if (domain, node.op_type) == ("", "Loop") else NO_CONVERTER)
+        raise NotImplementedError(NO_CONVERTER)
     applies, reason = WRONG_IN_TVM.get(node.op_type, (None, ""))
     if applies is not None and applies(node, {item.name: helper.get_attribute_value(item) for item in node.attribute}):
         raise NotImplementedError(reason)

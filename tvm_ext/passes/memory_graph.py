@@ -19,6 +19,9 @@ from tvm_ext.graph import DataflowGraph, LivenessOptions, from_relax
 from tvm_ext.graph.dataflow import Kind, Node, Tensor
 from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, SLICE_ATTRIBUTE, KernelAccess, kernel_access
 
+_KERNEL_CALLS = frozenset({"call_tir", "call_tir_inplace", "call_dps_packed"})
+"""Calls whose results are tensors of their own."""
+
 ALIGNMENT = 64
 """Bytes to which a kernel expects its tensors to be aligned."""
 
@@ -70,6 +73,19 @@ class MemoryReader:
             is_kernel = isinstance(func, tvm.tirx.PrimFunc)
             self._access[name] = kernel_access(func) if is_kernel else KernelAccess()
 
+        self._shared = self._shared_storages()
+
+    def _shared_storages(self) -> set[str]:
+        """List storages that may have another name: what goes into or comes out of a call of a function.
+
+        A function may return what it was given, a loop without iterations for one.
+        """
+        shared: set[str] = set()
+        for node in self.graph.nodes:
+            if node.op not in _KERNEL_CALLS and not _is_name(node, self.graph):
+                shared.update(self.graph.storages[name] for name in (*node.operands, *node.outputs))
+        return shared
+
     def access(self, node: Node) -> KernelAccess:
         """Tell how the kernel that a node calls touches its parameters; nothing of what is no kernel call."""
         if node.op != "call_tir" or node.has_effect:
@@ -96,14 +112,24 @@ class MemoryReader:
         # The largest result first: an operand can be a part of one result only.
         for node in sorted(graph.nodes, key=lambda node: -_bytes(graph, node)):
             offsets = self.access(node).parts
-            if offsets and node.index not in copied and _joins(graph, tensors, node, offsets):
+            if (
+                offsets
+                and node.index not in copied
+                and self._is_private(node)
+                and _joins(graph, tensors, node, offsets)
+            ):
                 joins[node.index] = offsets
                 for name, offset in zip(node.operands, offsets, strict=True):
                     root = graph.storages[name]
                     tensors[root] = replace(tensors[root], alias_of=node.outputs[0], offset=offset)
         for node in graph.nodes:
             offsets = self.access(node).slices
-            if offsets and node.index not in copied and _slices(graph, tensors, node, offsets):
+            if (
+                offsets
+                and node.index not in copied
+                and self._is_private(node)
+                and _slices(graph, tensors, node, offsets)
+            ):
                 slices[node.index] = offsets
                 for name, offset in zip(node.outputs, offsets, strict=True):
                     tensors[name] = replace(tensors[name], alias_of=node.operands[0], offset=offset)
@@ -112,6 +138,10 @@ class MemoryReader:
         if in_place:
             nodes = tuple(replace(node, in_place=self._in_place(node)) for node in nodes)
         return MemoryGraph(replace(graph, nodes=nodes, tensors=tensors), joins, slices)
+
+    def _is_private(self, node: Node) -> bool:
+        """Whether nothing but this function's kernels touches the tensors of a node."""
+        return not self._shared & {self.graph.storages[name] for name in (*node.operands, *node.outputs)}
 
     def _in_place(self, node: Node) -> tuple[tuple[str, str], ...]:
         found = self.access(node).in_place
@@ -123,7 +153,7 @@ class MemoryReader:
         return tuple(
             (node.outputs[result - len(node.operands)], node.operands[operand])
             for operand, result in found
-            if uses[storages[operand]] == 1
+            if uses[storages[operand]] == 1 and storages[operand] not in self._shared
         )
 
 
@@ -176,6 +206,11 @@ def _slices(graph: DataflowGraph, tensors: Mapping[str, Tensor], node: Node, off
     if graph.nodes[graph.producer[root]].op not in ("call_tir", "call_tir_inplace"):
         return False
     return all(tensors[name].kind == "intermediate" and tensors[name].alias_of is None for name in node.outputs)
+
+
+def _is_name(node: Node, graph: DataflowGraph) -> bool:
+    """Whether a node only names tensors: a tuple, a field of one, a view, a constant."""
+    return all(graph.tensors[name].alias_of is not None for name in node.outputs) or node.op == "constant"
 
 
 def _kind(tensors: Mapping[str, Tensor], name: str) -> Kind:
