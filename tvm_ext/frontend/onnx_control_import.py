@@ -113,7 +113,8 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
             outputs = [self._nodes.get(value.name) for value in body.output]
             if len(self._failures) > failed or any(output is None for output in outputs):
                 raise SubgraphFailedError
-            goes_on, *results = outputs
+            goes_on: Any = outputs[0]
+            results = outputs[1:]
             for name, state, result in zip(names, states, results[:count], strict=True):
                 if not tvm_ffi.structural_equal(state.ty, _type_of(result)):
                     raise NotImplementedError(

@@ -149,7 +149,8 @@ class LoopFolding(Folding):
 
     def _iterations(self, loop: _Loop, around: Scope, largest: int) -> tuple[list[Value], list[list[Value]]] | None:
         """Fold one iteration after the other: what is carried out of the last, and the rows of the scanned results."""
-        body, carried, scanned = loop.body, list(loop.carried), []
+        body, carried = loop.body, list(loop.carried)
+        scanned: list[list[Value]] = []
         trips = ITERATION_LIMIT + 1 if loop.trips is None else loop.trips
         running = bool(loop.starts)
         while running and len(scanned) < trips:
