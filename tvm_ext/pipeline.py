@@ -20,6 +20,8 @@ from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
 from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
+from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
@@ -171,6 +173,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
+        empty_tensors(),
         *decomposed,
         *integer,
         fold_batch_norm(),
@@ -207,6 +210,7 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         relax.transform.LegalizeOps(LEGALIZATIONS | FLOAT_LEGALIZATIONS if target.kind.name == "llvm" else None),
+        infinite_identities(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
     ]
@@ -224,8 +228,9 @@ def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.trans
 
 
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    # Traces in a database begin at prepared kernels.
-    passes = [restrict_kernels(), prepare_kernels(cpu.RULES)] if target.kind.name == "llvm" else []
+    passes: list[tvm.transform.Pass] = []
+    if target.kind.name == "llvm":  # traces in a database begin at prepared kernels
+        passes += [initialize_open_reductions(), restrict_kernels(), prepare_kernels(cpu.RULES)]
     if options.work_dir is not None:
         passes.append(tuned_schedules(str(options.work_dir)))
     elif ms.Database.current() is not None:  # not its truth value, which is whether it is empty
@@ -254,6 +259,7 @@ def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tran
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
+        allocate_empty_constants(),
     ]
 
 

@@ -49,7 +49,7 @@ def pool(
     rank = len(spatial)
     before, after = padding[:rank], padding[rank:]
     computed = [*out_shape[:-1], max(out_shape[-1], computed_width)]
-    neutral = tirx.min_value(data.dtype) if kind == "max" else tirx.const(0, data.dtype)
+    neutral = _least(str(data.dtype)) if kind == "max" else tirx.const(0, data.dtype)
     lasts = [
         (count - 1) * stride + (taps - 1) * step - first
         for count, stride, taps, step, first in zip(computed, strides, kernel, dilation, before, strict=True)
@@ -110,3 +110,8 @@ def global_average(data: te.Tensor) -> te.Tensor:
     )
     scale = tirx.const(1.0 / count, data.dtype)
     return te.compute(total.shape, lambda *index: total(*index) * scale, name="average")
+
+
+def _least(dtype: str) -> Expr:
+    """Give what no value of a type is less than."""
+    return -tirx.infinity(dtype) if dtype.startswith("float") else tirx.min_value(dtype)

@@ -89,8 +89,11 @@ class _Reduction:
             return tirx.const(0, self.element)
         if self.combine is prim.Mul:
             return tirx.const(1, self.element)
-        limit = tirx.min_value if self.combine is prim.Max else tirx.max_value
-        return limit(self.element)
+        largest = self.combine is prim.Max
+        if self.element.startswith("float"):  # with the least finite number, the largest of infinities would be finite
+            infinity = tirx.infinity(self.element)
+            return -infinity if largest else infinity
+        return (tirx.min_value if largest else tirx.max_value)(self.element)
 
 
 def _vectorize(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int]) -> Any:
