@@ -210,7 +210,8 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         relax.transform.LegalizeOps(LEGALIZATIONS | FLOAT_LEGALIZATIONS if target.kind.name == "llvm" else None),
-        infinite_identities(),
+        # TVM's reductions across the threads of a GPU know the finite identities only.
+        *([infinite_identities()] if target.kind.name == "llvm" else []),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
     ]
