@@ -12,6 +12,8 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvm_ext.schedules.compute.layout import full, in_channels
+
 KERNEL_ATTRIBUTE = "tvm_ext.kernel"
 """Block annotation that tells the schedule rules what a block computes."""
 
@@ -57,7 +59,7 @@ def convolution(
     dilation: Sequence[int],
     groups: int = 1,
     computed_width: int = 0,
-    out_chunks: int = 0,
+    out_channels: int = 0,
 ) -> te.Tensor:
     """Convolve a blocked tensor with packed weights (see :func:`pack_weight`) over two or three spatial axes.
 
@@ -75,13 +77,13 @@ def convolution(
         ``CI / groups`` and ``CO / groups`` must be multiples of ``vi`` and ``vo`` when it is not 1.
     computed_width : int
         Output columns to compute, at least ``OW``; those beyond ``OW`` are dropped.
-    out_chunks : int
-        Blocks of output channels to give when the weights have more; 0: all.
+    out_channels : int
+        ``CO`` where it does not fill the blocks of the weights, or where these have more blocks; 0: all.
 
     Returns
     -------
     te.Tensor
-        Shape ``(N, CO / vo, [OD,] OH, OW, vo)``.
+        Shape ``(N, ceil(CO / vo), [OD,] OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
     computed_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
     source, spatial, out_w = _padded_source(data, kernel, strides, padding, dilation, computed_width)
@@ -97,7 +99,7 @@ def convolution(
 
     shape = (int(data.shape[0]), computed_chunks, *spatial, block_out)
     result = te.compute(shape, element, name="conv", attrs={KERNEL_ATTRIBUTE: "conv"})
-    return crop(result, out_w, out_chunks)
+    return crop(result, out_w, out_channels)
 
 
 def depthwise_convolution(
@@ -143,6 +145,7 @@ def transposed_convolution(
     padding: Sequence[int],
     out_shape: Sequence[int],
     computed_width: int = 0,
+    out_channels: int = 0,
 ) -> te.Tensor:
     """Transpose-convolve a blocked tensor: all phases of the stride, then spread over space.
 
@@ -158,11 +161,14 @@ def transposed_convolution(
         ``OH, OW``: the number of positions of a phase times ``sh`` and ``sw``.
     computed_width : int
         Positions along a row to compute, at least ``OW / sw``; those beyond are dropped.
+    out_channels : int
+        ``CO`` where it does not fill the blocks of the weights; 0: all.
 
     Returns
     -------
     te.Tensor
         Shape ``(N, CO / vo, OH, OW, vo)``; ``[.., h, w, ..]`` is phase ``(h % sh, w % sw)`` at ``(h / sh, w / sw)``.
+        Lanes beyond ``CO`` are zero.
     """
     scale_h, scale_w, out_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
     source, spatial, _ = _padded_source(data, kernel, (1, 1), padding, (1, 1), computed_width)
@@ -178,20 +184,31 @@ def transposed_convolution(
         name="conv",
         attrs={KERNEL_ATTRIBUTE: "conv_transpose"},
     )
-    return te.compute(
-        (batch, out_chunks, *out_shape, block_out),
-        lambda n, c, h, w, i: phases[n, h % scale_h, w % scale_w, c, h // scale_h, w // scale_w, i],
-        name="spread",
-    )
+
+    def spread(*index: tirx.Var) -> Expr:
+        n, c, h, w, i = index
+        value = phases[n, h % scale_h, w % scale_w, c, h // scale_h, w // scale_w, i]
+        return value if full(out_channels, block_out) else in_channels(index, value, out_channels, phases)
+
+    return te.compute((batch, out_chunks, *out_shape, block_out), spread, name="spread")
 
 
-def crop(result: te.Tensor, out_w: int, chunks: int = 0) -> te.Tensor:
-    """Drop the columns of a blocked tensor beyond ``out_w``, and the channel blocks beyond ``chunks`` if given."""
-    chunks = chunks or int(result.shape[1])
-    if (int(result.shape[1]), int(result.shape[-2])) == (chunks, out_w):
+def crop(result: te.Tensor, out_w: int, channels: int = 0) -> te.Tensor:
+    """Drop the columns of a blocked tensor beyond ``out_w``, and what is beyond ``channels`` if that is not 0.
+
+    Blocks beyond the channels are left out. Lanes beyond them in the last block become zero: the sums of products with
+    weights of zero that stand there are NaN where an input is infinite or NaN.
+    """
+    block = int(result.shape[-1])
+    chunks = -(-channels // block) or int(result.shape[1])
+    if (int(result.shape[1]), int(result.shape[-2])) == (chunks, out_w) and full(channels, block):
         return result
-    shape = (result.shape[0], chunks, *result.shape[2:-2], out_w, result.shape[-1])
-    return te.compute(shape, lambda *index: result(*index), name="crop")
+
+    def element(*index: tirx.Var) -> Expr:
+        value = result(*index)
+        return value if full(channels, block) else in_channels(index, value, channels, result)
+
+    return te.compute((result.shape[0], chunks, *result.shape[2:-2], out_w, block), element, name="crop")
 
 
 def _positions(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -30,6 +33,29 @@ def from_blocked(data: te.Tensor, channels: int) -> te.Tensor:
         lambda n, c, *rest: data[n, c // block, *rest, c % block],
         name="from_blocked",
     )
+
+
+def fill_lanes(data: te.Tensor, channels: int, value: float) -> te.Tensor:
+    """Set the lanes of ``(N, ceil(C / v), ..., v)`` that belong to no channel to ``value``, whatever they hold."""
+
+    def element(*index: tirx.Var) -> Expr:
+        return in_channels(index, data(*index), channels, data, value)
+
+    return te.compute(data.shape, element, name="fill_lanes")
+
+
+def full(channels: int, block: int) -> bool:
+    """Whether channels fill their blocks."""
+    return channels % block == 0
+
+
+def in_channels(index: Sequence[Any], value: Expr, channels: int, like: te.Tensor, other: float = 0.0) -> Expr:
+    """Give ``value`` where an index of a blocked tensor belongs to one of ``channels``, ``other`` beyond them.
+
+    The tensor has the block and the element type of ``like``.
+    """
+    # A Select, not an if_then_else: it is computed for a whole vector.
+    return tirx.Select(index[1] * like.shape[-1] + index[-1] < channels, value, tirx.const(other, like.dtype))
 
 
 def block_channels(array: np.ndarray, block: int, fill: float = 0.0) -> np.ndarray:

@@ -19,6 +19,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.layout import full, in_channels
 from tvm_ext.schedules.compute.matmul import matmul
 
 KERNEL = 3
@@ -192,7 +193,7 @@ def winograd_product(
     return matmul(transformed, weight, shape, weight_shape, axes, (), axes, tile, lanes, copy_rows=False)
 
 
-def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int) -> te.Tensor:
+def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int, out_channels: int = 0) -> te.Tensor:
     """Transform the products back and put the tiles together.
 
     Parameters
@@ -203,6 +204,8 @@ def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int) 
         ``(N, K / v, [OD,] OH, OW, v)``.
     outputs : int
         ``m``.
+    out_channels : int
+        ``K`` where it does not fill the blocks: lanes beyond it become zero. 0: all.
     """
     batch, chunks, *depth, height, width, lanes = (int(extent) for extent in out_shape)
     size = outputs + KERNEL - 1
@@ -227,16 +230,13 @@ def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int) 
         name="tile",
         attrs={KERNEL_ATTRIBUTE: "winograd_output"},
     )
-    return te.compute(
-        (batch, chunks, *depth, height, width, lanes),
-        lambda *index: tile[
-            *index[:-3],
-            *(position // outputs for position in index[-3:-1]),
-            *(position % outputs for position in index[-3:-1]),
-            index[-1],
-        ],
-        name="store",
-    )
+
+    def stored(*index: tirx.Var) -> Expr:
+        position = index[-3:-1]
+        value = tile[*index[:-3], *(p // outputs for p in position), *(p % outputs for p in position), index[-1]]
+        return value if full(out_channels, lanes) else in_channels(index, value, out_channels, tile)
+
+    return te.compute((batch, chunks, *depth, height, width, lanes), stored, name="store")
 
 
 def _combine(matrix: Matrix, row: Expr, element: Callable[[int], Expr]) -> Expr:

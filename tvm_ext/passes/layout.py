@@ -17,7 +17,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.schedules.compute.layout import from_blocked, to_blocked
+from tvm_ext.passes.lanes import ANYTHING, ZERO, Lanes
+from tvm_ext.schedules.compute.layout import fill_lanes, from_blocked, full, to_blocked
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
 ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
@@ -33,14 +34,18 @@ class Blocked:
     var : relax.Var
         Shape ``(N, ceil(C / v), [D,] H, W, v)``.
     channels : int
-        ``C``; lanes beyond it hold finite values that nothing may depend on.
+        ``C``.
     rank : int
         Dimensions of the plain tensor: 3 (``N, C, W``; blocked with ``H = 1``), 4 or 5.
+    lanes : Lanes
+        Bounds of what the lanes beyond ``C`` hold: so small that a convolution may multiply them with weights of zero.
+        Whoever emits a tensor states them (:meth:`BlockedLayoutMutator.describe`).
     """
 
     var: relax.Expr
     channels: int
-    rank: int = 4
+    rank: int
+    lanes: Lanes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,7 +65,7 @@ class Blocked:
     @property
     def full(self) -> bool:
         """Whether the last block is full."""
-        return self.shape[1] * self.block == self.channels
+        return full(self.channels, self.block)
 
 
 def channel_block(channels: int, lanes: int) -> int:
@@ -180,10 +185,25 @@ class BlockedLayoutMutator(PyExprMutator):
         if rank == 3:
             spatial = [1, *spatial]
         if block == 1:
-            return Blocked(self.builder_.emit(relax.op.reshape(plain, (batch, channels, *spatial, 1))), channels, rank)
+            plane = self.builder_.emit(relax.op.reshape(plain, (batch, channels, *spatial, 1)))
+            return Blocked(plane, channels, rank, ZERO)
         if rank == 3:
             plain = self.builder_.emit(relax.op.reshape(plain, (batch, channels, *spatial)))
-        return Blocked(self.emit_kernel(to_blocked, [plain], "to_blocked", INJECTIVE, block=block), channels, rank)
+        return Blocked(
+            self.emit_kernel(to_blocked, [plain], "to_blocked", INJECTIVE, block=block), channels, rank, ZERO
+        )
+
+    def describe(self, var: relax.Expr, channels: int, rank: int, lanes: Lanes | None) -> Blocked:
+        """Describe a tensor that was emitted; its unused lanes are set to zero if they may hold anything."""
+        if full(channels, int(var.ty.shape[-1])):
+            return Blocked(var, channels, rank, ZERO)
+        if lanes is ANYTHING:
+            var, lanes = self.fill_lanes(var, channels, 0.0), ZERO
+        return Blocked(var, channels, rank, lanes)
+
+    def fill_lanes(self, var: relax.Expr, channels: int, value: float) -> relax.Var:
+        """Emit a copy (which is fused) of a blocked tensor whose unused lanes hold ``value``, whatever they held."""
+        return self.emit_kernel(fill_lanes, [var], "fill_lanes", ELEMENTWISE, channels=channels, value=value)
 
     def kernel(
         self, compute: Callable[..., Any], args: list[relax.Expr], name: str, pattern: int, **attributes: Any

@@ -1,24 +1,19 @@
 """Which operators work on the blocked layout, and how: one rule each, looked up by operator name.
 
 A rule gets the mutator and the call as it stands in the old function; it returns the blocked result, or None to leave
-the call on plain tensors.
+the call on plain tensors. It also states what the lanes of its result hold that belong to no channel
+(:mod:`tvm_ext.passes.lanes`).
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.passes.layout import (
-    OUT_ELEMENTWISE,
-    Blocked,
-    BlockedLayoutMutator,
-    Rule,
-    channel_block,
-)
+from tvm_ext.passes import lanes as lane_arithmetic
+from tvm_ext.passes.lanes import ANYTHING, ZERO, Lanes
+from tvm_ext.passes.layout import OUT_ELEMENTWISE, Blocked, BlockedLayoutMutator, Rule, channel_block
 from tvm_ext.passes.layout_winograd import winograd_convolution
 from tvm_ext.passes.quantized_layout import INTEGER_RULES
 from tvm_ext.schedules.compute.convolution import (
@@ -34,17 +29,6 @@ from tvm_ext.schedules.compute.layout import block_channels
 from tvm_ext.schedules.compute.pool import global_average, pool
 from tvm_ext.schedules.cpu.convolution import computed_chunks, computed_width
 from tvm_ext.schedules.cpu.window import computed_strip_width
-
-# Element-wise operators of one tensor, finite for finite values (also those in unused lanes); further arguments are
-# plain numbers.
-UNARY = (
-    "relax.nn.relu", "relax.nn.leakyrelu", "relax.nn.silu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.softplus",
-    "relax.sigmoid", "relax.tanh", "relax.clip", "relax.exp", "relax.sqrt", "relax.abs", "relax.negative",
-    "relax.erf", "relax.square",
-)  # fmt: skip
-BINARY = (
-    "relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum",
-)  # fmt: skip
 
 
 def take(rewriter: BlockedLayoutMutator, value: relax.Expr) -> Blocked | tuple[Blocked, ...] | None:
@@ -86,8 +70,9 @@ CONVOLUTIONS = {
 def _known_weight(call: relax.Call) -> np.ndarray | None:
     """Weight of a float32 convolution that a rule can take."""
     data, weight = call.args
+    shapes = _static_shape(data), _static_shape(call)
     if (
-        _static_shape(data) is None
+        any(shape is None or 0 in shape for shape in shapes)
         or not isinstance(weight, tvm.ir.GenericConst)
         or (call.attrs.data_layout, call.attrs.kernel_layout) != CONVOLUTIONS[call.op.name]
         or str(data.ty.dtype) != "float32"
@@ -138,7 +123,7 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
             depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
             computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
         )  # fmt: skip
-        return Blocked(var, out_channels, len(shape))
+        return Blocked(var, out_channels, len(shape), ZERO)  # every lane by itself, times weights of zero
     if groups == 1:
         block_out = channel_block(out_channels, lanes)
         block_in = _input_block(rewriter, data, in_channels)
@@ -152,16 +137,16 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     if groups == 1:
         result = winograd_convolution(rewriter, source, weight, block_out, geometry)
         if result is not None:
-            return Blocked(result, out_channels, len(shape))
+            return Blocked(result, out_channels, len(shape), ZERO)
     out_chunks = -(-out_channels // block_out)
     chunks = computed_chunks(out_w, out_chunks, rewriter.machine) if groups == 1 else out_chunks
     packed = pack_weight(weight, block_in, block_out, groups)
     packed = np.pad(packed, [(0, chunks - out_chunks)] + [(0, 0)] * (packed.ndim - 1))
     var = rewriter.emit_kernel(
         convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
-        computed_width=computed_width(out_w, chunks, rewriter.machine), out_chunks=out_chunks, **geometry,
+        computed_width=computed_width(out_w, chunks, rewriter.machine), out_channels=out_channels, **geometry,
     )  # fmt: skip
-    return Blocked(var, out_channels, len(shape))
+    return Blocked(var, out_channels, len(shape), ZERO)
 
 
 def _transposed_convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -185,22 +170,39 @@ def _transposed_convolution(rewriter: BlockedLayoutMutator, call: relax.Call) ->
     var = rewriter.emit_kernel(
         transposed_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE,
         padding=padding, out_shape=list(out_shape[2:]),
-        computed_width=computed_width(counts[1], packed.shape[2], rewriter.machine),
+        computed_width=computed_width(counts[1], packed.shape[2], rewriter.machine), out_channels=weight.shape[1],
     )  # fmt: skip
-    return Blocked(var, weight.shape[1])
+    return Blocked(var, weight.shape[1], len(shape), ZERO)
 
 
 def _unary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     value = _blocked(rewriter, call.args[0])
-    if value is None or any(isinstance(arg, relax.Var) for arg in call.args[1:]):
+    parameters = _parameters(call)
+    if value is None or parameters is None:
         return None
-    new_call = relax.Call(call.op, [value.var, *call.args[1:]], call.attrs)
-    return replace(value, var=rewriter.builder_.emit(new_call))
+    var = rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs))
+    lanes = lane_arithmetic.unary(call.op.name, value.lanes, str(var.ty.dtype), parameters)
+    return rewriter.describe(var, value.channels, value.rank, lanes)
+
+
+def _parameters(call: relax.Call) -> dict[str, float] | None:
+    """Read the numbers that belong to an operator of one tensor; None if they are not known."""
+    attributes = {name: getattr(call.attrs, name, None) for name in ("alpha", "beta", "threshold")}
+    named = {name: value for name, value in attributes.items() if value is not None}
+    named |= dict(zip(("min", "max"), call.args[1:], strict=False))
+    values = {name: getattr(value, "value", value) for name, value in named.items()}
+    known = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    return known if len(known) == len(named) else None
 
 
 def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    """Convert between types of floats, which keeps unused lanes finite or makes them zero."""
-    return _unary(rewriter, call) if "float" in str(call.ty.dtype) else None
+    """Convert to another type."""
+    value = _blocked(rewriter, call.args[0])
+    if value is None:
+        return None
+    var = rewriter.builder_.emit(relax.Call(call.op, [value.var], call.attrs))
+    lanes = lane_arithmetic.cast(value.lanes, str(call.ty.dtype))
+    return rewriter.describe(var, value.channels, value.rank, lanes)
 
 
 def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -222,39 +224,52 @@ def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     main = next((value for value in known if decides(value)), None)
     if main is None:
         return None
-    if call.op.name == "relax.divide" and not main.full and not isinstance(call.args[1], tvm.ir.GenericConst):
-        return None  # 0 / 0 in the unused lanes would spread through the next convolution
-    operands = []
-    for value, arg in zip(known, call.args, strict=True):
-        operand = value.var if value and value.block == main.block else _operand(rewriter, arg, main, call.op.name)
-        if operand is None:
-            return None
-        operands.append(operand)
-    return replace(main, var=rewriter.builder_.emit(relax.Call(call.op, operands, call.attrs)))
+    operands = [_operand(rewriter, arg, main, call.op.name) for arg in call.args]
+    if operands[0] is None or operands[1] is None:
+        return None
+    (left, left_lanes), (right, right_lanes) = operands[0], operands[1]
+    dtype = str(call.ty.dtype)
+    if call.op.name == "relax.divide" and not main.full and (right_lanes is ANYTHING or right_lanes.has_zero):
+        if int((*right.ty.shape, 1)[-1]) == main.block:  # lanes of its own: nothing is divided by zeros in them
+            right = rewriter.fill_lanes(right, main.channels, 1.0)
+            right_lanes = Lanes(1.0, 1.0)
+        elif not lane_arithmetic.is_float(dtype):
+            return None  # the processor stops at a division of integers by zero
+    lanes = lane_arithmetic.binary(call.op.name, left_lanes, right_lanes, dtype)
+    var = rewriter.builder_.emit(relax.Call(call.op, [left, right], call.attrs))
+    return rewriter.describe(var, main.channels, main.rank, lanes)
 
 
-def _operand(rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked, op_name: str) -> relax.Expr | None:
-    """Bring the second operand of a binary operator into the block of the first."""
+def _operand(
+    rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked, op_name: str
+) -> tuple[relax.Expr, Lanes | None] | None:
+    """Bring an operand of a binary operator into the block of the one that decides; with what its lanes hold."""
     shape = _static_shape(arg)
     if shape is None:
-        return arg if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else None
+        return (arg, ANYTHING) if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else None
+    values = arg.value.numpy() if isinstance(arg, tvm.ir.GenericConst) else None
+    dtype = str(arg.ty.dtype)
+    if len(shape) == main.rank and shape[1] == main.channels and values is None:
+        value = rewriter.to_block(arg, main.block)
+        return value.var, value.lanes
+    known = ANYTHING if values is None else lane_arithmetic.of_values(values, dtype)
     if int(np.prod(shape)) == 1:
-        if isinstance(arg, tvm.ir.GenericConst):
-            return relax.const(arg.value.numpy().reshape(()), str(arg.ty.dtype))
+        if values is not None:
+            # A scalar becomes a literal of the kernel, and TVM refuses to divide by the literal zero.
+            return relax.const(values.reshape(() if values.any() else (1,)), dtype), known
         scalar = rewriter.visit_expr(arg)
-        return scalar if not shape else rewriter.builder_.emit(relax.op.reshape(scalar, ()))
+        return (scalar if not shape else rewriter.builder_.emit(relax.op.reshape(scalar, ()))), ANYTHING
     full = (1,) * (main.rank - len(shape)) + shape
     if main.rank == 3:
         full = (*full[:2], 1, full[2])
     if full[1] == 1:  # no channels: the same for all lanes
         plain = rewriter.visit_expr(arg)
-        return rewriter.builder_.emit(relax.op.reshape(plain, (full[0], 1, *full[2:], 1)))
-    if isinstance(arg, tvm.ir.GenericConst):
-        fill = 1.0 if op_name == "relax.divide" else 0.0
-        return relax.const(block_channels(arg.value.numpy().reshape(full), main.block, fill), str(arg.ty.dtype))
-    if len(shape) == main.rank and shape[1] == main.channels:
-        return rewriter.to_block(arg, main.block).var
-    return None
+        return rewriter.builder_.emit(relax.op.reshape(plain, (full[0], 1, *full[2:], 1))), known
+    if values is None:
+        return None
+    fill = 1.0 if op_name in ("relax.divide", "relax.power") else 0.0
+    packed = block_channels(values.reshape(full), main.block, fill)
+    return relax.const(packed, dtype), Lanes(fill, fill)
 
 
 def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -269,12 +284,31 @@ def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     sources = {"kernel": "pool_size", "strides": "strides", "padding": "padding", "dilation": "dilation"}
     sizes = {name: [int(item) for item in getattr(attributes, source)] for name, source in sources.items()}
     include = bool(getattr(attributes, "count_include_pad", False))
+    dtype = str(call.ty.dtype)
+    if kind == "avg" and not lane_arithmetic.is_float(dtype):
+        return None
     var = rewriter.emit_kernel(
         pool, [value.var], f"{kind}_pool", OUT_ELEMENTWISE, kind=kind, out_shape=list(out_shape[2:]),
         computed_width=computed_strip_width(out_shape[-1], rewriter.machine.vector_registers),
         count_include_pad=include, **sizes,
     )  # fmt: skip
-    return replace(value, var=var)
+    lanes: Lanes | None = value.lanes
+    if kind == "avg":
+        lanes = lane_arithmetic.average(lanes, dtype)
+    elif not _windows_meet_input(value.spatial, out_shape[2:], sizes):
+        lanes = ANYTHING  # the largest of nothing is the least number there is
+    return rewriter.describe(var, value.channels, value.rank, lanes)
+
+
+def _windows_meet_input(spatial: tuple[int, ...], out: tuple[int, ...], sizes: dict[str, list[int]]) -> bool:
+    """Whether every window of a pooling holds an element of its input, none of them padding only."""
+    for axis, (extent, count) in enumerate(zip(spatial, out, strict=True)):
+        kernel, stride, step = sizes["kernel"][axis], sizes["strides"][axis], sizes["dilation"][axis]
+        for index in range(count):
+            first = index * stride - sizes["padding"][axis]
+            if not any(0 <= first + tap * step < extent for tap in range(kernel)):
+                return False
+    return True
 
 
 def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -286,7 +320,11 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
         axes = sorted(int(axis) % value.rank for axis in call.attrs.axis or ())
         if axes != list(range(2, value.rank)):
             return None
-    return replace(value, var=rewriter.emit_kernel(global_average, [value.var], "global_average", OUT_ELEMENTWISE))
+    dtype = str(call.ty.dtype)
+    if not lane_arithmetic.is_float(dtype):
+        return None
+    var = rewriter.emit_kernel(global_average, [value.var], "global_average", OUT_ELEMENTWISE)
+    return rewriter.describe(var, value.channels, value.rank, lane_arithmetic.average(value.lanes, dtype))
 
 
 def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -303,7 +341,10 @@ def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     if any(count % block for count in channels):
         return None
     parts = [rewriter.to_block(item, block).var for item in items.fields]
-    return Blocked(rewriter.builder_.emit(relax.op.concat(parts, axis=1)), sum(channels), first.rank)
+    # Every part fills its blocks, so that all lanes are channels.
+    return rewriter.describe(
+        rewriter.builder_.emit(relax.op.concat(parts, axis=1)), sum(channels), first.rank, ANYTHING
+    )
 
 
 def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
@@ -316,7 +357,7 @@ def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, .
     bounds = np.cumsum([shape[1] // value.block for shape in sections])[:-1]  # type: ignore[index]
     parts = rewriter.builder_.emit(relax.op.split(value.var, [int(bound) for bound in bounds], axis=1))
     return tuple(
-        Blocked(rewriter.builder_.emit(relax.TupleGetItem(parts, index)), shape[1], value.rank)  # type: ignore[index]
+        rewriter.describe(rewriter.builder_.emit(relax.TupleGetItem(parts, index)), shape[1], value.rank, ANYTHING)  # type: ignore[index]
         for index, shape in enumerate(sections)
     )
 
@@ -342,6 +383,6 @@ RULES: dict[str, Rule] = {
     "relax.astype": _astype,
     "relax.concat": _concat,
     "relax.split": _split,  # type: ignore[dict-item]
-    **dict.fromkeys(UNARY, _unary),
-    **dict.fromkeys(BINARY, _binary),
+    **dict.fromkeys(lane_arithmetic.UNARY, _unary),
+    **dict.fromkeys(lane_arithmetic.BINARY, _binary),
 }

@@ -25,7 +25,7 @@ from tvm_ext.schedules.cpu.winograd import winograd_outputs
 def winograd_convolution(
     rewriter: BlockedLayoutMutator, source: Blocked, weight: np.ndarray, block_out: int, geometry: dict[str, list[int]]
 ) -> relax.Var | None:
-    """Emit a convolution as transforms and products of matrices, if that is possible and pays."""
+    """Emit a convolution as transforms and products of matrices, if it pays; its unused lanes are zero."""
     machine, padding = rewriter.machine, geometry["padding"]
     lanes = machine.lanes("float32")
     if (
@@ -71,5 +71,5 @@ def winograd_convolution(
     )  # fmt: skip
     return rewriter.emit_kernel(
         winograd_output, [product], "winograd_output", OUT_ELEMENTWISE,
-        out_shape=[batch, out_chunks, *extents, lanes], outputs=outputs,
+        out_shape=[batch, out_chunks, *extents, lanes], outputs=outputs, out_channels=weight.shape[0],
     )  # fmt: skip

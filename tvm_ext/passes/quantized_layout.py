@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from tvm import relax
 
+from tvm_ext.passes import lanes as lane_arithmetic
+from tvm_ext.passes.lanes import ZERO, Lanes
 from tvm_ext.passes.layout import OUT_ELEMENTWISE, Blocked, BlockedLayoutMutator, Rule, channel_block
 from tvm_ext.passes.quantized_values import constant, scalar, static_shape
 from tvm_ext.schedules.compute.convolution import output_extent
@@ -51,7 +51,7 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         weight is None
         or (str(data.ty.dtype), str(weight.dtype), str(call.ty.dtype)) != ("uint8", "int8", "int32")
         or (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW")
-        or static_shape(data) is None
+        or any(shape is None or 0 in shape for shape in (static_shape(data), static_shape(call)))
     ):
         return None
     inner, padding, zero_point = _unpadded(rewriter, data)
@@ -87,15 +87,14 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
         computed_width=computed_width(out_w, packed.shape[0], rewriter.machine), offset=form.offset, **geometry,
     )  # fmt: skip
-    result = Blocked(total, out_channels)
     if not form.offset:
-        return result
+        return Blocked(total, out_channels, 4, ZERO)  # integers times weights of zero
     # Each product was lowered by the offset times the weight.
     lost = form.offset * weight.astype(np.int32).sum(axis=(1, 2, 3))
     missing = np.zeros(packed.shape[0] * block_out, np.int32)
     missing[:out_channels] = lost
     operand = relax.const(missing.reshape(1, packed.shape[0], 1, 1, block_out))
-    return replace(result, var=rewriter.builder_.emit(relax.op.add(total, operand)))
+    return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO)
 
 
 def _depthwise(
@@ -112,7 +111,7 @@ def _depthwise(
         depthwise_conv2d_int8, [source.var, packed], "depthwise_conv2d_int8", OUT_ELEMENTWISE, kernel_w=kernel_w,
         computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
     )  # fmt: skip
-    return Blocked(total, channels)
+    return Blocked(total, channels, 4, ZERO)
 
 
 def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -124,27 +123,27 @@ def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
     if not isinstance(value, Blocked) or value.rank != 4 or axes != [2, 3] or str(value.var.ty.dtype) != "uint8":
         return None
-    return replace(value, var=rewriter.emit_kernel(global_sum, [value.var], "global_sum", OUT_ELEMENTWISE))
-
-
-def _cast(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    value = rewriter.blocked.get(call.args[0]) if isinstance(call.args[0], relax.Var) else None
-    if not isinstance(value, Blocked):
-        return None
-    return replace(value, var=rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs)))
+    var = rewriter.emit_kernel(global_sum, [value.var], "global_sum", OUT_ELEMENTWISE)
+    lanes = lane_arithmetic.total(value.lanes, int(np.prod(value.spatial)), "int32")
+    return rewriter.describe(var, value.channels, value.rank, lanes)
 
 
 def _scaled(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     """Quantise or dequantise with one scale."""
-    if scalar(call.args[1]) is None or scalar(call.args[2]) is None:
+    value = rewriter.blocked.get(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+    scale, zero_point = scalar(call.args[1]), scalar(call.args[2])
+    if not isinstance(value, Blocked) or scale is None or zero_point is None:
         return None
-    return _cast(rewriter, call)
+    dtype = str(call.ty.dtype)
+    bounds = lane_arithmetic.quantize if call.op.name == "relax.quantize" else lane_arithmetic.dequantize
+    lanes: Lanes | None = bounds(value.lanes, scale, zero_point, dtype)
+    var = rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs))
+    return rewriter.describe(var, value.channels, value.rank, lanes)
 
 
 INTEGER_RULES: dict[str, Rule] = {
     "relax.nn.conv2d": _convolution,
     "relax.sum": _sum,
-    "relax.astype": _cast,
     "relax.quantize": _scaled,
     "relax.dequantize": _scaled,
 }
