@@ -62,13 +62,26 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
             marked = loop.annotations.get(attribute) if loop.annotations else None
             if marked is not None:
                 try:
-                    return rewrite(loop, int(marked))
+                    made = rewrite(loop, int(marked))
                 except NotVectorizable:
                     continue
+                if not _names_small_floats(made):
+                    return made
         analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
         return mutator.default_mutate(loop)
 
     return tvm_ffi.structural_mutate(func, (tirx.For, visit))
+
+
+def _names_small_floats(statement: Any) -> bool:
+    """Whether a statement names a value of a type that TVM computes in a wider one: it widens the value, not the name."""
+    found: list[bool] = []
+
+    def note(node: Any) -> None:
+        found.append(element_type(node.var).startswith(("bfloat16", "float8")))
+
+    tvm_ffi.structural_walk(statement, [(prim.Let, note), (tirx.Bind, note)])
+    return any(found)
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,8 @@ class _Rewriter:
         parts += self._whole_vectors()
         parts += self._remainder()
         parts += [self._result(number) for number in self._reductions]
+        if not parts:
+            raise NotVectorizable("a loop of no iterations")
         return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
     def _whole_vectors(self) -> list[Any]:

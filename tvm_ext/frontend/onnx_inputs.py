@@ -121,7 +121,7 @@ def _declared(value: onnx.ValueInfoProto, source: str) -> list[int | str | None]
     for dim in tensor.shape.dim:
         if dim.HasField("dim_value") and dim.dim_value > 0:
             dims.append(dim.dim_value)
-        else:  # some exporters write an open dimension as 0 or -1
+        else:  # some exporters write an open dimension as 0 or -1; who means zero elements gives the shape
             dims.append(dim.dim_param if dim.dim_param not in ("", "?", "-1", "None") else None)
     return dims
 
@@ -132,9 +132,9 @@ def _given(name: str, shape: Sequence[int], source: str) -> list[int]:
         whole = all(dim == given for dim, given in zip(dims, shape, strict=True))
     except (TypeError, ValueError):
         dims, whole = [], False
-    if not whole or any(not 0 < dim <= LARGEST_DIMENSION for dim in dims):
+    if not whole or any(not 0 <= dim <= LARGEST_DIMENSION for dim in dims):
         raise InputError(
-            f"{source}: shape {shape!r} given for input {name!r} is not a list of positive whole numbers; write "
+            f"{source}: shape {shape!r} given for input {name!r} is not a list of whole numbers from 0 on; write "
             f"--input-shape {name}:1,3,224,224"
         )
     return dims
