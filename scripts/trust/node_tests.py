@@ -291,7 +291,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "",
         f"The node tests of onnx {onnx.__version__}, each compiled for the CPU and compared with the outputs that it",
         "holds, by the tolerances of ONNX's own test runner (relative 1e-3, absolute 1e-7, or two units in the last",
-        "place of the output's largest number where that is more). A test is run twice: with all its inputs fed, and with",
+        "place of the output's largest number where that is more). Each is run twice: with all its inputs fed, and with",
         "those that are parameters (shapes, axes, pads, scales, weights, ...) as constants, as exporters write them.",
         "It has *passed* when one of the two agrees and neither is wrong; it is *refused* when the compiler says in",
         "one sentence which node it cannot take and why. Random operators are compared by shape and dtype.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tvm_ext.frontend.onnx_ops import (
     attention,
     blocked,
+    casts,
     contrib_attention,
     elementwise,
     fused,
@@ -29,6 +30,7 @@ _FAMILIES = (
     integer,
     quantized,
     blocked,
+    casts,
     attention,
     contrib_attention,
     fused,
@@ -36,6 +38,7 @@ _FAMILIES = (
     elementwise,
     resize,
     windows,
+    casts,
 )
 
 CONVERTERS: dict[tuple[str, str], type] = {
