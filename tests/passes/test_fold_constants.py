@@ -24,6 +24,10 @@ def const(*shape: int, dtype: str = "float32") -> relax.Expr:
     return relax.const((GENERATOR.standard_normal(shape) * 4 + 9).astype(dtype), dtype)
 
 
+def mask(*shape: int) -> relax.Expr:
+    return relax.const(GENERATOR.standard_normal(shape) > 0, "bool")
+
+
 CASES = {
     "relax.reshape": lambda bb: relax.op.reshape(const(4, 6), (3, 8)),
     "relax.expand_dims": lambda bb: relax.op.expand_dims(const(5), [0, 2]),
@@ -37,6 +41,19 @@ CASES = {
     "relax.divide": lambda bb: relax.op.divide(const(2, 3, dtype="float64"), const(3, dtype="float64")),
     "relax.sqrt": lambda bb: relax.op.sqrt(const(7)),
     "relax.negative": lambda bb: relax.op.negative(const(7)),
+    "relax.less": lambda bb: relax.op.less(const(5), const(5)),
+    "relax.less_equal": lambda bb: relax.op.less_equal(const(5, dtype="int64"), const(5, dtype="int64")),
+    "relax.greater": lambda bb: relax.op.greater(const(5), const(5)),
+    "relax.greater_equal": lambda bb: relax.op.greater_equal(const(5), const(5)),
+    "relax.equal": lambda bb: relax.op.equal(const(9, dtype="int32"), const(9, dtype="int32")),
+    "relax.not_equal": lambda bb: relax.op.not_equal(const(9, dtype="int32"), const(9, dtype="int32")),
+    "relax.logical_and": lambda bb: relax.op.logical_and(mask(9), mask(9)),
+    "relax.logical_or": lambda bb: relax.op.logical_or(mask(9), mask(9)),
+    "relax.logical_not": lambda bb: relax.op.logical_not(mask(9)),
+    "relax.where": lambda bb: relax.op.where(mask(3, 1), const(3, 4), const(4)),
+    "relax.take": lambda bb: relax.op.take(const(4, 3), relax.const([[1, -7], [3, 9]], "int64"), 0, mode="clip"),
+    "relax.strided_slice": lambda bb: relax.op.strided_slice(const(7, 9), [1, 0], [-5, 1], [99, 6], [2, 1]),
+    "relax.concat": lambda bb: relax.op.concat([const(2, 3), const(2, 1)], -1),
 }
 
 
@@ -73,3 +90,15 @@ def test_integer_division_and_growth_are_left_alone() -> None:
     tvm.ir.assert_structural_equal(fold_constants()(integers), integers)
     broad = module(lambda bb: relax.op.add(const(1024, 1), const(1, 1024)))
     tvm.ir.assert_structural_equal(fold_constants()(broad), broad)
+
+
+def test_shapes_become_constants() -> None:
+    before = module(lambda bb: relax.op.shape_to_tensor(bb.emit(relax.op.shape_of(const(2, 5)))))
+    (block,) = fold_constants()(before)["main"].body.blocks
+    np.testing.assert_array_equal(block.bindings[-1].value.value.numpy(), [2, 5])
+
+
+@pytest.mark.parametrize("indices", [[4], [-1]])
+def test_reads_outside_a_table_are_left_alone(indices: list[int]) -> None:
+    before = module(lambda bb: relax.op.take(const(4), relax.const(indices, "int64"), 0, mode="fast"))
+    tvm.ir.assert_structural_equal(fold_constants()(before), before)

@@ -32,7 +32,34 @@ def _permute(call: relax.Call, data: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(data.transpose(None if axes is None else [int(axis) for axis in axes]))
 
 
-# Operator -> its value, given the call and the values of its tensor operands.
+def _take(call: relax.Call, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+    axis, mode = call.attrs.axis, str(call.attrs.mode)
+    extent = data.size if axis is None else data.shape[int(axis)]
+    inside = indices.size == 0 or (extent and 0 <= indices.min() and indices.max() < extent)
+    if mode != "clip" and not inside:
+        return None  # what TVM reads then is its own affair
+    if extent == 0:
+        return None
+    return np.take(data, np.clip(indices, 0, extent - 1), None if axis is None else int(axis))
+
+
+def _strided_slice(call: relax.Call, data: np.ndarray, *numbers: tuple[int, ...]) -> np.ndarray | None:
+    axes, begin, end = numbers[:3]
+    strides = numbers[3] if len(numbers) > 3 else (1,) * len(axes)
+    if any(stride <= 0 for stride in strides):
+        return None
+    where = [slice(None)] * data.ndim
+    for axis, first, last, stride in zip(axes, begin, end, strides, strict=True):
+        where[axis] = slice(first, last, stride)
+    return np.ascontiguousarray(data[tuple(where)])
+
+
+def _concat(call: relax.Call, *parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts, int(call.attrs.axis) if call.attrs.axis is not None else None)
+
+
+# Operator -> its value, given the call and the values of its tensor operands. Those of a tuple follow one another, and
+# a tuple of numbers is a tuple.
 ROWS: dict[str, Callable[..., np.ndarray | None]] = {
     "relax.reshape": _reshape,
     "relax.expand_dims": _reshape,
@@ -46,6 +73,19 @@ ROWS: dict[str, Callable[..., np.ndarray | None]] = {
     "relax.divide": lambda call, a, b: a / b if a.dtype.kind == "f" else None,
     "relax.sqrt": lambda call, a: np.sqrt(a) if a.dtype.kind == "f" else None,
     "relax.negative": lambda call, a: -a,
+    "relax.less": lambda call, a, b: a < b,
+    "relax.less_equal": lambda call, a, b: a <= b,
+    "relax.greater": lambda call, a, b: a > b,
+    "relax.greater_equal": lambda call, a, b: a >= b,
+    "relax.equal": lambda call, a, b: a == b,
+    "relax.not_equal": lambda call, a, b: a != b,
+    "relax.logical_and": lambda call, a, b: a & b if a.dtype == b.dtype == bool else None,
+    "relax.logical_or": lambda call, a, b: a | b if a.dtype == b.dtype == bool else None,
+    "relax.logical_not": lambda call, a: ~a if a.dtype == bool else None,
+    "relax.where": lambda call, condition, a, b: np.where(condition, a, b),
+    "relax.take": _take,
+    "relax.strided_slice": _strided_slice,
+    "relax.concat": _concat,
 }
 
 
@@ -85,16 +125,63 @@ class _Rewriter(PyExprMutator):
         return super().visit_dataflow_var_(op) if value is None else value
 
     def _fold(self, value: relax.Expr) -> relax.Expr | None:
-        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op) or value.op.name not in ROWS:
+        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
-        operands = [self.known.get(arg, arg) for arg in value.args if not isinstance(arg, relax.ShapeExpr)]
-        arrays = [array for array in map(constant, operands) if array is not None]
-        if len(arrays) < len(operands):
+        if value.op.name in _SHAPES:
+            return self._fold_shape(value)
+        if value.op.name not in ROWS:
             return None
-        dtype = str(value.ty.dtype)
-        if any(array.dtype.name not in ("float32", "float64", "float16", "int32", "int64") for array in arrays):
+        operands = self._operands(value)
+        if operands is None or any(_dtype(array) not in _TYPES for array in operands):
             return None
-        result = ROWS[value.op.name](value, *arrays)
-        if result is None or result.nbytes > sum(array.nbytes for array in arrays) + LARGEST_GROWTH:
+        with np.errstate(all="ignore"):
+            result = ROWS[value.op.name](value, *operands)
+        read = sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
+        if result is None or result.nbytes > read + LARGEST_GROWTH or not _has_type(result, value.ty):
             return None
-        return relax.const(result, dtype)
+        return relax.const(np.asarray(result), str(value.ty.dtype))
+
+    def _operands(self, call: relax.Call) -> list[Any] | None:
+        """Values of the operands, tuples of tensors taken apart; None unless all are known."""
+        found: list[Any] = []
+        for argument in call.args:
+            if isinstance(argument, relax.ShapeExpr):
+                continue
+            if isinstance(argument, relax.Tuple) and all(isinstance(f, tvm.tirx.IntImm) for f in argument.fields):
+                found.append(tuple(int(field) for field in argument.fields))
+                continue
+            fields = argument.fields if isinstance(argument, relax.Tuple) else [argument]
+            arrays = [constant(self.known.get(field, field)) for field in fields]
+            if any(array is None for array in arrays):
+                return None
+            found += arrays
+        return found
+
+    def _fold_shape(self, call: relax.Call) -> relax.Expr | None:
+        """Fold ``shape_of`` of a fixed shape, and ``shape_to_tensor`` of one."""
+        (argument,) = call.args
+        argument = self.known.get(argument, argument)
+        shape = argument.ty.shape if call.op.name == "relax.shape_of" else argument
+        if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(dim, tvm.tirx.IntImm) for dim in shape):
+            return None
+        if call.op.name == "relax.shape_of":
+            return shape
+        return relax.const(np.asarray([int(dim) for dim in shape], "int64"), "int64")
+
+
+_SHAPES = ("relax.shape_of", "relax.shape_to_tensor")
+_TYPES = frozenset(["bool", "float16", "float32", "float64", "int32", "int64", "tuple"])
+
+
+def _dtype(operand: Any) -> str:
+    return operand.dtype.name if isinstance(operand, np.ndarray) else type(operand).__name__
+
+
+def _has_type(array: np.ndarray, ty: Any) -> bool:
+    """Whether a result is of the shape that the call says; a kernel of TVM's would be."""
+    if array.dtype.name != str(ty.dtype):
+        return False
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(dim, tvm.tirx.IntImm) for dim in shape):
+        return True
+    return tuple(int(dim) for dim in shape) == array.shape
