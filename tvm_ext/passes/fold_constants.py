@@ -54,6 +54,10 @@ def _strided_slice(call: relax.Call, data: np.ndarray, *numbers: tuple[int, ...]
     return np.ascontiguousarray(data[tuple(where)])
 
 
+def _where(call: relax.Call, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(condition, a, b))
+
+
 def _concat(call: relax.Call, *parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, int(call.attrs.axis) if call.attrs.axis is not None else None)
 
@@ -82,7 +86,7 @@ ROWS: dict[str, Callable[..., np.ndarray | None]] = {
     "relax.logical_and": lambda call, a, b: a & b if a.dtype == b.dtype == bool else None,
     "relax.logical_or": lambda call, a, b: a | b if a.dtype == b.dtype == bool else None,
     "relax.logical_not": lambda call, a: ~a if a.dtype == bool else None,
-    "relax.where": lambda call, condition, a, b: np.where(condition, a, b),
+    "relax.where": _where,
     "relax.take": _take,
     "relax.strided_slice": _strided_slice,
     "relax.concat": _concat,
