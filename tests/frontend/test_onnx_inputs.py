@@ -116,7 +116,7 @@ def test_contradiction() -> None:
 @pytest.mark.parametrize("shape", [[-1, 3], [1.5, 3], ["a", 3], [2**31, 3], 7, [None]])
 def test_not_a_shape(shape: object) -> None:
     message = refused({"x": shape}, x=["batch", 3])  # type: ignore[dict-item]
-    assert "given for input 'x' is not a list of positive whole numbers; write --input-shape x:1,3,224,224" in message
+    assert "given for input 'x' is not a list of whole numbers from 0 on; write --input-shape x:1,3,224,224" in message
 
 
 def test_initializers_are_not_inputs() -> None:
@@ -142,3 +142,7 @@ def test_unknown_dtype() -> None:
     graph.input[0].type.tensor_type.elem_type = 99
     with pytest.raises(InputError, match="input 'x' has the unknown dtype number 99"):
         bind_inputs(graph, None, "m.onnx")
+
+
+def test_a_given_shape_may_hold_zeros() -> None:
+    assert shapes({"x": [0, 3]}, x=["batch", 3])["x"] == [0, 3]
