@@ -192,3 +192,11 @@ def calling_threads(a: T.handle):
     threads = T.match_buffer(a, (64,), "int64")
     for i in T.parallel(64):
         threads[i] = T.call_extern("int64", "pthread_self")
+
+
+@T.prim_func
+def control_registers(a: T.handle):
+    """Reads the register with the floating-point mode of x86 in each of 64 parallel steps."""
+    modes = T.match_buffer(a, (64,), "int32")
+    for i in T.parallel(64):
+        T.evaluate(T.call_llvm_intrin("void", "llvm.x86.sse.stmxcsr", T.address_of(modes[i])))

@@ -23,6 +23,7 @@ from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
@@ -65,6 +66,9 @@ class PipelineOptions:
     winograd : bool
         Whether 3 x 3 convolutions on a CPU may use Winograd's algorithm: fewer multiplications, somewhat larger
         rounding errors.
+    flush_denormals : bool
+        Whether numbers below the smallest one with a full significand (1.2e-38 for float32) may be taken for zero: in
+        constants, and in the arithmetic of kernels on x86-64 and AArch64. Other threads and the caller keep their mode.
     memory : str
         Who plans the memory of intermediate tensors. ``stock``: TVM, which lets tensors share storages. ``arena``: one
         storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible.
@@ -97,6 +101,7 @@ class PipelineOptions:
     disable: tuple[str, ...] = ()
     dump_dir: str | Path | None = None
     winograd: bool = True
+    flush_denormals: bool = True
     memory: Memory = "stock"
     memory_limit: int | str | None = None
     memory_rewriting: bool = True
@@ -127,10 +132,9 @@ class PipelineOptions:
             value = getattr(self, option)
             if value not in get_args(kind):
                 raise OptionError(f"option {option}: {value!r} is none of {', '.join(get_args(kind))}")
-        if not isinstance(self.winograd, bool):
-            raise OptionError(f"option winograd: {self.winograd!r} is neither True nor False")
-        if not isinstance(self.memory_rewriting, bool):
-            raise OptionError(f"option memory_rewriting: {self.memory_rewriting!r} is neither True nor False")
+        for option in ("winograd", "flush_denormals", "memory_rewriting"):
+            if not isinstance(getattr(self, option), bool):
+                raise OptionError(f"option {option}: {getattr(self, option)!r} is neither True nor False")
         if self.memory_limit is not None:
             object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit))
         if self.on_chip_memory is not None:
@@ -183,6 +187,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         relax.transform.DeadCodeElimination(),
         *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
         *([single_precision()] if target.kind.name == "llvm" else []),
+        *([flush_constants()] if options.flush_denormals else []),
     ]
 
 
@@ -270,7 +275,10 @@ def _memory(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 
 def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
-    return [protect_cancellations(), vector_code(), propagate_nan()] if target.kind.name == "llvm" else []
+    if target.kind.name != "llvm":
+        return []
+    flush = [flush_kernels()] if options.flush_denormals else []
+    return [protect_cancellations(), vector_code(), propagate_nan(), *flush]
 
 
 def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

@@ -98,6 +98,11 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the ``tvm_ext`` pipeline to a command; they arrive as keyword arguments of those names."""
     command = work_dir_option(kernel_options(command))
     command = click.option(
+        "--flush-denormals/--no-flush-denormals",
+        default=True,
+        help="Take numbers below 1.2e-38, with which many processors compute very slowly, for zero.",
+    )(command)
+    command = click.option(
         "--fuse-profiles",
         type=click.Path(path_type=Path, dir_okay=False),
         help="File of measured latencies for --fuse mapping-type; what is not in it is measured and added.",

@@ -21,9 +21,9 @@ from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
 
 
-def vector_code() -> tvm.transform.Pass:
-    """Make the pass; it works on the PrimFuncs of a module that is compiled for a CPU."""
-    to_loops = tvm.transform.Sequential(
+def lower_to_loops() -> tvm.transform.Pass:
+    """Make the pass that does the first half of TVM's lowering: no blocks any more, loops over flat buffers."""
+    return tvm.transform.Sequential(
         [
             s_tir.transform.CanonicalizeLoop(),
             s_tir.transform.LowerInitBlock(),
@@ -38,6 +38,11 @@ def vector_code() -> tvm.transform.Pass:
             s_tir.transform.LoopPartition(),
         ]
     )
+
+
+def vector_code() -> tvm.transform.Pass:
+    """Make the pass; it works on the PrimFuncs of a module that is compiled for a CPU."""
+    to_loops = lower_to_loops()
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.VectorCode")
     def _vector_code(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

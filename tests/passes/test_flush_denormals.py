@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_ext
+from tests.processes import output_of
+from tests.schedules.kernels import graph
+from tvm_ext.errors import OptionError
+from tvm_ext.passes.flush_denormals import flush_constants
+from tvm_ext.target import native_target
+
+TINY = np.float32(1e-40)
+SHAPE = 64, 5003
+"""Large enough to be shared out among threads."""
+
+
+def both(build: Callable[..., relax.Expr], values: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Run with denormals flushed, which is the default, and without."""
+    mod = graph(build, [(values.shape, str(values.dtype))])
+    models = tvm_ext.compile(mod, **options), tvm_ext.compile(mod, flush_denormals=False, **options)
+    flushed, exact = (next(iter(model.run([values]).values())) for model in models)
+    return flushed, exact
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [SHAPE, (3, 7)])
+def test_arithmetic_takes_denormals_for_zero(dtype: str, shape: tuple[int, ...]) -> None:
+    tiny = np.full(shape, np.finfo(dtype).tiny / 64, dtype)
+    half = relax.const(0.5, dtype)
+    flushed, exact = both(lambda bb, x: relax.op.multiply(x, half), tiny)
+    assert (flushed == 0).all()
+    np.testing.assert_array_equal(exact, tiny / 2)
+    flushed, exact = both(lambda bb, x: relax.op.sum(x, axis=[1]), tiny)
+    assert (flushed == 0).all()
+    assert (exact > 0).all()
+
+
+def test_results_differ_by_less_than_the_smallest_number() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((33, 127)).astype("float32")
+    values[generator.random(values.shape) < 0.5] *= TINY
+    weights = generator.standard_normal((127, 31)).astype("float32")
+    weights[generator.random(weights.shape) < 0.5] *= TINY
+    flushed, exact = both(lambda bb, x: relax.op.matmul(x, relax.const(weights)), values)
+    np.testing.assert_allclose(flushed, values.astype("float64") @ weights, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(flushed, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda bb, x: relax.op.permute_dims(x),
+        lambda bb, x: relax.op.nn.relu(x),
+        lambda bb, x: relax.op.sign(x),
+        lambda bb, x: relax.op.astype(relax.op.greater(x, relax.const(0.0, "float32")), "float32"),
+        lambda bb, x: relax.op.astype(x, "bool"),
+        lambda bb, x: relax.op.concat([x, x], axis=0),
+        lambda bb, x: relax.op.max(x, axis=[1]),
+    ],
+)
+def test_what_moves_or_compares_is_exact(build: Callable[..., relax.Expr]) -> None:
+    flushed, exact = both(build, np.full((17, 131), TINY))
+    assert (exact != 0).any()
+    np.testing.assert_array_equal(flushed, exact)
+
+
+def test_nan_and_infinity_stay() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, -0.0, TINY, -TINY], "float32")
+    flushed, _ = both(lambda bb, x: relax.op.multiply(x, relax.const(2.0, "float32")), values)
+    np.testing.assert_array_equal(flushed, np.array([np.nan, np.inf, -np.inf, 0, 0, 0], "float32"))
+
+
+def test_constants_become_zero_with_their_sign() -> None:
+    values = np.array([1.5, TINY, -TINY, 0, -0.0, np.nan, np.inf, np.finfo("float32").tiny], "float32")
+    mod = graph(lambda bb, x: relax.op.add(x, relax.const(values)), [((8,), "float32")])
+    found: list[np.ndarray] = []
+
+    def note(value: Any) -> None:
+        if isinstance(value, tvm.ir.GenericConst):
+            found.append(value.value.numpy())
+
+    relax.analysis.post_order_visit(flush_constants()(mod)["main"], note)
+    expected = np.array([1.5, 0, -0.0, 0, -0.0, np.nan, np.inf, np.finfo("float32").tiny], "float32")
+    (constant,) = found
+    np.testing.assert_array_equal(constant, expected)
+    np.testing.assert_array_equal(np.signbit(constant), np.signbit(expected))
+
+
+def test_the_mode_of_all_threads_is_what_it_was() -> None:
+    source = """
+    import numpy as np
+    import tvm
+    from tests.modules import control_registers, convolutions
+    from tvm_ext import compile
+    from tvm_ext.inputs import random_inputs
+    reader = tvm.compile(control_registers, tvm.target.Target("llvm"))
+    def modes():
+        found = tvm.runtime.tensor(np.zeros(64, "int32"))
+        reader(found)
+        return sorted(set((found.numpy() & 0x8040).tolist()))
+    model = compile(convolutions(2))
+    before = modes()
+    model.run(random_inputs(model.inputs))
+    library = tvm.compile(convolutions(2), tvm.target.Target("llvm"), relax_pipeline="tvm_ext")
+    print(before, modes(), float(np.full(9, 1e-40, "float32").sum()) > 0)
+    """
+    if not str(tvm.target.codegen.llvm_get_system_triple()).startswith("x86_64"):
+        pytest.skip("reads the control register of x86")
+    assert output_of(source, TVM_NUM_THREADS="2") == "[0] [0] True"
+
+
+def test_stock_compilation_with_the_pipeline_flushes_too() -> None:
+    half = relax.const(0.5, "float32")
+    mod = graph(lambda bb, x: relax.op.multiply(x, half), [((9,), "float32")])
+    machine = relax.VirtualMachine(tvm.compile(mod, native_target(), relax_pipeline="tvm_ext"), tvm.cpu())
+    assert (machine["main"](tvm.runtime.tensor(np.full(9, TINY))).numpy() == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "instruction"),
+    [
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "FPCR"),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}, "ldmxcsr"),
+    ],
+)
+def test_code_for_other_processors(target: dict[str, str], instruction: str) -> None:
+    mod = graph(lambda bb, x: relax.op.multiply(x, relax.const(0.5, "float32")), [(SHAPE, "float32")])
+    for flush in (True, False):
+        executable = tvm_ext.compile(mod, target, flush_denormals=flush).executable
+        assembly = "".join(part.inspect_source("s") for part in executable.mod.imports if part.kind == "llvm")
+        assert (instruction in assembly) == flush
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(OptionError, match="flush_denormals: 1 is neither True nor False"):
+        tvm_ext.pipeline.PipelineOptions(flush_denormals=1)  # type: ignore[arg-type]
