@@ -19,7 +19,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
+from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
@@ -217,6 +219,7 @@ def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.t
         relax.transform.LegalizeOps(LEGALIZATIONS | FLOAT_LEGALIZATIONS if target.kind.name == "llvm" else None),
         # TVM's reductions across the threads of a GPU know the finite identities only.
         *([infinite_identities()] if target.kind.name == "llvm" else []),
+        *([bounded_indices()] if target.kind.name == "llvm" else []),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
     ]
@@ -278,7 +281,7 @@ def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.
     if target.kind.name != "llvm":
         return []
     flush = [flush_kernels()] if options.flush_denormals else []
-    return [protect_cancellations(), vector_code(), propagate_nan(), *flush]
+    return [protect_cancellations(), vector_code(), propagate_nan(), element_alignment(), *flush]
 
 
 def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

@@ -25,7 +25,7 @@ from tvm_ext.schedules.simd.prefetch import insert_prefetches
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
-from tvm_ext.schedules.simd.vector import Bindings, broadcast, element_type
+from tvm_ext.schedules.simd.vector import Bindings, broadcast, choose, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
 
 SIMD_ATTRIBUTE = "tvm_ext.simd"
@@ -235,7 +235,7 @@ class _Rewriter:
             before = self._get(position, part)
             value = reduction.combine(before, widener.wide(reduction.operand))
             parts.append(
-                self._put(position, part, value if widener.mask is None else prim.Select(widener.mask, value, before))
+                self._put(position, part, value if widener.mask is None else choose(widener.mask, value, before))
             )
         return parts
 

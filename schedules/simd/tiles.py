@@ -19,8 +19,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.schedules.simd.stream import is_marked
-from tvm_ext.schedules.simd.vector import broadcast, element_type
-from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, operation, uses
+from tvm_ext.schedules.simd.vector import broadcast, element_type, operation
+from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
 
 TILE_ATTRIBUTE = "tvm_ext.simd_tile"
 """Annotation of the outer of two loops: side of the square tiles they are to be cut into."""

@@ -9,6 +9,11 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 
+def operation(call: Any) -> str:
+    """Name of the operator of a call, without its dialect."""
+    return getattr(call.op, "name", "").removeprefix("tirx.").removeprefix("prim.")
+
+
 def lanes_of(value: Any) -> int:
     """Count the lanes of an expression; a scalar has one."""
     return int(value.ty.dtype.lanes)
@@ -32,6 +37,18 @@ def broadcast(value: Any, lanes: int) -> Any:
 def constant_like(number: float, value: Any, element: str | None = None) -> Any:
     """Make a constant with as many lanes as ``value``, of its element type unless ``element`` says otherwise."""
     return broadcast(tirx.const(number, element or element_type(value)), lanes_of(value))
+
+
+def choose(mask: Any, chosen: Any, other: Any) -> Any:
+    """Choose lane by lane between two vectors that may hold masked loads.
+
+    TVM simplifies what it chooses by what it chooses it for: to it ``Select(mask, masked_load(x, mask), 0)`` is the
+    same as ``Select(mask, masked_load(x, True), 0)``, which reads what the mask excludes. So the mask to choose by is
+    made to look like another one: its own bits, read as what they are.
+    """
+    # Made by hand: `tirx.reinterpret` gives back what already has the type.
+    operator = tvm.ir.Op.get("tirx.reinterpret")
+    return prim.Select(tvm.ir.Call(operator, [mask], ret_ty=mask.ty), chosen, other)
 
 
 class Bindings:

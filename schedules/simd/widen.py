@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.simd.lanes import Lanes, holds_load
 from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.stream import stream
-from tvm_ext.schedules.simd.vector import broadcast, element_type, lanes_of, wide_type
+from tvm_ext.schedules.simd.vector import broadcast, choose, element_type, lanes_of, operation, wide_type
 
 _BINARY = (
     prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max,
@@ -38,61 +38,16 @@ class NeedsWholeVectors(NotVectorizable):
     """Raised when a masked vector would be stored to a buffer that could otherwise stay in registers."""
 
 
-def operation(call: Any) -> str:
-    """Name of the operator of a call, without its dialect."""
-    return getattr(call.op, "name", "").removeprefix("tirx.").removeprefix("prim.")
-
-
 def uses(expression: Any, variable: Any) -> bool:
     """Whether a variable occurs in an expression."""
     return any(variable.same_as(found) for found in tirx.analysis.undefined_vars(expression))
 
 
-class Widener:
+class Widener(Lanes):
     """Widens expressions and statements over ``lanes`` consecutive iterations of one loop.
 
-    Parameters
-    ----------
-    variable : tvm.ir.Var
-        The loop variable.
-    first : expression
-        Its value in lane 0.
-    lanes : int
-        Iterations in a vector.
-    active : int or expression
-        How many lanes take part, from lane 0 on, at least one; ``lanes`` when all do.
-    analyzer : tvm.sym.Analyzer
-        Knows the ranges of the loops around.
-    scratch : mapping of buffer to int, optional
-        Buffers of the thread's own that end with a whole vector, and the number of elements in use.
-    streams : bool
-        Whether whole vectors are stored past the caches.
+    Its parameters are those of :class:`~tvm_ext.schedules.simd.lanes.Lanes`.
     """
-
-    def __init__(
-        self,
-        variable: Any,
-        first: Any,
-        lanes: int,
-        active: Any,
-        analyzer: Any,
-        scratch: Mapping[Any, int] | None = None,
-        streams: bool = False,
-    ) -> None:
-        self._streams = streams
-        self._scratch: Mapping[Any, int] = {} if scratch is None else scratch
-        self._variable, self._first, self._lanes, self._analyzer = variable, first, lanes, analyzer
-        self._integer = element_type(variable)
-        self._lane = tvm.ir.Var("lane", variable.ty)
-        self._names: dict[Any, Any] = {}
-        whole = isinstance(active, int) and active == lanes
-        limit = tirx.const(active, self._integer) if isinstance(active, int) else active
-        # A range of one lane would make the lane vanish from the addresses that show how they depend on it.
-        known = tirx.const(2, self._integer) if isinstance(active, int) and active == 1 else limit
-        analyzer.bind(self._lane, tvm.ir.Range(tirx.const(0, self._integer), known))
-        self.mask: Any = None if whole else self._ramp(tirx.const(0, self._integer)) < broadcast(limit, lanes)
-        self._conditional = False
-        self._active = active if isinstance(active, int) else 0
 
     def value(self, expression: Any) -> Any:
         """Widen an expression; what is the same in all lanes stays a scalar."""
@@ -115,6 +70,9 @@ class Widener:
         if kind in (prim.Not, prim.BitwiseNot):
             return kind(self.value(expression.a))
         if kind is prim.Select:
+            if not all(map(self._loads_inside, (expression.true_value, expression.false_value))):
+                # TVM makes a branch of such a choice, as either value may only be computed where it is chosen.
+                return self._choice(expression.condition, expression.true_value, expression.false_value)
             return prim.Select(*self._alike(expression.condition, expression.true_value, expression.false_value))
         if kind is prim.Let:
             value = self.value(expression.value)
@@ -151,19 +109,13 @@ class Widener:
             return self.statement(statement.body)
         raise NotVectorizable(f"statement {kind.__name__}")
 
-    def linear(self, index: Any) -> tuple[Any, int] | None:
-        """Write an index as ``base + stride * lane``, and return the two; None when it is nothing of the kind."""
-        index = self._at_lane(index)
-        found = tvm.sym.detect_linear_equation(index, [self._lane])
-        if len(found) != 2 or not isinstance(found[0], prim.IntImm) or self._varies(found[1]):
-            return None
-        return found[1], int(found[0])
-
     def condition(self, condition: Any) -> tuple[Any, Any]:
         """Split a condition into a scalar one and a vector one, either of which may be None; both must hold."""
         scalar, vector = None, None
         for part in _conjuncts(condition):
             at_lane = self._at_lane(part)
+            if self._varies(at_lane) and self._is_uniform(part):
+                at_lane = self._at_lane(part, tirx.const(0, self._integer))
             if self._varies(at_lane):
                 vector = self.wide(part) if vector is None else prim.And(vector, self.wide(part))
             elif not (isinstance(at_lane, prim.IntImm) and at_lane.value):
@@ -175,15 +127,17 @@ class Widener:
         """Enter a region where only the lanes of ``mask`` take part."""
         before = self.mask, self._conditional
         narrower = prim.Not(mask) if negate else mask
-        self.mask = narrower if self.mask is None else prim.And(self.mask, narrower)
+        if self.mask is None:
+            self.mask = narrower
+        elif holds_load(mask):  # unknown in the lanes that load nothing: `and` would make the whole mask unknown there
+            self.mask = choose(self.mask, narrower, broadcast(tirx.const(False, "bool"), self._lanes))
+        else:
+            self.mask = prim.And(self.mask, narrower)
         self._conditional = True
         try:
             yield
         finally:
             self.mask, self._conditional = before
-
-    def _ramp(self, base: Any, stride: int = 1) -> Any:
-        return prim.Ramp(base, tirx.const(stride, element_type(base)), self._lanes)
 
     def _alike(self, *expressions: Any) -> list[Any]:
         values = [self.value(expression) for expression in expressions]
@@ -194,26 +148,6 @@ class Widener:
         new = variable if lanes_of(value) == 1 else tvm.ir.Var(variable.name, value.ty)
         self._names[variable] = new
         return new
-
-    def _renamed(self, variable: Any) -> Any:
-        return self._names.get(variable, variable)
-
-    def _at_lane(self, expression: Any) -> Any:
-        position = self._first + self._lane
-
-        def replace(variable: Any) -> Any:
-            return position if variable.same_as(self._variable) else self._renamed(variable)
-
-        return self._analyzer.simplify(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
-
-    def _varies(self, expression: Any) -> bool:
-        """Whether an expression made by :meth:`_at_lane` differs between lanes."""
-        found = tirx.analysis.undefined_vars(expression)
-        return any(variable.same_as(self._lane) or lanes_of_variable(variable) > 1 for variable in found)
-
-    def _inside(self, buffer: Any, index: Any) -> bool:
-        extent = buffer.ty.shape[0]
-        return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent)))
 
     def _divide(self, dividend: Any, divisor: Any, expression: Any) -> Any:
         """Divide floats; by the same number in all lanes, multiply by its reciprocal, which is one rounding more.
@@ -230,12 +164,6 @@ class Widener:
         size = tirx.abs(scalar)
         return tirx.if_then_else(prim.And(size >= low, size <= high), product, prim.Div(dividend, divisor))
 
-    def _ends_scratch(self, buffer: Any, base: Any) -> bool:
-        """Whether the active lanes from ``base`` on are the last elements in use of a lengthened buffer."""
-        if self._conditional or not self._active or buffer not in self._scratch:
-            return False
-        return bool(self._analyzer.can_prove_equal(base + self._active, self._scratch[buffer]))
-
     def _load(self, load: Any) -> Any:
         buffer = load.source
         (index,) = _only(load.indices)
@@ -248,7 +176,11 @@ class Widener:
                 return tirx.BufferLoad(buffer, [base])
             if stride == 1:
                 ramp = self._ramp(base)
-                if self.mask is None or self._ends_scratch(buffer, base):
+                if (
+                    self.mask is None
+                    or self._ends_scratch(buffer, base)
+                    or (buffer not in self._scratch and self._every_lane_inside(buffer, found, index))
+                ):
                     return tirx.BufferLoad(buffer, [ramp])
                 return tirx.op.masked_load(wide_type(element_type(load), self._lanes), buffer, ramp, self.mask)
         elif not self._conditional and self._active:
@@ -259,10 +191,11 @@ class Widener:
         if found is None and isinstance(self._scratch, Scratch) and self._scratch.holds(buffer):
             # TVM's lowering looks at what is loaded from its own buffers, and only knows evenly spaced addresses.
             raise NotVectorizable("a gather from a buffer of the kernel's own")
-        if self.mask is not None and not self._inside(buffer, self._at_lane(index)):
-            addresses = prim.Select(
-                self.mask, addresses, broadcast(tirx.const(0, element_type(addresses)), self._lanes)
-            )
+        if self.mask is not None and not self._every_lane_inside(buffer, found, index):
+            zero = tirx.const(0, element_type(addresses))
+            if not self._inside(buffer, zero):
+                raise NotVectorizable("a gather from a tensor that may be empty")
+            addresses = choose(self.mask, addresses, broadcast(zero, self._lanes))
         return tirx.BufferLoad(buffer, [addresses])
 
     def _shuffled_load(self, load: Any, index: Any) -> Any:
@@ -294,15 +227,6 @@ class Widener:
                 if 0 <= offset - window < self._lanes:
                     lanes[lane] = number * self._lanes + offset - window
         return prim.Shuffle(vectors, [tirx.const(lane, "int32") for lane in lanes])
-
-    def _at(self, expression: Any, lane: int) -> Any:
-        """Evaluate an expression in one lane, as far as it is known."""
-        position = self._first + lane
-
-        def replace(variable: Any) -> Any:
-            return position if variable.same_as(self._variable) else self._renamed(variable)
-
-        return self._analyzer.simplify(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
 
     def _store(self, store: Any) -> Any:
         (index,) = _only(store.indices)
@@ -349,7 +273,7 @@ class Widener:
         if name == "likely":
             return self.value(call.args[0])
         if name == "if_then_else":
-            return self._choice(call)
+            return self._choice(*call.args)
         args = [self.value(argument) for argument in call.args]
         lanes = max(map(lanes_of, args), default=1)
         if lanes == 1:
@@ -360,15 +284,14 @@ class Widener:
         args = [broadcast(argument, lanes) for argument in args]
         return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=wide)
 
-    def _choice(self, call: Any) -> Any:
-        condition, then, otherwise = call.args
+    def _choice(self, condition: Any, then: Any, otherwise: Any) -> Any:
         scalar, vector = self.condition(condition)
         if vector is not None:
             with self.under(vector):
                 chosen = self.wide(then)
             with self.under(vector, negate=True):
                 other = self.wide(otherwise)
-            chosen = prim.Select(vector, chosen, other)
+            chosen = choose(vector, chosen, other)
         else:
             chosen = self.value(then)
         if scalar is None:
@@ -376,11 +299,6 @@ class Widener:
         other = self.value(otherwise)
         lanes = max(lanes_of(chosen), lanes_of(other))
         return tirx.if_then_else(scalar, broadcast(chosen, lanes), broadcast(other, lanes))
-
-
-def lanes_of_variable(variable: Any) -> int:
-    """Lanes of a variable; handles and buffers count as one."""
-    return lanes_of(variable) if isinstance(variable.ty, tvm.ir.PrimType) else 1
 
 
 def _conjuncts(condition: Any) -> list[Any]:

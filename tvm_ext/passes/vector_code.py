@@ -3,6 +3,9 @@
 The loops that rules mark with :func:`tvm_ext.schedules.simd.loops.mark_simd` become vector statements with masked
 remainders, and transcendental functions become arithmetic on vectors. TVM's own lowering then finds nothing left to do
 in its first half and goes on from there. Kernels that hold neither are left alone.
+
+Vector code in which an access cannot be shown to stay inside its tensor in every lane is thrown away: the kernel then
+runs as scalar loops, and says so in the attribute ``tvm_ext.unproved_access``.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.functions import separate_marked_loops
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
 from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
+
+UNPROVED_ATTRIBUTE = "tvm_ext.unproved_access"
+"""Attribute of a kernel whose vector code was thrown away: the access that was not proved to stay inside its tensor."""
 
 
 def lower_to_loops() -> tvm.transform.Pass:
@@ -58,11 +65,18 @@ def vector_code() -> tvm.transform.Pass:
         lowered = to_loops(tvm.IRModule(kernels))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
-            func = expand_all(vectorize_marked_loops(lowered[global_var]), isa)
+            func = expand_all(_vectorized(lowered[global_var]), isa)
             updated.update_func(global_var, complete_streams(separate_marked_loops(func)))
         return updated
 
     return _vector_code
+
+
+def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Make the marked loops of a kernel vectors, if every lane then stays inside the tensors."""
+    vectors = vectorize_marked_loops(func)
+    unproved = unproved_accesses(vectors)
+    return func.with_attr(UNPROVED_ATTRIBUTE, str(unproved[0])) if unproved else vectors
 
 
 def _concerned(func: tirx.PrimFunc) -> bool:

@@ -1,0 +1,348 @@
+"""Checks of vector code, as it is handed to TVM's code generator, that every lane stays inside the tensor it indexes.
+
+A vector is loaded from all its addresses unless it is a masked load; a gather has no masked form at all, so that each
+of its addresses counts, whatever becomes of the value. The check knows nothing of how the vectors were made: it reads
+the loops, conditions and masks of the finished kernel, and takes each access apart into its lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+
+from tvm_ext.schedules.simd.stream import PREFIX
+from tvm_ext.schedules.simd.vector import lanes_of
+
+SOLVER_STEPS, SOLVER_TIMEOUT = 200_000, 60_000
+"""Work that the solver may do for a proof, in its own count, which ends it before the milliseconds of its clock do."""
+
+
+@dataclass(frozen=True)
+class Unproved:
+    """An access that may lie outside its tensor, as far as the check can tell.
+
+    Attributes
+    ----------
+    buffer : str
+        Name of the tensor.
+    index : str
+        The index, as TVM prints it.
+    lanes : int
+        Lanes of the access; 1 for a scalar.
+    depends_on_data : bool
+        Whether the index is computed from what a tensor holds.
+    """
+
+    buffer: str
+    index: str
+    lanes: int
+    depends_on_data: bool
+
+    def __str__(self) -> str:
+        kind = f"{self.lanes} lanes" if self.lanes > 1 else "one element"
+        return f"{self.buffer}[{self.index}] ({kind})"
+
+
+def unproved_accesses(func: tvm.tirx.PrimFunc, scalars: bool = False) -> list[Unproved]:
+    """List the accesses of a kernel without blocks that cannot be shown to stay inside their tensors.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A kernel over flat buffers.
+    scalars : bool
+        Whether to check accesses to single elements too; they are the operator's own, not made by vectorising.
+
+    Returns
+    -------
+    list of Unproved
+        In program order; empty when all is proved.
+    """
+    checker = _Checker(scalars)
+    checker.statement(func.body)
+    return checker.unproved
+
+
+class _Checker:
+    def __init__(self, scalars: bool) -> None:
+        self._scalars = scalars
+        self._analyzer = tvm.sym.Analyzer()
+        if self._analyzer.is_z3_enabled:
+            self._analyzer.set_z3_rlimit(SOLVER_STEPS)
+            self._analyzer.set_z3_timeout_ms(SOLVER_TIMEOUT)
+        self._values: dict[Any, Any] = {}
+        self.unproved: list[Unproved] = []
+
+    def statement(self, statement: Any) -> None:
+        """Check a statement and what it contains, under the conditions that hold around it."""
+        kind = type(statement)
+        if kind is tirx.SeqStmt:
+            for part in statement.seq:
+                self.statement(part)
+        elif kind is tirx.For:
+            self._expression(statement.min)
+            self._expression(statement.extent)
+            domain = tvm.ir.Range.from_min_extent(statement.min, statement.extent)
+            self._analyzer.bind(statement.loop_var, domain, allow_override=True)
+            self.statement(statement.body)
+        elif kind is tirx.IfThenElse:
+            self._expression(statement.condition)
+            with self._given(statement.condition):
+                self.statement(statement.then_case)
+            if statement.else_case is not None:
+                with self._given(prim.Not(statement.condition)):
+                    self.statement(statement.else_case)
+        elif kind is tirx.BufferStore:
+            for part in (statement.value, *statement.indices):
+                self._expression(part)
+            self._access(statement.buffer, statement.indices, None)
+        elif kind is tirx.Bind:
+            self._expression(statement.value)
+            self._define(statement.var, statement.value)
+        elif kind is tirx.Evaluate:
+            self._expression(statement.value)
+        elif kind in (tirx.AttrStmt, tirx.While, tirx.AssertStmt):
+            for name in ("condition", "value", "body"):
+                part = getattr(statement, name, None)
+                if isinstance(part, tirx.Stmt):
+                    self.statement(part)
+                elif isinstance(part, tvm.ir.Expr):
+                    self._expression(part)
+
+    @contextmanager
+    def _given(self, condition: Any) -> Iterator[None]:
+        """Enter a region where a condition holds; one of a vector says nothing here."""
+        if lanes_of(condition) > 1:
+            yield
+            return
+        with self._analyzer.constraint_scope(_without_likely(condition)):
+            yield
+
+    def _define(self, variable: Any, value: Any) -> None:
+        self._values[variable] = value
+        if lanes_of(value) == 1 and "int" in str(value.ty.dtype):
+            self._analyzer.bind(variable, value, allow_override=True)
+
+    def _expression(self, expression: Any) -> None:
+        tvm_ffi.structural_mutate(
+            expression,
+            [(tvm.ir.TensorLoad, self._load), (tvm.ir.Call, self._call), (prim.Let, self._let)],
+        )
+
+    def _let(self, let: Any, mutator: Any) -> Any:
+        mutator.mutate(let.value)
+        self._define(let.var, let.value)
+        mutator.mutate(let.body)
+        return let
+
+    def _load(self, load: Any, mutator: Any) -> Any:
+        for index in load.indices:
+            mutator.mutate(index)
+        self._access(load.source, load.indices, None)
+        return load
+
+    def _call(self, call: Any, mutator: Any) -> Any:
+        name = getattr(call.op, "name", "").rpartition(".")[2]
+        if name == "if_then_else":
+            condition, then, otherwise = call.args
+            mutator.mutate(condition)
+            for branch, holds in ((then, condition), (otherwise, prim.Not(condition))):
+                with self._given(holds):
+                    mutator.mutate(branch)
+        elif name == "masked_load":
+            buffer, index, mask = call.args[-3:]
+            self._masked(mutator, buffer, index, mask)
+        elif name == "masked_store":
+            buffer, value, index, mask = call.args
+            mutator.mutate(value)
+            self._masked(mutator, buffer, index, mask)
+        elif name == "address_of":
+            for index in call.args[0].indices:  # an address alone is not accessed
+                mutator.mutate(index)
+        elif name == "call_extern" and str(getattr(call.args[0], "value", "")).startswith(PREFIX):
+            address, value = call.args[1:]
+            mutator.mutate(value)
+            load = address.args[0]
+            (first,) = load.indices
+            self._access(load.source, [prim.Ramp(first, tirx.const(1, first.ty.dtype), lanes_of(value))], None)
+        else:
+            return mutator.default_mutate(call)
+        return call
+
+    def _masked(self, mutator: Any, buffer: Any, index: Any, mask: Any) -> None:
+        mutator.mutate(index)
+        mutator.mutate(mask)
+        self._access(buffer, [index], mask)
+
+    def _access(self, buffer: Any, indices: Any, mask: Any) -> None:
+        lanes = max(map(lanes_of, indices), default=1)
+        if lanes == 1 and not self._scalars:
+            return
+        for index, extent in zip(indices, buffer.ty.shape, strict=True):
+            if not self._stays_inside(index, extent, mask):
+                dependent = _holds_load(self._substituted(index))
+                self.unproved.append(Unproved(buffer.name, str(index), lanes, dependent))
+
+    def _stays_inside(self, index: Any, extent: Any, mask: Any) -> bool:
+        index = self._substituted(index)
+        if lanes_of(index) == 1:
+            return self._inside(index, extent)
+        lanes: Any = range(lanes_of(index))
+        if isinstance(index, prim.Ramp):
+            active = lanes_of(index) if mask is None else _prefix(mask)
+            if active is not None:  # evenly spaced addresses lie between the first and the last
+                last = index.base + index.stride * tirx.const(active - 1, index.base.ty.dtype)
+                return active == 0 or (self._inside(index.base, extent) and self._inside(last, extent))
+        return all(self._lane_inside(index, extent, mask, lane) for lane in lanes)
+
+    def _lane_inside(self, index: Any, extent: Any, mask: Any, lane: int) -> bool:
+        if mask is not None:
+            taking_part = self._analyzer.simplify(lane_of(self._substituted(mask), lane))
+            if isinstance(taking_part, prim.IntImm) and not taking_part.value:
+                return True
+            with self._analyzer.constraint_scope(taking_part):
+                return self._chosen_inside(lane_of(index, lane), extent)
+        return self._chosen_inside(lane_of(index, lane), extent)
+
+    def _chosen_inside(self, index: Any, extent: Any) -> bool:
+        """Prove an index, and where it is one of two, each under the condition that chooses it."""
+        if not isinstance(index, prim.Select):
+            return self._inside(index, extent)
+        condition = self._analyzer.simplify(index.condition)
+        if isinstance(condition, prim.IntImm):
+            return self._chosen_inside(index.true_value if condition.value else index.false_value, extent)
+        with self._analyzer.constraint_scope(condition):
+            if not self._chosen_inside(index.true_value, extent):
+                return False
+        with self._analyzer.constraint_scope(prim.Not(condition)):
+            return self._chosen_inside(index.false_value, extent)
+
+    def _inside(self, index: Any, extent: Any) -> bool:
+        bound = self._analyzer.const_int_bound(index)
+        if bound.min_value >= 0 and isinstance(extent, prim.IntImm) and bound.max_value < int(extent):
+            return True
+        if isinstance(extent, prim.IntImm) and isinstance(index, prim.IntImm):
+            return False
+        return bool(
+            self._analyzer.can_prove(prim.And(index >= 0, index < extent), tvm.sym.ProofStrength.SYMBOLIC_BOUND)
+        )
+
+    def _substituted(self, expression: Any) -> Any:
+        """Put vectors that were given a name in the place of their names."""
+        if not self._values:
+            return expression
+        variables = tirx.analysis.undefined_vars(expression)
+        if not any(variable in self._values for variable in variables):
+            return expression
+        return self._substituted(
+            tvm_ffi.structural_map(expression, (tvm.ir.Var, lambda variable: self._values.get(variable, variable)))
+        )
+
+
+def lane_of(expression: Any, lane: int) -> Any:
+    """Write what a vector expression is in one lane; an unknown value for a kind that has no such form."""
+    if lanes_of(expression) == 1:
+        return expression
+    take = _LANE.get(type(expression))
+    return _unknown(expression) if take is None else take(expression, lane)
+
+
+def _binary(expression: Any, lane: int) -> Any:
+    return type(expression)(lane_of(expression.a, lane), lane_of(expression.b, lane))
+
+
+def _shuffled(expression: Any, lane: int) -> Any:
+    position = int(expression.indices[lane])
+    for vector in expression.vectors:
+        if position < lanes_of(vector):
+            return lane_of(vector, position)
+        position -= lanes_of(vector)
+    raise TypeError("a shuffle of lanes that there are not")
+
+
+def _cast(expression: Any, lane: int) -> Any:
+    return prim.Cast(str(expression.ty.dtype).partition("x")[0], lane_of(expression.value, lane))
+
+
+def _called(call: Any, lane: int) -> Any:
+    """Give a call in one lane: a masked load is what the lane loads, if it takes part."""
+    name = getattr(call.op, "name", "").rpartition(".")[2]
+    element = tvm.ir.PrimType(str(call.ty.dtype).partition("x")[0])
+    if name == "masked_load":
+        return tirx.BufferLoad(call.args[-3], [lane_of(call.args[-2], lane)])
+    if name == "reinterpret" and str(call.ty.dtype) == str(call.args[0].ty.dtype):
+        return lane_of(call.args[0], lane)
+    return tvm.ir.Call(call.op, [lane_of(part, lane) for part in call.args], call.attrs, call.ty_args, ret_ty=element)
+
+
+def _selected(select: Any, lane: int) -> Any:
+    condition, chosen, other = (
+        lane_of(part, lane) for part in (select.condition, select.true_value, select.false_value)
+    )
+    if isinstance(other, prim.IntImm) and str(other.ty.dtype) == "bool" and not other.value:
+        return prim.And(condition, chosen)
+    return prim.Select(condition, chosen, other)
+
+
+def _unknown(expression: Any) -> Any:
+    return tvm.ir.Var("unknown", tvm.ir.PrimType(str(expression.ty.dtype).partition("x")[0]))
+
+
+_LANE: dict[type, Callable[[Any, int], Any]] = {
+    prim.Ramp: lambda ramp, lane: ramp.base + ramp.stride * tirx.const(lane, ramp.base.ty.dtype),
+    prim.Broadcast: lambda broadcast, _lane: broadcast.value,
+    prim.Shuffle: _shuffled,
+    prim.Cast: _cast,
+    tvm.ir.Call: _called,
+    tvm.ir.TensorLoad: lambda load, lane: tirx.BufferLoad(load.source, [lane_of(part, lane) for part in load.indices]),
+    prim.Not: lambda negation, lane: prim.Not(lane_of(negation.a, lane)),
+    prim.Select: _selected,
+} | dict.fromkeys(
+    (
+        prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max,
+        prim.EQ, prim.NE, prim.LT, prim.LE, prim.GT, prim.GE, prim.And, prim.Or,
+    ),
+    _binary,
+)  # fmt: skip
+
+
+def _prefix(mask: Any) -> int | None:
+    """Count the lanes of a mask of the first so many lanes; None for any other mask."""
+    if not isinstance(mask, prim.LT) or not isinstance(mask.a, prim.Ramp) or not isinstance(mask.b, prim.Broadcast):
+        return None
+    numbers = (mask.a.base, mask.a.stride, mask.b.value)
+    if not all(isinstance(number, prim.IntImm) for number in numbers):
+        return None
+    base, stride, limit = map(int, numbers)
+    return min(max(limit, 0), lanes_of(mask)) if (base, stride) == (0, 1) else None
+
+
+def _without_likely(condition: Any) -> Any:
+    def call(node: Any, mutator: Any) -> Any:
+        if getattr(node.op, "name", "").endswith(".likely"):
+            return mutator.mutate(node.args[0])
+        return mutator.default_mutate(node)
+
+    return tvm_ffi.structural_mutate(condition, [(tvm.ir.Call, call)])
+
+
+def _holds_load(expression: Any) -> bool:
+    found = tvm_ffi.structural_walk(
+        expression,
+        [
+            (tvm.ir.TensorLoad, lambda _load: tvm_ffi.VisitInterrupt(True)),
+            (tvm.ir.Call, lambda call: _if_masked_load(call)),
+        ],
+    )
+    return found is not None
+
+
+def _if_masked_load(call: Any) -> Any:
+    return tvm_ffi.VisitInterrupt(True) if getattr(call.op, "name", "").endswith("masked_load") else None

@@ -1,0 +1,54 @@
+"""Let kernels take tensors that begin at any element.
+
+TVM takes for granted that the data of an argument begins at a multiple of 64 bytes, and never looks: a tensor that
+begins elsewhere, as a slice of a NumPy array or of a PyTorch tensor does, ends the process at the first aligned vector
+load. TVM's own scalar loops would read it. CPUs load a vector from any address as fast as long as it does not cross a
+cache line, which that of an aligned tensor then does not.
+
+before: ``def kernel(x: T.Buffer((34, 30), "float32"))``
+after:  ``def kernel(x: T.Buffer((34, 30), "float32", align=4))``
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+
+def element_alignment() -> tvm.transform.Pass:
+    """Make the pass; it works on the kernels of a module that is compiled for a CPU."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.ElementAlignment")
+    def _element_alignment(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        for global_var, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc):
+                updated.update_func(global_var, align_to_elements(func))
+        return updated
+
+    return _element_alignment
+
+
+def align_to_elements(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Declare the tensors that a kernel takes as aligned to one element each."""
+    buffers = [buffer for buffer in func.params if isinstance(buffer.ty, tirx.BufferType)]
+    # What a block calls a part of a tensor may ask for no more than the tensor has.
+    tvm_ffi.structural_walk(func.body, (s_tir.MatchBufferRegion, lambda match: buffers.append(match.buffer)))
+    replaced = {buffer: _aligned_to_element(buffer) for buffer in buffers}
+    return tvm_ffi.structural_map(func, (tvm.ir.Var, lambda variable: replaced.get(variable, variable)))
+
+
+def _aligned_to_element(buffer: Any) -> Any:
+    return tirx.decl_buffer(
+        buffer.shape,
+        buffer.dtype,
+        buffer.name,
+        strides=buffer.strides or None,
+        elem_offset=buffer.elem_offset,
+        scope=buffer.scope(),
+        data_alignment=(tvm.DataType(buffer.dtype).bits + 7) // 8,
+        offset_factor=buffer.offset_factor,
+    )
