@@ -137,6 +137,17 @@ def last_columns(draw: Draw) -> Sample:
     )
 
 
+@family
+def last_column(draw: Draw) -> Sample:
+    """The last column of a tall matrix: a gather whose remainder would read far behind the end."""
+    return Sample(
+        lambda a: nn.relu(op.strided_slice(a, [1], [29_999], [30_000])),
+        [draw.array((34, 30_000))],
+        lambda a: np.maximum(a[:, 29_999:], 0),
+        0.0,
+    )
+
+
 EXTENTS_TALL = (2, 3, 7, 17, 34, 65)
 
 

@@ -1,0 +1,82 @@
+"""The check that every lane of a vector stays inside its tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.script import tirx as T
+
+from tests.schedules.kernels import TARGETS, compile_graph
+from tvm_ext.schedules import cpu
+from tvm_ext.schedules.simd.bounds import unproved_accesses
+
+
+def _kernel(limit: int, masked: bool) -> Any:
+    @T.prim_func(s_tir=True)
+    def whole(x: T.Buffer((100,), "float32"), y: T.Buffer((16,), "float32")) -> None:
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(limit, 10, 8)]
+
+    @T.prim_func(s_tir=True)
+    def part(x: T.Buffer((100,), "float32"), y: T.Buffer((16,), "float32")) -> None:
+        y[T.Ramp(0, 1, 8)] = T.masked_load("float32x8", x, T.Ramp(limit, 1, 8), T.Ramp(0, 1, 8) < T.Broadcast(3, 8))
+
+    return part if masked else whole
+
+
+@pytest.mark.parametrize(
+    ("limit", "masked", "proved"),
+    [(29, False, True), (30, False, False), (-1, False, False), (97, True, True), (98, True, False), (-1, True, False)],
+)
+def test_first_and_last_lane(limit: int, masked: bool, proved: bool) -> None:
+    assert (not unproved_accesses(_kernel(limit, masked))) == proved
+
+
+def test_address_chosen_by_a_mask() -> None:
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((100,), "float32"), y: T.Buffer((8,), "float32")) -> None:
+        y[T.Ramp(0, 1, 8)] = x[T.Select(T.Ramp(0, 1, 8) < T.Broadcast(3, 8), T.Ramp(70, 10, 8), T.Broadcast(0, 8))]
+
+    @T.prim_func(s_tir=True)
+    def wrong(x: T.Buffer((100,), "float32"), y: T.Buffer((8,), "float32")) -> None:
+        y[T.Ramp(0, 1, 8)] = x[T.Select(T.Ramp(0, 1, 8) < T.Broadcast(4, 8), T.Ramp(70, 10, 8), T.Broadcast(0, 8))]
+
+    assert not unproved_accesses(kernel)
+    assert len(unproved_accesses(wrong)) == 1
+
+
+def test_condition_around_a_vector() -> None:
+    """The sum of two indices is limited by a condition on both; neither alone shows that the last vector fits."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((106624,), "float32"), y: T.Buffer((4,), "float32")) -> None:
+        for a, b, c in T.grid(252, 4, 7):
+            if a // 28 * 4 + b < 34:
+                y[T.Ramp(0, 1, 4)] = x[T.Ramp(a // 28 * 3136 + b * 784 + a % 28 * 28 + c * 4 + 79968, 1, 4)]
+
+    assert not unproved_accesses(kernel)
+
+
+def test_index_from_a_tensor() -> None:
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((100,), "float32"), i: T.Buffer((4,), "int32"), y: T.Buffer((8,), "float32")) -> None:
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+    (found,) = unproved_accesses(kernel)
+    assert found.depends_on_data
+    assert str(found).startswith("x[")
+
+
+def test_masks_of_loads_reach_machine_code() -> None:
+    """TVM strips the mask off a load inside a choice by the same mask."""
+    compiled = compile_graph(
+        lambda builder, x: builder.emit(relax.op.sum(x, [1])),
+        [np.zeros((34, 102), "float32")],
+        cpu.RULES,
+        TARGETS["avx2"],
+    )
+    source = compiled.executable.mod.imports[0].inspect_source("ll")
+    assert "masked.load" in source
+    assert "unmaskedload" not in source
