@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tvm import relax
 
 import tvm_ext
 from tests.frontend.onnx_text import graph, operators
+from tests.recurrent_loops import stacked_loops
 from tvm_ext.errors import UnsupportedOperatorError
-from tvm_ext.frontend import onnx_loops
+from tvm_ext.frontend import import_model, onnx_loops
 from tvm_ext.frontend.onnx_model import load_onnx
 from tvm_ext.frontend.onnx_prepare import prepare
 from tvm_ext.verify import onnxruntime_outputs
@@ -280,3 +282,17 @@ def test_a_node_inside_a_body_that_cannot_be_imported() -> None:
     message = refusal(text)
     assert "Loop node 'outer': " in message
     assert "Widget" in message
+
+
+def test_the_size_of_the_module_does_not_depend_on_the_number_of_steps() -> None:
+    counts = []
+    for steps in (64, 4096):
+        mod = import_model(stacked_loops(steps, layers=2, size=3, hidden=5)).mod
+        functions = [function for function in mod.functions.values() if isinstance(function, relax.Function)]
+        counts.append(sum(len(block.bindings) for function in functions for block in function.body.blocks))
+    assert counts[1] < 2 * counts[0] < 600
+
+
+@pytest.mark.parametrize("steps", [1, 31])
+def test_recurrent_layers_written_as_loops(steps: int) -> None:
+    check(stacked_loops(steps, layers=2, size=3, hidden=17), {"x": draw(steps, 1, 3)})
