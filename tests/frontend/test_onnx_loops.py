@@ -296,3 +296,63 @@ def test_the_size_of_the_module_does_not_depend_on_the_number_of_steps() -> None
 @pytest.mark.parametrize("steps", [1, 31])
 def test_recurrent_layers_written_as_loops(steps: int) -> None:
     check(stacked_loops(steps, layers=2, size=3, hidden=17), {"x": draw(steps, 1, 3)})
+
+
+SEQUENCE = """g (float[3] x) => (float[n,3] stacked, float[m] joined, float[3] third, int64 count) {
+  none = SequenceEmpty <dtype = 1> ()
+  last, rows, other = Loop (TRIPS, go, x, none, none) <
+    body = step (int64 i, bool c, float[3] s, seq(float[3]) r, seq(float[3]) q) => (
+      bool d, float[3] t, seq(float[3]) u, seq(float[3]) v
+    ) {
+      t = Sin (s)
+      u = SequenceInsert (r, t)
+      o = Neg (s)
+      v = SequenceInsert (q, o)
+      d = Identity (c)
+    }
+  >
+  stacked = ConcatFromSequence <axis = 0, new_axis = 1> (rows)
+  joined = ConcatFromSequence <axis = -1> (other)
+  two = Constant <value_int = 2> ()
+  third = SequenceAt (rows, two)
+  count = SequenceLength (other)
+}"""
+
+
+@pytest.mark.parametrize("trips", [3, 300])
+def test_sequences_that_grow(trips: int) -> None:
+    model = graph(SEQUENCE.replace("TRIPS", "trips"), trips=np.asarray(trips), go=np.asarray(True))
+    assert "SplitToSequence" not in operators(prepare(load_onnx(model)).skeleton)
+    check(model, {"x": draw(3)})
+
+
+def test_a_sequence_that_grows_and_is_needed_as_one() -> None:
+    text = """g (float[2] x) => (float[2] y) {
+      none = SequenceEmpty <dtype = 1> ()
+      last, rows = Loop (trips, go, x, none) <
+        body = step (int64 i, bool c, float[2] s, seq(float[2]) r) => (bool d, float[2] t, seq(float[2]) u) {
+          t = Sin (s)
+          u = SequenceInsert (r, t)
+          d = Identity (c)
+        }
+      >
+      zero = Constant <value_int = 0> ()
+      less = SequenceErase (rows, zero)
+      y = SequenceAt (less, zero)
+    }"""
+    check(graph(text, trips=np.asarray(5), go=np.asarray(True)), {"x": draw(2)})
+
+
+def test_sequences_of_tensors_that_differ_are_unrolled() -> None:
+    text = """g (float[2] x) => (float[n] y) {
+      none = SequenceEmpty <dtype = 1> ()
+      last, rows = Loop (trips, go, x, none) <
+        body = step (int64 i, bool c, float[n] s, seq(float[n]) r) => (bool d, float[m] t, seq(float[n]) u) {
+          t = Concat <axis = 0> (s, x)
+          u = SequenceInsert (r, t)
+          d = Identity (c)
+        }
+      >
+      y = ConcatFromSequence <axis = 0> (rows)
+    }"""
+    check(graph(text, trips=np.asarray(4), go=np.asarray(True)), {"x": draw(2)})

@@ -35,6 +35,7 @@ class Folding(ABC):
     """
 
     _opsets: dict[str, int]
+    _taken: set[str]
 
     def __init__(self) -> None:
         self.labels: dict[str, str] = {}

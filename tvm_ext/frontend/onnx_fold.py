@@ -105,6 +105,9 @@ class Folder(BranchFolding, LoopFolding):
         if constant is not None:
             self._define_constant(node.output[0], constant, scope)
             return
+        if inputs and inputs[0] is not None and inputs[0].rows is not None:
+            if self._fold_on_rows(node, inputs[0].rows, scope, label):
+                return
         if operator == ("", "If"):
             self._fold_if(node, inputs[0] if inputs else None, scope, label)
             return
@@ -138,6 +141,8 @@ class Folder(BranchFolding, LoopFolding):
         results = self._evaluate(node, inputs, types, label)
         if results is None:
             self._emit(node, inputs, types, scope, label)
+            if operator == ("", "SequenceEmpty"):
+                scope[node.output[0]].is_empty_sequence = True
             return
         self.folded += 1
         for name, array in zip(node.output, results, strict=False):
@@ -158,7 +163,7 @@ class Folder(BranchFolding, LoopFolding):
         node.domain = domain_of(original)
         node.name = self._node_name(original, label)
         del node.input[:]
-        node.input.extend(self._read(value) for value in inputs)
+        node.input.extend(self._read(self._as_sequence(value, scope, label)) for value in inputs)
         del node.output[:]
         for position, name in enumerate(original.output):
             value = Value(self._tensor_name(name, scope) if name else "", types[position] if types else None)

@@ -18,6 +18,7 @@ from onnx import helper
 from tvm_ext.frontend.onnx_control_flow import Folding
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_scan import scan_as_loop
+from tvm_ext.frontend.onnx_sequences import on_rows, stacking_loop
 from tvm_ext.frontend.onnx_values import (
     Scope,
     Value,
@@ -117,7 +118,7 @@ class LoopFolding(Folding):
         loop = _Loop(node, body, limit, condition, [value for value in carried if value is not None], label)
         if self._unroll(loop, scope, SHORT_LOOP):
             return
-        reason = self._keep(loop, scope)
+        reason = self._keep_stacking(loop, scope)
         if not reason or self._unroll(loop, scope, UNROLLED_NODE_LIMIT):
             return
         left = self._emit(self._with_folded_subgraphs(node, scope, label), inputs, [], scope, label)
@@ -191,6 +192,54 @@ class LoopFolding(Folding):
         self._alias(name, inner["stacked"], scope, label)
 
     # ---- keeping
+
+    def _keep_stacking(self, loop: _Loop, scope: Scope) -> str:
+        """Keep a loop; what it appends to sequences it stacks instead. Else give the reason why it cannot be kept."""
+        found = stacking_loop(loop.body, loop.carried)
+        if found is None:
+            return self._keep(loop, scope)
+        results = [*loop.node.output]
+        stacks = {index: self._untaken(f"{results[index] or 'sequence'}.rows") for index in found.sequences}
+        node = onnx.NodeProto(
+            op_type="Loop",
+            name=loop.node.name,
+            output=[*(results[index] for index in found.kept), *results[len(loop.carried) :], *stacks.values()],
+        )
+        carried = [loop.carried[index] for index in found.kept]
+        reason = self._keep(_Loop(node, found.body, loop.limit, loop.condition, carried, loop.label), scope)
+        if reason:
+            return reason
+        for index, name in stacks.items():
+            rows = scope[name]
+            scope.values[results[index]] = Value("", _sequence_type(rows), rows=rows)
+            if results[index] in scope.outputs:
+                self._emit(_split(results[index]), [rows], [_sequence_type(rows)], scope, loop.label)
+        return ""
+
+    def _untaken(self, name: str) -> str:
+        while name in self._taken:
+            name = f"{name}_"
+        return name
+
+    def _fold_on_rows(self, node: onnx.NodeProto, rows: Value, scope: Scope, label: str) -> bool:
+        """Compute what a node makes of a sequence from the rows of a tensor; False if it needs the sequence."""
+        steps = on_rows(node, rows, label)
+        if steps is None:
+            return False
+        inner = Scope(scope.nodes, set(), scope, f"{label}: ")
+        inner.values[node.input[0]] = rows
+        for step in steps:
+            self._fold_node(step, inner, label)
+        self._alias(node.output[0], inner[node.output[0]], scope, label)
+        return True
+
+    def _as_sequence(self, value: Value | None, scope: Scope, label: str) -> Value | None:
+        """Give a value in its own form: a sequence that is held as the rows of a tensor is taken apart."""
+        if value is None or value.rows is None:
+            return value
+        inner = Scope(scope.nodes, set(), scope)
+        self._emit(_split("sequence"), [value.rows], [value.type], inner, label)
+        return inner["sequence"]
 
     def _keep(self, loop: _Loop, scope: Scope) -> str:
         """Put a loop into the graph, its body folded; else give the reason why it cannot be compiled as one."""
@@ -268,6 +317,15 @@ class LoopFolding(Folding):
         for name, row in zip(loop.node.output[count:], made[count:], strict=True):
             dtype: Any = helper.tensor_dtype_to_np_dtype(element_type(row.type))
             self._define_constant(name, np.zeros((0, *(row.shape or ())), dtype), scope)
+
+
+def _split(name: str) -> onnx.NodeProto:
+    """Take a tensor apart into a sequence of its rows."""
+    return helper.make_node("SplitToSequence", [""], [name], axis=0, keepdims=0)
+
+
+def _sequence_type(rows: Value) -> onnx.TypeProto:
+    return helper.make_sequence_type_proto(helper.make_tensor_type_proto(element_type(rows.type), None))
 
 
 def _truth(value: Value | None) -> bool | None:

@@ -22,11 +22,17 @@ class Value:
         None when nothing is known; a dimension that is not known has neither value nor name.
     constant : numpy.ndarray, onnx.TensorProto or None
         Its value, when that does not depend on the inputs of the model. A TensorProto is not decoded until asked for.
+    is_empty_sequence : bool
+        It is a sequence of no tensors.
+    rows : Value or None
+        For a sequence that a loop appended to: the tensor whose rows are its elements, instead of the sequence.
     """
 
     name: str
     type: onnx.TypeProto | None = None
     constant: np.ndarray | onnx.TensorProto | None = None
+    is_empty_sequence: bool = False
+    rows: Value | None = None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
