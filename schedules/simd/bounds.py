@@ -38,12 +38,16 @@ class Unproved:
         Lanes of the access; 1 for a scalar.
     depends_on_data : bool
         Whether the index is computed from what a tensor holds.
+    is_open : bool
+        Whether the extent of the tensor is known only when the kernel runs. Most such accesses cannot be proved, as
+        products of extents are beyond the solver.
     """
 
     buffer: str
     index: str
     lanes: int
     depends_on_data: bool
+    is_open: bool
 
     def __str__(self) -> str:
         kind = f"{self.lanes} lanes" if self.lanes > 1 else "one element"
@@ -188,7 +192,8 @@ class _Checker:
         for index, extent in zip(indices, buffer.ty.shape, strict=True):
             if not self._stays_inside(index, extent, mask):
                 dependent = _holds_load(self._substituted(index))
-                self.unproved.append(Unproved(buffer.name, str(index), lanes, dependent))
+                is_open = not isinstance(extent, prim.IntImm)
+                self.unproved.append(Unproved(buffer.name, str(index), lanes, dependent, is_open))
 
     def _stays_inside(self, index: Any, extent: Any, mask: Any) -> bool:
         index = self._substituted(index)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.schedules.kernels import graph
 
@@ -36,19 +36,26 @@ class Sample:
         Computes the result from the inputs with NumPy.
     tolerance : float
         Relative to the largest expected value.
+    open_axes : sequence of tuple of (int, str)
+        For each input, the axes that the compiled module leaves open, with their names; of no input by default.
     """
 
     build: Callable[..., Any]
     inputs: Sequence[np.ndarray]
     expected: Callable[..., Any] | None = None
     tolerance: float = 1e-4
+    open_axes: Sequence[Sequence[tuple[int, str]]] = ()
 
     def module(self) -> tvm.IRModule:
         """Make the Relax module."""
-        return graph(
-            lambda builder, *variables: builder.emit(self.build(*variables)),
-            [(array.shape, str(array.dtype)) for array in self.inputs],
-        )
+        variables: dict[str, Any] = {}
+        specs = []
+        for number, array in enumerate(self.inputs):
+            shape: list[Any] = list(array.shape)
+            for axis, name in self.open_axes[number] if self.open_axes else ():
+                shape[axis] = variables.setdefault(name, tirx.Var(name, "int64"))
+            specs.append((shape, str(array.dtype)))
+        return graph(lambda builder, *inputs: builder.emit(self.build(*inputs)), specs)
 
 
 class Draw:
@@ -104,4 +111,4 @@ def constant(array: np.ndarray) -> relax.Constant:
 
 
 # The families enter themselves when their modules are imported.
-from tests.guarded import elementwise, indexing, products, reductions, windows  # noqa: E402, F401
+from tests.guarded import elementwise, indexing, open_extents, products, reductions, windows  # noqa: E402, F401

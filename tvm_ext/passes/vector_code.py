@@ -4,8 +4,8 @@ The loops that rules mark with :func:`tvm_ext.schedules.simd.loops.mark_simd` be
 remainders, and transcendental functions become arithmetic on vectors. TVM's own lowering then finds nothing left to do
 in its first half and goes on from there. Kernels that hold neither are left alone.
 
-Vector code in which an access cannot be shown to stay inside its tensor in every lane is thrown away: the kernel then
-runs as scalar loops, and says so in the attribute ``tvm_ext.unproved_access``.
+Vector code in which an access to a tensor of known extents cannot be shown to stay inside it in every lane is thrown
+away: the kernel then runs as scalar loops, and says so in the attribute ``tvm_ext.unproved_access``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def vector_code() -> tvm.transform.Pass:
 def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Make the marked loops of a kernel vectors, if every lane then stays inside the tensors."""
     vectors = vectorize_marked_loops(func)
-    unproved = unproved_accesses(vectors)
+    # Of tensors with open extents, lanes are the iterations of a loop or masked, and gathers are proved one by one.
+    unproved = [access for access in unproved_accesses(vectors) if not access.is_open]
     return func.with_attr(UNPROVED_ATTRIBUTE, str(unproved[0])) if unproved else vectors
 
 
