@@ -50,6 +50,7 @@ class Lanes:
         self._integer = element_type(variable)
         self._lane = tvm.ir.Var("lane", variable.ty)
         self._any_lane = tvm.ir.Var("any_lane", variable.ty)
+        self._rounded = False
         self._names: dict[Any, Any] = {}
         whole = isinstance(active, int) and active == lanes
         limit = tirx.const(active, self._integer) if isinstance(active, int) else active

@@ -74,7 +74,7 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
 
 
 def _names_small_floats(statement: Any) -> bool:
-    """Whether a statement names a value of a type that TVM computes in a wider one: it widens the value, not the name."""
+    """Whether a statement names a value of a type that TVM computes in a wider one: it widens only the value."""
     found: list[bool] = []
 
     def note(node: Any) -> None:

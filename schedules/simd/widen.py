@@ -21,6 +21,9 @@ _BINARY = (
     prim.LShift, prim.RShift, prim.BitwiseAnd, prim.BitwiseOr, prim.BitwiseXor,
 )  # fmt: skip
 _DIVISIONS = (prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod)
+# Around these a division is exact: half a unit in the last place decides which integer a quotient is.
+_ROUNDINGS = frozenset(["round", "nearbyint", "floor", "ceil", "trunc"])
+
 # Calls that mean the same in every lane, and that LLVM or the expansion of transcendental functions can widen.
 _LANEWISE = frozenset(
     """exp tanh sigmoid log log1p erf sqrt rsqrt pow sin cos fabs floor ceil round nearbyint trunc fma isnan reinterpret
@@ -61,11 +64,12 @@ class Widener(Lanes):
             if kind in _DIVISIONS and self.mask is not None and lanes_of(b) > 1 and "float" not in element_type(b):
                 if not isinstance(expression.b, prim.IntImm):
                     raise NotVectorizable("an integer division that not every lane may do")
-            if kind is prim.Div and element_type(a) == "float32" and lanes_of(a) > 1:
+            if kind is prim.Div and element_type(a) == "float32" and lanes_of(a) > 1 and not self._rounded:
                 return self._divide(a, b, expression.b)
             return kind(a, b)
         if kind is prim.Cast:
-            value = self.value(expression.value)
+            with self._exact("float" not in element_type(expression)):
+                value = self.value(expression.value)
             return prim.Cast(wide_type(element_type(expression), lanes_of(value)), value)
         if kind in (prim.Not, prim.BitwiseNot):
             return kind(self.value(expression.a))
@@ -80,7 +84,8 @@ class Widener(Lanes):
         if kind is tvm.ir.TensorLoad:
             return self._load(expression)
         if kind is tvm.ir.Call:
-            return self._call(expression)
+            with self._exact(operation(expression) in _ROUNDINGS):
+                return self._call(expression)
         raise NotVectorizable(f"expression {kind.__name__}")
 
     def define(self, variable: Any, value: Any) -> None:
@@ -138,6 +143,15 @@ class Widener(Lanes):
             yield
         finally:
             self.mask, self._conditional = before
+
+    @contextmanager
+    def _exact(self, rounded: bool) -> Iterator[None]:
+        """Enter an expression that is rounded to an integer, if it is."""
+        before, self._rounded = self._rounded, self._rounded or rounded
+        try:
+            yield
+        finally:
+            self._rounded = before
 
     def _alike(self, *expressions: Any) -> list[Any]:
         values = [self.value(expression) for expression in expressions]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
@@ -202,8 +203,8 @@ def contents(draw: random.Random, model: onnx.ModelProto) -> None:
     if not tensors:
         return
     tensor = draw.choice(tensors)
-    if tensor.data_type == TensorProto.INT64:
-        values = list(onnx.numpy_helper.to_array(tensor).ravel())
+    if tensor.data_type == TensorProto.INT64 and len(tensor.raw_data) % 8 == 0:
+        values = list(np.frombuffer(tensor.raw_data, "int64"))
         values[draw.randrange(len(values))] = draw.choice(EXTREMES)
         tensor.raw_data = b"".join(int(value).to_bytes(8, "little", signed=True) for value in values)
     else:

@@ -69,7 +69,10 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     tasks = [(name, form) for name in names for form in ("fed", "constant")]
     outcomes: dict[tuple[str, str], Outcome] = {}
     for index, outcome in run_isolated(
-        run_case, tasks, workers=arguments.workers, preload=("tvm_ext.compiler", "scripts.trust.node_tests")
+        run_case,
+        tasks,
+        workers=arguments.workers,
+        preload=("tvm_ext.compiler", "tvm_ext.frontend.onnx_import", "scripts.trust.node_tests"),
     ):
         outcomes[tasks[index]] = outcome
         if index % 200 == 0:
@@ -135,7 +138,7 @@ def run_case(task: tuple[str, str]) -> tuple[str, str]:
     name, form = task
     case = cases()[name]
     inputs, outputs = case.data_sets[0]
-    model, feeds = formed(case.model, inputs, form)
+    model, feeds = formed(name, case.model, inputs, form)
     if form == "constant" and len(feeds) == len(model_inputs(case.model)):
         return "same", ""
     try:
@@ -153,31 +156,36 @@ def model_inputs(model: onnx.ModelProto) -> list[str]:
     return [value.name for value in model.graph.input]
 
 
-def formed(model: onnx.ModelProto, inputs: Sequence[Any], form: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def formed(
+    name: str, model: onnx.ModelProto, inputs: Sequence[Any], form: str
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Give the model of a test in one of the two forms, with what is still to be fed."""
     given = dict(zip(model_inputs(model), inputs, strict=True))
     changed = onnx.ModelProto.FromString(model.SerializeToString())
-    constants = parameters(model) if form == "constant" else set()
-    for name in constants:
-        value = given.pop(name)
+    constants = parameters(name, model) if form == "constant" else set()
+    for constant in constants:
+        value = given.pop(constant)
         tensor = onnx.TensorProto()
         tensor.CopyFrom(value if isinstance(value, onnx.TensorProto) else numpy_helper.from_array(np.asarray(value)))
-        tensor.name = name
+        tensor.name = constant
         changed.graph.initializer.append(tensor)
     kept = [value for value in changed.graph.input if value.name in given]
     del changed.graph.input[:]
     changed.graph.input.extend(kept)
     feeds = {
-        name: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
-        for name, value in given.items()
+        key: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+        for key, value in given.items()
     }
     return changed, feeds
 
 
-def parameters(model: onnx.ModelProto) -> set[str]:
+def parameters(name: str, model: onnx.ModelProto) -> set[str]:
     """Names of the inputs that are parameters, of the operator or of an operator of its definition."""
     names = set(model_inputs(model))
     found = set()
+    original = cases().get(name.partition("_expanded")[0])
+    if original is not None and original.name != name:  # the expanded form of a test has the inputs of the original
+        return parameters(original.name, original.model) & names
     types = {value.name: value.type for value in model.graph.input}
     versions = {item.domain if item.domain != "ai.onnx" else "": item.version for item in model.opset_import}
     for node in model.graph.node:
@@ -185,12 +193,12 @@ def parameters(model: onnx.ModelProto) -> set[str]:
         if not onnx.defs.has(node.op_type, versions.get(domain, 1), domain):
             continue
         declared = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain).inputs
-        for position, name in enumerate(node.input):
-            if name not in names or not types[name].HasField("tensor_type") or not declared:
+        for position, actual in enumerate(node.input):
+            if actual not in names or not types[actual].HasField("tensor_type") or not declared:
                 continue
             formal = declared[min(position, len(declared) - 1)].name
             if (position and formal in PARAMETERS) or node.op_type in ALL_PARAMETERS:
-                found.add(name)
+                found.add(actual)
     return found
 
 

@@ -13,6 +13,7 @@ from tvm_ext.frontend.onnx_ops import (
     contrib_attention,
     elementwise,
     fused,
+    gathered,
     integer,
     normalization,
     operator_level,
@@ -20,6 +21,8 @@ from tvm_ext.frontend.onnx_ops import (
     recurrent,
     resize,
     spectral,
+    strict,
+    training,
     windows,
 )
 
@@ -39,6 +42,9 @@ _FAMILIES = (
     resize,
     windows,
     casts,
+    strict,
+    training,
+    gathered,
 )
 
 CONVERTERS: dict[tuple[str, str], type] = {

@@ -46,7 +46,7 @@ def _clip(data: relax.Expr, low: np.ndarray | None, high: np.ndarray | None) -> 
     maximum = None if high is None or np.isnan(high.item()) or high.item() == np.inf else high.item()
     if minimum is None and maximum is None:
         return data
-    if floating and minimum is not None and maximum is not None:
+    if floating and minimum is not None and maximum is not None and minimum <= maximum:
         return relax.op.clip(data, float(minimum), float(maximum))
     if minimum == 0 and maximum is None and floating:
         return relax.op.nn.relu(data)

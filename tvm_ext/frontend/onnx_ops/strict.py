@@ -1,0 +1,162 @@
+"""Operators of which TVM's converters take a variant for another one, without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tvm_ext.frontend.onnx_ops.base import Converter, Node, constant, dtype_of, emit, known, multiply
+
+
+class NonMaxSuppression(Converter):
+    """Non-maximum suppression, whose limits TVM replaces by its own defaults when they are computed or left out."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the selected indices."""
+        boxes, scores = emit(bb, inputs[0]), emit(bb, inputs[1])
+        most, overlap, lowest = (
+            default if inputs[position] is None else node.scalar(inputs[position], name)
+            for position, name, default in (
+                (2, "max_output_boxes_per_class", 0),
+                (3, "iou_threshold", 0.0),
+                (4, "score_threshold", -np.inf),
+            )
+        )
+        if most <= 0:
+            return constant(np.zeros((0, 3), "int64"))
+        if node.integer("center_point_box", 0):
+            x, y, width, height = (bb.emit(relax.op.strided_slice(boxes, [2], [part], [part + 1])) for part in range(4))
+            half = constant(0.5, dtype_of(boxes))
+            right, up = bb.emit(multiply(bb, width, half)), bb.emit(multiply(bb, height, half))
+            sides = [(relax.op.subtract, y, up), (relax.op.subtract, x, right), (relax.op.add, y, up)]
+            sides.append((relax.op.add, x, right))
+            boxes = bb.emit(relax.op.concat([bb.emit(make(*pair)) for make, *pair in sides], 2))
+        # TVM drops a box that overlaps by the threshold or more, ONNX one that overlaps by more than it.
+        overlap = np.nextafter(np.float32(overlap), np.float32(np.inf))
+        found = bb.normalize(
+            relax.op.vision.all_class_non_max_suppression(
+                boxes,
+                scores,
+                relax.const(int(most), "int64"),
+                relax.const(float(overlap), "float32"),
+                relax.const(float(max(lowest, np.finfo("float32").min)), "float32"),
+                output_format="onnx",
+            )
+        )
+        return bb.emit(relax.TupleGetItem(found, 0))
+
+
+class Mod(Converter):
+    """Remainder with the sign of the divisor, or with that of the dividend (``fmod``)."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the remainder."""
+        if any(isinstance(value, relax.ShapeExpr) or not hasattr(value.ty, "shape") for value in inputs[:2]):
+            return onnx_frontend.Mod.get_converter(10)(bb, inputs, dict(node.attributes), node.parameters)
+        dividend, divisor = emit(bb, inputs[0]), emit(bb, inputs[1])
+        dtype = dtype_of(dividend)
+        if node.integer("fmod", 0):
+            return relax.op.mod(dividend, divisor)
+        if "float" not in dtype:
+            return relax.op.floor_mod(dividend, divisor)
+        # floor_mod of floats is x - floor(x / y) y, which is NaN where y is infinite.
+        rest = bb.emit(relax.op.mod(dividend, divisor))
+        zero = constant(0.0, dtype)
+        differ = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisor, zero))
+        moved = relax.op.logical_and(relax.op.not_equal(rest, zero), differ)
+        return relax.op.where(bb.emit(moved), bb.emit(relax.op.add(rest, divisor)), rest)
+
+
+class Expand(Converter):
+    """Broadcast to a shape; a dimension of the input that is larger stays."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the broadcast tensor."""
+        target = known(node, inputs[1])
+        data = emit(bb, inputs[0])
+        dims = getattr(data.ty, "shape", None)
+        if dims is None or any(not isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+            return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
+        shape = [int(dim) for dim in dims]
+        if isinstance(target, np.ndarray):
+            wanted = np.broadcast_shapes(tuple(shape), tuple(int(dim) for dim in target.ravel()))
+            return relax.op.broadcast_to(data, list(wanted))
+        if all(dim == 1 for dim in shape) and len(shape) <= 1:
+            return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
+        if isinstance(target, relax.ShapeExpr):
+            extents = list(target.values)
+        else:
+            length = node.shape(target, "shape")[0]
+            names = [tvm.tirx.Var(f"extent_{position}", "int64") for position in range(length)]
+            bb.match_cast(bb.emit(relax.op.tensor_to_shape(target)), relax.ShapeType(names))
+            extents = list(names)
+        shape = [1] * (len(extents) - len(shape)) + shape
+        extents = [tvm.tirx.const(1, "int64")] * (len(shape) - len(extents)) + extents
+        wider = [
+            extent if dim == 1 else tvm.tirx.max(extent, tvm.tirx.const(dim, "int64"))
+            for dim, extent in zip(shape, extents, strict=True)
+        ]
+        return relax.op.broadcast_to(data, relax.ShapeExpr(wider))
+
+
+class CumProd(Converter):
+    """Cumulative product along an axis."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the products."""
+        x = emit(bb, inputs[0])
+        axis = node.in_range(int(node.scalar(inputs[1], "axis")), len(node.shape(x, "x")))
+        backwards = node.integer("reverse", 0)
+        x = bb.emit(relax.op.flip(x, axis)) if backwards else x
+        result = bb.emit(relax.op.cumprod(x, axis, dtype_of(x), exclusive=bool(node.integer("exclusive", 0))))
+        return relax.op.flip(result, axis) if backwards else result
+
+
+class _Extreme(Converter):
+    """ReduceMax or ReduceMin; booleans are reduced as bytes."""
+
+    stock: Any
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._reduce(1, bb, inputs, attr, params)
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._reduce(11, bb, inputs, attr, params)
+
+    @classmethod
+    def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._reduce(18, bb, inputs, attr, params)
+
+    @classmethod
+    def _reduce(cls, version: int, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
+        convert = cls.stock.get_converter(version)
+        if dtype_of(inputs[0]) != "bool":
+            return convert(bb, inputs, attr, params)
+        inputs[0] = bb.emit(relax.op.astype(inputs[0], "uint8"))
+        return relax.op.astype(bb.normalize(convert(bb, inputs, attr, params)), "bool")
+
+
+class ReduceMax(_Extreme):
+    """Maximum along axes."""
+
+    stock = onnx_frontend.ReduceMax
+
+
+class ReduceMin(_Extreme):
+    """Minimum along axes."""
+
+    stock = onnx_frontend.ReduceMin
+
+
+_OPERATORS = (CumProd, Expand, Mod, NonMaxSuppression, ReduceMax, ReduceMin)
+CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
