@@ -10,14 +10,18 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 
-def to_blocked(data: te.Tensor, block: int) -> te.Tensor:
-    """Convert ``(N, C, ...)`` to ``(N, ceil(C / v), ..., v)``; channels that fill up the last block are zero."""
+def to_blocked(data: te.Tensor, block: int, turned: bool = False) -> te.Tensor:
+    """Convert ``(N, C, ...)`` to ``(N, ceil(C / v), ..., v)``; channels that fill up the last block are zero.
+
+    ``turned``: rows and columns, the last two axes of the image, are exchanged.
+    """
     batch, channels, *spatial = (int(extent) for extent in data.shape)
     chunks = -(-channels // block)
+    spatial = turn(spatial, turned)
 
     def element(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:
         channel = c * block + rest[-1]
-        value = data[n, channel, *rest[:-1]]
+        value = data[n, channel, *turn(rest[:-1], turned)]
         if chunks * block == channels:
             return value
         return tirx.if_then_else(channel < channels, value, tirx.const(0, data.dtype))
@@ -25,14 +29,19 @@ def to_blocked(data: te.Tensor, block: int) -> te.Tensor:
     return te.compute((batch, chunks, *spatial, block), element, name="to_blocked")
 
 
-def from_blocked(data: te.Tensor, channels: int) -> te.Tensor:
-    """Convert ``(N, ceil(C / v), ..., v)`` to ``(N, C, ...)``."""
+def from_blocked(data: te.Tensor, channels: int, turned: bool = False) -> te.Tensor:
+    """Convert ``(N, ceil(C / v), ..., v)`` to ``(N, C, ...)``; see :func:`to_blocked`."""
     batch, _, *spatial, block = (int(extent) for extent in data.shape)
     return te.compute(
-        (batch, channels, *spatial),
-        lambda n, c, *rest: data[n, c // block, *rest, c % block],
+        (batch, channels, *turn(spatial, turned)),
+        lambda n, c, *rest: data[n, c // block, *turn(rest, turned), c % block],
         name="from_blocked",
     )
+
+
+def turn(items: Sequence[Any], turned: bool = True) -> list[Any]:
+    """Exchange the last two of what there is one of for each spatial axis, if ``turned``."""
+    return [*items[:-2], items[-1], items[-2]] if turned else list(items)
 
 
 def fill_lanes(data: te.Tensor, channels: int, value: float) -> te.Tensor:

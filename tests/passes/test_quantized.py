@@ -194,7 +194,7 @@ def test_integers_at_the_border() -> None:
     seed=st.integers(0, 1000),
     activations=st.sampled_from(["uint8", "int8"]),
     channels=st.sampled_from([1, 3, 7, 8, 16, 17, 33]),
-    size=st.tuples(st.sampled_from([1, 5, 8, 15]), st.sampled_from([1, 7, 9, 17])),
+    size=st.tuples(st.sampled_from([1, 5, 8, 15, 33]), st.sampled_from([1, 2, 7, 9, 17])),
     steps=st.lists(st.sampled_from(["conv", "depthwise", "relu", "residual", "pool"]), min_size=1, max_size=4),
 )
 def test_random_networks(seed: int, activations: str, channels: int, size: tuple[int, int], steps: list[str]) -> None:

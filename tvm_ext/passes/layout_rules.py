@@ -7,13 +7,23 @@ the call on plain tensors. It also states what the lanes of its result hold that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_ext.passes import lanes as lane_arithmetic
 from tvm_ext.passes.lanes import ANYTHING, ZERO, Lanes
-from tvm_ext.passes.layout import OUT_ELEMENTWISE, Blocked, BlockedLayoutMutator, Rule, channel_block
+from tvm_ext.passes.layout import (
+    OUT_ELEMENTWISE,
+    Blocked,
+    BlockedLayoutMutator,
+    Rule,
+    channel_block,
+    is_better_turned,
+    turn_geometry,
+)
 from tvm_ext.passes.layout_winograd import winograd_convolution
 from tvm_ext.passes.quantized_layout import INTEGER_RULES
 from tvm_ext.schedules.compute.convolution import (
@@ -25,7 +35,7 @@ from tvm_ext.schedules.compute.convolution import (
     transposed_as_convolution,
     transposed_convolution,
 )
-from tvm_ext.schedules.compute.layout import block_channels
+from tvm_ext.schedules.compute.layout import block_channels, turn
 from tvm_ext.schedules.compute.pool import global_average, pool
 from tvm_ext.schedules.cpu.convolution import computed_chunks, computed_width
 from tvm_ext.schedules.cpu.window import computed_strip_width
@@ -105,25 +115,30 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     weight = _known_weight(call)
     if weight is None:
         return None
-    data, geometry = call.args[0], _geometry(call)
+    data = call.args[0]
     shape = _static_shape(data)
     assert shape is not None
+    known = _blocked(rewriter, data)
+    turned = is_better_turned(shape, known)
+    geometry = turn_geometry(_geometry(call), turned)
     if weight.ndim == 3:
         weight = weight[:, :, None]
+    if turned:
+        weight = weight.swapaxes(-2, -1)
     lanes = rewriter.machine.lanes("float32")
     groups, in_channels, out_channels = int(call.attrs.groups), shape[1], weight.shape[0]
     padding_w = geometry["padding"][weight.ndim - 3], geometry["padding"][-1]
-    out_w = output_extent(shape[-1], weight.shape[-1], geometry["strides"][-1], *padding_w, geometry["dilation"][-1])
-    known = _blocked(rewriter, data)
+    width = turn(shape, turned)[-1]
+    out_w = output_extent(width, weight.shape[-1], geometry["strides"][-1], *padding_w, geometry["dilation"][-1])
     if groups == in_channels == out_channels and groups > 1:
         block = known.block if known else channel_block(in_channels, lanes)
-        source = rewriter.to_block(data, block)
+        source = rewriter.to_block(data, block, turned)
         packed = relax.const(pack_depthwise_weight(weight, block))
         var = rewriter.emit_kernel(
             depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
             computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
         )  # fmt: skip
-        return Blocked(var, out_channels, len(shape), ZERO)  # every lane by itself, times weights of zero
+        return Blocked(var, out_channels, len(shape), ZERO, turned)  # every lane by itself, times weights of zero
     if groups == 1:
         block_out = channel_block(out_channels, lanes)
         block_in = _input_block(rewriter, data, in_channels)
@@ -133,11 +148,11 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
         if not block_out:
             return None
-    source = rewriter.to_block(data, block_in)
+    source = rewriter.to_block(data, block_in, turned)
     if groups == 1:
         result = winograd_convolution(rewriter, source, weight, block_out, geometry)
         if result is not None:
-            return Blocked(result, out_channels, len(shape), ZERO)
+            return Blocked(result, out_channels, len(shape), ZERO, turned)
     out_chunks = -(-out_channels // block_out)
     chunks = computed_chunks(out_w, out_chunks, rewriter.machine) if groups == 1 else out_chunks
     packed = pack_weight(weight, block_in, block_out, groups)
@@ -146,7 +161,7 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
         computed_width=computed_width(out_w, chunks, rewriter.machine), out_channels=out_channels, **geometry,
     )  # fmt: skip
-    return Blocked(var, out_channels, len(shape), ZERO)
+    return Blocked(var, out_channels, len(shape), ZERO, turned)
 
 
 def _transposed_convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -182,7 +197,7 @@ def _unary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
         return None
     var = rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs))
     lanes = lane_arithmetic.unary(call.op.name, value.lanes, str(var.ty.dtype), parameters)
-    return rewriter.describe(var, value.channels, value.rank, lanes)
+    return rewriter.describe(var, value, lanes)
 
 
 def _parameters(call: relax.Call) -> dict[str, float] | None:
@@ -202,7 +217,7 @@ def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
         return None
     var = rewriter.builder_.emit(relax.Call(call.op, [value.var], call.attrs))
     lanes = lane_arithmetic.cast(value.lanes, str(call.ty.dtype))
-    return rewriter.describe(var, value.channels, value.rank, lanes)
+    return rewriter.describe(var, value, lanes)
 
 
 def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -237,7 +252,7 @@ def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
             return None  # the processor stops at a division of integers by zero
     lanes = lane_arithmetic.binary(call.op.name, left_lanes, right_lanes, dtype)
     var = rewriter.builder_.emit(relax.Call(call.op, [left, right], call.attrs))
-    return rewriter.describe(var, main.channels, main.rank, lanes)
+    return rewriter.describe(var, main, lanes)
 
 
 def _operand(
@@ -250,7 +265,7 @@ def _operand(
     values = arg.value.numpy() if isinstance(arg, tvm.ir.GenericConst) else None
     dtype = str(arg.ty.dtype)
     if len(shape) == main.rank and shape[1] == main.channels and values is None:
-        value = rewriter.to_block(arg, main.block)
+        value = rewriter.to_block(arg, main.block, main.turned)
         return value.var, value.lanes
     known = ANYTHING if values is None else lane_arithmetic.of_values(values, dtype)
     if int(np.prod(shape)) == 1:
@@ -262,14 +277,20 @@ def _operand(
     full = (1,) * (main.rank - len(shape)) + shape
     if main.rank == 3:
         full = (*full[:2], 1, full[2])
-    if full[1] == 1:  # no channels: the same for all lanes
-        plain = rewriter.visit_expr(arg)
-        return rewriter.builder_.emit(relax.op.reshape(plain, (full[0], 1, *full[2:], 1))), known
-    if values is None:
+    if values is not None:
+        values = values.reshape(full)
+        values = values.swapaxes(-2, -1) if main.turned else values
+        if full[1] == 1:  # no channels: the same for all lanes
+            return relax.const(values[..., None], dtype), known
+        fill = 1.0 if op_name in ("relax.divide", "relax.power") else 0.0
+        return relax.const(block_channels(values, main.block, fill), dtype), Lanes(fill, fill)
+    if full[1] != 1:
         return None
-    fill = 1.0 if op_name in ("relax.divide", "relax.power") else 0.0
-    packed = block_channels(values.reshape(full), main.block, fill)
-    return relax.const(packed, dtype), Lanes(fill, fill)
+    plain = rewriter.visit_expr(arg)
+    if main.turned and full[-2:] != (1, 1):
+        plain = rewriter.turn_image(rewriter.builder_.emit(relax.op.reshape(plain, full)), -2)
+    stored = (full[0], 1, *turn(full[2:], main.turned), 1)
+    return rewriter.builder_.emit(relax.op.reshape(plain, stored)), ANYTHING
 
 
 def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -283,24 +304,26 @@ def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     kind = "max" if "max" in call.op.name else "avg"
     sources = {"kernel": "pool_size", "strides": "strides", "padding": "padding", "dilation": "dilation"}
     sizes = {name: [int(item) for item in getattr(attributes, source)] for name, source in sources.items()}
+    sizes = turn_geometry(sizes, value.turned)
+    out_spatial = turn(out_shape[2:], value.turned)
     include = bool(getattr(attributes, "count_include_pad", False))
     dtype = str(call.ty.dtype)
     if kind == "avg" and not lane_arithmetic.is_float(dtype):
         return None
     var = rewriter.emit_kernel(
-        pool, [value.var], f"{kind}_pool", OUT_ELEMENTWISE, kind=kind, out_shape=list(out_shape[2:]),
-        computed_width=computed_strip_width(out_shape[-1], rewriter.machine.vector_registers),
+        pool, [value.var], f"{kind}_pool", OUT_ELEMENTWISE, kind=kind, out_shape=out_spatial,
+        computed_width=computed_strip_width(out_spatial[-1], rewriter.machine.vector_registers),
         count_include_pad=include, **sizes,
     )  # fmt: skip
     lanes: Lanes | None = value.lanes
     if kind == "avg":
         lanes = lane_arithmetic.average(lanes, dtype)
-    elif not _windows_meet_input(value.spatial, out_shape[2:], sizes):
+    elif not _windows_meet_input(value.stored, out_spatial, sizes):
         lanes = ANYTHING  # the largest of nothing is the least number there is
-    return rewriter.describe(var, value.channels, value.rank, lanes)
+    return rewriter.describe(var, value, lanes)
 
 
-def _windows_meet_input(spatial: tuple[int, ...], out: tuple[int, ...], sizes: dict[str, list[int]]) -> bool:
+def _windows_meet_input(spatial: Sequence[int], out: Sequence[int], sizes: dict[str, list[int]]) -> bool:
     """Whether every window of a pooling holds an element of its input, none of them padding only."""
     for axis, (extent, count) in enumerate(zip(spatial, out, strict=True)):
         kernel, stride, step = sizes["kernel"][axis], sizes["strides"][axis], sizes["dilation"][axis]
@@ -324,7 +347,7 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
     if not lane_arithmetic.is_float(dtype):
         return None
     var = rewriter.emit_kernel(global_average, [value.var], "global_average", OUT_ELEMENTWISE)
-    return rewriter.describe(var, value.channels, value.rank, lane_arithmetic.average(value.lanes, dtype))
+    return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype))
 
 
 def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -340,11 +363,9 @@ def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     block = min(value.block for value in known if value)
     if any(count % block for count in channels):
         return None
-    parts = [rewriter.to_block(item, block).var for item in items.fields]
+    parts = [rewriter.to_block(item, block, first.turned).var for item in items.fields]
     # Every part fills its blocks, so that all lanes are channels.
-    return rewriter.describe(
-        rewriter.builder_.emit(relax.op.concat(parts, axis=1)), sum(channels), first.rank, ANYTHING
-    )
+    return rewriter.describe(rewriter.builder_.emit(relax.op.concat(parts, axis=1)), first, ANYTHING, sum(channels))
 
 
 def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
@@ -356,9 +377,10 @@ def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, .
         return None
     bounds = np.cumsum([shape[1] // value.block for shape in sections])[:-1]  # type: ignore[index]
     parts = rewriter.builder_.emit(relax.op.split(value.var, [int(bound) for bound in bounds], axis=1))
+    items = [rewriter.builder_.emit(relax.TupleGetItem(parts, index)) for index in range(len(sections))]
     return tuple(
-        rewriter.describe(rewriter.builder_.emit(relax.TupleGetItem(parts, index)), shape[1], value.rank, ANYTHING)  # type: ignore[index]
-        for index, shape in enumerate(sections)
+        rewriter.describe(item, value, ANYTHING, shape[1])  # type: ignore[index]
+        for item, shape in zip(items, sections, strict=True)
     )
 
 

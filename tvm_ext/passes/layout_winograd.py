@@ -40,7 +40,7 @@ def winograd_convolution(
     extents = [
         extent + before + after - kernel + 1
         for extent, before, after, kernel in zip(
-            source.spatial, padding[:rank], padding[rank:], weight.shape[2:], strict=True
+            source.stored, padding[:rank], padding[rank:], weight.shape[2:], strict=True
         )
     ]
     batch, in_channels, out_chunks = source.shape[0], source.shape[1] * lanes, -(-weight.shape[0] // lanes)

@@ -7,9 +7,18 @@ from tvm import relax
 
 from tvm_ext.passes import lanes as lane_arithmetic
 from tvm_ext.passes.lanes import ZERO, Lanes
-from tvm_ext.passes.layout import OUT_ELEMENTWISE, Blocked, BlockedLayoutMutator, Rule, channel_block
+from tvm_ext.passes.layout import (
+    OUT_ELEMENTWISE,
+    Blocked,
+    BlockedLayoutMutator,
+    Rule,
+    channel_block,
+    is_better_turned,
+    turn_geometry,
+)
 from tvm_ext.passes.quantized_values import constant, scalar, static_shape
 from tvm_ext.schedules.compute.convolution import output_extent
+from tvm_ext.schedules.compute.layout import turn
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
     depthwise_conv2d_int8,
@@ -61,15 +70,20 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
             inner, padding = data, [0] * 4
         padding, zero_point = [first + second for first, second in zip(padding, own, strict=True)], 0
     strides, dilation = [int(item) for item in attributes.strides], [int(item) for item in attributes.dilation]
-    geometry = {"strides": strides, "padding": padding, "dilation": dilation, "zero_point": zero_point}
     shape = static_shape(inner)
     assert shape is not None
-    out_w = output_extent(shape[3], weight.shape[3], strides[1], padding[1], padding[3], dilation[1])
+    known = rewriter.blocked.get(inner) if isinstance(inner, relax.Var) else None
+    turned = is_better_turned(shape, known if isinstance(known, Blocked) else None)
+    window = turn_geometry({"strides": strides, "padding": padding, "dilation": dilation}, turned)
+    geometry: dict[str, object] = {**window, "zero_point": zero_point}
+    weight = weight.swapaxes(2, 3) if turned else weight
+    padding_w = window["padding"][1], window["padding"][3]
+    width = turn(shape, turned)[3]
+    out_w = output_extent(width, weight.shape[3], window["strides"][1], *padding_w, window["dilation"][1])
     groups, out_channels = int(attributes.groups), weight.shape[0]
     if groups > 1 and groups == shape[1] == out_channels:
-        return _depthwise(rewriter, inner, weight, geometry, out_w)
+        return _depthwise(rewriter, inner, weight, geometry, out_w, turned)
     form, lanes = dot_product(rewriter.machine), rewriter.machine.lanes("int32")
-    known = rewriter.blocked.get(inner) if isinstance(inner, relax.Var) else None
     if groups == 1:
         block_out = channel_block(out_channels, lanes)
         block_in = known.block if isinstance(known, Blocked) else channel_block(shape[1], max(lanes, 4))
@@ -81,37 +95,42 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         block_in = next((size for size in sizes if shape[1] // groups % size == 0), 0)
         if not block_out or not block_in:
             return None
-    source = rewriter.to_block(inner, block_in)
+    source = rewriter.to_block(inner, block_in, turned)
     packed = pack_weight_int8(weight, block_in, block_out, form.pack, form.weights, groups)
     total = rewriter.emit_kernel(
         conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
         computed_width=computed_width(out_w, packed.shape[0], rewriter.machine), offset=form.offset, **geometry,
     )  # fmt: skip
     if not form.offset:
-        return Blocked(total, out_channels, 4, ZERO)  # integers times weights of zero
+        return Blocked(total, out_channels, 4, ZERO, turned)  # integers times weights of zero
     # Each product was lowered by the offset times the weight.
     lost = form.offset * weight.astype(np.int32).sum(axis=(1, 2, 3))
     missing = np.zeros(packed.shape[0] * block_out, np.int32)
     missing[:out_channels] = lost
     operand = relax.const(missing.reshape(1, packed.shape[0], 1, 1, block_out))
-    return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO)
+    return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO, turned)
 
 
 def _depthwise(
-    rewriter: BlockedLayoutMutator, data: relax.Expr, weight: np.ndarray, geometry: dict[str, object], out_w: int
+    rewriter: BlockedLayoutMutator,
+    data: relax.Expr,
+    weight: np.ndarray,
+    geometry: dict[str, object],
+    out_w: int,
+    turned: bool,
 ) -> Blocked:
     known = rewriter.blocked.get(data) if isinstance(data, relax.Var) else None
     channels, kernel_w = weight.shape[0], weight.shape[3]
     lanes = rewriter.machine.lanes("int32")
     block = known.block if isinstance(known, Blocked) else channel_block(channels, lanes)
     pack = taps_in_a_pack(rewriter.machine, block, geometry["dilation"])  # type: ignore[arg-type]
-    source = rewriter.to_block(data, block)
+    source = rewriter.to_block(data, block, turned)
     packed = relax.const(pack_depthwise_weight_int8(weight, block, pack))
     total = rewriter.emit_kernel(
         depthwise_conv2d_int8, [source.var, packed], "depthwise_conv2d_int8", OUT_ELEMENTWISE, kernel_w=kernel_w,
         computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
     )  # fmt: skip
-    return Blocked(total, channels, 4, ZERO)
+    return Blocked(total, channels, 4, ZERO, turned)
 
 
 def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -125,7 +144,7 @@ def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
         return None
     var = rewriter.emit_kernel(global_sum, [value.var], "global_sum", OUT_ELEMENTWISE)
     lanes = lane_arithmetic.total(value.lanes, int(np.prod(value.spatial)), "int32")
-    return rewriter.describe(var, value.channels, value.rank, lanes)
+    return rewriter.describe(var, value, lanes)
 
 
 def _scaled(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -138,7 +157,7 @@ def _scaled(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     bounds = lane_arithmetic.quantize if call.op.name == "relax.quantize" else lane_arithmetic.dequantize
     lanes: Lanes | None = bounds(value.lanes, scale, zero_point, dtype)
     var = rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs))
-    return rewriter.describe(var, value.channels, value.rank, lanes)
+    return rewriter.describe(var, value, lanes)
 
 
 INTEGER_RULES: dict[str, Rule] = {
