@@ -28,6 +28,9 @@ RUNS_A_FOLDER = 3
 
 TRIALS, BATCH = 10, 2
 
+FIRST_SECONDS = 3.0
+"""In which runs are killed that report nothing before."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
@@ -42,11 +45,10 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     context.set_forkserver_preload(["tvm_ext.tuning", "tvm_ext.compiler"])
     rows: list[dict[str, Any]] = []
     kills = 0
-    seconds = _whole_run(context)
     while kills < arguments.kills:
         folder = Path(tempfile.mkdtemp(prefix="tvm-ext-kills-"))
         try:
-            row = _folder(context, folder, choose, seconds, arguments.kills - kills, len(rows))
+            row = _folder(context, folder, choose, arguments.kills - kills, len(rows))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         kills += row["kills"]
@@ -64,23 +66,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     return rows, summary
 
 
-def _whole_run(context: Any) -> float:
-    """Time a run that nobody kills, in seconds."""
-    folder = Path(tempfile.mkdtemp(prefix="tvm-ext-kills-"))
-    start = time.monotonic()
-    try:
-        process = _start(context, folder, 0, 0)
-        process.join(600)
-        if process.exitcode != 0:
-            raise RuntimeError(f"a run that was not killed ended with {process.exitcode}")
-        return time.monotonic() - start
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folder(
-    context: Any, folder: Path, choose: random.Random, seconds: float, most: int, number: int
-) -> dict[str, Any]:
+def _folder(context: Any, folder: Path, choose: random.Random, most: int, number: int) -> dict[str, Any]:
     row = {"folder": number, "kills": 0, "kills_two_runs": 0, "kills_confirming": 0, "lost": 0}
     started = 0
     held: Counter[tuple[str, str]] = Counter()
@@ -90,14 +76,9 @@ def _folder(
         for _ in range(2 if two else 1):
             started += 1
             processes.append((_start(context, folder, started, 100 * number + started), started))
-        begin = time.monotonic()
-        # Later runs have more to go on with, and two at once take longer: up to half as long again.
-        moments = sorted((begin + choose.uniform(0.1, 1.5) * seconds, run) for run in processes)
-        for moment, (process, run) in moments:
-            process.join(max(0.0, moment - time.monotonic()))
-            if process.exitcode is None:
-                os.kill(process.pid, signal.SIGKILL)
-                process.join()
+        moments = [(choose.randrange(TRIALS // BATCH + 2), choose.random(), *run) for run in processes]
+        for batches, share, process, run in sorted(moments, key=lambda moment: moment[:2]):
+            if _killed(process, folder, run, batches, share):
                 row["kills"] += 1
                 row["kills_two_runs"] += two
                 row["kills_confirming"] += _said(folder, run)[-1:] == ["searched"]
@@ -120,6 +101,20 @@ def _folder(
         "unconfirmed": int("is due" in _said(folder, started + 1)),
     }
     return row
+
+
+def _killed(process: BaseProcess, folder: Path, run: int, batches: int, share: float) -> bool:
+    """Kill a run some time after it reported so many batches; tells whether it was still there."""
+    begin = time.monotonic()
+    while process.is_alive() and len(_said(folder, run)) < batches:
+        time.sleep(0.002)
+    batch = (time.monotonic() - begin) / max(1, batches)
+    process.join(share * (batch if batches else FIRST_SECONDS))
+    if process.exitcode is not None or process.pid is None:
+        return False
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return True
 
 
 def _start(context: Any, folder: Path, run: int, seed: int, trials: int = TRIALS) -> BaseProcess:

@@ -14,6 +14,7 @@ from tests.memory.graphs import large_graph, marked_graph, random_graph, stacked
 from tvm_ext.errors import GraphError, MissingPackageError, OptionError
 from tvm_ext.graph import Liveness, liveness
 from tvm_ext.memory import OrderOptions, plan_arena, plan_order, verify_arena
+from tvm_ext.memory.work import SECOND
 
 HAS_SOLVER = importlib.util.find_spec("ortools") is not None
 INTERVALS = st.dictionaries(
@@ -44,7 +45,7 @@ def smallest(intervals: dict[str, tuple[int, int]], sizes: dict[str, int], align
 def hard_to_place() -> Liveness:
     """Storages that first fit alone does not place in the smallest arena."""
     graph = stacked_cells((21, 19, 22), 1)
-    return liveness(graph, plan_order(graph, OrderOptions(time_limit=60)).order)
+    return liveness(graph, plan_order(graph, OrderOptions(effort=60 * SECOND)).order)
 
 
 @settings(deadline=None, max_examples=300)
@@ -87,7 +88,7 @@ def test_the_bound_counts_padding_between_blocks_but_not_behind_the_last():
 @pytest.mark.parametrize("seed", range(8))
 def test_cells_fit_into_little_more_than_their_peak(counts, seed):
     graph = stacked_cells(counts, seed)
-    plan = plan_order(graph, OrderOptions(time_limit=60))
+    plan = plan_order(graph, OrderOptions(effort=60 * SECOND))
     alive = liveness(graph, plan.order)
     arena = plan_arena(alive.intervals, alive.sizes)
     verify_arena(arena, alive.intervals, alive.sizes)
@@ -137,7 +138,7 @@ def test_five_thousand_storages_are_placed_in_seconds():
 def test_the_solver_improves_on_first_fit():
     alive = hard_to_place()
     quick = plan_arena(alive.intervals, alive.sizes, 1, effort=0)
-    exact = plan_arena(alive.intervals, alive.sizes, 1, effort=0, exact=True, time_limit=30)
+    exact = plan_arena(alive.intervals, alive.sizes, 1, effort=0, exact=True, solver_effort=30 * SECOND)
     verify_arena(exact, alive.intervals, alive.sizes)
     assert quick.size > exact.size == exact.lower_bound
     assert exact.method == "constraint solver"

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.memory.graphs import BRANCHES, random_graph
@@ -11,6 +9,7 @@ from tvm_ext.memory.budget import BudgetSearch
 from tvm_ext.memory.cut_bound import raised_bound
 from tvm_ext.memory.dynamic_program import search
 from tvm_ext.memory.problem import memory_problem
+from tvm_ext.memory.work import SECOND, Work
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -68,18 +67,18 @@ def test_beams_only_prove_what_they_saw_all_of():
     assert found.lower_bound == raised_bound(problem, range(40), lower_bound(problem))
 
 
-def test_the_time_is_kept():
+def test_the_work_is_kept():
     problem = memory_problem(random_graph(120, 0.03, 0, largest=64))
-    started = time.monotonic()
-    found = BudgetSearch(problem, range(120), lower_bound(problem), deadline=started + 0.5)
+    work = Work(0.5 * SECOND)
+    found = BudgetSearch(problem, range(120), lower_bound(problem), work=work)
     found.run()
-    assert time.monotonic() - started < 5
+    assert work.limit <= work.spent < 1.5 * work.limit
     assert problem.peak(found.order) == found.peak <= problem.peak(range(120))
 
 
 def test_of_larger_problems_fewer_states_are_held():
     problem = memory_problem(random_graph(130, 0.04, 0, largest=64))
-    found = BudgetSearch(problem, range(130), lower_bound(problem), state_limit=3000, deadline=time.monotonic() + 5)
+    found = BudgetSearch(problem, range(130), lower_bound(problem), state_limit=3000, work=Work(5 * SECOND))
     found.run()
     limits = {step.level_limit for step in found.steps if step.kind == "exact"}
     assert limits

@@ -8,6 +8,7 @@ from tvm_ext.memory import OrderOptions, plan_order
 from tvm_ext.memory.divide import divide
 from tvm_ext.memory.dynamic_program import search
 from tvm_ext.memory.problem import memory_problem
+from tvm_ext.memory.work import SECOND
 
 
 @pytest.mark.parametrize("counts", [(21, 19, 22), (33, 28, 29), (6, 7, 5), (4, 4, 4, 4)])
@@ -22,7 +23,7 @@ def test_parts_one_after_another_are_as_good_as_the_whole(counts, seed):
     whole = search(problem)
     assert peak_bytes(graph, order) == whole.peak
     assert max(search(part.problem).peak for part in parts) == whole.peak
-    undivided = plan_order(graph, OrderOptions(divide=False, time_limit=30))
+    undivided = plan_order(graph, OrderOptions(divide=False, effort=30 * SECOND))
     assert (undivided.peak, undivided.optimal, len(undivided.parts)) == (whole.peak, True, 1)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from tvm_ext.graph import (
     topological_orders,
 )
 from tvm_ext.memory import OrderOptions, plan_order, verify_order
+from tvm_ext.memory.work import SECOND
 
 COUNTINGS = ("ignore", "until last use", "always")
 OPTIONS = st.builds(
@@ -55,7 +57,7 @@ def test_best_of_all_orders(seed, options, divided):
     graph = marked_graph(seed)
     if count_topological_orders(graph) > 300:
         return
-    plan = plan_order(graph, OrderOptions(liveness=options, divide=divided, time_limit=60))
+    plan = plan_order(graph, OrderOptions(liveness=options, divide=divided, effort=60 * SECOND))
     verify_order(plan, graph, options)
     assert plan.peak == min(simulated_peak(graph, order, options) for order in topological_orders(graph))
     assert plan.optimal
@@ -64,7 +66,7 @@ def test_best_of_all_orders(seed, options, divided):
 @settings(deadline=None, max_examples=50)
 @given(graphs(), OPTIONS)
 def test_any_graph_has_a_plan(graph, options):
-    plan = plan_order(graph, OrderOptions(liveness=options, time_limit=60))
+    plan = plan_order(graph, OrderOptions(liveness=options, effort=60 * SECOND))
     verify_order(plan, graph, options)
     assert plan.optimal
 
@@ -73,7 +75,7 @@ def test_any_graph_has_a_plan(graph, options):
 @pytest.mark.parametrize("seed", range(5))
 def test_stacked_cells_take_less_than_a_second(counts, seed):
     graph = stacked_cells(counts, seed)
-    plan = plan_order(graph, OrderOptions(time_limit=60))
+    plan = plan_order(graph, OrderOptions(effort=60 * SECOND))
     verify_order(plan, graph)
     assert plan.optimal
     assert plan.seconds < 1
@@ -81,34 +83,45 @@ def test_stacked_cells_take_less_than_a_second(counts, seed):
 
 
 @pytest.mark.parametrize("method", ["optimal", "beam", "greedy", "given"])
-@pytest.mark.parametrize("time_limit", [0, 0.3])
-def test_methods_and_limits_give_valid_orders(method, time_limit):
+@pytest.mark.parametrize("effort", [0, 0.3 * SECOND])
+def test_methods_and_limits_give_valid_orders(method, effort):
     for graph in (random_graph(45, 0.08, 1, largest=64), random_graph(150, 0.03, 2, largest=64)):
-        plan = plan_order(graph, OrderOptions(method=method, time_limit=time_limit))
+        plan = plan_order(graph, OrderOptions(method=method, effort=effort))
         verify_order(plan, graph)
         assert plan.gap == plan.peak / plan.lower_bound - 1
         if method == "given":
             assert plan.order == tuple(range(len(graph)))
-        if method in ("given", "greedy") or not time_limit:
+        if method in ("given", "greedy") or not effort:
             assert plan.steps == ()
 
 
-def test_more_time_is_not_worse():
+def test_more_effort_is_not_worse():
     graph = random_graph(150, 0.03, 2, largest=64)
-    quick, slow = (plan_order(graph, OrderOptions(time_limit=limit)) for limit in (0, 1.5))
+    quick, slow = (plan_order(graph, OrderOptions(effort=limit)) for limit in (0, 1.5 * SECOND))
     assert slow.peak < quick.peak
     assert slow.steps
 
 
 def test_the_same_input_gives_the_same_plan():
     graph = random_graph(40, 0.1, 1, largest=64)
-    one, other = (plan_order(graph, OrderOptions(time_limit=60, state_limit=50_000)) for _ in range(2))
+    one, other = (plan_order(graph, OrderOptions(effort=60 * SECOND, state_limit=50_000)) for _ in range(2))
     assert (one.order, one.peak, one.lower_bound, one.steps) == (
         other.order,
         other.peak,
         other.lower_bound,
         other.steps,
     )
+
+
+def test_a_machine_on_which_everything_takes_longer_gives_the_same_plan(monkeypatch):
+    graph = random_graph(60, 0.02, 3, largest=64)
+    quick = plan_order(graph, OrderOptions(effort=0.5 * SECOND))
+    assert not quick.optimal, "no limit would be reached"
+    clock = itertools.count(0, 100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    slow = plan_order(graph, OrderOptions(effort=0.5 * SECOND))
+    assert (slow.order, slow.steps, slow.work) == (quick.order, quick.steps, quick.work)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +136,7 @@ def test_the_same_input_gives_the_same_plan():
 )
 def test_large_and_wide_graphs_end_in_time_with_a_gap(graph):
     started = time.monotonic()
-    plan = plan_order(graph, OrderOptions(time_limit=1))
+    plan = plan_order(graph, OrderOptions(effort=1 * SECOND))
     assert time.monotonic() - started < 15  # on a busy machine; by itself it takes 1.1 s
     check_order(graph, plan.order)
     assert plan.lower_bound <= plan.peak == peak_bytes(graph, plan.order) <= plan.given_peak
@@ -131,16 +144,16 @@ def test_large_and_wide_graphs_end_in_time_with_a_gap(graph):
 
 
 def test_windows_improve_a_large_graph():
-    plan = plan_order(large_graph(300, 0), OrderOptions(time_limit=3))
+    plan = plan_order(large_graph(300, 0), OrderOptions(effort=3 * SECOND))
     assert plan.peak < 0.85 * plan.given_peak
 
 
 def test_memory_is_bounded():
     script = (
         "import resource; from tests.memory.graphs import random_graph; from tvm_ext.memory import *; "
-        "graph = random_graph(90, 0.01, 0, largest=64); plan_order(graph, OrderOptions(time_limit=0)); "
+        "graph = random_graph(90, 0.01, 0, largest=64); plan_order(graph, OrderOptions(effort=0)); "
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
-        "plan_order(graph, OrderOptions(time_limit=4, divide=False)); "
+        "plan_order(graph, OrderOptions(effort=4 * SECOND, divide=False)); "
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
@@ -177,7 +190,7 @@ def test_what_cannot_be_planned_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("method", "best"), ("time_limit", -1), ("time_limit", float("nan")), ("state_limit", 0)]
+    ("field", "value"), [("method", "best"), ("effort", -1), ("effort", float("nan")), ("state_limit", 0)]
 )
 def test_options_are_checked(field, value):
     with pytest.raises(OptionError, match=f"'{field}' is .*expected"):

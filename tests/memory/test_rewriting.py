@@ -9,6 +9,7 @@ import pytest
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import DataflowGraph, Flops, Node, Tensor, graph_of_sizes, peak_bytes
 from tvm_ext.memory import OrderOptions, Rewriting, choose_rewritings, plan_order, rewritten
+from tvm_ext.memory.work import SECOND
 
 # One input, three branches, their concatenation, a convolution of it.
 CONCAT = graph_of_sizes([[], [0], [0], [0], [1, 2, 3], [4]], [4, 8, 8, 8, 24, 6])
@@ -123,13 +124,13 @@ def test_rewritings_that_help_only_together_are_found():
 
 def test_without_time_none_and_all_are_tried():
     names, build = random_offers(0, 9)
-    plan = choose_rewritings(names, build, time_limit=0)
+    plan = choose_rewritings(names, build, effort=0)
     assert plan.trials == 2
     assert plan.plan.peak == min(peak_bytes(build(frozenset())), peak_bytes(build(frozenset(names))))
 
 
 def test_nothing_on_offer():
-    plan = choose_rewritings([], lambda _: CONCAT, OrderOptions(time_limit=60))
+    plan = choose_rewritings([], lambda _: CONCAT, OrderOptions(effort=60 * SECOND))
     assert (plan.chosen, plan.plan.peak, plan.trials, plan.complete) == ((), 48, 1, True)
 
 

@@ -8,6 +8,7 @@ from tests.memory.graphs import large_graph, marked_graph, random_graph, stacked
 from tvm_ext.errors import GraphError, OptionError
 from tvm_ext.graph import check_order, count_topological_orders, topological_orders
 from tvm_ext.memory import off_chip_traffic, plan_order, plan_traffic_order
+from tvm_ext.memory.work import SECOND
 
 
 @pytest.mark.parametrize("tile", [None, 2])
@@ -18,7 +19,7 @@ def test_small_graphs_are_near_the_best_order(tile):
         if count_topological_orders(graph) > 100:
             continue
         capacity = random.Random(seed).randint(0, 25)
-        plan = plan_traffic_order(graph, capacity, tile=tile, time_limit=60, trials=300)
+        plan = plan_traffic_order(graph, capacity, tile=tile, effort=60 * SECOND, trials=300)
         check_order(graph, plan.order)
         assert plan.traffic == off_chip_traffic(graph, capacity, plan.order, tile=tile)
         assert plan.given == off_chip_traffic(graph, capacity, tile=tile)
@@ -35,10 +36,10 @@ def test_cells_move_fewer_bytes_than_with_the_lowest_peak(seed):
     graph = stacked_cells((33, 28, 29), seed)
     capacity = 64 << 10
     lowest = plan_order(graph).order
-    plan = plan_traffic_order(graph, capacity, [lowest], time_limit=60, trials=1500)
+    plan = plan_traffic_order(graph, capacity, [lowest], effort=60 * SECOND, trials=1500)
     check_order(graph, plan.order)
     assert plan.traffic.total < off_chip_traffic(graph, capacity, lowest).total < plan.given.total
-    again = plan_traffic_order(graph, capacity, [lowest], time_limit=60, trials=1500)
+    again = plan_traffic_order(graph, capacity, [lowest], effort=60 * SECOND, trials=1500)
     assert again.order == plan.order
 
 
@@ -51,9 +52,9 @@ def test_nothing_is_searched_where_all_fits():
 
 def test_time_is_kept():
     graph = large_graph(2000, 0)
-    plan = plan_traffic_order(graph, 20_000, time_limit=0)
+    plan = plan_traffic_order(graph, 20_000, effort=0)
     assert (plan.trials, plan.order) == (1, tuple(range(2000)))
-    plan = plan_traffic_order(graph, 20_000, time_limit=0.5)
+    plan = plan_traffic_order(graph, 20_000, effort=0.5 * SECOND)
     check_order(graph, plan.order)
     assert plan.traffic.total <= plan.given.total
 

@@ -34,7 +34,7 @@ def test_wrong_orders_are_found(change, message):
 
 
 def test_an_order_worse_than_the_given_one_is_found():
-    worse = OrderPlan((0, 2, 1, 3, 4, 5, 6, 7, 8), 28, 28, 16, "by hand", (9,), 0, 0.0)
+    worse = OrderPlan((0, 2, 1, 3, 4, 5, 6, 7, 8), 28, 28, 16, "by hand", (9,), 0, 0.0, 0.0)
     verify_order(worse, BRANCHES)
     graph = replace(BRANCHES, nodes=BRANCHES.nodes)
     best = plan_order(graph)
@@ -44,7 +44,7 @@ def test_an_order_worse_than_the_given_one_is_found():
     )
     back = tuple(best.order.index(old) for old in range(9))
     with pytest.raises(GraphError, match="28 bytes is above the 16 of the given order"):
-        verify_order(OrderPlan(back, 28, 16, 16, "by hand", (9,), 0, 0.0), reordered)
+        verify_order(OrderPlan(back, 28, 16, 16, "by hand", (9,), 0, 0.0, 0.0), reordered)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from tvm_ext.memory.traffic import Traffic, off_chip_traffic
     from tvm_ext.memory.traffic_order import TrafficPlan, plan_traffic_order
     from tvm_ext.memory.verify import verify_arena, verify_order
+    from tvm_ext.memory.work import SECOND, Work
 
 __all__ = [
+    "SECOND",
     "ArenaPlan",
     "BudgetStep",
     "OrderOptions",
@@ -39,6 +41,7 @@ __all__ = [
     "RewritingPlan",
     "Traffic",
     "TrafficPlan",
+    "Work",
     "choose_rewritings",
     "off_chip_traffic",
     "plan_arena",
@@ -56,6 +59,7 @@ _MODULES = {
     "traffic": ("Traffic", "off_chip_traffic"),
     "traffic_order": ("TrafficPlan", "plan_traffic_order"),
     "verify": ("verify_arena", "verify_order"),
+    "work": ("SECOND", "Work"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

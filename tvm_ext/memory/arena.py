@@ -13,6 +13,7 @@ from tvm_ext.errors import OptionError
 from tvm_ext.memory.blocks import blocks_of, meetings_of, smallest_arena
 from tvm_ext.memory.exact_arena import solve
 from tvm_ext.memory.first_fit import FirstFit
+from tvm_ext.memory.work import SECOND
 
 _EFFORT = 2_000_000  # meetings of two blocks that the improvement looks at
 _RUNS = 4  # with different random choices
@@ -60,7 +61,7 @@ def plan_arena(
     in_place: Mapping[str, str] | None = None,
     effort: int = _EFFORT,
     exact: bool = False,
-    time_limit: float = 10.0,
+    solver_effort: float = 10 * SECOND,
 ) -> ArenaPlan:
     """Give each storage a place.
 
@@ -79,13 +80,13 @@ def plan_arena(
         Meetings of two blocks to look at in the search for a smaller arena; a million takes about half a second.
     exact : bool
         Ask a constraint solver when the bound is not reached.
-    time_limit : float
-        Seconds for the solver.
+    solver_effort : float
+        Steps of work for the solver; a million takes about a second.
 
     Returns
     -------
     ArenaPlan
-        The same for the same input, unless the solver runs out of time.
+        The same for the same input.
 
     Raises
     ------
@@ -109,7 +110,7 @@ def plan_arena(
             method = "improved first fit" if offsets is not start else method
     size = placer.size(offsets)
     if exact and size > bound:
-        offsets, size, bound = solve(blocks, alignment, offsets, bound, time_limit)
+        offsets, size, bound = solve(blocks, alignment, offsets, bound, solver_effort)
         method = "constraint solver"
     named = {name: offset for block, offset in zip(blocks, offsets, strict=True) for name in block.names}
     return ArenaPlan({name: named[name] for name in intervals}, size, bound, alignment, method)

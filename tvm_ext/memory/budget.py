@@ -16,7 +16,6 @@ the best one known, and if it never had to drop a state, it is a proof as well. 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,12 +24,13 @@ from tvm_ext.memory.dynamic_program import Flag, search
 from tvm_ext.memory.problem import MemoryProblem
 from tvm_ext.memory.tables import Tables, tables
 from tvm_ext.memory.windows import improve_by_windows
+from tvm_ext.memory.work import Work
 
 _FIRST_LIMIT = 1 << 12  # states of a level; beams, which go to the end, keep fewer
 _BEAM_SHARE = 8
 _GROWTH = 8
 _SMALL, _LARGE = 64, 256  # nodes; between them windows help a little, beyond they help most
-_SOME_TIME, _MOST_TIME = 0.2, 0.7  # shares of the time left, for windows and for the bound
+_SOME_WORK, _MOST_WORK = 0.2, 0.7  # shares of the work left, for windows and for the bound
 _PROBES = 4  # budgets tried with one limit
 _BEAMS = 3  # beams tried with one limit, each for what is better than the last one found
 
@@ -48,7 +48,7 @@ class BudgetStep:
     kind : str
         ``exact``: gives up at the limit; ``beam``: drops the worst states; ``windows``: beams over parts of the order.
     flag : str
-        How it ended: ``solution``, ``no solution``, ``states`` or ``time``.
+        How it ended: ``solution``, ``no solution``, ``states`` or ``work``.
     complete : bool
         It dropped no state that was within the budget.
     transitions : int
@@ -76,8 +76,8 @@ class BudgetSearch:
         Bytes that are of no use to go below: a lower bound, or the peak of another part.
     state_limit : int
         States of up to 64 nodes that a search may hold; of larger problems, fewer.
-    deadline : float
-        Stop at this time of ``time.monotonic()``.
+    work : Work, optional
+        What the searches are charged to; none is begun when that is spent.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class BudgetSearch:
         lower_bound: int,
         *,
         state_limit: int = 1_000_000,
-        deadline: float = float("inf"),
+        work: Work | None = None,
     ) -> None:
         self.order = tuple(order)
         self.peak = problem.peak(order)
@@ -105,16 +105,16 @@ class BudgetSearch:
         self._problem = problem
         # A state takes a word for each 64 nodes, so of larger problems fewer fit into the same memory.
         self._state_limit = max(1, state_limit // max(1, -(-len(problem) // 64)))
-        self._deadline = deadline
+        self._work = work or Work()
         self._tables: Tables | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether the order is proven to be best, or the time is up."""
-        return self.peak <= self.lower_bound or time.monotonic() > self._deadline
+        """Whether the order is proven to be best, or the work is spent."""
+        return self.peak <= self.lower_bound or self._work.is_over
 
     def run(self, exact: bool = True) -> None:
-        """Search with growing limits, until one of them, or the time, is reached.
+        """Search with growing limits, until one of them is reached, or the work is spent.
 
         Parameters
         ----------
@@ -123,11 +123,10 @@ class BudgetSearch:
         """
         large = len(self._problem) > _LARGE
         if len(self._problem) > _SMALL:
-            self._improve_by_windows(_MOST_TIME if large else _SOME_TIME, thorough=large)
+            self._improve_by_windows(_MOST_WORK if large else _SOME_WORK, thorough=large)
         if not self.is_over:
-            now = time.monotonic()
-            deadline = now + _SOME_TIME * (self._deadline - now)
-            self.lower_bound = raised_bound(self._problem, self.order, self.lower_bound, deadline=deadline)
+            share = self._work.share(_SOME_WORK)
+            self.lower_bound = raised_bound(self._problem, self.order, self.lower_bound, work=share)
         limit = min(_FIRST_LIMIT, self._state_limit)
         if exact:
             self._search(self.lower_bound, limit)  # often the bound can be reached, and this is the cheapest search
@@ -146,15 +145,14 @@ class BudgetSearch:
             limit = min(limit * _GROWTH, self._state_limit)
 
     def _improve_by_windows(self, share: float, thorough: bool) -> None:
-        """Start from an order that no window improves, or that a share of the time went into."""
-        now = time.monotonic()
-        deadline = now + share * (self._deadline - now)
+        """Start from an order that no window improves, or that a share of the work went into."""
+        work = self._work.share(share)
         order, transitions = improve_by_windows(
-            self._problem, self.order, self.lower_bound, deadline=deadline, thorough=thorough
+            self._problem, self.order, self.lower_bound, work=work, thorough=thorough
         )
         better = self._problem.peak(order) < self.peak
         self.order, self.peak = order, self._problem.peak(order)
-        flag: Flag = "solution" if better else "time" if time.monotonic() > deadline else "no solution"
+        flag: Flag = "solution" if better else "work" if work.is_over else "no solution"
         self.steps.append(BudgetStep(self.peak, 0, "windows", flag, False, transitions))
 
     def _bisect(self, limit: int) -> None:
@@ -186,7 +184,7 @@ class BudgetSearch:
             level_limit=None if beam else limit,
             width=limit if beam else None,
             state_limit=self._state_limit,
-            deadline=self._deadline,
+            work=self._work,
             arrays=self._tables,
         )
         kind = "beam" if beam else "exact"

@@ -22,7 +22,6 @@ no step between has become higher, the steps behind are the same, and ``u`` itse
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -31,10 +30,12 @@ import numpy.typing as npt
 
 from tvm_ext.memory.problem import MemoryProblem
 from tvm_ext.memory.tables import Integers, Tables, Words, tables
+from tvm_ext.memory.work import Work
 
-Flag: TypeAlias = Literal["solution", "no solution", "states", "time"]
+Flag: TypeAlias = Literal["solution", "no solution", "states", "work"]
 _NONE = int(np.iinfo(np.int64).max)
 _CHUNK = 1 << 19  # candidates looked at together: states of a level times nodes that can be ready at it
+_CHUNK_STEPS, _TRANSITION_STEPS = 150.0, 0.15  # of work, measured
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class SearchResult:
     Attributes
     ----------
     flag : str
-        ``solution``; ``no solution``: every order exceeds the budget; ``states``, ``time``: a limit was hit.
+        ``solution``; ``no solution``: every order exceeds the budget; ``states``, ``work``: a limit was hit.
     order : tuple of int
         Nodes of the problem; empty without a solution.
     peak : int
@@ -101,7 +102,7 @@ def search(
     level_limit: int | None = None,
     state_limit: int | None = None,
     width: int | None = None,
-    deadline: float = float("inf"),
+    work: Work | None = None,
     dominance: bool = True,
     arrays: Tables | None = None,
 ) -> SearchResult:
@@ -119,14 +120,14 @@ def search(
         Give up when a level, or all levels together, have more states.
     width : int, optional
         Keep only that many states of a level, those with the lowest peak and then the fewest bytes alive.
-    deadline : float
-        Give up at this time of ``time.monotonic()``.
+    work : Work, optional
+        What the search is charged to; it gives up when that is spent.
     dominance : bool
         Follow a node that dominates its siblings alone.
     arrays : Tables, optional
         The problem's tables, if they are there already.
     """
-    arrays = arrays or tables(problem)
+    arrays, work = arrays or tables(problem), work or Work()
     count = len(problem)
     alive = problem.alive(0)
     limit = _NONE if budget is None else budget
@@ -148,10 +149,11 @@ def search(
         size = max(1, _CHUNK // max(1, len(candidates) * arrays.words))
         merged: _Steps | None = None
         for begin in range(0, len(level), size):
-            if time.monotonic() > deadline:
-                return SearchResult("time", transitions=transitions, complete=False)
+            if work.is_over:
+                return SearchResult("work", transitions=transitions, complete=False)
             steps = _expand(arrays, level.some(begin, begin + size), candidates, limit, dominance)
             transitions += steps.looked_at
+            work.spend(_CHUNK_STEPS + _TRANSITION_STEPS * arrays.words * steps.looked_at)
             exceeded = min(exceeded, steps.exceeded)
             steps = replace(steps, parent=steps.parent + begin)
             merged = _merge(steps if merged is None else _joined(merged, steps))

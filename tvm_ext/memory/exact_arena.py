@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.memory.blocks import Block
+from tvm_ext.memory.work import SECOND
 
 
 def solve(
@@ -13,7 +14,7 @@ def solve(
     alignment: int,
     offsets: Sequence[int],
     bound: int,
-    time_limit: float,
+    effort: float,
 ) -> tuple[list[int], int, int]:
     """Find offsets with the lowest top.
 
@@ -27,8 +28,8 @@ def solve(
         Offsets that are known to do.
     bound : int
         Bytes that no arena is below.
-    time_limit : float
-        Seconds.
+    effort : float
+        Steps of work, by the solver's own count; a million takes about a second.
 
     Returns
     -------
@@ -37,7 +38,7 @@ def solve(
     size : int
         Bytes of the arena.
     bound : int
-        The lower bound, raised by what the solver proved; equal to the size when it ended in time.
+        The lower bound, raised by what the solver proved; equal to the size when it came to an end.
 
     Raises
     ------
@@ -68,8 +69,10 @@ def solve(
     model.add_no_overlap_2d(wide, tall)
     model.minimize(top)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit
+    # One worker, and its own count of work: with a clock, a busy machine would get another arena.
+    solver.parameters.max_deterministic_time = effort / SECOND
     solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 1
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return list(offsets), size, bound

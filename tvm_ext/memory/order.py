@@ -1,4 +1,4 @@
-"""Choose the order of a function's nodes: the least peak that can be found in a given time, and how far off it may be.
+"""Choose the order of a function's nodes: the least peak that an effort finds, and how far off it may be.
 
 The problem is divided where every order has the same nodes behind it. Each part starts with the best of some quick
 orders; while the peak is above the lower bound, the part that causes it is searched exactly under an adaptive budget,
@@ -27,6 +27,7 @@ from tvm_ext.memory.budget import BudgetSearch, BudgetStep
 from tvm_ext.memory.divide import Part, divide
 from tvm_ext.memory.greedy import greedy_order
 from tvm_ext.memory.problem import MemoryProblem, memory_problem
+from tvm_ext.memory.work import SECOND, Work
 
 Method: TypeAlias = Literal["optimal", "beam", "greedy", "given"]
 
@@ -40,8 +41,8 @@ class OrderOptions:
     method : str
         ``optimal``: search for the best order, with the others as a start and a fall-back; ``beam``: no exact search;
         ``greedy``: quick orders only; ``given``: the order of the function.
-    time_limit : float
-        Seconds, from the start of :func:`plan_order`. With 0 the answer is that of ``greedy``.
+    effort : float
+        Steps of work to search for; a million takes about a second. With 0 the answer is that of ``greedy``.
     state_limit : int
         States of up to 64 nodes that a search may hold at once, about 100 bytes each; of larger parts, fewer.
     divide : bool
@@ -56,7 +57,7 @@ class OrderOptions:
     """
 
     method: Method = "optimal"
-    time_limit: float = 1.0
+    effort: float = SECOND
     state_limit: int = 2_000_000
     divide: bool = True
     liveness: LivenessOptions = field(default_factory=LivenessOptions)
@@ -65,8 +66,8 @@ class OrderOptions:
         if self.method not in get_args(Method):
             candidates = ", ".join(get_args(Method))
             raise OptionError(f"order option 'method' is {self.method!r}, expected one of {candidates}")
-        if not self.time_limit >= 0:
-            raise OptionError(f"order option 'time_limit' is {self.time_limit!r}, expected seconds, 0 or more")
+        if not self.effort >= 0:
+            raise OptionError(f"order option 'effort' is {self.effort!r}, expected a number of steps, 0 or more")
         if not self.state_limit >= 1:
             raise OptionError(f"order option 'state_limit' is {self.state_limit!r}, expected 1 or more")
 
@@ -92,6 +93,8 @@ class OrderPlan:
         Number of nodes of each part.
     states : int
         Steps between states that were looked at.
+    work : float
+        Steps of work that the searches took; see :attr:`OrderOptions.effort`.
     seconds : float
         Time taken.
     steps : tuple of BudgetStep
@@ -105,6 +108,7 @@ class OrderPlan:
     method: str
     parts: tuple[int, ...]
     states: int
+    work: float
     seconds: float
     steps: tuple[BudgetStep, ...] = ()
 
@@ -138,7 +142,7 @@ class _Ordered:
 def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> OrderPlan:
     """Find an order of the nodes with a low peak of bytes alive.
 
-    The same input gives the same order unless the time limit strikes. Functions of more than 16,384 nodes get the best
+    The same input gives the same order, also on a busy machine. Functions of more than 16,384 nodes get the best
     of the quick orders.
 
     Parameters
@@ -160,24 +164,24 @@ def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> Ord
     """
     options = options or OrderOptions()
     started = time.monotonic()
-    deadline = started + options.time_limit
+    work = Work(options.effort)
     problem = memory_problem(graph, options.liveness)
     given_peak = peak_bytes(graph, None, options.liveness)
     if not len(graph) or options.method == "given":
         bound = lower_bound(problem) if len(graph) else given_peak
         seconds = time.monotonic() - started
-        return OrderPlan(given_order(graph), given_peak, given_peak, bound, "given", (len(graph),), 0, seconds)
+        return OrderPlan(given_order(graph), given_peak, given_peak, bound, "given", (len(graph),), 0, 0.0, seconds)
     huge = len(graph) > MOST_NODES
     whole = (Part(tuple(range(len(graph))), problem),)
     parts = divide(problem) if options.divide and not huge else whole
     ordered = _quick_orders(graph, problem, parts)
     steps: list[BudgetStep] = []
     bound = max(one.lower_bound for one in ordered)
-    while options.method != "greedy" and not huge and time.monotonic() < deadline:
+    while options.method != "greedy" and not huge and not work.is_over:
         highest = max(ordered, key=lambda one: one.peak)
         if highest.peak <= bound or highest.finished:
             break
-        _improve(highest, bound, options, deadline, steps)
+        _improve(highest, bound, options, work, steps)
         bound = max(bound, highest.lower_bound)
     order = tuple(one.part.nodes[node] for one in ordered for node in one.order)
     highest = max(ordered, key=lambda one: one.peak)
@@ -189,6 +193,7 @@ def plan_order(graph: DataflowGraph, options: OrderOptions | None = None) -> Ord
         highest.method,
         tuple(len(part.nodes) for part in parts),
         sum(step.transitions for step in steps),
+        work.spent,
         time.monotonic() - started,
         tuple(steps),
     )
@@ -221,11 +226,11 @@ def _quick_orders(graph: DataflowGraph, problem: MemoryProblem, parts: Sequence[
     return ordered
 
 
-def _improve(one: _Ordered, bound: int, options: OrderOptions, deadline: float, steps: list[BudgetStep]) -> None:
+def _improve(one: _Ordered, bound: int, options: OrderOptions, work: Work, steps: list[BudgetStep]) -> None:
     """Search a part for an order that brings its peak down to the bound of the whole."""
     one.finished = True
     floor = max(bound, one.lower_bound)
-    found = BudgetSearch(one.part.problem, one.order, floor, state_limit=options.state_limit, deadline=deadline)
+    found = BudgetSearch(one.part.problem, one.order, floor, state_limit=options.state_limit, work=work)
     found.run(exact=options.method == "optimal")
     steps += found.steps
     if found.peak < one.peak:

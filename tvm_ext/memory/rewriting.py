@@ -15,7 +15,6 @@ first way finds rewritings that help only together, the second those that help o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -23,6 +22,7 @@ from itertools import combinations
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import DataflowGraph, Node, Tensor
 from tvm_ext.memory.order import OrderOptions, OrderPlan, plan_order
+from tvm_ext.memory.work import SECOND, Work
 
 _ALL_COMBINATIONS = 5  # rewritings
 
@@ -80,7 +80,8 @@ def choose_rewritings(
     build: Callable[[frozenset[str]], DataflowGraph],
     options: OrderOptions | None = None,
     *,
-    time_limit: float = 10.0,
+    effort: float = 10 * SECOND,
+    node_steps: float = 0.0,
 ) -> RewritingPlan:
     """Choose the rewritings that lower the peak of the best order.
 
@@ -92,8 +93,11 @@ def choose_rewritings(
         Gives the graph with a set of them applied.
     options : OrderOptions, optional
         How each order is planned.
-    time_limit : float
-        Seconds after which no further set is tried; at least none and all of them are.
+    effort : float
+        Steps of work (:attr:`~tvm_ext.memory.order.OrderOptions.effort`) after which no further set is tried; at least
+        none and all of them are.
+    node_steps : float
+        Steps that ``build`` takes for each node of the graph it gives.
 
     Returns
     -------
@@ -105,7 +109,7 @@ def choose_rewritings(
     GraphError
         What :func:`~tvm_ext.memory.order.plan_order` and ``build`` raise.
     """
-    trials = _Trials(build, options, time.monotonic() + time_limit)
+    trials = _Trials(build, options, Work(effort), node_steps)
     everything = frozenset(names)
     best = min((frozenset(), everything), key=lambda chosen: (trials.peak(chosen), len(chosen)))
     few = len(everything) <= _ALL_COMBINATIONS
@@ -125,24 +129,30 @@ class _Trials:
     """Plans of the sets tried so far."""
 
     def __init__(
-        self, build: Callable[[frozenset[str]], DataflowGraph], options: OrderOptions | None, deadline: float
+        self,
+        build: Callable[[frozenset[str]], DataflowGraph],
+        options: OrderOptions | None,
+        work: Work,
+        node_steps: float,
     ) -> None:
         self._build = build
         self._options = options
-        self._deadline = deadline
+        self._work, self._node_steps = work, node_steps
         self.plans: dict[frozenset[str], OrderPlan] = {}
 
     @property
     def is_over(self) -> bool:
-        return time.monotonic() > self._deadline
+        return self._work.is_over
 
     def peak(self, chosen: frozenset[str]) -> int:
         if chosen not in self.plans:
-            self.plans[chosen] = plan_order(self._build(chosen), self._options)
+            graph = self._build(chosen)
+            self.plans[chosen] = plan = plan_order(graph, self._options)
+            self._work.spend(plan.work + self._node_steps * len(graph))
         return self.plans[chosen].peak
 
     def best_of(self, best: frozenset[str], others: Iterable[frozenset[str]]) -> frozenset[str]:
-        """Find the set with the lowest peak, and of those the smallest, as far as time allows."""
+        """Find the set with the lowest peak, and of those the smallest, as far as the work allows."""
         for chosen in others:
             if self.is_over and chosen not in self.plans:
                 continue

@@ -8,7 +8,6 @@ one) to other places, with the simulated traffic as the judge; part by part, whe
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,11 @@ from tvm_ext.memory.divide import divide
 from tvm_ext.memory.greedy import greedy_order
 from tvm_ext.memory.problem import MemoryProblem, members, memory_problem
 from tvm_ext.memory.traffic import Traffic, bytes_moved, off_chip_traffic, simulate
+from tvm_ext.memory.work import SECOND, Work
 
 _WORSE = 0.01  # of the moves that cost bytes, how many are taken
 _ANY = 1 << 62
+_WHOLE_STEPS, _TRIAL_STEPS = 20.0, 0.5  # of work, for each node, and for each node or access
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def plan_traffic_order(
     orders: Sequence[Sequence[int]] = (),
     *,
     tile: int | None = None,
-    time_limit: float = 1.0,
+    effort: float = SECOND,
     trials: int = 20_000,
 ) -> TrafficPlan:
     """Find an order with little traffic for a memory of a capacity.
@@ -64,10 +65,10 @@ def plan_traffic_order(
         Orders to start from, besides some quick ones: the one with the lowest peak, for example.
     tile : int, optional
         Bytes of a tile; without, whole tensors move (:func:`~tvm_ext.memory.traffic.off_chip_traffic`).
-    time_limit : float
-        Seconds.
+    effort : float
+        Steps of work; a million takes about a second.
     trials : int
-        Orders to simulate at most. With enough time the same input gives the same order.
+        Orders to simulate at most.
 
     Returns
     -------
@@ -81,7 +82,7 @@ def plan_traffic_order(
     OptionError
         When the capacity is negative or the tile not positive.
     """
-    deadline = time.monotonic() + time_limit
+    work = Work(effort)
     problem = memory_problem(graph)
     starts: list[Sequence[int]] = [given_order(graph), *orders, depth_first_order(graph), breadth_first_order(graph)]
     starts += [greedy_order(problem), greedy_order(problem, backwards=True)]
@@ -89,9 +90,10 @@ def plan_traffic_order(
     given = traffic = off_chip_traffic(graph, capacity, best, tile=tile)
     tried = 1
     for order in starts[1:]:
-        if time.monotonic() > deadline:
+        if work.is_over:
             break
         tried += 1
+        work.spend(_WHOLE_STEPS * len(graph))
         found = off_chip_traffic(graph, capacity, order, tile=tile)
         if found.total < traffic.total:
             best, traffic = order, found
@@ -100,9 +102,7 @@ def plan_traffic_order(
     ]
     searches = [search for search in searches if search.spilled]
     for number, search in enumerate(searches):
-        now = time.monotonic()
-        share = now + (deadline - now) / (len(searches) - number)
-        tried += search.run(share, (trials - tried) // (len(searches) - number))
+        tried += search.run(work.share(1 / (len(searches) - number)), (trials - tried) // (len(searches) - number))
     changed = list(best)
     for search in searches:
         changed[search.begin : search.begin + len(search.order)] = search.order
@@ -139,6 +139,7 @@ class _PartSearch:
                 self._groups[order[step]].append(group)
             elif step > places[-1]:
                 behind.update(access.unit[0] for access in group)
+        self._accesses = sum(len(group) for groups in self._groups.values() for group in groups)
         outputs = {root for name, root in graph.storages.items() if graph.tensors[name].kind == "output"}
         self._kept = behind | outputs
         self._chains = _chains(problem, inside)
@@ -151,18 +152,19 @@ class _PartSearch:
         """Bytes moved because the chip is small."""
         return self._total - self._compulsory
 
-    def run(self, deadline: float, trials: int) -> int:
-        """Move chains until the time or the trials are up; tell how many orders were simulated."""
+    def run(self, work: Work, trials: int) -> int:
+        """Move chains until the work or the trials are spent; tell how many orders were simulated."""
         choose = random.Random(0)
         order, cost = self.order, self._total
         tried = 0
         for _ in range(4 * trials):
-            if tried >= trials or not self.spilled or time.monotonic() > deadline:
+            if tried >= trials or not self.spilled or work.is_over:
                 break
             changed = self._moved(order, choose)
             if changed is None:
                 continue
             tried += 1
+            work.spend(_TRIAL_STEPS * (len(order) + self._accesses))
             limit = _ANY if choose.random() < _WORSE else cost
             total = bytes_moved(self._trace(changed), self._capacity, len(changed), self._kept, limit)
             if total <= limit:

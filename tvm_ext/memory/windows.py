@@ -8,21 +8,22 @@ methods to solve vehicle routing problems", CP 1998.)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from tvm_ext.memory.dynamic_program import search
 from tvm_ext.memory.problem import MemoryProblem
+from tvm_ext.memory.work import Work
 
 _SIZES = (32, 64, 128, 256)  # nodes of a window
 _STATES = (1 << 12, 1 << 15, 1 << 18)  # of a search, about
+_NODE_STEPS = 5.0  # of work, to take a window out of a problem and to put it back
 _PLACES = (0.5, 0.25, 0.75, 0.0, 1.0)  # of the highest step in its window
 
 
 def improve_by_windows(
-    problem: MemoryProblem, order: Sequence[int], lower_bound: int, *, deadline: float, thorough: bool = True
+    problem: MemoryProblem, order: Sequence[int], lower_bound: int, *, work: Work, thorough: bool = True
 ) -> tuple[tuple[int, ...], int]:
     """Lower the peak of an order until no window helps.
 
@@ -34,8 +35,8 @@ def improve_by_windows(
         An order of its nodes.
     lower_bound : int
         Bytes that are of no use to go below.
-    deadline : float
-        Stop at this time of ``time.monotonic()``.
+    work : Work
+        What the searches are charged to; none is begun when that is spent.
     thorough : bool
         Search again with more states where a quick search does not help.
 
@@ -56,7 +57,7 @@ def improve_by_windows(
         size, width = min(efforts[effort][0], len(best)), efforts[effort][1]
         effort += 1
         for start in dict.fromkeys(min(max(0, highest - int(p * (size - 1))), len(best) - size) for p in _PLACES):
-            if time.monotonic() > deadline:
+            if work.is_over:
                 return tuple(best), transitions
             window = slice(start, start + size)
             inside = sorted(best[window])
@@ -65,7 +66,8 @@ def improve_by_windows(
             # It need not become lower than the rest.
             floor = min(int(np.delete(during, window).max(initial=lower_bound)), int(during[highest]) - 1)
             budget = int(during[highest]) - 1
-            found = search(part, budget=budget, floor=floor, width=width, deadline=deadline)
+            found = search(part, budget=budget, floor=floor, width=width, work=work)
+            work.spend(_NODE_STEPS * len(problem))
             transitions += found.transitions
             if found.flag == "solution":
                 best[window] = [inside[node] for node in found.order]

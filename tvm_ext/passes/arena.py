@@ -35,7 +35,8 @@ ALIGNMENT = 64
 LARGE_EFFORT = 8_000_000
 """Of the second search for a small arena; see :func:`tvm_ext.memory.plan_arena`."""
 
-SOLVER_SECONDS = 5.0
+SOLVER_EFFORT = 5_000_000
+"""Steps of work of the solver, about a microsecond each."""
 
 NOTE_ATTRIBUTE = "tvm_ext.memory_note"
 """Attribute of a function that the arena leaves to ``StaticPlanBlockMemory``: why."""
@@ -130,7 +131,7 @@ def _smallest_arena(intervals: Mapping[str, tuple[int, int]], sizes: Mapping[str
     if not plan.optimal:
         plan = min(plan, plan_arena(intervals, sizes, alignment=ALIGNMENT, effort=LARGE_EFFORT), key=_size)
     if not plan.optimal and importlib.util.find_spec("ortools") is not None:
-        solved = plan_arena(intervals, sizes, alignment=ALIGNMENT, exact=True, time_limit=SOLVER_SECONDS)
+        solved = plan_arena(intervals, sizes, alignment=ALIGNMENT, exact=True, solver_effort=SOLVER_EFFORT)
         plan = min(plan, solved, key=_size)
     return plan
 

@@ -27,6 +27,7 @@ from tvm import relax
 from tvm_ext.errors import GraphError
 from tvm_ext.graph import DataflowGraph, Order, liveness
 from tvm_ext.memory import OrderOptions, OrderPlan, plan_order, plan_traffic_order, verify_order
+from tvm_ext.memory.work import SECOND
 from tvm_ext.passes.kernel_access import CONCATENATE_ATTRIBUTE, SLICE_ATTRIBUTE, in_place_variant
 from tvm_ext.passes.memory_graph import LIVENESS, MemoryGraph, MemoryReader, is_plannable
 
@@ -34,8 +35,11 @@ PLAN_ATTRIBUTE = "tvm_ext.memory_plan"
 """Attribute of a function whose kernels were ordered: the figures of its plan, as JSON."""
 
 Method: TypeAlias = Literal["given", "optimal"]
-TIME_LIMIT = 1.0
-"""Seconds for the search of one function's order."""
+EFFORT = SECOND
+"""Steps of work, of about a microsecond, for the search of one function's order."""
+
+READ_STEPS = 50.0
+"""Of work, for each node of a graph that is read anew."""
 
 MOST_CHOICES = 12
 """Concatenations and slices for which copying is tried as well, largest first."""
@@ -63,8 +67,8 @@ class MemoryPlan:
         Concatenations that copy nothing, by node: byte offset of each operand.
     slices : mapping of int to tuple of int
         Slices that copy nothing, by node: byte offset of each result.
-    seconds : float
-        Time of the search.
+    seconds, work : float
+        Time and steps of the search; the steps are the same on every machine.
     graph : DataflowGraph
         What was planned.
     traffic : tuple of int, optional
@@ -80,11 +84,12 @@ class MemoryPlan:
     joins: Mapping[int, tuple[int, ...]]
     slices: Mapping[int, tuple[int, ...]]
     seconds: float
+    work: float
     graph: DataflowGraph = field(repr=False)
     traffic: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Give the figures of the plan: bytes, numbers of kernels, seconds."""
+        """Give the figures of the plan: bytes, numbers of kernels, steps of work; the same in every compilation."""
         return {
             "stock_peak": self.stock_peak,
             "peak": self.peak,
@@ -93,22 +98,20 @@ class MemoryPlan:
             "in_place": len(self.in_place),
             "joined": len(self.joins),
             "sliced": len(self.slices),
-            "seconds": round(self.seconds, 4),
+            "work": round(self.work),
             **({} if self.traffic is None else {"given_traffic": self.traffic[0], "traffic": self.traffic[1]}),
         }
 
 
-def memory_order(
-    method: Method = "optimal", time_limit: float = TIME_LIMIT, on_chip: int | None = None
-) -> tvm.transform.Pass:
+def memory_order(method: Method = "optimal", effort: float = EFFORT, on_chip: int | None = None) -> tvm.transform.Pass:
     """Make the pass; functions with branches or sizes that are not known stay as they are.
 
     Parameters
     ----------
     method : str
         ``given`` keeps the order of the module, and only runs kernels in place and joins concatenations.
-    time_limit : float
-        Seconds for the search of one function's order; when they are over, the best order found counts.
+    effort : float
+        Steps of work for the search of one function's order; when they are spent, the best order found counts.
     on_chip : int, optional
         Bytes of a memory on the chip: ``optimal`` then looks for the least traffic, and takes a higher peak for it.
     """
@@ -117,7 +120,7 @@ def memory_order(
     def _memory_order(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         for global_var, func in mod.functions.items():
             if isinstance(func, relax.Function) and is_plannable(func):
-                plan = plan_memory(mod, global_var.name_hint, method, time_limit, on_chip)
+                plan = plan_memory(mod, global_var.name_hint, method, effort, on_chip)
                 if plan is not None:
                     mod = apply_plan(mod, global_var, plan)
         return mod
@@ -129,7 +132,7 @@ def plan_memory(
     mod: tvm.IRModule,
     function: str = "main",
     method: Method = "optimal",
-    time_limit: float = TIME_LIMIT,
+    effort: float = EFFORT,
     on_chip: int | None = None,
 ) -> MemoryPlan | None:
     """Decide order, places and joins of one function; None when the size of a tensor is not known.
@@ -146,33 +149,34 @@ def plan_memory(
         return None
     stock_peak = liveness(graph, options=LIVENESS).peak
     copied: frozenset[int] = frozenset()
-    best, order = _ordered(reader, method, time_limit, copied)
-    seconds = order.seconds
+    best, order = _ordered(reader, method, effort, copied)
+    seconds, work = order.seconds, order.work
     for node in sorted([*best.joins, *best.slices], key=lambda index: -_result_bytes(best, index))[:MOST_CHOICES]:
-        if seconds >= time_limit or (order.optimal and _unavoidable(best, order)):
+        if work >= effort or (order.optimal and _unavoidable(best, order)):
             break
-        other, other_order = _ordered(reader, method, time_limit - seconds, copied | {node})
-        seconds += other_order.seconds
+        other, other_order = _ordered(reader, method, effort - work, copied | {node})
+        # At least what it takes to read the graph once more.
+        seconds, work = seconds + other_order.seconds, work + other_order.work + READ_STEPS * len(graph)
         if other_order.peak < order.peak:
             best, order, copied = other, other_order, copied | {node}
     graph = best.graph
     chosen, traffic = tuple(order.order), None
     if on_chip is not None and method == "optimal":
-        found = plan_traffic_order(graph, on_chip, [order.order], time_limit=time_limit)
+        found = plan_traffic_order(graph, on_chip, [order.order], effort=effort)
         chosen, traffic = tuple(found.order), (found.given.total, found.traffic.total)
     alive = liveness(graph, chosen, LIVENESS)
     is_optimal = order.optimal and alive.peak == order.peak
     return MemoryPlan(
         chosen, alive.peak, order.lower_bound, is_optimal, stock_peak, dict(alive.in_place), dict(best.joins),
-        dict(best.slices), seconds, graph, traffic,
+        dict(best.slices), seconds, work, graph, traffic,
     )  # fmt: skip
 
 
 def _ordered(
-    reader: MemoryReader, method: Method, time_limit: float, copied: frozenset[int]
+    reader: MemoryReader, method: Method, effort: float, copied: frozenset[int]
 ) -> tuple[MemoryGraph, OrderPlan]:
     found = reader.marked(copied=copied)
-    order = plan_order(found.graph, OrderOptions(method=method, time_limit=time_limit, liveness=LIVENESS))
+    order = plan_order(found.graph, OrderOptions(method=method, effort=effort, liveness=LIVENESS))
     verify_order(order, found.graph, LIVENESS)
     return found, order
 

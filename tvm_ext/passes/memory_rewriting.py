@@ -17,16 +17,21 @@ from tvm import relax
 
 from tvm_ext.graph import DataflowGraph
 from tvm_ext.memory import OrderOptions, choose_rewritings, plan_order
+from tvm_ext.memory.work import SECOND
 from tvm_ext.passes.isolate_concatenations import ISOLATE_ATTRIBUTE
 from tvm_ext.passes.memory_graph import LIVENESS, is_plannable, memory_graph
-from tvm_ext.passes.memory_order import TIME_LIMIT, Method
+from tvm_ext.passes.memory_order import EFFORT as ORDER_EFFORT
+from tvm_ext.passes.memory_order import Method
 from tvm_ext.passes.partial_convolution import concatenations, partial_convolutions
 
-SECONDS = 10.0
-"""Time after which no further choice is tried."""
+EFFORT = 10 * SECOND
+"""Steps of work, of about a microsecond, after which no further choice is tried."""
 
-SECONDS_TO_CONFIRM = 2.0
-"""Time for each of the two last orders: with the choice, and with none."""
+EFFORT_TO_CONFIRM = 2 * SECOND
+"""Of each of the two last orders: with the choice, and with none."""
+
+NODE_STEPS = 3000.0
+"""Of work, for each kernel of a module that is lowered on trial."""
 
 _ISOLATE = "keep concatenations out of fused kernels"
 
@@ -36,7 +41,7 @@ def memory_rewriting(
     method: Method = "optimal",
     *,
     partial: bool = True,
-    time_limit: float = SECONDS,
+    effort: float = EFFORT,
     function: str = "main",
 ) -> tvm.transform.Pass:
     """Make the pass; it works on operators, before layout and legalisation.
@@ -49,8 +54,8 @@ def memory_rewriting(
         How the order will be chosen.
     partial : bool
         Offer to take concatenations apart, which changes results by rounding.
-    time_limit : float
-        Seconds after which no further choice is tried.
+    effort : float
+        Steps of work after which no further choice is tried.
     function : str
         The Relax function to rewrite.
     """
@@ -69,10 +74,11 @@ def memory_rewriting(
 
         if any(not isinstance(tensor.nbytes, int) for tensor in build(frozenset()).tensors.values()):
             return mod
-        options = OrderOptions(method=method, time_limit=TIME_LIMIT, liveness=LIVENESS)
-        chosen = frozenset(choose_rewritings(names, build, options, time_limit=time_limit).chosen)
-        # A search that ran out of time may have flattered a choice.
-        options = replace(options, time_limit=SECONDS_TO_CONFIRM)
+        options = OrderOptions(method=method, effort=ORDER_EFFORT, liveness=LIVENESS)
+        found = choose_rewritings(names, build, options, effort=effort, node_steps=NODE_STEPS)
+        chosen = frozenset(found.chosen)
+        # A search that was given up may have flattered a choice.
+        options = replace(options, effort=EFFORT_TO_CONFIRM)
         if chosen and plan_order(build(chosen), options).peak < plan_order(build(frozenset()), options).peak:
             return _rewritten(mod, chosen, function)
         return mod

@@ -58,7 +58,7 @@ class PlannedMemory:
         Bytes that the virtual machine took from TVM's memory manager in one run, results included; None where the model
         cannot run here.
     seconds : float
-        Time the search of the order took.
+        Time the phase took that chooses the order.
     profile : MemoryProfile
         Bytes alive over time.
     graph : DataflowGraph
@@ -125,7 +125,7 @@ def _plan(
     model: ImportedModel, target: Any, name: str, summary: str, options: dict[str, Any], measure: bool
 ) -> PlannedMemory:
     modules: dict[str, tvm.IRModule] = {}
-    lowered, _, _ = lower(
+    lowered, _, phases = lower(
         model.mod,
         target,
         PipelineOptions(winograd=False, **options),
@@ -133,12 +133,11 @@ def _plan(
     )
     statistics = module_statistics(modules["memory"])
     if options["memory"] == "stock":
-        graph, seconds, bound, optimal = MemoryReader(modules["schedule"]).graph, 0.0, 0, False
+        graph, bound, optimal = MemoryReader(modules["schedule"]).graph, 0, False
     else:
         graph = planned_graph(modules["order"])
         decision = memory_decisions(modules["order"]).get("main", {})
-        seconds, bound = decision.get("seconds", 0.0), decision.get("lower_bound", 0)
-        optimal = decision.get("optimal", False)
+        bound, optimal = decision.get("lower_bound", 0), decision.get("optimal", False)
     _check_sizes(graph)
     order = given_order(graph)
     peak = liveness(graph, order, LIVENESS).peak
@@ -153,7 +152,7 @@ def _plan(
         statistics.planned_bytes,
         statistics.output_bytes,
         None if executable is None else allocated_bytes(executable, target, inputs),
-        seconds,
+        phases.get("order", 0.0) if options["memory"] != "stock" else 0.0,
         memory_profile(name, summary, graph, order),
         graph,
         tuple(order),
