@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import multiprocessing
-import shlex
 import sys
 import tempfile
 import time
@@ -37,10 +35,10 @@ import tvm
 from tvm import relax
 
 from scripts.fusion_summary import CNNS, TRANSFORMERS, summarise
+from scripts.results import add_json_option, result_path, store
 from scripts.study_models import export, operators_of, sample
 from tests.zoo import ZOO, get
 from tests.zoo.nets import shape_graphs
-from tvm_ext.bench.record import write_result
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
@@ -306,42 +304,34 @@ def main() -> None:
     """Read the command line, count, print a table and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two models of the study, the tiny ones of the zoo")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these models only; the file keeps the other rows")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these models only")
     parts = parser.add_mutually_exclusive_group()
-    parts.add_argument(
-        "--latency", action="store_true", help="only latency and ablation; the file keeps the other rows"
-    )
-    parts.add_argument("--counts", action="store_true", help="only kernels and bytes; the file keeps the other rows")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "fusion.json")
+    parts.add_argument("--latency", action="store_true", help="only latency and ablation")
+    parts.add_argument("--counts", action="store_true", help="only kernels and bytes")
+    add_json_option(parser, "fusion")
     arguments = parser.parse_args()
+    path = result_path("fusion", arguments.json, is_whole=not arguments.quick and not arguments.only)
     tiny = [name for name in ZOO if name.startswith("tiny")]
     study, zoo = (list(QUICK), tiny) if arguments.quick else (list(SOURCE), list(ZOO))
     measured = list(QUICK) if arguments.quick else [*TRANSFORMERS, *CNNS]
     ablation = ["tinybert"] if arguments.quick else list(ABLATION)
-    rows: list[dict[str, Any]] = []
-    command = None
     if arguments.only:
         chosen = (study, zoo, measured, ablation)
         study, zoo, measured, ablation = ([name for name in names if name in arguments.only] for names in chosen)
-    if arguments.latency:
-        study, zoo = [], []
-    if arguments.counts:
-        measured, ablation = [], []
-    if arguments.only or arguments.latency or arguments.counts:
-        if arguments.json.exists():
-            before = json.loads(arguments.json.read_text())
-            rows, command = before["rows"], f"{before['command']}; {shlex.join(['bench_fusion.py', *sys.argv[1:]])}"
     print(f"{'model':18}{'operators':>10}{'stock':>7}{'kernels':>8}{'rate':>7}{'source':>7}{'MiB':>9}{'stock MiB':>10}")
-    parts_of = ((study_row, study), (zoo_row, zoo), (latency_row, measured), (ablation_row, ablation))
-    for make, names in parts_of:
-        for name in names:
-            row = make(name)
-            same = [number for number, old in enumerate(rows) if (old["model"], old["kind"]) == (name, row["kind"])]
-            rows[same[0] if same else len(rows) :] = [row, *rows[same[0] + 1 if same else len(rows) :]]
-            show(row)
-            write_result(
-                arguments.json, name="fusion", rows=rows, summary=summarise(rows, [*STAGES][1:]), command=command
-            )
+    parts_of = {
+        "counts": ((study_row, study), (zoo_row, zoo)),
+        "latency": ((latency_row, measured), (ablation_row, ablation)),
+    }
+    for part, of_part in parts_of.items():
+        if (part == "counts" and arguments.latency) or (part == "latency" and arguments.counts):
+            continue
+        rows = []
+        for make, names in of_part:
+            for name in names:
+                rows.append(make(name))
+                show(rows[-1])
+        store(path, "fusion", rows, summarise(rows, [*STAGES][1:]), part)
 
 
 def show(row: dict[str, Any]) -> None:

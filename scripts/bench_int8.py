@@ -19,12 +19,12 @@ import onnx
 import tvm
 from tvm import te
 
+from scripts.results import add_json_option, result_path, store
 from tests.integer_reference import run_integers
 from tests.zoo import get
 from tests.zoo.entry import Entry
 from tests.zoo.quantized import quantized
 from tvm_ext.bench import compare
-from tvm_ext.bench.record import write_result
 from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.quantized import conv2d_int8
 from tvm_ext.schedules.cpu import RULES
@@ -160,8 +160,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="MobileNetV2 only, few runs")
     parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/int8.json")
+    add_json_option(parser, "int8")
     arguments = parser.parse_args()
+    path = result_path("int8", arguments.json, is_whole=not arguments.quick)
     best = peak()
     shares = {shape: layer(*shape) / best for shape in LAYERS}
     print(f"peak {best / 1e9:.0f} GMAC/s a core")
@@ -178,7 +179,7 @@ def main() -> int:
     }
     print(summary)
     layers = [{"convolution": list(shape), "peak_share": round(share, 3)} for shape, share in shares.items()]
-    write_result(arguments.json, name="int8", rows=[*rows, *layers], summary=summary)
+    store(path, "int8", [*rows, *layers], summary)
     return 0
 
 

@@ -6,7 +6,6 @@ Run: python scripts/bench_memory.py [--quick] [--json PATH] [--plots FOLDER] [NA
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -24,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
+from scripts.results import add_json_option, result_path, store
 from tests.memory.graphs import large_graph, stacked_cells, wide_graph
 from tests.zoo import get
 from tests.zoo.nets.cells import cells
-from tvm_ext.bench.record import write_result
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import breadth_first_order, liveness
 from tvm_ext.memory import off_chip_traffic, plan_order, plan_traffic_order
@@ -136,14 +135,6 @@ def growth() -> list[dict[str, Any]]:
     return rows
 
 
-def kept_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Rows of graphs in an earlier result, by name."""
-    if not path.exists():
-        return {}
-    rows = json.loads(path.read_text())["rows"]
-    return {row["name"]: row for row in rows if row["kind"] != "search"}
-
-
 def mean_ratio(values: Sequence[float]) -> float:
     """Geometric mean; 1 of nothing."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else 1.0
@@ -188,25 +179,21 @@ def summarise(rows: Sequence[dict[str, Any]], searches: Sequence[dict[str, Any]]
 def main() -> None:
     """Measure, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", help="graphs to measure (default: all); the others keep their rows in the result of --json"
-    )
+    parser.add_argument("names", nargs="*", help="graphs to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--no-latency", action="store_true", help="do not time the modules")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the result as JSON")
+    add_json_option(parser, "memory")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw bytes alive over time, one PNG a graph")
     options = parser.parse_args()
     names = options.names or (QUICK if options.quick else (*cells(), *NETS))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    kept = kept_rows(options.json) if options.names and options.json is not None else {}
+    is_whole = not (options.names or options.quick or options.no_latency)
+    path, kept = result_path("memory", options.json, is_whole), {}
     searches = growth()
     for name, kind, model in models(names):
         row = measure(name, kind, model, 0 if options.no_latency else LATENCY_RUNS, options.plots)
         kept[name] = row
         print(f"{name}: {row}", file=sys.stderr, flush=True)
-        if options.json is not None:
-            rows = [kept[known] for known in (*cells(), *NETS) if known in kept]
-            write_result(options.json, name="memory", rows=[*rows, *searches], summary=summarise(rows, searches))
     rows = [kept[known] for known in (*cells(), *NETS) if known in kept]
     table = Table(title="bytes alive at once (KiB), arena and TVM's plan")
     for title in (
@@ -227,6 +214,7 @@ def main() -> None:
         table.add_row(row["name"], *sizes, f"{row['order_seconds']:.2f}")
     console.print(table)
     summary = summarise(rows, searches)
+    store(path, "memory", [*rows, *searches], summary)
     for key, value in summary.items():
         console.print(f"{key}: {value}")
 

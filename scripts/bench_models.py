@@ -1,14 +1,14 @@
 """The zoo's float32 models, untuned: stock TVM, tvm_ext, onnxruntime and OpenVINO side by side; int8; single kernels.
 
-Run on a quiet machine: python scripts/bench_models.py [--quick] [--only NAME ...] [--json PATH]. With --only, the rows
-of other models, of kernels and of int8 models stay as they are in the file.
+Run on a quiet machine: python scripts/bench_models.py [--quick] [--only NAME ...] [--part PART ...] [--json PATH]. Runs
+with --quick or --only are for the screen: figures that are quoted are of all models.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -16,15 +16,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from scripts import bench_int8, kernel_shares
+from scripts.results import add_json_option, result_path, store
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
-from tvm_ext.bench.record import write_result
 from tvm_ext.threads import physical_cores
 
 PEERS = ("onnxruntime", "openvino")
 STOCK_SLOWDOWN = 150
 """About how much slower stock TVM is: models that would keep it busy for too long are measured without it."""
 QUICK = ("resnet18", "mobilenet_v2", "squeezenet", "ppocr_det", "minilm", "tinybert")
+
+
+PARTS = ("kernels", "models", "int8")
+FAMILIES = {
+    "cnn": "cnns_vs_best_peer",
+    "transformer": "transformers_vs_best_peer",
+    "irregular": "irregular_vs_best_peer",
+    "recurrent": "recurrent_vs_best_peer",
+    "audio": "audio_vs_best_peer",
+}
+"""The figure of each family of models."""
 
 
 def measure_model(name: str, engines: list[str], budget: float, stock_limit: float) -> dict[str, Any]:
@@ -57,25 +68,47 @@ def measure_model(name: str, engines: list[str], budget: float, stock_limit: flo
     return row
 
 
-def summarise(rows: list[dict[str, Any]], kernels: list[dict[str, Any]]) -> dict[str, float]:
-    """Figures of merit over all models and kernels."""
-    summary: dict[str, float] = {"models": len(rows)}
-    best = [row["vs_best_peer"] for row in rows if "vs_best_peer" in row]
-    stock = [row["vs_stock_tvm"] for row in rows if "vs_stock_tvm" in row]
+def agree(row: dict[str, Any]) -> bool:
+    """Whether a model computes what the others do, within its own bound; a model that does not has no latency."""
+    error = row.get("relative_error")
+    return error is not None and error <= ZOO[row["model"]].tolerance
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Figures of merit over all models whose outputs agree with the others'."""
+    counted = [row for row in rows if agree(row)]
+    summary: dict[str, float] = {"models": len(counted), "models_that_disagree": len(rows) - len(counted)}
+    best = {row["model"]: row["vs_best_peer"] for row in counted if "vs_best_peer" in row}
+    stock = [row["vs_stock_tvm"] for row in counted if "vs_stock_tvm" in row]
     runtime = [
-        row["tvm_ext_ms"] / row["onnxruntime_ms"] for row in rows if row.get("tvm_ext_ms") and row.get("onnxruntime_ms")
+        row["tvm_ext_ms"] / row["onnxruntime_ms"]
+        for row in counted
+        if row.get("tvm_ext_ms") and row.get("onnxruntime_ms")
     ]
     if best:
-        summary |= {"untuned_vs_best_peer": geometric_mean(best), "worst_vs_best_peer": max(best)}
+        summary |= {"untuned_vs_best_peer": geometric_mean(best.values()), "worst_vs_best_peer": max(best.values())}
+        others = [ratio for name, ratio in best.items() if not name.startswith("silero")]
+        if others:  # six variants of one small model would count as much as six models
+            summary["without_silero"] = geometric_mean(others)
+    for family in dict.fromkeys(row["family"] for row in counted):
+        of_family = [row["vs_best_peer"] for row in counted if row["family"] == family and "vs_best_peer" in row]
+        if of_family:
+            summary[FAMILIES[family]] = geometric_mean(of_family)
     if runtime:
         summary["untuned_vs_onnxruntime"] = geometric_mean(runtime)
-    resnet = [row["compile_seconds"] for row in rows if row["model"] == "resnet50" and "compile_seconds" in row]
+    resnet = [row["compile_seconds"] for row in counted if row["model"] == "resnet50" and "compile_seconds" in row]
     if resnet:
         summary["resnet50_compile_seconds"] = resnet[0]
     if stock:
         summary |= {"untuned_vs_stock_tvm": geometric_mean(stock), "models_with_stock_tvm": len(stock)}
+    return summary
+
+
+def summarise_kernels(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Figures of merit over single kernels."""
+    summary: dict[str, float] = {}
     shares: dict[str, list[float]] = {}
-    for row in kernels:
+    for row in rows:
         for key in ("share_of_peak", "share_of_copy"):
             if key in row:
                 shares.setdefault(row["family"], []).append(row[key])
@@ -93,11 +126,30 @@ def summarise(rows: list[dict[str, Any]], kernels: list[dict[str, Any]]) -> dict
     return summary
 
 
+def measure_models(names: Sequence[str], budget: float, stock_limit: float) -> list[dict[str, Any]]:
+    """Measure models, and print a line for each."""
+    engines, rows = ["tvm_ext", *PEERS], []
+    for name in names:
+        reason = ZOO[name].missing()
+        if reason:
+            print(f"{name}: left out, {reason}")
+            continue
+        row = measure_model(name, engines, budget, stock_limit)
+        rows.append(row)
+        shown = (*engines, "tvm")
+        times = " ".join(f"{engine} {row[f'{engine}_ms']:.2f}" for engine in shown if row.get(f"{engine}_ms"))
+        failed = " ".join(f"{engine}: {row[f'{engine}_error']}" for engine in shown if row.get(f"{engine}_error"))
+        failed += "" if agree(row) else " outputs differ: does not count"
+        print(f"{name:20} {times}  vs best peer {row.get('vs_best_peer', float('nan')):.2f} {failed}", flush=True)
+    return rows
+
+
 def main() -> None:
     """Measure, print a table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few models, no stock TVM")
     parser.add_argument("--only", nargs="*", help="names of models")
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=PARTS, help="what to measure; all by default")
     parser.add_argument(
         "--stock-limit",
         type=float,
@@ -105,40 +157,32 @@ def main() -> None:
         help="seconds that a run of stock TVM may be expected to take; 0: none",
     )
     parser.add_argument("--budget", type=float, default=4.0, help="seconds of timed runs for each engine")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/models.json")
+    add_json_option(parser, "models")
     arguments = parser.parse_args()
+    path = result_path("models", arguments.json, is_whole=not arguments.quick and not arguments.only)
     names = arguments.only or (
         QUICK if arguments.quick else [name for name, entry in ZOO.items() if entry.kind != "tiny"]
     )
-    engines = ["tvm_ext", *PEERS]
-    stock_limit = 0.0 if arguments.quick else arguments.stock_limit
-    if arguments.only and arguments.json.exists():
-        known = json.loads(arguments.json.read_text())["rows"]
-        kernels = [row for row in known if "kernel" in row]
-        integer = [row for row in known if "form" in row]
-        kept = {row["model"]: row for row in known if "kernel" not in row and "form" not in row}
-    else:
-        kernels, integer, kept = kernel_shares.measure(), [], {}
-    for name in names:
-        reason = ZOO[name].missing()
-        if reason:
-            print(f"{name}: left out, {reason}")
-            continue
-        kept[name] = row = measure_model(name, engines, arguments.budget, stock_limit)
-        shown = (*engines, "tvm")
-        times = " ".join(f"{engine} {row[f'{engine}_ms']:.2f}" for engine in shown if row.get(f"{engine}_ms"))
-        failed = " ".join(f"{engine}: {row[f'{engine}_error']}" for engine in shown if row.get(f"{engine}_error"))
-        print(f"{name:20} {times}  vs best peer {row.get('vs_best_peer', float('nan')):.2f} {failed}", flush=True)
-    rows = [kept[name] for name in ZOO if name in kept]
-    if not arguments.only:
+    if "kernels" in arguments.part and not arguments.only:
+        kernels = kernel_shares.measure()
+        show(summarise_kernels(kernels))
+        store(path, "models", kernels, summarise_kernels(kernels), "kernels")
+    if "models" in arguments.part:
+        rows = measure_models(names, arguments.budget, 0.0 if arguments.quick else arguments.stock_limit)
+        show(summarise(rows))
+        notes = sorted({note for row in rows for note in row["notes"]})
+        store(path, "models", rows, summarise(rows), "models", notes)
+    if "int8" in arguments.part and not arguments.only:
         models = bench_int8.QUICK_MODELS if arguments.quick else bench_int8.MODELS
         integer = [row for name in models for row in bench_int8.measure(name, physical_cores(), arguments.budget)]
-    summary = summarise(rows, kernels)
-    if integer:
-        summary |= bench_int8.summarise(integer)
+        show(bench_int8.summarise(integer))
+        store(path, "models", integer, bench_int8.summarise(integer), "int8")
+
+
+def show(summary: Mapping[str, float]) -> None:
+    """Print figures of merit."""
     for key, value in summary.items():
         print(f"{key:28} {value:.4g}")
-    write_result(arguments.json, name="models", rows=[*rows, *integer, *kernels], summary=summary)
 
 
 if __name__ == "__main__":

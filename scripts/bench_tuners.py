@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from scripts import tuned_models, tuning_loops
-from tvm_ext.bench.record import write_result
+from scripts.results import add_json_option, result_path, store
 from tvm_ext.threads import physical_cores
 from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.replay.experiment import (
@@ -41,6 +41,17 @@ Part = tuple[list[dict[str, Any]], dict[str, float]]
 BUDGET = 1024
 BASELINE = "autotvm_sa"
 ARMS = ("sa_as", "chameleon", "ppo", "sa_as_tiles", "chameleon_tiles", "sa_as_shared", "chameleon_shared")
+FIGURES = (
+    ("fewer_measurements_sa_as", "sa_as_tiles", "fewer_measurements"),
+    ("fewer_measurements_ppo_as", "chameleon_tiles", "fewer_measurements"),
+    ("fewer_measurements_sa_as_same_model", "sa_as", "fewer_measurements"),
+    ("fewer_measurements_ppo_as_same_model", "chameleon", "fewer_measurements"),
+    ("fewer_measurements_sa_as_shared", "sa_as_shared", "fewer_measurements"),
+    ("fewer_measurements_ppo_as_shared", "chameleon_shared", "fewer_measurements"),
+    ("fewer_measurements_oracle", "oracle", "fewer_measurements"),
+    ("fewer_steps_ppo", "ppo", "fewer_queries"),
+)
+"""Key, tuner and column; with ``_chosen_on`` behind the key, of the landscapes that the recipes were chosen on."""
 CONTROLS = (
     "autotvm_sa_tiles",
     "sa_as_tiles_unrefined",
@@ -160,46 +171,45 @@ def _speed(runs: list[Run], name: str) -> float:
 
 
 def replay_part(arguments: argparse.Namespace) -> Part:
-    """Compare tuners on simulated landscapes."""
-    seeds = arguments.seeds
-    layers = LAYERS[1:7:5] if arguments.quick else LAYERS
-    tasks = layers if arguments.quick else (*LAYERS, *set_difference(TASKS, LAYERS))
+    """Compare tuners on simulated landscapes.
+
+    The recipes were chosen on the layers L1 to L8; what counts are the other landscapes.
+    """
+    seeds, arms = arguments.seeds, tuple(arguments.arms.split(","))
+    chosen_on = LAYERS[1:7:5] if arguments.quick else LAYERS
+    others = () if arguments.quick else set_difference(TASKS, LAYERS)
     if arguments.tasks:
-        tasks = tuple(task for task in tasks if task.name in arguments.tasks.split(","))
-    runs = replay(tasks, tuple(arguments.arms.split(",")), seeds, arguments.log, arguments.recorded)
-    rows = compare(runs)
-    oracle = [oracle_run(SimulatedLandscape(task), BUDGET) for task in tasks]
-    bound = fewer_measurements([*runs, *oracle], BASELINE, "oracle", BUDGET)
-    rows.append(
-        {
-            "tuner": "oracle",
-            "tasks": len(bound),
-            "fewer_measurements": round(geometric_mean([ratio for ratio, _ in bound.values()]), 3),
-            "by_task": {task: [round(ratio, 3), reached] for task, (ratio, reached) in bound.items()},
-        }
-    )
+        wanted = arguments.tasks.split(",")
+        chosen_on, others = (tuple(task for task in tasks if task.name in wanted) for tasks in (chosen_on, others))
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, float] = {"replay_tasks": len(others)}
+    for label, tasks in (("other", others), ("chosen on", chosen_on)):
+        if not tasks:
+            continue
+        runs = replay(tasks, arms, seeds, arguments.log, arguments.recorded)
+        oracle = [oracle_run(SimulatedLandscape(task), BUDGET) for task in tasks]
+        bound = fewer_measurements([*runs, *oracle], BASELINE, "oracle", BUDGET)
+        found = compare(runs)
+        found.append(
+            {
+                "tuner": "oracle",
+                "tasks": len(bound),
+                "fewer_measurements": round(geometric_mean([ratio for ratio, _ in bound.values()]), 3),
+                "by_task": {task: [round(ratio, 3), reached] for task, (ratio, reached) in bound.items()},
+            }
+        )
+        if label == "other":
+            summary["replay_seeds"] = min((row["seeds"] for row in found if row["tuner"] in arms), default=0)
+        for key, tuner, figure in FIGURES:
+            values = [row[figure] for row in found if row["tuner"] == tuner]
+            if values:
+                summary[key if label == "other" else f"{key}_chosen_on"] = values[0]
+        rows += [{"landscapes": label, **row} for row in found]
     if arguments.controls:
-        rows += compare(replay(layers, CONTROLS, seeds, arguments.log, arguments.recorded))
+        controls = compare(replay(chosen_on, CONTROLS, seeds, arguments.log, arguments.recorded))
+        rows += [{"landscapes": "chosen on", **row} for row in controls]
     for row in rows:
         print({key: value for key, value in row.items() if key != "by_task"})
-    summary: dict[str, float] = {
-        "replay_tasks": len(tasks),
-        "replay_seeds": min((row["seeds"] for row in rows if row["tuner"] in arguments.arms.split(",")), default=0),
-    }
-    figures = (
-        ("fewer_measurements_sa_as", "sa_as_tiles", "fewer_measurements"),
-        ("fewer_measurements_ppo_as", "chameleon_tiles", "fewer_measurements"),
-        ("fewer_measurements_sa_as_same_model", "sa_as", "fewer_measurements"),
-        ("fewer_measurements_ppo_as_same_model", "chameleon", "fewer_measurements"),
-        ("fewer_measurements_sa_as_shared", "sa_as_shared", "fewer_measurements"),
-        ("fewer_measurements_ppo_as_shared", "chameleon_shared", "fewer_measurements"),
-        ("fewer_measurements_oracle", "oracle", "fewer_measurements"),
-        ("fewer_steps_ppo", "ppo", "fewer_queries"),
-    )
-    for key, tuner, figure in figures:
-        found = next((row for row in rows if row["tuner"] == tuner), None)
-        if found is not None:
-            summary[key] = found[figure]
     return rows, summary
 
 
@@ -277,7 +287,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
 
 
 def main() -> int:
-    """Run the parts asked for; rows and figures of the other parts stay as they are in the file."""
+    """Run the parts asked for; each has its own section in the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
@@ -290,20 +300,18 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME", help="models to tune; all by default")
     parser.add_argument("--trials", type=int, help="measurements of a search on this machine")
     parser.add_argument("--log", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/tuners.json")
+    add_json_option(parser, "tuners")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seeds = min(arguments.seeds, 3)
     os.environ.setdefault("TVM_NUM_THREADS", str(physical_cores()))  # TVM's own search runs with as many as ours
     wanted = [name for name in PARTS if getattr(arguments, name)] or list(PARTS)
-    document = json.loads(arguments.json.read_text()) if arguments.json.exists() else {"rows": [], "summary": {}}
+    chosen = arguments.quick or arguments.only or arguments.tasks or arguments.arms != ",".join(ARMS)
+    path = result_path("tuners", arguments.json, is_whole=not chosen)
     for name in wanted:
         rows, summary = PARTS[name](arguments)
         print(summary)
-        document["rows"] = [row for row in document["rows"] if row.get("part") != name]
-        document["rows"] += [{"part": name, **row} for row in rows]
-        document["summary"] |= summary
-        write_result(arguments.json, name="tuners", rows=document["rows"], summary=document["summary"])
+        store(path, "tuners", [{"part": name, **row} for row in rows], summary, name)
     return 0
 
 

@@ -22,6 +22,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from scripts.results import add_json_option, result_path, store
 from tests.vta.comparing import run_both
 from tests.vta.digits import accuracy, digits, relax_module, trained_network
 from tests.vta.integer_reference import run_network
@@ -29,7 +30,6 @@ from tests.vta.random_programs import flip_bits, random_program
 from tests.vta.recordings import GOLDEN
 from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tests.zoo import get
-from tvm_ext.bench.record import write_result
 from tvm_ext.frontend import import_model
 from tvm_ext.target import native_target
 from tvm_ext.tuners.recipes import recipe
@@ -297,8 +297,9 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer programs, shorter streams")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/vta.json")
+    add_json_option(parser, "vta")
     arguments = parser.parse_args()
+    path = result_path("vta", arguments.json, is_whole=not arguments.quick)
     rows: list[dict[str, Any]] = []
     for name in CONFIGS:
         speed = convolutions(load_config(name), 50 if arguments.quick else 150) / 1e9
@@ -351,7 +352,7 @@ def main() -> int:
         summary["resnet18_cycles"] = network["cycles"]
         summary["resnet18_network_cycles"] = network["network_cycles"]
         summary["resnet18_seconds"] = network["simulated_seconds"]
-    write_result(arguments.json, name="vta", rows=rows, summary=summary)
+    store(path, "vta", rows, summary)
     return 0 if exact and passed == len(GOLDEN) else 1
 
 

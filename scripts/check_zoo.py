@@ -14,8 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 import tvm_ext
+from scripts.results import add_json_option, result_path, store
 from tests.zoo import ZOO, Entry
-from tvm_ext.bench.record import write_result
 from tvm_ext.errors import TvmExtError
 from tvm_ext.verify import compare_outputs, onnxruntime_outputs
 
@@ -81,8 +81,9 @@ def main() -> int:
     """Check the zoo; exit 1 when a model differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=None, help="names of models")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/zoo.json")
+    add_json_option(parser, "zoo")
     arguments = parser.parse_args()
+    path = result_path("zoo", arguments.json, is_whole=arguments.only is None)
     rows = []
     for entry in ZOO.values():
         if arguments.only is not None and entry.name not in arguments.only:
@@ -105,8 +106,8 @@ def main() -> int:
         "trained_agree": sum(row["state"] == "agrees" for row in trained),
     }
     print(summary)
+    store(path, "zoo", rows, summary)
     if arguments.only is None:
-        write_result(arguments.json, name="zoo", rows=rows, summary=summary)
         (ROOT / "docs/models.md").write_text(page(rows))
     return int(summary["differ"] > 0)
 

@@ -65,6 +65,9 @@ def tuned(models: Sequence[str], trials: int, budget: float) -> list[dict[str, A
         for engine in engines:
             row[f"{engine.label}_ms"] = measured[engine.label].median_ms
         row["tuned_vs_untuned"] = ratio
+        row["relative_error"] = measured["tuned"].relative_error
+        row["agrees"] = row["relative_error"] is not None and row["relative_error"] <= entry.tolerance
+        row["notes"] = list(measured.notes)
         peers = [row[f"{peer}_ms"] for peer in PEERS if row[f"{peer}_ms"]]
         if row["tuned_ms"] and peers:
             row["vs_best_peer"] = row["tuned_ms"] / min(peers)
@@ -100,7 +103,9 @@ def paired(imported: Any, folder: str, inputs: Mapping[str, np.ndarray], rounds:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means over the models, and how many there are."""
+    """Geometric means over the models whose outputs agree with the others', and how many these are."""
+    disagree = [row for row in rows if not row["agrees"]]
+    rows = [row for row in rows if row["agrees"]]
 
     def ratio(engine: str) -> float:
         pairs = [(row["tuned_ms"], row[f"{engine}_ms"]) for row in rows if row["tuned_ms"] and row[f"{engine}_ms"]]
@@ -108,6 +113,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
     return {
         "tuned_models": len(rows),
+        "tuned_models_that_disagree": len(disagree),
         "tuned_vs_best_peer": round(geometric_mean([row["vs_best_peer"] for row in rows if "vs_best_peer" in row]), 4),
         "tuned_vs_onnxruntime": ratio("onnxruntime"),
         "tuned_vs_untuned": round(geometric_mean([row["tuned_vs_untuned"] for row in rows]), 4),

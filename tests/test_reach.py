@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from scripts.reach_tables import page
+from tvm_ext.bench.sections import joined, machine_kind
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (DOCS / "reach.md").read_text().splitlines()
+    for line in (DOCS / "reach.md").read_text().partition("## Every kind of machine")[0].splitlines()
     if line.startswith("|") and not line.startswith(("| goal", "|---"))
 ]
 QUOTE = re.compile(
@@ -38,3 +41,20 @@ def test_quoted_figures(row: list[str]) -> None:
         assert float(written) == float(text), (
             f"{quote['file']}.json has {quote['key']} = {value}, the ledger says {text}"
         )
+
+
+def test_every_kind_of_machine_is_shown() -> None:
+    text = (DOCS / "reach.md").read_text()
+    assert text == page(text, DOCS / "results"), "run: python scripts/reach_tables.py"
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_result_files_say_what_each_figure_is_of(path: Path) -> None:
+    document = json.loads(path.read_text())
+    assert document["name"] == path.stem
+    assert document == joined(document["name"], document["sections"]), "the summary is that of the sections"
+    for section in document["sections"]:
+        assert {"machine_kind", "part", "commit", "machine", "versions", "date", "command", "rows"} <= set(section)
+        assert section["machine_kind"] == machine_kind(section["machine"])
+    places = [(section["machine_kind"], section["part"]) for section in document["sections"]]
+    assert len(places) == len(set(places))

@@ -64,6 +64,22 @@ def test_a_file_without_sections_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert [item["summary"]["y"] for item in document["sections"]] == [1.0, 2.0]
 
 
+def test_figures_of_parts_that_ran_elsewhere_stay_and_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "n.json"
+    on(ZEN4, monkeypatch)
+    sections.update_result(path, name="n", part="a", rows=[], summary={"a": 1.0, "stale": 1.0})
+    sections.update_result(path, name="n", part="b", rows=[], summary={"b": 2.0})
+    on(ZEN5, monkeypatch)
+    document = sections.update_result(path, name="n", part="a", rows=[], summary={"a": 3.0})
+    assert document["summary"] == {"a": 3.0, "b": 2.0, "stale": 1.0}
+    assert document["summary_of"] == {"a": "Zen 5, 2 cores", "b": "Zen 4, 2 cores", "stale": "Zen 4, 2 cores"}
+    on(ZEN4, monkeypatch)
+    document = sections.update_result(path, name="n", part="a", rows=[], summary={"a": 4.0})
+    assert document["summary"] == {"a": 4.0, "b": 2.0}
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"name": "other", "sections": []}'])
 def test_other_files_are_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "n.json"

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.nets.shape_graphs import vgg16
+from tvm_ext import __version__
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.fusion import profile_database
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.profile_database import ProfileDatabase
 from tvm_ext.graph.mapping_types import MappingType
+from tvm_ext.passes.fusion_latency import SHIPPED
 
 GRAPH = operator_graph(vgg16())
 
@@ -171,3 +173,38 @@ def test_without_a_file() -> None:
     assert database.latency(GRAPH, [0]) > 0
     database.save()
     assert len(database) == 1
+
+
+def test_entries_of_another_version_are_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    old = ProfileDatabase(path, "llvm", package="0.0.9", machine=lambda: "Zen 4, 2 cores")
+    for members in ([0], [1]):
+        old.note(GRAPH, members, 1.0)
+    old.save()
+    new = ProfileDatabase(path, "llvm", package="0.1.0", machine=lambda: "Zen 5, 2 cores")
+    assert new.measured(GRAPH, [0]) is None
+    new.note(GRAPH, [0], 2.0)
+    new.save()
+    found = {entry["package"]: entry for entry in json.loads(path.read_text())["entries"].values()}
+    assert found["0.0.9"]["machine"] == "Zen 4, 2 cores", "what was not measured again stays"
+    assert (found["0.1.0"]["seconds"], found["0.1.0"]["machine"]) == (2.0, "Zen 5, 2 cores")
+    again = ProfileDatabase(path, "llvm", package="0.1.0")
+    assert [again.measured(GRAPH, members) for members in ([0], [1])] == [2.0, None]
+
+
+def test_an_estimate_takes_the_place_of_another_versions_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    old = ProfileDatabase(path, "llvm", package="0.0.9")
+    old.note(GRAPH, [0], 1.0)
+    old.save()
+    new = ProfileDatabase(path, "llvm", package="0.1.0")
+    estimate = new.latency(GRAPH, [0])
+    new.save()
+    assert ProfileDatabase(path, "llvm", package="0.1.0").latency(GRAPH, [0]) == estimate != 1.0
+
+
+def test_what_comes_with_the_package_is_of_this_version_and_says_of_which_machine() -> None:
+    entries = json.loads(SHIPPED.read_text())["entries"].values()
+    assert entries
+    assert {entry["package"] for entry in entries} == {__version__}
+    assert all(entry["machine"] and entry["source"] == "measured" for entry in entries)

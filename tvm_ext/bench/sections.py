@@ -85,9 +85,10 @@ def update_result(
     Returns
     -------
     dict
-        The document as written: ``name``, ``summary`` (of the sections of this kind of machine) and ``sections``, each
-        with ``machine_kind``, ``part``, ``commit``, ``machine``, ``versions``, ``date``, ``command``, ``rows``,
-        ``summary`` and ``notes``.
+        The document as written: ``name``, ``summary``, ``summary_of`` and ``sections``. The summary joins those of all
+        sections; where several have a key, the kind of machine that ran last counts, and of that the newest run.
+        ``summary_of`` names the kind of machine of each key. A section is a mapping with ``machine_kind``, ``part``,
+        ``commit``, ``machine``, ``versions``, ``date``, ``command``, ``rows``, ``summary`` and ``notes``.
 
     Raises
     ------
@@ -103,13 +104,7 @@ def update_result(
         sections = [
             other for other in read_sections(path, name) if (other["machine_kind"], other["part"]) != (kind, part)
         ]
-        sections.append(section)
-        sections.sort(key=lambda item: (item["machine_kind"], item["part"]))
-        joined: dict[str, float] = {}
-        for item in sections:
-            if item["machine_kind"] == kind:
-                joined.update(item["summary"])
-        document = {"name": name, "summary": joined, "sections": sections}
+        document = joined(name, [*sections, section])
         text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         write_atomically(path, text, make_folders=True)
     return document
@@ -137,6 +132,19 @@ def read_sections(path: Path, name: str) -> list[dict[str, Any]]:
         return list(document["sections"])
     del document["name"]
     return [{"machine_kind": machine_kind(document["machine"]), "part": "", "commit": None, **document}]
+
+
+def joined(name: str, sections: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make the document of some sections; see :func:`update_result`."""
+    by_date = sorted(sections, key=lambda item: str(item["date"]))  # of the same second: the last of the list
+    latest = by_date[-1]["machine_kind"] if by_date else ""
+    summary: dict[str, float] = {}
+    kinds: dict[str, str] = {}
+    for item in sorted(by_date, key=lambda item: item["machine_kind"] == latest):
+        summary.update(item["summary"])
+        kinds.update(dict.fromkeys(item["summary"], item["machine_kind"]))
+    ordered = sorted(sections, key=lambda item: (item["machine_kind"], item["part"]))
+    return {"name": name, "summary": summary, "summary_of": kinds, "sections": ordered}
 
 
 @contextmanager

@@ -4,6 +4,12 @@ An entry is a number of seconds under a key that says all it depends on: the ope
 and how they are connected, the target, and the version of TVM. It was measured, or estimated by a cost model; a
 measurement replaces an estimate, and never the other way round.
 
+Each entry says which version of this package and what kind of machine it is of. One of another version is not used, as
+kernels are scheduled differently there; it stays in the file until it is measured anew. The machine decides nothing: an
+entry counts for its target wherever a module is compiled for that, so that two machines compile the same code, and for
+no other target. Seconds are not carried over from one target to another either: what they would decide is which of two
+ways is faster, and a common factor says nothing about that.
+
 The file is JSON. It is written to a temporary file first and then renamed, so that a crash leaves the old one; writers
 take turns by a lock and keep each other's entries. A file that cannot be read is moved aside, with a warning that says
 where to.
@@ -21,7 +27,7 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,10 +43,12 @@ _PATIENCE = 10.0  # seconds to wait for another process that writes
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of one block, and where they come from."""
+    """Seconds of one block, and where they come from: version of this package, kind of machine (empty: not known)."""
 
     seconds: float
     source: Literal["measured", "model"]
+    package: str = ""
+    machine: str = ""
 
 
 class ProfileDatabase:
@@ -58,6 +66,10 @@ class ProfileDatabase:
         Estimates the seconds of a block.
     version : str, optional
         Version of TVM; the installed one when not given.
+    package : str
+        Version of this package, whose entries count.
+    machine : callable
+        Names the kind of this machine, for new entries.
 
     Raises
     ------
@@ -72,6 +84,8 @@ class ProfileDatabase:
         measure: Latency | None = None,
         model: Latency | None = None,
         version: str | None = None,
+        package: str = "",
+        machine: Callable[[], str] = lambda: "",
     ) -> None:
         self.path = None if path is None else Path(path)
         if self.path is not None and self.path.is_dir():
@@ -79,7 +93,8 @@ class ProfileDatabase:
         self._prefix = f"{target} | tvm {version or importlib.metadata.version('apache-tvm')}"
         self._measure = measure
         self._model = model or LinearModel().seconds
-        self._entries = {} if self.path is None else _read(self.path)
+        self._package, self._machine = package, machine
+        self._entries = self._current({} if self.path is None else _read(self.path))
         self._new: dict[str, Profile] = {}
 
     def __len__(self) -> int:
@@ -108,9 +123,9 @@ class ProfileDatabase:
         found = self._entries.get(key)
         if found is None or (found.source == "model" and self._measure is not None):
             if self._measure is not None:
-                found = Profile(self._measure(graph, members), "measured")
+                found = self._profile(self._measure(graph, members), "measured")
             else:
-                found = Profile(self._model(graph, members), "model")
+                found = self._profile(self._model(graph, members), "model")
             self._entries[key] = self._new[key] = found
         return found.seconds
 
@@ -122,7 +137,13 @@ class ProfileDatabase:
     def note(self, graph: OperatorGraph, members: Collection[int], seconds: float) -> None:
         """Note the measured seconds of a block."""
         key = self.key(graph, members)
-        self._entries[key] = self._new[key] = Profile(seconds, "measured")
+        self._entries[key] = self._new[key] = self._profile(seconds, "measured")
+
+    def _profile(self, seconds: float, source: Literal["measured", "model"]) -> Profile:
+        return Profile(seconds, source, self._package, self._machine())
+
+    def _current(self, entries: dict[str, Profile]) -> dict[str, Profile]:
+        return {key: entry for key, entry in entries.items() if entry.package == self._package}
 
     def save(self) -> None:
         """Write new entries to the file, beside those that others have written meanwhile.
@@ -139,12 +160,13 @@ class ProfileDatabase:
             with _lock(self.path):
                 merged = _read(self.path)
                 for key, entry in self._new.items():
-                    if entry.source == "measured" or key not in merged:
+                    known = merged.get(key)
+                    if entry.source == "measured" or known is None or known.package != self._package:
                         merged[key] = entry
                 _write(self.path, merged)
         except OSError as error:
             raise OutputError(f"profile database: cannot write {self.path}: {error.strerror or error}") from None
-        self._entries, self._new = merged | self._entries, {}
+        self._entries, self._new = self._current(merged) | self._entries, {}
 
 
 def _read(path: Path) -> dict[str, Profile]:
@@ -170,7 +192,7 @@ def _profile(value: Any) -> Profile:
     seconds = float(value["seconds"])
     if value["source"] not in ("measured", "model") or not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"an entry {value!r} is no latency")
-    return Profile(seconds, value["source"])
+    return Profile(seconds, value["source"], str(value.get("package", "")), str(value.get("machine", "")))
 
 
 def _moved_aside(path: Path, reason: str) -> dict[str, Profile]:
@@ -189,7 +211,7 @@ def _moved_aside(path: Path, reason: str) -> dict[str, Profile]:
 def _write(path: Path, entries: dict[str, Profile]) -> None:
     data = {
         "format": FORMAT,
-        "entries": {key: {"seconds": entry.seconds, "source": entry.source} for key, entry in sorted(entries.items())},
+        "entries": {key: vars(entry) for key, entry in sorted(entries.items())},
     }
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

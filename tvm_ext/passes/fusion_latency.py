@@ -1,8 +1,8 @@
 """Latencies of blocks, measured where no measurement is on record: the yellow cells of the combination table.
 
 A block is compiled as the pipeline compiles it, run on random data, and its time noted in a
-:class:`~tvm_ext.fusion.profile_database.ProfileDatabase`. Entries for common models come with the package; they are
-used on the machine they were measured on, and elsewhere only what is measured there counts.
+:class:`~tvm_ext.fusion.profile_database.ProfileDatabase`. Entries for common models come with the package; they count
+for the target they were measured for, and for other targets only what is measured for them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvm_ext import __version__
+from tvm_ext.bench.record import machine
+from tvm_ext.bench.sections import machine_kind
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.fusion.profile_database import ProfileDatabase
 from tvm_ext.passes.vector_code import vector_code
@@ -40,8 +43,8 @@ class BlockLatencies:
     def __init__(self, target: tvm.target.Target, path: str | Path | None = None) -> None:
         self._target = target
         name = _target_name(target)
-        self._shipped = ProfileDatabase(SHIPPED if SHIPPED.is_file() else None, name)
-        self._own = None if path is None else ProfileDatabase(path, name)
+        self._shipped = ProfileDatabase(SHIPPED if SHIPPED.is_file() else None, name, package=__version__)
+        self._own = None if path is None else ProfileDatabase(path, name, package=__version__, machine=_machine_kind)
 
     def seconds(self, graph: OperatorGraph, members: Collection[int], kernel: Any) -> float | None:
         """Find the seconds of a block, or measure them; None when they are not known and nothing is to be measured.
@@ -94,6 +97,10 @@ def _random(generator: np.random.Generator, ty: Any) -> np.ndarray:
     if dtype.startswith("float"):
         return generator.uniform(0.5, 1.5, shape).astype(dtype)
     return np.zeros(shape, dtype)  # indices, which must stay in range, and flags
+
+
+def _machine_kind() -> str:
+    return machine_kind(machine())
 
 
 def _target_name(target: tvm.target.Target) -> str:
