@@ -290,7 +290,7 @@ def test_the_size_of_the_module_does_not_depend_on_the_number_of_steps() -> None
         mod = import_model(stacked_loops(steps, layers=2, size=3, hidden=5)).mod
         functions = [function for function in mod.functions.values() if isinstance(function, relax.Function)]
         counts.append(sum(len(block.bindings) for function in functions for block in function.body.blocks))
-    assert counts[1] < 2 * counts[0] < 600
+    assert counts[1] < 2 * counts[0] < 1000
 
 
 @pytest.mark.parametrize("steps", [1, 31])

@@ -13,8 +13,12 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_graph import outer_reads, reads
-from tvm_ext.frontend.onnx_loop_functions import COUNTER, Step, add_function, repeat, repeat_while
+from tvm_ext.frontend.onnx_loop_functions import COUNTER, Step, add_function, joined, repeat, repeat_while
 from tvm_ext.frontend.onnx_support import UnsupportedNode
+
+BLOCK = 128
+"""Nodes of the iterations that are written one after the other in one function, where their number is fixed: their
+tensors share memory, and fewer functions are called."""
 
 
 class SubgraphFailedError(Exception):
@@ -73,19 +77,23 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
         limit, condition, *carried = [self._nodes[name] if name else None for name in node.input]
         trips = _number(limit)
-        step, captured = self._loop_body(node, body, carried, limit)
+        step, captured = self._loop_body(node, body, carried, limit, 1)
         name = f"{self._variable_name(node.name or 'loop')}"
         if not step.conditional and condition is None and trips is not None:
-            return repeat(self.bb, name, step, carried, captured, trips)
+            exponent = min(trips.bit_length(), (BLOCK // max(1, len(body.node))).bit_length()) - 1
+            block = None
+            if exponent > 0:
+                block = exponent, self._loop_body(node, body, carried, limit, 1 << exponent)[0].function
+            return repeat(self.bb, name, step, carried, captured, trips, block)
         goes = relax.const(True, "bool") if condition is None else self._scalar(condition)
         if limit is not None:
             goes = self.bb.emit(relax.op.logical_and(goes, self._remains(relax.const(0, "int64"), limit)))
         return repeat_while(self.bb, name, step, goes, carried, captured, trips)
 
     def _loop_body(
-        self, node: onnx.NodeProto, body: onnx.GraphProto, carried: Sequence[Any], limit: Any
+        self, node: onnx.NodeProto, body: onnx.GraphProto, carried: Sequence[Any], limit: Any, times: int
     ) -> tuple[Step, list[Any]]:
-        """Convert a body to a function; gives it, and what its calls have to hand over of the graphs around."""
+        """Convert ``times`` iterations to a function; gives it, and what it captures of the graphs around."""
         count = len(carried)
         counter_name, condition_name, *names = (value.name for value in body.input)
         # A limit that is computed is compared with the counter in every iteration.
@@ -105,8 +113,19 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         self._nodes |= {counter_name: counter, condition_name: relax.const(True, "bool"), **inner}
         self._nodes |= dict(zip(names, states, strict=True))
         conditional = False
+        stacked = len(body.output) - 1 - count
 
         def build() -> list[Any]:
+            first = iteration(counter)
+            columns = [first[len(first) - stacked :]]
+            for _ in range(1, times):
+                self._nodes |= {counter_name: first[0], **dict(zip(names, first[1 : 1 + count], strict=True))}
+                first = iteration(first[0])
+                columns.append(first[len(first) - stacked :])
+            stacks = [joined(self.bb, list(rows)) for rows in zip(*columns, strict=True)]
+            return [*first[: len(first) - stacked], *stacks]
+
+        def iteration(counter: Any) -> list[Any]:
             nonlocal conditional
             failed = len(self._failures)
             self._convert_nodes(body)

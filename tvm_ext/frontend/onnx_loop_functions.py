@@ -86,7 +86,13 @@ def add_function(
 
 
 def repeat(
-    builder: relax.BlockBuilder, name: str, step: Step, carried: Sequence[Any], captured: Sequence[Any], trips: int
+    builder: relax.BlockBuilder,
+    name: str,
+    step: Step,
+    carried: Sequence[Any],
+    captured: Sequence[Any],
+    trips: int,
+    block: tuple[int, Any] | None = None,
 ) -> list[Any]:
     """Run a loop a fixed number of times.
 
@@ -102,22 +108,30 @@ def repeat(
         What the first iteration begins with, and what all of them read.
     trips : int
         At least one.
+    block : (int, tvm.ir.GlobalVar), optional
+        Binary logarithm of a number of iterations, and a function that makes them all.
 
     Returns
     -------
     list of relax.Expr
         What is carried out of the last iteration, then the stacks.
     """
-    powers = [step.function]
-    for exponent in range(1, trips.bit_length()):
-        powers.append(_doubled(builder, f"{name}_{exponent}", step, powers[-1]))
+    powers = {0: step.function}
+    if block is not None:
+        powers[block[0]] = block[1]
+
+    def power(exponent: int) -> Any:
+        if exponent not in powers:
+            powers[exponent] = _doubled(builder, f"{name}_{exponent}", step, power(exponent - 1))
+        return powers[exponent]
+
     counter: Any = relax.const(0, "int64")
     parts: list[list[Any]] = []
     for exponent in reversed(range(trips.bit_length())):
         if trips >> exponent & 1:
-            counter, carried, rows = _call(builder, step, powers[exponent], counter, carried, captured)
+            counter, carried, rows = _call(builder, step, power(exponent), counter, carried, captured)
             parts.append(rows)
-    stacks = [_joined(builder, list(column)) for column in zip(*parts, strict=True)]
+    stacks = [joined(builder, list(column)) for column in zip(*parts, strict=True)]
     return [*carried, *stacks]
 
 
@@ -142,7 +156,7 @@ def _doubled(builder: relax.BlockBuilder, name: str, step: Step, half: Any) -> A
     def build() -> list[Any]:
         between, states, first = _call(builder, step, half, counter, carried, captured)
         after, states, second = _call(builder, step, half, between, states, captured)
-        return [after, *states, *(_joined(builder, list(pair)) for pair in zip(first, second, strict=True))]
+        return [after, *states, *(joined(builder, list(pair)) for pair in zip(first, second, strict=True))]
 
     return add_function(builder, name, [counter, *carried, *captured], build)
 
@@ -209,7 +223,7 @@ def _continued(builder: relax.BlockBuilder, step: Step, half: Any, results: Any,
     before = [builder.emit(relax.TupleGetItem(results, index)) for index in range(row + len(step.rows))]
     again = builder.emit(relax.Call(half, [before[0], *before[first:row], *captured]))
     after = [builder.emit(relax.TupleGetItem(again, index)) for index in range(row + len(step.rows))]
-    stacks = [_joined(builder, list(pair)) for pair in zip(before[row:], after[row:], strict=True)]
+    stacks = [joined(builder, list(pair)) for pair in zip(before[row:], after[row:], strict=True)]
     return [*after[:row], *stacks]
 
 
@@ -294,7 +308,8 @@ def _parameters(step: Step) -> tuple[Any, list[Any], list[Any]]:
     return relax.Var("counter", COUNTER), carried, captured
 
 
-def _joined(builder: relax.BlockBuilder, parts: list[Any]) -> Any:
+def joined(builder: relax.BlockBuilder, parts: list[Any]) -> Any:
+    """Join stacks of rows."""
     return parts[0] if len(parts) == 1 else builder.emit(relax.op.concat(parts, 0))
 
 
