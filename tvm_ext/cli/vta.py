@@ -18,6 +18,15 @@ config_option = click.option(
 )
 
 
+max_steps_option = click.option(
+    "--max-steps",
+    default=1 << 28,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Most steps of GEMM and ALU that a stream may ask for; one that asks for more is refused before it runs.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Disassemble, run and time instruction streams of the VTA accelerator."""
@@ -31,13 +40,15 @@ def disasm(file: Path, config_name: str | None, uops: bool) -> None:
     """Print the instructions of FILE, a .npz recording, or 16 bytes an instruction."""
     from tvm_ext.vta.assembler import disassemble
     from tvm_ext.vta.isa import decode_program
-    from tvm_ext.vta.listing import load_stream, uop_lines
+    from tvm_ext.vta.listing import load_stream, naming, uop_lines
 
     stream = load_stream(file, config_name)
     click.echo(f"; {file}: VTA {stream.config.name}, HW_VER {stream.config.hw_ver}")
     if stream.description:
         click.echo(f"; {stream.description}")
-    for index, instruction in enumerate(decode_program(stream.words, stream.config)):
+    with naming(file):
+        program = decode_program(stream.words, stream.config)
+    for index, instruction in enumerate(program):
         click.echo(f"{disassemble(instruction):<90} ; {index}".rstrip())
         if uops:
             for line in uop_lines(instruction, stream):
@@ -47,8 +58,9 @@ def disasm(file: Path, config_name: str | None, uops: bool) -> None:
 @command.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @config_option
+@max_steps_option
 @json_flag
-def replay(files: tuple[Path, ...], config_name: str | None, as_json: bool) -> None:
+def replay(files: tuple[Path, ...], config_name: str | None, max_steps: int, as_json: bool) -> None:
     """Run recorded streams on both simulators and compare DRAM: PASS, or the first address that differs."""
     from tvm_ext.errors import CheckError
     from tvm_ext.vta.config import load_config
@@ -59,7 +71,7 @@ def replay(files: tuple[Path, ...], config_name: str | None, as_json: bool) -> N
     rows, failure = [], ""
     for file in files:
         recording = load_recording(file, config)
-        results, difference = run_both(recording)
+        results, difference = run_both(recording, max_steps)
         row = {
             "file": str(file),
             "pass": difference is None,
@@ -96,15 +108,18 @@ def replay(files: tuple[Path, ...], config_name: str | None, as_json: bool) -> N
 @json_flag
 def cycles(file: Path, config_name: str | None, costs_name: str, picture: Path | None, as_json: bool) -> None:
     """Count the cycles of a stream, a .npz recording or 16 bytes an instruction, and show the three modules."""
+    from tvm_ext.vta.checks import check_fields
     from tvm_ext.vta.costs import costs_named
     from tvm_ext.vta.cycles import time_program
     from tvm_ext.vta.isa import decode_program
-    from tvm_ext.vta.listing import load_stream
+    from tvm_ext.vta.listing import load_stream, naming
     from tvm_ext.vta.timeline import draw_timeline, text_timeline
 
     costs = costs_named(costs_name)
     stream = load_stream(file, config_name)
-    timeline = time_program(decode_program(stream.words, stream.config), stream.config, costs)
+    with naming(file):
+        check_fields(stream.words, stream.config)
+        timeline = time_program(decode_program(stream.words, stream.config), stream.config, costs)
     if picture is not None:
         draw_timeline(timeline, picture)
     row = {
@@ -135,17 +150,17 @@ def _pairs(values: dict[str, int]) -> str:
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @config_option
-def lint(file: Path, config_name: str | None) -> None:
+@max_steps_option
+def lint(file: Path, config_name: str | None, max_steps: int) -> None:
     """List what keeps the stream of FILE, a .npz recording, from meaning the same on boards as on the simulators."""
     from tvm_ext.errors import CheckError
     from tvm_ext.vta.config import load_config
     from tvm_ext.vta.isa import decode_program
     from tvm_ext.vta.linter import lint as find
-    from tvm_ext.vta.reference_simulator import ReferenceSimulator
-    from tvm_ext.vta.replay import load_recording
+    from tvm_ext.vta.replay import load_recording, simulate
 
     recording = load_recording(file, load_config(config_name) if config_name else None)
-    ReferenceSimulator(recording.config).run(recording.words, recording.before, recording.base)
+    simulate(recording, "compiled", max_steps)  # only a stream that runs has a meaning
     program = decode_program(recording.words, recording.config)
     findings = find(program, recording.config, recording.before, recording.base)
     for finding in findings:

@@ -86,10 +86,18 @@ def _load_uops(load: Load, config: VTAConfig, uops: Indices, dram: NDArray[np.ui
         at += columns
 
 
+def turns(count: int, factor: int) -> Indices:
+    """List what a loop adds to an index, each value once.
+
+    A loop that adds nothing has one value however often it runs; of one that does, a memory has no room for many.
+    """
+    return np.arange(count if factor else min(count, 1), dtype=np.int64) * factor
+
+
 def _loop_nest(instruction: Gemm | Alu, uops: Indices) -> Accesses:
     def touched(operand: int, out: int, inner: int) -> Indices:
-        turns = np.arange(instruction.iter_out)[:, None] * out + np.arange(instruction.iter_in) * inner
-        return np.unique(np.unique(turns)[:, None] + np.unique(uops[:, operand]))
+        outer, inside = turns(instruction.iter_out, out), turns(instruction.iter_in, inner)
+        return np.unique(np.unique(outer[:, None] + inside)[:, None] + np.unique(uops[:, operand]))
 
     dst = touched(0, instruction.dst_factor_out, instruction.dst_factor_in)
     read = {"uop": np.arange(instruction.uop_bgn, instruction.uop_end)}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.faults import Fault, Refusal, dram_address, element_bytes, memory_name
 from tvm_ext.vta.isa import Alu, AluOpcode, Finish, Gemm, Instruction, Load, MemoryType, Opcode, Store, decode
+from tvm_ext.vta.memory import ADDRESS_SPACE
 from tvm_ext.vta.modules import FLAGS, POPS, PUSHES, module_of
 
 LOADABLE = (MemoryType.UOP, MemoryType.WGT, MemoryType.INP, MemoryType.ACC, MemoryType.ACC_8BIT)
@@ -51,6 +56,20 @@ def check_stream(
     if not words or words[-1][0] & 7 != Opcode.FINISH:
         return Refusal(Fault.FINISH, max(len(words) - 1, 0), "opcode", words[-1][0] & 7 if words else 0)
     return None
+
+
+def check_fields(words: NDArray[np.uint64], config: VTAConfig) -> None:
+    """Check what can be said against a stream without its DRAM; it may end without FINISH, and loops may be long.
+
+    Raises
+    ------
+    VTAProgramError
+        Naming the first instruction that is illegal, and its field.
+    """
+    pairs, every = words.tolist(), (0, ADDRESS_SPACE)
+    refusal = check_stream(pairs, config, every, sys.maxsize)
+    if refusal is not None and refusal.fault != Fault.FINISH:
+        raise refusal_error(refusal, pairs, config, every, sys.maxsize)
 
 
 def step_count(instruction: Gemm | Alu) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.vta.accesses import Accesses, accesses
+from tvm_ext.vta.accesses import DRAM_UNIT, Accesses, Indices, accesses
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import Finish, Instruction, Load, MemoryType
 from tvm_ext.vta.modules import FLAGS, Module, module_of
@@ -27,28 +27,40 @@ EDGES = {
 
 
 class LastAccesses:
-    """For every element, the last instruction of each module that read it, and that wrote it; -1 for none."""
+    """For every element, the last instruction of each module that read it, and that wrote it.
 
-    def __init__(self, config: VTAConfig, dram_units: int) -> None:
-        sizes = {**config.depths, "dram": dram_units}
-        self._read = {name: np.full((3, size), -1, np.int32) for name, size in sizes.items()}
-        self._written = {name: np.full((3, size), -1, np.int32) for name, size in sizes.items()}
+    Parameters
+    ----------
+    config : VTAConfig
+    dram_units : range
+        Those of the memory image.
+    """
+
+    def __init__(self, config: VTAConfig, dram_units: range) -> None:
+        sizes = {**config.depths, "dram": len(dram_units)}
+        self._first = {"dram": dram_units.start}
+        # One more than the instruction, 0 for none: pages of zeros take no memory until something is written there.
+        self._read = {name: np.zeros((3, size), np.int32) for name, size in sizes.items()}
+        self._written = {name: np.zeros((3, size), np.int32) for name, size in sizes.items()}
 
     def before(self, found: Accesses) -> dict[Module, int]:
         """Return the latest instruction of each module that conflicts with these accesses; -1 for none."""
-        latest = np.full(3, -1)
+        latest = np.zeros(3, np.int32)
         for name, indices in found.reads.items():
-            latest = np.maximum(latest, self._written[name][:, indices].max(axis=1, initial=-1))
+            latest = np.maximum(latest, self._places(self._written, name, indices).max(axis=1, initial=0))
         for name, indices in found.writes.items():
             for table in (self._read, self._written):
-                latest = np.maximum(latest, table[name][:, indices].max(axis=1, initial=-1))
-        return {module: int(latest[module]) for module in Module}
+                latest = np.maximum(latest, self._places(table, name, indices).max(axis=1, initial=0))
+        return {module: int(latest[module]) - 1 for module in Module}
 
     def record(self, index: int, module: Module, found: Accesses) -> None:
         """Note the accesses of an instruction."""
         for table, indices_of in ((self._read, found.reads), (self._written, found.writes)):
             for name, indices in indices_of.items():
-                table[name][module, indices] = index
+                table[name][module, indices - self._first.get(name, 0)] = index + 1
+
+    def _places(self, table: dict[str, NDArray[np.int32]], name: str, indices: Indices) -> NDArray[np.int32]:
+        return table[name][:, indices - self._first.get(name, 0)]
 
 
 def conflicts(
@@ -56,7 +68,7 @@ def conflicts(
 ) -> Iterator[tuple[int, dict[Module, int]]]:
     """For each instruction, the latest one of every module that it conflicts with; -1 for none."""
     # Addresses wrap at 32 bits, but a stream that the simulators accept stays inside the image.
-    last = LastAccesses(config, (base + dram.size) // 4 + 1)
+    last = LastAccesses(config, range(base // DRAM_UNIT, (base + dram.size) // DRAM_UNIT + 1))
     for index, found in enumerate(accesses(program, config, dram, base)):
         yield index, last.before(found)
         last.record(index, module_of(program[index]), found)

@@ -18,13 +18,13 @@ from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import Alu, AluOpcode, Finish, Gemm, Instruction, Load, MemoryType, Store, decode_uops
 from tvm_ext.vta.modules import Queue, module_of, pops, pushes
 from tvm_ext.vta.races import find_races, happens_before
+from tvm_ext.vta.step_order import reads_previous, same_destination
 
 RTL_UOP_DEPTH = 2048
 # A step of GEMM must not accumulate into what one of the two steps before it did.
 GEMM_DISTANCE = 2
 TOKENS = 255  # an eight-bit counter
 SHIFT = 15
-LONGEST_LOOK = 1 << 22  # steps of an instruction that are looked at
 
 
 @dataclass(frozen=True)
@@ -140,22 +140,18 @@ def _memories(
 
 def _steps(index: int, instruction: Gemm | Alu, uops: NDArray[np.int64]) -> Iterator[Finding]:
     """Rules about steps that follow each other."""
-    outer = min(instruction.iter_out, max(2, LONGEST_LOOK // (instruction.iter_in * len(uops))))
-    i, j = np.arange(outer)[:, None, None], np.arange(instruction.iter_in)[:, None]
-    dst = (uops[:, 0] + i * instruction.dst_factor_out + j * instruction.dst_factor_in).ravel()
     if isinstance(instruction, Alu):
         if not instruction.use_imm and uops[:, 2].any():
             yield Finding(
                 index, "alu-wgt", "wgt_idx of a micro-op of ALU must be 0: hardware takes it for more of src_idx"
             )
-        if (dst[1:] == dst[:-1]).any():
+        if same_destination(instruction, uops, 1):
             yield Finding(index, "distance", "two steps of ALU in a row write the same accumulator; change their order")
-        src = (uops[:, 1] + i * instruction.src_factor_out + j * instruction.src_factor_in).ravel()
-        if not instruction.use_imm and (src[1:] == dst[:-1]).any():
+        if not instruction.use_imm and reads_previous(instruction, uops):
             yield Finding(index, "distance", "a step of ALU reads what the step before it writes; change their order")
     elif not instruction.reset_reg:
         for distance in range(1, GEMM_DISTANCE + 1):
-            if (dst[distance:] == dst[:-distance]).any():
+            if same_destination(instruction, uops, distance):
                 yield Finding(
                     index, "distance",
                     f"GEMM accumulates into what it wrote {distance} steps before, which hardware may not have "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def load_stream(path: Path, config_name: str | None = None) -> Stream:
         raise VTAProgramError(f"{path} has {len(raw)} bytes; a stream has {INSTRUCTION_BYTES} an instruction")
     words = np.frombuffer(raw, "<u8").astype(np.uint64).reshape(-1, 2)
     return Stream(config or load_config("sim"), words, 0, np.zeros(0, np.uint8), "")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name before what is wrong with its stream."""
+    try:
+        yield
+    except VTAProgramError as error:
+        raise VTAProgramError(f"{path}: {error}", instruction=error.instruction, field=error.field) from None
 
 
 def uop_lines(instruction: Instruction, stream: Stream) -> Iterator[str]:

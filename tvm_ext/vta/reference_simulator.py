@@ -7,11 +7,13 @@ every schedule; ``turns`` changes the order, to find out.
 from __future__ import annotations
 
 from collections import deque
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.errors import VTAConfigError
+from tvm_ext.errors import VTAConfigError, VTAProgramError
+from tvm_ext.vta.accesses import turns
 from tvm_ext.vta.checks import check_stream, refusal_error, step_count
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.faults import Fault, Refusal, dram_address, element_bytes, memory_name
@@ -33,6 +35,8 @@ from tvm_ext.vta.memory import SimulationResult, check_image
 from tvm_ext.vta.modules import Module, Queue, module_of, pops, pushes
 
 MAX_STEPS = 1 << 32
+# Steps of one instruction that are walked one by one although the loop may come back to the same indices.
+WALKED_STEPS = 1 << 17
 
 
 def require_byte_operands(config: VTAConfig) -> None:
@@ -220,18 +224,78 @@ class ReferenceSimulator:
                     return Refusal(Fault.INDEX, index, name, last, number)
         kind = "alu" if isinstance(instruction, Alu) else "reset" if instruction.reset_reg else "gemm"
         self.steps[kind] += step_count(instruction)
-        steps = np.array(factors)
-        for i in range(instruction.iter_out):
-            for j in range(instruction.iter_in):
-                for dst, src, wgt in (uops + steps @ (i, j)).tolist():
-                    if isinstance(instruction, Alu):
-                        operand_y = np.int32(instruction.imm) if instruction.use_imm else self.acc[src]
-                        self.acc[dst] = alu(instruction.alu_opcode, self.acc[dst], operand_y)
-                    elif instruction.reset_reg:
-                        self.acc[dst] = 0
-                    else:
-                        self.acc[dst] += self.inp[src].astype(np.int32) @ self.wgt[wgt].T.astype(np.int32)
+        moves = [any(at) for at in zip(*factors[: len(memories)], strict=True)]
+        self._walk(index, instruction, uops, np.array(factors), moves)
         return None
+
+    def _walk(
+        self, index: int, instruction: Gemm | Alu, uops: NDArray[np.int64], factors: NDArray, moves: list[bool]
+    ) -> None:
+        """Execute every step; ``moves`` says of the outer and the inner loop whether an index depends on its turn.
+
+        Turns of a loop without such an index do the same again. What they add up to is known where no step reads what
+        another one writes (:func:`repeated`); elsewhere the loop ends early when a turn changes nothing.
+        """
+        counts = [instruction.iter_out, instruction.iter_in]
+        repeats = 1
+        if isinstance(instruction, Gemm) or instruction.use_imm or _apart(instruction, uops):
+            repeats = prod(count for count, move in zip(counts, moves, strict=True) if not move)
+            counts = [count if move else 1 for count, move in zip(counts, moves, strict=True)]
+        again = any(count > 1 and not move for count, move in zip(counts, moves, strict=True))
+        left = WALKED_STEPS if again else step_count(instruction)
+        for i in range(counts[0]):
+            before = None if moves[0] or counts[0] == 1 else self.acc.copy()
+            for j in range(counts[1]):
+                inner_before = None if moves[1] or counts[1] == 1 else self.acc.copy()
+                left -= len(uops)
+                if left < 0:
+                    raise VTAProgramError(
+                        f"instruction {index} (ALU): its {step_count(instruction)} steps read what others of them "
+                        f"write, and the reference simulator walks {WALKED_STEPS} of such; let iter_out be smaller",
+                        instruction=index, field="iter_out",
+                    )  # fmt: skip
+                for dst, src, wgt in (uops + factors @ (i, j)).tolist():
+                    self._step(instruction, dst, src, wgt, repeats)
+                if inner_before is not None and np.array_equal(inner_before, self.acc):
+                    break
+            if before is not None and np.array_equal(before, self.acc):
+                break
+
+    def _step(self, instruction: Gemm | Alu, dst: int, src: int, wgt: int, repeats: int) -> None:
+        if isinstance(instruction, Alu):
+            operand_y = np.int32(instruction.imm) if instruction.use_imm else self.acc[src]
+            self.acc[dst] = repeated(instruction.alu_opcode, self.acc[dst], operand_y, repeats)
+        elif instruction.reset_reg:
+            self.acc[dst] = 0
+        else:
+            product = self.inp[src].astype(np.int32) @ self.wgt[wgt].T.astype(np.int32)
+            self.acc[dst] = (self.acc[dst] + product.astype(np.int64) * repeats).astype(np.int32)
+
+
+def _apart(instruction: Alu, uops: NDArray[np.int64]) -> bool:
+    """Return whether no step reads an accumulator that a step writes, but for the one that it changes itself."""
+    touched = [
+        np.unique(turns(instruction.iter_out, out)[:, None] + turns(instruction.iter_in, inner))[:, None] + uops[:, at]
+        for at, out, inner in (
+            (0, instruction.dst_factor_out, instruction.dst_factor_in),
+            (1, instruction.src_factor_out, instruction.src_factor_in),
+        )
+    ]
+    return not np.intersect1d(*touched).size
+
+
+def repeated(opcode: int, x: NDArray[np.int32], y: NDArray[np.int32] | np.int32, repeats: int) -> NDArray[np.int32]:
+    """Apply an element-wise operation with the same right operand so many times, modulo 2**32."""
+    if repeats == 1 or opcode in (AluOpcode.MIN, AluOpcode.MAX):
+        return alu(opcode, x, y)
+    wide = np.asarray(y, np.int64)
+    if opcode == AluOpcode.ADD:
+        return (x + wide * repeats).astype(np.int32)
+    if opcode == AluOpcode.MUL:
+        return (x * np.vectorize(lambda base: pow(base, repeats, 1 << 32), [np.int64])(wide)).astype(np.int32)
+    right, left = np.minimum((wide & 31) * repeats, 31), (-wide & 31) * repeats
+    shifted = np.where(left < 32, x.astype(np.int64) << np.minimum(left, 31), 0)
+    return np.where(wide >= 0, x >> right, shifted).astype(np.int32)
 
 
 def alu(opcode: int, x: NDArray[np.int32], y: NDArray[np.int32] | np.int32) -> NDArray[np.int32]:

@@ -20,7 +20,7 @@ from tvm_ext.errors import VTAConfigError, VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import Words, as_words
 from tvm_ext.vta.memory import ADDRESS_SPACE, SimulationResult, check_image
-from tvm_ext.vta.reference_simulator import ReferenceSimulator
+from tvm_ext.vta.reference_simulator import MAX_STEPS, ReferenceSimulator
 from tvm_ext.vta.simulator import Simulator
 
 # What zipfile and numpy raise for files that are no archives of plain arrays.
@@ -126,8 +126,14 @@ def load_recording(path: str | Path, config: VTAConfig | None = None) -> Recordi
     return Recording(path, config, words, base, before, after, _text(arrays, "description"), _regions(arrays))
 
 
-def replay(recording: Recording) -> tuple[dict[str, SimulationResult], Difference | None]:
+def replay(recording: Recording, max_steps: int = MAX_STEPS) -> tuple[dict[str, SimulationResult], Difference | None]:
     """Run a recording on both simulators.
+
+    Parameters
+    ----------
+    recording : Recording
+    max_steps : int
+        Most steps of GEMM and ALU that the stream may ask for.
 
     Returns
     -------
@@ -142,12 +148,8 @@ def replay(recording: Recording) -> tuple[dict[str, SimulationResult], Differenc
         If the stream is refused.
     """
     results = {}
-    for name, simulator in SIMULATORS.items():
-        try:
-            result = simulator(recording.config).run(recording.words, recording.before, recording.base)
-        except VTAProgramError as error:
-            message = f"{recording.path}: {name} simulator: {error}"
-            raise VTAProgramError(message, instruction=error.instruction, field=error.field) from None
+    for name in SIMULATORS:
+        result = simulate(recording, name, max_steps)
         results[name] = result
         wrong = np.flatnonzero(result.dram != recording.after)
         if wrong.size:
@@ -155,6 +157,16 @@ def replay(recording: Recording) -> tuple[dict[str, SimulationResult], Differenc
             expected, found = int(recording.after[at]), int(result.dram[at])
             return results, Difference(name, recording.base + at, expected, found, wrong.size)
     return results, None
+
+
+def simulate(recording: Recording, simulator: str, max_steps: int) -> SimulationResult:
+    """Run a recording on one of :data:`SIMULATORS`; an error names the file as well."""
+    try:
+        chosen = SIMULATORS[simulator](recording.config)
+        return chosen.run(recording.words, recording.before, recording.base, max_steps)
+    except VTAProgramError as error:
+        message = f"{recording.path}: {simulator} simulator: {error}"
+        raise VTAProgramError(message, instruction=error.instruction, field=error.field) from None
 
 
 def _read(path: Path) -> dict[str, NDArray]:
