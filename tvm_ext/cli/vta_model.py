@@ -148,6 +148,7 @@ def profile(
     from tvm_ext.frontend import import_model
     from tvm_ext.inputs import random_inputs
     from tvm_ext.vta.costs import costs_named
+    from tvm_ext.vta.node_names import layer_nodes
     from tvm_ext.vta.profile import profile_regions
 
     costs = costs_named(costs_name)
@@ -158,15 +159,20 @@ def profile(
         samples = read_calibration(imported.inputs, calibration) or random_inputs(imported.inputs)
         offloaded = _offload(imported, target, samples, costs_name)
         report("count cycles")
-        found = profile_regions(offloaded.regions, costs)
+        names = layer_nodes(model, offloaded.graph)
+        found = profile_regions(offloaded.regions, costs, offloaded.partition, names)
     if as_json:
-        rows = [vars(row) | {"occupancy": row.occupancy, "roofline": row.roofline} for row in found.layers]
+        rows = [
+            vars(row) | {"occupancy": row.occupancy, "roofline": row.roofline, "nodes": list(names.get(row.layer, ()))}
+            for row in found.layers
+        ]
         print_json(
             {
                 "costs": costs.name,
                 "clock_mhz": costs.clock_mhz,
                 "cycles": found.cycles,
                 "region_cycles": found.region_cycles,
+                "seconds": found.seconds(),
                 "layers": rows,
                 "decisions": offloaded.decisions()["layers"],
                 "notes": offloaded.notes,

@@ -203,7 +203,7 @@ class OnnxImporter(ControlFlowConverter):
             return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
-        variable = self.bb.emit(result, name_hint=_identifier(name))
+        variable = self.bb.emit(result, name_hint=identifier(name))
         self.origins[variable.name] = label
         return variable
 
@@ -216,7 +216,7 @@ class OnnxImporter(ControlFlowConverter):
             self._nodes[name] = self.bb.emit(relax.op.zeros(shape, dtype))
 
     def _variable_name(self, name: str) -> str:
-        return str(self._name_supply.fresh_name(_identifier(name)))
+        return str(self._name_supply.fresh_name(identifier(name)))
 
 
 def _extent(variable: relax.Var) -> int:
@@ -235,7 +235,7 @@ def _is_tvm_dtype(name: str) -> bool:
     return True
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
     """Spell a tensor's name as an identifier."""
     spelled = re.sub(r"\W", "_", name, flags=re.ASCII)
     return spelled if spelled[:1].isalpha() or spelled[:1] == "_" else f"tensor_{spelled}"

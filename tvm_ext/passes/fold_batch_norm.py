@@ -154,5 +154,5 @@ class _Rewriter(PyExprMutator):
                 [self.visit_expr(convolution.args[0]), relax.const(scaled, str(weight.dtype))],
                 convolution.attrs,
             )
-            return self.builder_.emit(call), shift
+            return self.builder_.emit(call, data.name), shift  # people find it by its name
         return None

@@ -94,6 +94,6 @@ def compare_layers(
     for integer in network.layers:
         name = integer.layer.name
         fraction = network.fractions[name]
-        values = np.ldexp(found[name].astype(np.float64), -fraction)
+        values = network.floats(name, found[name])
         rows.append(compare(name, integer.layer.operator, fraction, expected[name], values))
     return tuple(rows)

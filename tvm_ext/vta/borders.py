@@ -85,7 +85,7 @@ class _Writer:
             region = next(region for region in self.regions if name in region.inputs)
             value = self.value(self.variable[name])
             unfold = region.unfolded.get(name)
-            self.packed[name] = self._quantized(value, region.shapes[name], self.network.fractions[name], unfold)
+            self.packed[name] = self._quantized(name, value, region.shapes[name], unfold)
         return self.packed[name]
 
     def _call(self, at: int) -> None:
@@ -96,14 +96,12 @@ class _Writer:
             many = len(region.outputs) > 1
             self.packed[name] = self.builder.emit(relax.TupleGetItem(result, number)) if many else result
 
-    def _quantized(
-        self, value: relax.Expr, form: Shape, fraction: int, unfold: tuple[int, int, int] | None
-    ) -> relax.Expr:
+    def _quantized(self, name: str, value: relax.Expr, form: Shape, unfold: tuple[int, int, int] | None) -> relax.Expr:
         config, emit, op = self.config, self.builder.emit, relax.op
-        scaled = emit(op.multiply(value, relax.const(np.float32(2.0**fraction))))
+        shape = static_shape(value) or ()
+        scaled = emit(op.multiply(value, relax.const(self.network.factors(name, len(shape)))))
         rounded = emit(op.floor(emit(op.add(scaled, relax.const(np.float32(0.5))))))
         whole = emit(op.astype(emit(op.clip(rounded, -128, 127)), "int8"))
-        shape = static_shape(value) or ()
         if len(shape) != 4:
             n, channels, _, width = form
             rows = emit(op.reshape(whole, (-1, channels)))
@@ -147,8 +145,8 @@ class _Writer:
             if count != width * n:
                 rows = emit(op.strided_slice(rows, [0], [0], [count]))
             whole = emit(op.reshape(rows, shape))
-        scale = relax.const(np.float32(2.0 ** -self.network.fractions[name]))
-        return emit(op.multiply(emit(op.astype(whole, "float32")), scale))
+        inverse = relax.const(1 / self.network.factors(name, len(shape)))
+        return emit(op.multiply(emit(op.astype(whole, "float32")), inverse))
 
     @property
     def config(self) -> VTAConfig:

@@ -133,15 +133,23 @@ def _samples(name: str, shape: tuple[int, ...], dtype: str, array: NDArray) -> N
 
 
 def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> dict[str, NDArray]:
-    """Run a model on samples; return of each tensor some of its values, and always the largest and the smallest."""
+    """Run a model on samples; return of each tensor some of its values, (channels, values).
+
+    The largest and the smallest of each channel are always among them. Channels are the second axis of pictures, and
+    otherwise the last.
+    """
     kept: dict[str, list[NDArray]] = {name: [] for name in model.tensors}
     for sample in samples:
         _, tensors = model.run(sample)
         for name, values in tensors.items():
-            flat = values.reshape(-1)
-            step = max(1, flat.size * len(samples) // (4 * SAMPLE), flat.size // SAMPLE)
-            kept[name].extend([flat[::step], flat[[flat.argmin(), flat.argmax()]]])
-    return {name: np.concatenate(parts) for name, parts in kept.items()}
+            if not values.ndim:
+                values = values[None]
+            rows = np.moveaxis(values, 1 if values.ndim == 4 else -1, 0)
+            rows = rows.reshape(len(rows), -1)
+            step = max(1, rows.size * len(samples) // (4 * SAMPLE), rows.size // SAMPLE)
+            ends = [rows.max(axis=1, keepdims=True), rows.min(axis=1, keepdims=True)] if rows.size else []
+            kept[name].extend([rows[:, ::step], *ends])
+    return {name: np.concatenate(parts, axis=1) for name, parts in kept.items()}
 
 
 def _with_outputs(main: relax.Function, tensors: Sequence[relax.Var]) -> tvm.IRModule:

@@ -7,7 +7,7 @@ batch, or (M, K, 1, 1) if it has no more rows than that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd, inf
 from typing import Literal, TypeAlias
 
@@ -135,10 +135,28 @@ class IntegerNetwork:
     layers : tuple of IntegerLayer
     fractions : mapping
         Tensor to the bits of its values after the binary point: a value is its integer times ``2 ** -fraction``.
+    scales : mapping
+        Tensor to a factor for each channel, by which the model's values are multiplied first; a tensor that is missing
+        has the factor 1 (see :mod:`tvm_ext.vta.equalize`).
     """
 
     layers: tuple[IntegerLayer, ...]
     fractions: Mapping[str, int]
+    scales: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def factors(self, tensor: str, rank: int) -> NDArray[np.float32]:
+        """Return what the model's values are multiplied by before they are rounded, to broadcast to their rank."""
+        factors = self.scales.get(tensor, np.ones(1)) * 2.0 ** self.fractions[tensor]
+        return factors.astype(np.float32).reshape((1, -1, 1, 1) if rank == 4 else (-1,))
+
+    def integers(self, tensor: str, values: NDArray) -> NDArray[np.int8]:
+        """Round values of the model, halves upwards; what is too large is clipped."""
+        scaled = values * self.factors(tensor, values.ndim)
+        return np.clip(np.floor(scaled + 0.5), -128, 127).astype(np.int8)
+
+    def floats(self, tensor: str, integers: NDArray[np.int8]) -> NDArray[np.float32]:
+        """Return the values of the model that integers stand for."""
+        return integers.astype(np.float32) / self.factors(tensor, integers.ndim)
 
 
 def verify_network(network: IntegerNetwork) -> None:

@@ -25,13 +25,18 @@ from tvm_ext.vta.borders import with_regions
 from tvm_ext.vta.calibrate import ObservedModel, check_samples, observe
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts, costs_named
-from tvm_ext.vta.layers import IntegerNetwork
+from tvm_ext.vta.equalize import equalize
+from tvm_ext.vta.layer_error import lossy_layers
+from tvm_ext.vta.layers import IntegerNetwork, Layer
 from tvm_ext.vta.partition import Device, HostSpeed, Partition, plan_partition
-from tvm_ext.vta.quantize import quantize_network, to_integers
+from tvm_ext.vta.quantize import quantize_network
 from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region
 from tvm_ext.vta.relax_layers import ModelGraph, read_graph
 from tvm_ext.vta.unfold import unfold_columns, unfold_layers
+
+LARGEST_ERROR = 0.05
+"""Share of its results' size that a layer alone may lose in integers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +106,8 @@ class VTAModel:
         for region in self.regions:
             for name in region.inputs:
                 if name not in given and name not in computed:
-                    form = to_form(floats[name], region.shapes[name], region.unfolded.get(name))
-                    given[name] = to_integers(form, self.network.fractions[name])
+                    integers = self.network.integers(name, floats[name])
+                    given[name] = to_form(integers, region.shapes[name], region.unfolded.get(name))
             computed |= region.run(given | computed)
         return computed
 
@@ -150,6 +155,7 @@ def offload(
     calibration: Mapping[str, NDArray] | None = None,
     host: HostSpeed | None = None,
     forced: Mapping[str, Device] | None = None,
+    largest_error: float = LARGEST_ERROR,
 ) -> VTAModel:
     """Move what VTA can run faster than the CPU to VTA.
 
@@ -166,6 +172,9 @@ def offload(
         Of the CPU beside VTA.
     forced : mapping, optional
         Layer to ``vta`` or ``cpu``, whatever is faster.
+    largest_error : float
+        Share of its results' size that a layer alone may lose in integers on the first sample; one that loses more
+        stays on the CPU.
 
     Returns
     -------
@@ -179,19 +188,32 @@ def offload(
     floats, fixed = prepare(mod)
     graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
     # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
-    partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, forced)
-    layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
-    notes = _notes(graph, partition)
-    if not layers:
-        return VTAModel(mod, floats, graph, partition, IntegerNetwork((), {}), (), config, notes)
-    wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
-    observed: dict[str, NDArray] = {}
-    if calibration is not None:
-        parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
-        samples = check_samples(parameters, calibration)
-        observed = observe(ObservedModel(floats, {name: graph.variables[name] for name in wanted}), samples)
     known = {name: fixed[variable] for name, variable in graph.variables.items() if variable in fixed}
-    network = quantize_network(layers, observed, known)
+    observed: dict[str, NDArray] = {}
+    first: dict[str, NDArray] = {}
+    lossy: dict[str, str] = {}
+    while True:
+        partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, forced, lossy)
+        layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
+        if not layers:
+            notes = _notes(graph, partition)
+            return VTAModel(mod, floats, graph, partition, IntegerNetwork((), {}), (), config, notes)
+        if calibration is not None and not observed:
+            parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
+            samples = check_samples(parameters, calibration)
+            wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
+            model = ObservedModel(floats, {name: graph.variables[name] for name in wanted})
+            observed = observe(model, samples)
+            first = in_forms(layers, model.run(samples[0])[1])
+        equalized = equalize(layers, observed, known)
+        network = replace(quantize_network(equalized.layers, equalized.observed, known), scales=equalized.scales)
+        # With fewer layers on VTA no other one gains by being there, so that what was observed is enough.
+        worse = lossy_layers(network, first, largest_error) if first else {}
+        worse = {name: reason for name, reason in worse.items() if name not in (forced or {})}
+        if not worse:
+            break
+        lossy |= worse
+    notes = _notes(graph, partition)
     regions = tuple(_build_regions(graph, partition, network, config, costs))
     return VTAModel(with_regions(floats, regions, network), floats, graph, partition, network, regions, config, notes)
 
@@ -273,6 +295,16 @@ def _unfolded(graph: ModelGraph, block: int) -> ModelGraph:
     changed = unfold_layers(graph.layers, block)
     nodes = tuple(replace(node, layer=changed.get(node.name, node.layer)) for node in graph.nodes)
     return replace(graph, nodes=nodes)
+
+
+def in_forms(layers: Sequence[Layer], tensors: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Bring the tensors that layers read and give into the form in which they see them; pictures stay as they are."""
+    forms: dict[str, tuple[int, ...]] = {}
+    for layer in layers:
+        forms |= {layer.data: layer.in_shape, layer.name: layer.out_shape}
+        if layer.residual is not None:
+            forms[layer.residual] = layer.out_shape
+    return {name: to_form(tensors[name], form) for name, form in forms.items()}
 
 
 def to_form(values: NDArray, form: tuple[int, ...], unfold: tuple[int, int, int] | None = None) -> NDArray:

@@ -41,6 +41,14 @@ class PartNode(Protocol):
     def layer(self) -> Layer | None:
         """What it is if VTA can run it."""
 
+    @property
+    def products(self) -> float:
+        """Multiply-adds on the CPU, of what is no layer."""
+
+    @property
+    def operations(self) -> float:
+        """Other operations on the CPU, of what is no layer."""
+
 
 @dataclass(frozen=True)
 class HostSpeed:
@@ -57,11 +65,14 @@ class HostSpeed:
         Other operations a second.
     conversions : float
         Values a second that are converted between floats and VTA's packed integers.
+    start : float
+        Seconds to start a program and to notice that it has ended: caches written back, registers, a poll.
     """
 
     macs: float = 0.7e9
     comparisons: float = 0.2e9
     conversions: float = 0.1e9
+    start: float = 1e-4
 
 
 @dataclass(frozen=True)
@@ -97,17 +108,33 @@ class Partition:
         Layers that run on VTA in one go.
     conversion_seconds : float
         Of the tensors that cross the border.
+    start_seconds : float
+        To start the programs of the regions.
+    other_seconds : float
+        On the CPU, of what is no layer.
     """
 
     decisions: tuple[Decision, ...]
     regions: tuple[tuple[str, ...], ...]
     conversion_seconds: float
+    start_seconds: float = 0.0
+    other_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Estimated time of all layers and conversions."""
+        """Estimated time of all layers and conversions, and to start programs."""
         times = (d.vta_seconds if d.device == "vta" else d.cpu_seconds for d in self.decisions)
-        return sum(time for time in times if time is not None) + self.conversion_seconds
+        return sum(time for time in times if time is not None) + self.conversion_seconds + self.start_seconds
+
+    @property
+    def cpu_layer_seconds(self) -> float:
+        """Estimated time of the layers on the CPU."""
+        return sum(decision.cpu_seconds for decision in self.decisions if decision.device == "cpu")
+
+    @property
+    def cpu_only_seconds(self) -> float:
+        """Estimated time of the whole model with nothing on VTA."""
+        return sum(decision.cpu_seconds for decision in self.decisions) + self.other_seconds
 
     @property
     def on_vta(self) -> frozenset[str]:
@@ -147,6 +174,7 @@ def plan_partition(
     costs: CycleCosts,
     host: HostSpeed | None = None,
     forced: Mapping[str, Device] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Partition:
     """Assign every layer to VTA or the CPU.
 
@@ -161,6 +189,8 @@ def plan_partition(
     host : HostSpeed, optional
     forced : mapping, optional
         Layer to the side it must be on.
+    refused : mapping, optional
+        Layer to the reason why it must not run on VTA.
 
     Raises
     ------
@@ -168,10 +198,10 @@ def plan_partition(
         If ``forced`` names no layer, or puts one on VTA that cannot run there.
     """
     host, forced = host or HostSpeed(), forced or {}
-    times, problems = _times(nodes, config, costs, host)
+    times, problems = _times(nodes, config, costs, host, refused or {})
     _check_forced(forced, times, problems)
     crossing = _cut(nodes, set(outputs), times, forced, host)
-    on_vta = {name for name in times if name in crossing}
+    on_vta = _fewer_regions(nodes, set(outputs), {name for name in times if name in crossing}, times, forced, host)
     decisions = []
     for node in nodes:
         if node.layer is None:
@@ -181,22 +211,24 @@ def plan_partition(
         reason = _reason(node, device, vta, cpu, config.block, problems, forced)
         decisions.append(Decision(node.name, device, vta, cpu, reason))
     seconds = conversion_seconds(nodes, outputs, on_vta, host)
-    partition = Partition(tuple(decisions), _regions(nodes, on_vta), seconds)
+    regions = _regions(nodes, on_vta)
+    others = sum(node.products / host.macs + node.operations / host.comparisons for node in nodes if node.layer is None)
+    partition = Partition(tuple(decisions), regions, seconds, len(regions) * host.start, others)
     verify_partition(partition, nodes)
     return partition
 
 
 def _times(
-    nodes: Sequence[PartNode], config: VTAConfig, costs: CycleCosts, host: HostSpeed
+    nodes: Sequence[PartNode], config: VTAConfig, costs: CycleCosts, host: HostSpeed, refused: Mapping[str, str]
 ) -> tuple[dict[str, tuple[float | None, float]], dict[str, str]]:
     times: dict[str, tuple[float | None, float]] = {}
-    problems: dict[str, str] = {}
+    problems = dict(refused)
     for node in nodes:
         if node.layer is None:
             continue
         vta = None
         try:
-            vta = layer_cycles(node.layer, config, costs) / (costs.clock_mhz * 1e6)
+            vta = None if node.name in refused else layer_cycles(node.layer, config, costs) / (costs.clock_mhz * 1e6)
         except VTAProgramError as error:
             problems[node.name] = str(error)
         times[node.name] = (vta, cpu_seconds(node.layer, host))
@@ -252,6 +284,29 @@ def _cut(
             graph.add_edge(unpacked, key(reader))
     _, (side, _) = nx.minimum_cut(graph, ("vta",), ("cpu",))
     return {node[1] for node in side if node[0] == "layer"}
+
+
+def _fewer_regions(
+    nodes: Sequence[PartNode],
+    outputs: set[str],
+    on_vta: set[str],
+    times: Mapping[str, tuple[float | None, float]],
+    forced: Mapping[str, Device],
+    host: HostSpeed,
+) -> set[str]:
+    """Move regions to the CPU as long as that takes less time: a cut does not know what it costs to start a program."""
+
+    def seconds(chosen: set[str]) -> float:
+        layers = sum((vta or 0.0) if name in chosen else cpu for name, (vta, cpu) in times.items())
+        return layers + conversion_seconds(nodes, outputs, chosen, host) + host.start * len(_regions(nodes, chosen))
+
+    while True:
+        free = [{name for name in region if forced.get(name) != "vta"} for region in _regions(nodes, on_vta)]
+        choices = [on_vta - region for region in free if region]
+        best = min(choices, key=seconds, default=on_vta)
+        if seconds(best) >= seconds(on_vta):
+            return on_vta
+        on_vta = best
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -312,7 +367,7 @@ def _reason(
     if layer is not None and layer.unfold is not None:
         padded += ", with an unfolded input"
     faster = (vta < cpu) == (device == "vta")
-    why = "" if faster else ", but the conversions at the border would take longer than it saves"
+    why = "" if faster else ", but conversions at the border, and starting programs, would take longer than it saves"
     return f"{vta * 1e3:.3g} ms on VTA{padded}, {cpu * 1e3:.3g} ms on the CPU{why}"
 
 

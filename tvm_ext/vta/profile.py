@@ -7,13 +7,14 @@ bytes need on the memory bus.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tvm_ext.vta.checks import step_count
 from tvm_ext.vta.costs import CycleCosts
 from tvm_ext.vta.cycles import Timeline, bytes_moved, time_program
 from tvm_ext.vta.isa import Gemm
+from tvm_ext.vta.partition import Partition
 from tvm_ext.vta.region import PlacedLayer, RegionProgram
 
 
@@ -66,16 +67,32 @@ class Profile:
     layers : tuple of LayerProfile
     region_cycles : tuple of int
         Cycles of each region's program.
+    partition : Partition, optional
+        Of the model: what runs beside VTA takes time as well.
+    names : mapping
+        Layer to the names that the model file has for its nodes.
     """
 
     costs: CycleCosts
     layers: tuple[LayerProfile, ...]
     region_cycles: tuple[int, ...]
+    partition: Partition | None = None
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def cycles(self) -> int:
         """Cycles of all regions."""
         return sum(self.region_cycles)
+
+    def seconds(self) -> dict[str, float]:
+        """Return where the time of the whole model goes: VTA at its clock, and estimates of the rest."""
+        found = {"vta": self.cycles / (self.costs.clock_mhz * 1e6)}
+        if self.partition is not None:
+            found["starting programs"] = self.partition.start_seconds
+            found["conversions at the borders"] = self.partition.conversion_seconds
+            found["layers on the CPU"] = self.partition.cpu_layer_seconds
+            found["other operators on the CPU"] = self.partition.other_seconds
+        return found
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -91,7 +108,7 @@ class Profile:
             yield (
                 f"{row.layer:{width}} {row.operator:11} {row.cycles:9} {row.cycles * milliseconds:7.3f} "
                 f"{row.occupancy:9.1%} {row.bytes_read / 1024:9.1f} {row.bytes_written / 1024:11.1f} "
-                f"{row.roofline:11.1%}"
+                f"{row.roofline:11.1%}" + "".join(f"  {name}" for name in self.names.get(row.layer, ()))
             )
         steps = sum(row.steps for row in self.layers)
         share = steps / self.cycles if self.cycles else 0.0
@@ -99,17 +116,27 @@ class Profile:
             f"{'all':{width}} {'':11} {self.cycles:9} {self.cycles * milliseconds:7.3f} {share:9.1%}   "
             f"at {self.costs.clock_mhz} MHz ({self.costs.name})"
         )
+        if self.partition is not None:
+            parts = self.seconds()
+            yield f"whole model: {1e3 * sum(parts.values()):.3f} ms, estimated: " + ", ".join(
+                f"{name} {1e3 * value:.3f} ms" for name, value in parts.items()
+            )
 
 
-def profile_regions(regions: Iterable[RegionProgram], costs: CycleCosts) -> Profile:
-    """Time the programs of a model's regions by the cycle model."""
+def profile_regions(
+    regions: Iterable[RegionProgram],
+    costs: CycleCosts,
+    partition: Partition | None = None,
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> Profile:
+    """Time the programs of a model's regions by the cycle model; see :class:`Profile` for the rest."""
     rows: list[LayerProfile] = []
     totals = []
     for number, region in enumerate(regions):
         timeline = time_program(region.program.instructions, region.program.config, costs)
         totals.append(timeline.cycles)
         rows.extend(_profile(number, region, timeline))
-    return Profile(costs, tuple(rows), tuple(totals))
+    return Profile(costs, tuple(rows), tuple(totals), partition, names or {})
 
 
 def _profile(number: int, region: RegionProgram, timeline: Timeline) -> Iterator[LayerProfile]:

@@ -43,11 +43,15 @@ class Node:
         Variables of other nodes, and parameters, that it reads.
     layer : Layer, optional
         What it is if VTA can run it.
+    products, operations : float
+        Multiply-adds, and other operations, of what is no layer.
     """
 
     name: str
     inputs: tuple[str, ...]
     layer: Layer | None = None
+    products: float = 0.0
+    operations: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,8 @@ class _Reader:
             if name in layers:
                 nodes.append(Node(name, layers[name].inputs, layers[name]))
             elif name not in covered:
-                nodes.append(Node(name, tuple(map(self.name, _variables(binding.value)))))
+                inputs = tuple(map(self.name, _variables(binding.value)))
+                nodes.append(Node(name, inputs, None, *_work(binding.value)))
         return tuple(nodes)
 
     def _layer(self, anchor: Any, rule: LayerRule) -> tuple[Layer, Any]:
@@ -264,6 +269,27 @@ class _Reader:
             expr = cast(Any, call).args[0]
             call = self.calls.get(expr) if isinstance(expr, relax.Var) else None
         return expr
+
+
+# Operators that only say anew what a tensor's shape is.
+_FREE = frozenset(["relax.reshape", "relax.flatten", "relax.nn.batch_flatten", "relax.squeeze", "relax.expand_dims"])
+
+
+def _work(value: Any) -> tuple[float, float]:
+    """Count the multiply-adds of a product, and the values that another operator reads or gives, whichever is more."""
+    operator, shape = operator_of(value), static_shape(value) or ()
+    if not operator or operator in _FREE:
+        return 0.0, 0.0
+    results = float(np.prod(shape))
+    operands = [static_shape(argument) or () for argument in value.args if hasattr(argument, "ty")]
+    if "conv" in operator and len(operands) > 1:
+        weights, data = float(np.prod(operands[1])), float(np.prod(operands[0]))
+        if "transpose" in operator:
+            return data * weights / max(operands[1][0], 1), 0.0
+        return results * weights / max(operands[1][0], 1), 0.0
+    if operator == "relax.matmul" and operands[0]:
+        return results * operands[0][-1], 0.0
+    return 0.0, max(results, *(float(np.prod(shape)) for shape in operands), 0.0)
 
 
 def _variables(expr: Any) -> list[Any]:
