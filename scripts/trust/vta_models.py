@@ -194,7 +194,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "answers, and small differences between classes: there the error is what counts.",
         "",
         "The times are the cycle model's at 100 MHz (`chisel`), and estimates for a CPU like the Pynq's (`HostSpeed`):",
-        "to start the programs, to convert at the borders, for layers and for other operators on the CPU. *CPU only* is",
+        "to start programs, to convert at the borders, for layers and for other operators on the CPU. *CPU only* is",
         "the same estimate with nothing on VTA.",
         "",
         "| model | weights | layers on VTA | regions | error | same | VTA ms | start ms | borders ms | CPU layers ms | "
