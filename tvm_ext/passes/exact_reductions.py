@@ -92,8 +92,8 @@ def initialize_open_reductions() -> tvm.transform.Pass:
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.InitializeOpenReductions")
     def _initialize(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-        if not (func.attrs and "s_tir" in func.attrs) or not _has_open_loops(func):
-            return func
+        if not (func.attrs and "s_tir" in func.attrs) or "tirx.is_scheduled" in func.attrs or not _has_open_loops(func):
+            return func  # a kernel that is scheduled already may be no tree of blocks, as VTA's interpreter is none
         schedule = s_tir.Schedule(func)
         for block in _blocks(schedule, schedule.get_sblock("root")):
             first = _first_open_reduction(schedule, block)
