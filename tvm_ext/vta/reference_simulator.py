@@ -281,7 +281,7 @@ def _apart(instruction: Alu, uops: NDArray[np.int64]) -> bool:
             (1, instruction.src_factor_out, instruction.src_factor_in),
         )
     ]
-    return not np.intersect1d(*touched).size
+    return not np.intersect1d(touched[0], touched[1]).size
 
 
 def repeated(opcode: int, x: NDArray[np.int32], y: NDArray[np.int32] | np.int32, repeats: int) -> NDArray[np.int32]:
