@@ -73,8 +73,8 @@ def _attention() -> onnx.ModelProto:
             far = Mul (low, big)
             zm = Add (qt, far)
             p = Softmax <axis=-1> (zm)
-            ot = Transpose <perm=[0,2,1,3]> (p)
-            y = Reshape (ot, back) }""",
+            joined = Transpose <perm=[0,2,1,3]> (p)
+            y = Reshape (joined, back) }""",
         wq=_noise(8, 8), heads=_ints(1, 4, 2, 4), axes=_ints(1, 2), big=np.float32(-1e9), back=_ints(0, 0, -1),
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def _pad(inputs: Arrays, attributes: Attributes) -> np.ndarray:
     ]
     added = [(max(low, 0), max(high, 0)) for low, high in width]
     options: dict[str, Any] = {"constant_values": value} if mode == "constant" else {}
-    return np.pad(kept, added, mode=mode, **options).astype(data.dtype)
+    return np.asarray(np.pad(kept, added, mode=mode, **options)).astype(data.dtype)  # type: ignore[call-overload]
 
 
 # By operator: the versions for which the reference implementation is not used, and what is.

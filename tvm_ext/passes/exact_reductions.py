@@ -16,8 +16,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.schedules.simd.vector import element_type
-from tvm_ext.schedules.simd.widen import operation, uses
+from tvm_ext.schedules.simd.vector import element_type, operation
+from tvm_ext.schedules.simd.widen import uses
 
 
 def infinite_identities() -> tvm.transform.Pass:
