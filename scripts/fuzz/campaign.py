@@ -54,8 +54,9 @@ def run(
         if row["seeds"][0] == row["seeds"][1]:
             break
         rows.parent.mkdir(parents=True, exist_ok=True)
+        cut_off = rows.exists() and rows.read_bytes()[-1:] not in (b"", b"\n")
         with rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(("\n" if cut_off else "") + json.dumps(row) + "\n")
         made.append(row)
         print(_line(row), flush=True)
     return made

@@ -64,6 +64,8 @@ def reduce(trial: Drawn, attempt: Try | None = None, tries: int = 200) -> Reduce
             for pool in pools.values():
                 pool.close()
     found = Reduced(trial, attempt(trial))
+    if found.outcome.kind in ("ok", "unspecified", "skipped"):
+        return found
     symptom = _symptom(found.outcome)
     left = tries
     progress = True
@@ -114,7 +116,7 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _fewer_outputs(model: onnx.ModelProto, feeds: Feeds) -> Proposals:
     outputs = list(model.graph.output)
-    for keep in ([[item] for item in outputs] if len(outputs) > 1 else []):
+    for keep in [[item] for item in outputs] if len(outputs) > 1 else []:
         copy = _copy(model)
         del copy.graph.output[:]
         copy.graph.output.extend(keep)

@@ -1,0 +1,99 @@
+"""Counts go on where an earlier run ended; crashes and hangs are outcomes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from scripts.fuzz import campaign, store
+from scripts.fuzz.options import Options, draw_options
+from scripts.fuzz.seeds import Drawn
+from scripts.fuzz.trial import Outcome
+from scripts.fuzz.workers import Pool
+from tests.zoo import get
+
+
+class FakePool:
+    """Finds every seventh seed wrong."""
+
+    def __init__(self, threads: int) -> None:
+        self.drawn = Drawn(
+            get("tiny_mlp").onnx_model().SerializeToString(), {"x": np.zeros((4, 32), "float32")}, Options()
+        )
+
+    def run(self, seed: int) -> Outcome:
+        return Outcome("wrong", "off") if seed % 7 == 0 else Outcome("ok", verdicts={"same": 2}, seconds=0.5)
+
+    def close(self) -> None:
+        pass
+
+
+def test_batches_are_counted_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "Pool", FakePool)
+    monkeypatch.setattr(campaign, "BATCH", 10)
+    rows = tmp_path / "rows.jsonl"
+    campaign.run(rows, seconds=None, batches=2, first=100, failures=tmp_path / "kept")
+    with rows.open("a") as file:
+        file.write('{"seeds": [120, 13')  # a run that was killed while it wrote
+    campaign.run(rows, seconds=None, batches=1, failures=tmp_path / "kept")
+    read = campaign.read(rows)
+    assert [row["seeds"] for row in read] == [[100, 110], [110, 120], [120, 130]]
+    assert [row["counts"] for row in read] == [{"ok": 9, "wrong": 1}, {"ok": 8, "wrong": 2}, {"ok": 9, "wrong": 1}]
+    assert read[0]["notable"] == [{"seed": 105, "kind": "wrong", "detail": "off"}]
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        f"wrong_{seed}.onnx" for seed in (105, 112, 119, 126)
+    }
+    _, feeds, options, about = store.load(tmp_path / "kept" / "wrong_105.onnx")
+    assert feeds["x"].shape == (4, 32)
+    assert options == Options()
+    assert about["seed"] == 105
+
+
+def test_every_option_is_drawn() -> None:
+    generator = np.random.default_rng(0)
+    found = [draw_options(generator, 1) for _ in range(300)]
+    for name, number in (("memory", 3), ("rewrite", 3), ("fuse", 2), ("winograd", 2), ("level", 4)):
+        assert len({getattr(options, name) for options in found}) == number
+
+
+class Dies(Drawn):
+    """A trial that ends the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return os.abort, ()
+
+
+class Hangs(Drawn):
+    """A trial that never ends."""
+
+    def __reduce__(self) -> Any:
+        return eval, ("[0 for _ in iter(int, 1)]",)
+
+
+def test_crashes_are_outcomes() -> None:
+    pool = Pool(1)
+    try:
+        assert pool.run(Dies(b"", {}, Options())) == Outcome("crash", "died of SIGABRT at start")
+        model, feeds = get("tiny_mlp").onnx_model(), get("tiny_mlp").inputs(0)
+        assert pool.run(Drawn(model.SerializeToString(), feeds, Options())).kind == "ok"
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+def test_hangs_are_outcomes() -> None:
+    outcome = Pool(1, limit=0.5).run(Hangs(b"", {}, Options()))
+    assert outcome.kind == "hang"
+    assert outcome.detail == "more than 1 s at start"
+
+
+def test_rows_are_json(tmp_path: Path) -> None:
+    assert campaign.read(tmp_path / "none.jsonl") == []
+    assert json.dumps(campaign.commit())

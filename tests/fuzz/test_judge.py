@@ -1,0 +1,90 @@
+"""The judge tells a wrong answer from one that rounding explains."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from scripts.fuzz import reference
+from scripts.fuzz.judge import judge
+
+GENERATOR = np.random.default_rng(0)
+
+
+def model_of(signature: str, body: str, constants: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {signature} {constants} {{ {body} }}')
+
+
+PRODUCT = model_of("(float[5,64] x, float[64,7] y) => (float[5,7] z)", "z = MatMul(x, y)")
+FLOOR = model_of(
+    "(float[64] x) => (float[64] z)",
+    "a = Mul(x, third) b = Mul(a, three) z = Floor(b)",
+    "<float[1] third = {0.33333334}, float[1] three = {3.0}>",
+)
+CAST = model_of("(float[4] x) => (int32[4] z, float[4] w)", "z = Cast<to = 6>(x) w = Relu(x)")
+LARGEST = model_of("(float[1,9] x) => (int64[1] z)", "z = ArgMax<axis = 1, keepdims = 0>(x)")
+
+
+def kinds(model: onnx.ModelProto, feeds: dict[str, np.ndarray], found: list[np.ndarray]) -> list[str]:
+    return [verdict.kind for verdict in judge(model, feeds, reference.run(model, feeds), found)]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return GENERATOR.standard_normal(shape).astype("float32")
+
+
+def test_the_same_answer_and_one_with_an_error() -> None:
+    feeds = {"x": normal(5, 64), "y": normal(64, 7)}
+    (right,) = reference.run(PRODUCT, feeds)
+    assert kinds(PRODUCT, feeds, [right]) == ["same"]
+    for change in (1e-3, np.nan, np.inf):
+        found = right.copy()
+        found[3, 2] += change
+        assert kinds(PRODUCT, feeds, [found]) == ["wrong"]
+    assert kinds(PRODUCT, feeds, [right.reshape(7, 5)]) == ["wrong"]
+    assert kinds(PRODUCT, feeds, [right.astype("float64")]) == ["wrong"]
+
+
+def test_a_missing_term_is_wrong_also_where_terms_cancel() -> None:
+    x = normal(5, 64) * 1e3
+    x[:, 1::2] = -x[:, ::2]
+    feeds = {"x": x, "y": np.ones((64, 7), "float32")}
+    (right,) = reference.run(PRODUCT, feeds)
+    order = GENERATOR.permutation(64)
+    again = x[:, order] @ feeds["y"][order]
+    assert kinds(PRODUCT, feeds, [again]) in (["same"], ["rounding"])
+    assert kinds(PRODUCT, feeds, [x[:, 1:] @ feeds["y"][1:]]) == ["wrong"]
+    assert right.shape == again.shape
+
+
+def test_a_floor_may_fall_to_either_side_of_a_tie_only() -> None:
+    x = np.arange(64, dtype="float32") - 20
+    x[::2] += 0.5
+    (right,) = reference.run(FLOOR, {"x": x})
+    tie = right.copy()
+    tie[1] -= 1
+    assert kinds(FLOOR, {"x": x}, [tie]) == ["rounding"]
+    clear = right.copy()
+    clear[2] -= 1
+    assert kinds(FLOOR, {"x": x}, [clear]) == ["wrong"]
+
+
+def test_exact_operators_have_to_be_exact() -> None:
+    x = np.zeros((1, 9), "float32")
+    x[0, [2, 5]] = 1.0  # a tie between values that nothing rounds: the first one counts
+    assert kinds(LARGEST, {"x": x}, [np.array([2])]) == ["same"]
+    assert kinds(LARGEST, {"x": x}, [np.array([5])]) == ["wrong"]
+
+
+def test_what_onnx_leaves_open() -> None:
+    x = np.array([1.5, np.nan, 3e10, -2.5], "float32")
+    relu = np.maximum(x, 0)
+    wild = np.array([1, 7, 7, -2], "int32")
+    assert kinds(CAST, {"x": x}, [wild, relu]) == ["unspecified", "same"]
+    assert kinds(CAST, {"x": x}, [wild, np.nan_to_num(relu)]) == ["unspecified", "wrong"]
+    x[1:3] = 0
+    assert kinds(CAST, {"x": x}, [wild, np.maximum(x, 0)]) == ["wrong", "same"]
