@@ -6,7 +6,7 @@ EXTRAS := bench,demo,dev,docs,solve,tune
 # +cpu names the build without CUDA packages (several GB). Where no such build can be had, the torch tests skip and say so.
 TORCH ?= torch==2.13.0+cpu
 
-.PHONY: demo test test-slow lint types docs zoo bench clean
+.PHONY: demo test test-slow fuzz lint types docs zoo bench clean
 
 demo: $(VENV)/.installed zoo
 	$(BIN)/python scripts/demo.py --output demo_out
@@ -16,6 +16,12 @@ test: $(VENV)/.installed zoo
 
 test-slow: $(VENV)/.installed zoo
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Random models, drawn by NNSmith, in all combinations of options; what fails is kept in fuzz_failures/.
+SECONDS ?= 600
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	$(BIN)/python -m scripts.fuzz --seconds $(SECONDS) $(ARGS)
 
 lint: $(VENV)/.installed types
 	$(BIN)/ruff check .

@@ -66,7 +66,8 @@ class TransposedConvolution(UnaryOpBase):
     def requires(self, input_shapes: list[AbsTensor]) -> list[Any]:
         found = [nnsmith_eq(input_shapes[0].shape[1], self.inputs), nnsmith_le(self.stride, 3)]
         found += [nnsmith_ge(value, 1) for value in (self.outputs, self.kernel_h, self.kernel_w, self.stride)]
-        return found + [nnsmith_le(self.kernel_h, 7), nnsmith_le(self.kernel_w, 7), nnsmith_le(self.outputs, 64)]
+        limits = ((self.kernel_h, 7), (self.kernel_w, 7), (self.outputs, 64))
+        return found + [nnsmith_le(value, limit) for value, limit in limits]
 
     def type_transfer(self, input_shapes: list[AbsTensor]) -> list[AbsTensor]:
         batch, _, height, width = input_shapes[0].shape

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 LEVELS = ("x86-64-v2", "haswell", "skylake-avx512", "native")
 """Target levels: 128-bit vectors, 256-bit vectors with FMA, 512-bit vectors, and this machine."""
+
+_NEEDS = {"x86-64-v2": "sse4_2", "haswell": "avx2", "skylake-avx512": "avx512vl"}
+
+
+@functools.cache
+def runs_here(level: str) -> bool:
+    """Whether this machine's processor has the instructions of a level."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    return level == "native" or _NEEDS[level] in flags
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class Options:
 
     def target(self) -> str | dict[str, Any]:
         """Give the target of ``tvm_ext.compile``."""
-        if self.level == "native":
+        if self.level == "native" or not runs_here(self.level):
             return "native"
         return {"kind": "llvm", "mcpu": self.level, "num-cores": self.threads}
 
@@ -50,6 +65,6 @@ def draw_options(rng: np.random.Generator, threads: int) -> Options:
         rewrite=str(rng.choice(("off", "strict", "strict", "fast"))),
         fuse=str(rng.choice(("stock", "mapping-type"))),
         winograd=bool(rng.random() < 0.7),
-        level=str(rng.choice(LEVELS)),
+        level=str(rng.choice([level for level in LEVELS if runs_here(level)])),
         threads=threads,
     )

@@ -42,7 +42,8 @@ class Reduced:
     @property
     def text(self) -> str:
         """Model, options and outcome as text."""
-        return f"{self.outcome.kind} {self.outcome.detail}\n{self.trial.options.spelled()}\n{onnx.printer.to_text(self.model)}"
+        said = f"{self.outcome.kind} {self.outcome.detail}\n{self.trial.options.spelled()}"
+        return f"{said}\n{onnx.printer.to_text(self.model)}"
 
 
 def reduce(trial: Drawn, attempt: Try | None = None, tries: int = 200) -> Reduced:
@@ -96,7 +97,7 @@ def _smaller(trial: Drawn) -> Iterator[Drawn]:
             clean = _pruned(candidate)
             try:
                 onnx.checker.check_model(clean, full_check=True)
-            except Exception:  # noqa: S112  (a proposal that is no model)
+            except Exception:
                 continue
             names = {item.name for item in clean.graph.input}
             kept = {name: array for name, array in feeds.items() if name in names}

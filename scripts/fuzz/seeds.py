@@ -27,7 +27,7 @@ class Drawn:
 
 
 def threads_of(seed: int) -> int:
-    """Number of threads that a seed's model is compiled for and run on; one process has one number."""
+    """Say how many threads a seed's model is compiled for and run on; one process has one number."""
     return 2 if seed % 5 == 0 else 1
 
 

@@ -1,4 +1,4 @@
-"""One trial: a model is compiled with options, run, and compared with onnxruntime; where they differ, with stock TVM."""
+"""One trial: a model is compiled, run, and compared with onnxruntime; where they differ, with stock TVM."""
 
 from __future__ import annotations
 

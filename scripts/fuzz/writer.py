@@ -49,7 +49,7 @@ class Writer:
         return name
 
     def weight(self, *shape: int, scale: float | None = None, dtype: str = "float32") -> str:
-        """Add a normally distributed constant; by default its last axes' products have about the size of their input."""
+        """Add a normally distributed constant; by default what it weighs keeps about its size."""
         fan = float(np.prod(shape[1:])) or 1.0
         deviation = scale if scale is not None else 1.0 / np.sqrt(fan)
         return self.constant((self.rng.standard_normal(shape) * deviation).astype(dtype))
