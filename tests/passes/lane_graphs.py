@@ -12,7 +12,7 @@ from tvm import relax
 CHANNELS = (1, 2, 3, 5, 7, 10, 16, 17, 24, 30, 31, 33)
 UNARY = (
     "nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.softplus", "sigmoid", "tanh", "exp", "sqrt",
-    "log", "rsqrt", "abs", "negative", "erf", "square", "floor", "ceil", "round", "sin", "cos",
+    "log", "rsqrt", "abs", "negative", "erf", "square", "sin", "cos",
 )  # fmt: skip
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 
