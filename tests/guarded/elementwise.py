@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tvm import relax
 
@@ -210,6 +212,28 @@ def concatenate(draw: Draw) -> Sample:
     return Sample(
         lambda *a: nn.relu(op.concat(list(a), axis)), parts, lambda *a: np.maximum(np.concatenate(a, axis), 0), 0.0
     )
+
+
+@family
+def detections(draw: Draw) -> Sample:
+    """What a detector ends with: boxes and scores of two sizes, channels last, joined and turned around."""
+    sizes = [draw.one((13, 26, 52)), draw.one((7, 26))]
+    channels = (4, 1, 1)
+    parts = [draw.array((1, size, size, 4), "float32") for size in sizes for _ in channels]
+
+    def joined(*tensors: Any) -> Any:
+        scales = []
+        for at, size in enumerate(sizes):
+            first = [op.permute_dims(tensor, [0, 3, 1, 2]) for tensor in tensors[3 * at : 3 * at + 3]]
+            used = [op.strided_slice(x, [1], [0], [count]) for x, count in zip(first, channels, strict=True)]
+            scales.append(op.reshape(op.concat(used, 1), (1, 6, size * size)))
+        return op.permute_dims(op.concat(scales, 2), [0, 2, 1])
+
+    def expected(*arrays: Any) -> Any:
+        used = [array[..., :count].reshape(-1, count) for array, count in zip(arrays, channels * 2, strict=True)]
+        return np.concatenate([np.concatenate(used[at : at + 3], 1) for at in (0, 3)])[None]
+
+    return Sample(joined, parts, expected, 0.0)
 
 
 @family

@@ -13,6 +13,7 @@ QUICK = (
     "last_column",
     "reduce",
     "concatenate",
+    "detections",
     "pad",
     "softmax",
     "transpose_fused",
