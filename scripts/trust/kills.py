@@ -36,24 +36,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--kills", type=int, default=60, help="how many runs are killed")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--log", type=Path, help="keeps the rows, line by line; those in it are not measured again")
 
 
 def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Kill runs; gives a row for each folder, and the sums."""
-    choose = random.Random(arguments.seed)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tvm_ext.tuning", "tvm_ext.compiler"])
-    rows: list[dict[str, Any]] = []
-    kills = 0
+    known = arguments.log.read_text("utf-8").splitlines() if arguments.log and arguments.log.exists() else []
+    rows: list[dict[str, Any]] = [json.loads(line) for line in known]
+    kills = sum(row["kills"] for row in rows)
     while kills < arguments.kills:
         folder = Path(tempfile.mkdtemp(prefix="tvm-ext-kills-"))
         try:
+            choose = random.Random(f"{arguments.seed}/{len(rows)}")
             row = _folder(context, folder, choose, arguments.kills - kills, len(rows))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         kills += row["kills"]
         rows.append(row)
         print(json.dumps(row), flush=True)
+        if arguments.log:
+            with arguments.log.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(row) + "\n")
     summary = {
         "tune_kills": kills,
         "tune_kills_two_runs": sum(row["kills_two_runs"] for row in rows),
@@ -89,7 +94,8 @@ def _folder(context: Any, folder: Path, choose: random.Random, most: int, number
         held = found
         if row["kills"] >= most:
             break
-    last = _start(context, folder, started + 1, 0, trials=0)
+    # Where all were killed before they stored anything, there must be something to go on with.
+    last = _start(context, folder, started + 1, 0, trials=0 if held else TRIALS)
     last.join(600)
     found, faults = _stored(folder)
     row["lost"] += faults + sum((held - found).values()) + (last.exitcode != 0)

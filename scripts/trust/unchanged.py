@@ -33,22 +33,28 @@ SECONDS = 1200.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
-    parser.add_argument("--only", nargs="*", help="names of models; nothing is summed up then")
+    parser.add_argument("--minutes", type=float, help="begin no further model then; those of small files come first")
+    parser.add_argument("--log", type=Path, help="keeps the rows, line by line; those in it are not measured again")
 
 
 def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Compile the zoo; gives a row for each model and set of options, and the share of models that never differ."""
-    from tests.zoo import ZOO
-
-    rows = []
-    names = [entry.name for entry in ZOO.values() if entry.missing() is None]
-    for name in names if arguments.only is None else arguments.only:
+    end = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+    known = arguments.log.read_text("utf-8").splitlines() if arguments.log and arguments.log.exists() else []
+    rows: list[dict[str, Any]] = [json.loads(line) for line in known]
+    done = {(row["model"], row["options"]) for row in rows}
+    for name in _by_size():
+        if time.monotonic() > end:
+            break
         for label, options in OPTIONS.items():
+            if (name, label) in done:
+                continue
             row = {"model": name, "options": label} | compared(name, options)
             print(json.dumps(row), flush=True)
             rows.append(row)
-    if arguments.only is not None:
-        return rows, {}
+            if arguments.log:
+                with arguments.log.open("a", encoding="utf-8") as log:
+                    log.write(json.dumps(row) + "\n")
     models = {row["model"] for row in rows}
     changed = {row["model"] for row in rows if row["state"] == "differs"}
     refused = {row["model"] for row in rows if row["state"] == "refused"}
@@ -58,6 +64,14 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         "unchanged_models": len(compiled),
         "unchanged_compilations": sum(row["compilations"] for row in rows),
     }
+
+
+def _by_size() -> list[str]:
+    """List the models that can be had here, those whose file is small first."""
+    from tests.zoo import ZOO
+
+    entries = [entry for entry in ZOO.values() if entry.missing() is None]
+    return [entry.name for entry in sorted(entries, key=lambda entry: entry.onnx_path().stat().st_size)]
 
 
 def compared(name: str, options: dict[str, Any]) -> dict[str, Any]:

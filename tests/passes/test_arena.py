@@ -83,7 +83,11 @@ def test_results_stay_outside_the_arena() -> None:
 @pytest.mark.parametrize(("name", "reason"), [("dynamic", "run time"), ("branch", "branches")])
 def test_functions_that_cannot_be_planned_fall_back_with_a_note(name: str, reason: str) -> None:
     found = phases(MODULES[name], memory="optimal")["memory"]
-    assert reason in found["main"].attrs[NOTE_ATTRIBUTE]
+    # A branch is in a function of its own by then.
+    notes = [
+        str(func.attrs[NOTE_ATTRIBUTE]) for func in found.functions.values() if NOTE_ATTRIBUTE in (func.attrs or {})
+    ]
+    assert any(reason in note for note in notes), notes
     values = arguments(MODULES[name], n=5)
     executable = tvm.compile(
         MODULES[name], resolve_target(None), relax_pipeline=relax.get_pipeline("tvm_ext", memory="optimal")

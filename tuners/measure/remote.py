@@ -7,11 +7,8 @@ while the next batch is compiled.
 from __future__ import annotations
 
 import queue
-import shutil
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +20,7 @@ from tvm_ext.rpc import Address, servers
 from tvm_ext.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Arguments, Candidate, Measurer
 from tvm_ext.tuners.measure.pool import Fault, Worker
+from tvm_ext.tuners.measure.scratch import ScratchFolder
 from tvm_ext.tuners.measure.worker import Timing
 
 ATTEMPTS = 3
@@ -78,8 +76,7 @@ class RemoteMeasurer(Measurer):
         super().__init__(
             workers or physical_cores(), 1, timing, build_timeout, run_timeout, memory_bytes, overlap=False
         )
-        self._folder = tempfile.mkdtemp(prefix="tvm-ext-tune-")
-        self._remover = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._folder = ScratchFolder()
         # Clients wait for servers most of the time, in processes of their own: one that hangs can be ended.
         self._clients: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for _ in range(self.servers):
@@ -94,10 +91,10 @@ class RemoteMeasurer(Measurer):
         self._threads.shutdown(wait=False, cancel_futures=True)
         super().close()
         self._threads.shutdown()
-        self._remover()
+        self._folder.close()
 
     def _library(self, row: Candidate) -> Path:
-        return Path(self._folder, f"{row.key}.so")
+        return self._folder.path / f"{row.key}.so"
 
     def _compile(self, row: Candidate, worker: Worker) -> None:
         worker.call(self.build_timeout, "export", row.module_json, row.target_json, str(self._library(row)))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from concurrent.futures import Future
-from pathlib import Path
 
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -14,6 +10,7 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuild
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerFuture, RunnerInput, RunnerResult
 
 from tvm_ext.tuners.measure.measurer import Candidate, Measurer, tensor_arguments
+from tvm_ext.tuners.measure.scratch import ScratchFolder
 
 
 class Artifacts:
@@ -23,15 +20,14 @@ class Artifacts:
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="tvm-ext-tune-")
+        self._folder = ScratchFolder()
         self._candidates: dict[str, Candidate] = {}
         self._number = 0
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self._folder, True)
 
     def add(self, candidate: Candidate) -> str:
         """Give a path that stands for the candidate."""
         self._number += 1
-        folder = Path(self._folder, str(self._number))
+        folder = self._folder.path / str(self._number)
         folder.mkdir()
         path = folder / "candidate"
         path.write_text(candidate.key, encoding="utf-8")

@@ -17,8 +17,6 @@ import numpy as np
 import tvm
 
 from tvm_ext import __version__
-from tvm_ext.bench.record import machine
-from tvm_ext.bench.sections import machine_kind
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.fusion.profile_database import ProfileDatabase
 from tvm_ext.passes.vector_code import vector_code
@@ -100,6 +98,10 @@ def _random(generator: np.random.Generator, ty: Any) -> np.ndarray:
 
 
 def _machine_kind() -> str:
+    # Only a measurement asks; a compilation need not import the benchmark's readers of models.
+    from tvm_ext.bench.record import machine
+    from tvm_ext.bench.sections import machine_kind
+
     return machine_kind(machine())
 
 
