@@ -49,7 +49,7 @@ class TestRefusals:
                   [first] a = Nonesuch (x)
                   b = com.acme.Widget (a)
                   c = Relu (b)
-                  [det] d = Det (x)
+                  [draw] d = Multinomial (x)
                   [last] y = Nonesuch (c, d)
                 }"""
             )
@@ -58,7 +58,7 @@ class TestRefusals:
         for place in (
             "Nonesuch node 'first' (ai.onnx)",
             "Widget node that makes 'b' (com.acme)",
-            "Det node 'det' (ai.onnx)",
+            "Multinomial node 'draw' (ai.onnx)",
             "Nonesuch node 'last' (ai.onnx)",
         ):
             assert place in message

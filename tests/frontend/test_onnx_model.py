@@ -224,3 +224,10 @@ class TestExternalData:
     def test_of_a_model_without_a_folder(self, path: Path) -> None:
         assert "give the path of the model" in refused(path.read_bytes())
         assert "give the path of the model" in refused(onnx.load(path, load_external_data=False))
+
+
+@pytest.mark.parametrize("version", [-1, 2**31, -(2**63)])
+def test_impossible_operator_set_versions(version: int) -> None:
+    model = scaled(weight())
+    model.opset_import.add(domain="com.acme", version=version)
+    assert f"the operator set 'com.acme' the impossible version {version}" in refused(model)

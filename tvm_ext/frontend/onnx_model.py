@@ -177,6 +177,12 @@ def _require_versions(model: OnnxModel) -> None:
             f"{model.source}: ONNX IR version {proto.ir_version} is too new, {upgrade} {onnx.IR_VERSION}; "
             "upgrade the onnx package or export with an older opset"
         )
+    for item in proto.opset_import:
+        if not 0 <= item.version < 2**31:
+            raise ModelError(
+                f"{model.source}: field opset_import gives the operator set {domain_of(item) or 'ai.onnx'!r} the "
+                f"impossible version {item.version}; the file is damaged, {EXPORT_AGAIN}"
+            )
     opset = default_opset(proto)
     if opset > known:
         raise ModelError(

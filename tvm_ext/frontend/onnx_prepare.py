@@ -16,7 +16,10 @@ from tvm_ext.frontend.onnx_graph import reads
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
 from tvm_ext.frontend.onnx_inputs import bind_inputs
 from tvm_ext.frontend.onnx_model import EXPORT_AGAIN, OnnxModel
-from tvm_ext.frontend.onnx_values import Value
+from tvm_ext.frontend.onnx_values import Value, byte_count, known_shape
+
+LARGEST_TENSOR = 2**36
+"""Bytes. What asks for more is damaged: computing with it would take hours, and preparing to do so as well."""
 
 CONSTANTS_NEED_NOT_BE_INPUTS = 4
 """The first ONNX IR version of which that is true."""
@@ -93,6 +96,7 @@ def prepare(
     inputs, input_notes = bind_inputs(proto.graph, input_shapes, model.source)
     element_types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
     given = [helper.make_tensor_value_info(spec.name, element_types[spec.name], spec.shape) for spec in inputs]
+    _check_sizes({value.name: value.type for value in given}, model.source)
     folder = Folder(proto, is_supported)
     try:
         folder.run(given)
@@ -102,6 +106,7 @@ def prepare(
             shapes = ", ".join(f"{spec.name}: {list(spec.shape)}" for spec in inputs)
             remedy = f"do the input shapes ({shapes}) fit the model?"
         raise ModelError(f"{model.source}: {error}; {remedy}") from None
+    _check_sizes(folder.types, model.source)
     notes = input_notes + _fold_notes(folder, len(proto.graph.node))
     for declared, value in zip(proto.graph.output, folder.outputs, strict=True):
         kind = (value.type or declared.type).WhichOneof("value") or "tensor_type"
@@ -123,6 +128,17 @@ def prepare(
         tuple(folder.unfolded),
         folder.unsupported,
     )
+
+
+def _check_sizes(types: Mapping[str, onnx.TypeProto], source: str) -> None:
+    for name, type_proto in types.items():
+        size = byte_count(type_proto) or 0
+        if size > LARGEST_TENSOR:
+            raise ModelError(
+                f"{source}: tensor {name!r} of shape {list(known_shape(type_proto) or ())} would take {size / 1e9:.0f} "
+                f"GB, and {LARGEST_TENSOR / 1e9:.0f} GB is the most that is compiled for; check the dimensions of the "
+                "model's inputs, and its strides and scales"
+            )
 
 
 def _fold_notes(folder: Folder, before: int) -> list[str]:

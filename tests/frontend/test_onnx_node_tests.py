@@ -1,0 +1,51 @@
+"""A slice of ONNX's own node tests through the whole compiler; ``scripts/check_trust.py node_tests`` runs them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.trust.node_tests import run_case
+from tests.frontend.onnx_text import graph
+from tvm_ext.errors import ModelError
+from tvm_ext.frontend import import_model
+
+# Each of these was wrong or refused once; the form in which parameters are constants unless fed.
+PASSES = {
+    "test_adam_multiple": "fed",
+    "test_adagrad": "fed",
+    "test_nesterov_momentum": "fed",
+    "test_attention_4d_causal_bf16": "fed",
+    "test_cast_FLOAT8E4M3FNUZ_to_FLOAT16": "fed",
+    "test_clip_min_greater_than_max": "constant",
+    "test_col2im_5d": "constant",
+    "test_cumprod_1d_reverse_exclusive": "constant",
+    "test_deform_conv_with_mask_bias": "fed",
+    "test_det_nd": "fed",
+    "test_dynamicquantizelinear": "fed",
+    "test_einsum_transpose_bfloat16": "fed",
+    "test_expand_dim_changed": "fed",
+    "test_mod_float_edge_cases_fmod_0_float32": "fed",
+    "test_nonmaxsuppression_center_point_box_format": "constant",
+    "test_nonmaxsuppression_iou_threshold_boundary": "constant",
+    "test_reduce_max_bool_inputs": "constant",
+    "test_reduce_sum_empty_set": "constant",
+    "test_slice_start_out_of_bounds": "constant",
+    "test_tensorscatter_circular": "fed",
+}
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_passes(name: str) -> None:
+    assert run_case((name, PASSES[name])) == ("passed", "")
+
+
+def test_computed_limits_of_suppression_are_refused() -> None:
+    state, reason = run_case(("test_nonmaxsuppression_suppress_by_IOU", "fed"))
+    assert state == "refused"
+    assert "input max_output_boxes_per_class is computed in the graph" in reason
+
+
+def test_tensors_that_no_machine_holds() -> None:
+    model = graph("g (float[100000,100000,9] x) => (float[100000,100000,9] y) { y = Relu (x) }")
+    with pytest.raises(ModelError, match=r"tensor 'x' of shape .* would take 360 GB"):
+        import_model(model)
