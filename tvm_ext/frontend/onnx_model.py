@@ -77,7 +77,7 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
         If the file is missing, empty, not ONNX, or damaged; or of a version that the installed ``onnx`` does not know.
     """
     if isinstance(model, onnx.ModelProto):
-        loaded = OnnxModel(model, "ModelProto")
+        loaded = OnnxModel(_modernized(model), "ModelProto")
         _require_versions(loaded)
         if any(external_data_helper.uses_external_data(tensor) for _, tensor in _tensors(model.graph)):
             raise ModelError(
@@ -85,12 +85,12 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
                 "or load it with onnx.load(path)"
             )
     elif isinstance(model, bytes):
-        loaded = OnnxModel(_parse(model, "bytes"), "bytes")
+        loaded = OnnxModel(_modernized(_parse(model, "bytes")), "bytes")
         _require_versions(loaded)
         _load_external_data(loaded, None)
     else:
         path = Path(model)
-        loaded = OnnxModel(_parse(_read(path), str(path)), str(path))
+        loaded = OnnxModel(_modernized(_parse(_read(path), str(path))), str(path))
         _require_versions(loaded)
         _load_external_data(loaded, path.parent)
     for owner, tensor in _tensors(loaded.proto.graph):
@@ -124,6 +124,28 @@ def _require_text(message: Any, source: str) -> None:
 def default_opset(proto: onnx.ModelProto) -> int:
     """Version of the operator set ``ai.onnx`` that a model uses (0 when it names none)."""
     return next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
+
+
+def _modernized(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Give a model of an old operator set the oldest version known here, if it means the same in it."""
+    opset = default_opset(proto)
+    if not 0 < opset < OLDEST_OPSET or proto.functions:
+        return proto
+    operators = {node.op_type for node in proto.graph.node if domain_of(node) == ""}
+    unchanged = not any(any(subgraphs(node)) for node in proto.graph.node) and all(
+        onnx.defs.has(name, opset, "")
+        and onnx.defs.get_schema(name, opset, "").since_version
+        == onnx.defs.get_schema(name, OLDEST_OPSET, "").since_version
+        for name in operators
+    )
+    if not unchanged:
+        return proto
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    for item in changed.opset_import:
+        if domain_of(item) == "":
+            item.version = OLDEST_OPSET
+    return changed
 
 
 def _read(path: Path) -> bytes:

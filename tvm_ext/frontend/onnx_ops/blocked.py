@@ -17,6 +17,7 @@ from tvm_ext.frontend.onnx_ops.base import (
     known,
     take_slice,
 )
+from tvm_ext.frontend.onnx_ops.casts import SMALL_FLOATS, read_small
 
 
 def spread(node: Node, bb: relax.BlockBuilder, value: Any, shape: tuple[int, ...], axis: int, size: int) -> Any:
@@ -40,6 +41,8 @@ class DequantizeLinear(onnx_frontend.DequantizeLinear):
     @classmethod
     def _impl_v21(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         node = Node("DequantizeLinear", attr, params)
+        if dtype_of(inputs[0]) in SMALL_FLOATS and not node.integer("block_size", 0):
+            return cls._small(node, bb, inputs)
         if not node.integer("block_size", 0):
             return super()._impl_v21(bb, inputs, attr, params)
         return cls._blocked(node, bb, inputs)
@@ -47,9 +50,26 @@ class DequantizeLinear(onnx_frontend.DequantizeLinear):
     @classmethod
     def _impl_v23(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         node = Node("DequantizeLinear", attr, params)
+        if dtype_of(inputs[0]) in SMALL_FLOATS and not node.integer("block_size", 0):
+            return cls._small(node, bb, inputs)
         if not node.integer("block_size", 0):
             return super()._impl_v23(bb, inputs, attr, params)
         return cls._blocked(node, bb, inputs)
+
+    @staticmethod
+    def _small(node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Scale 8-bit floats; their zero point is a number of the same type."""
+        x, scale, zero_point = (None if value is None else emit(bb, value) for value in inputs[:3])
+        rank, code = len(node.shape(x, "x")), node.integer("output_dtype", 0)
+        spread_shape = [1] * rank
+        if node.shape(scale, "x_scale") not in ((), (1,)):
+            spread_shape[node.axis("axis", rank, 1)] = -1
+        values = emit(bb, read_small(bb, x, "float32"))
+        if zero_point is not None:
+            point = emit(bb, read_small(bb, zero_point, "float32"))
+            values = bb.emit(relax.op.subtract(values, bb.emit(relax.op.reshape(point, spread_shape))))
+        factor = bb.emit(relax.op.reshape(emit(bb, astype(bb, scale, "float32")), spread_shape))
+        return astype(bb, bb.emit(relax.op.multiply(values, factor)), element_type(code) if code else dtype_of(scale))
 
     @staticmethod
     def _blocked(node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:

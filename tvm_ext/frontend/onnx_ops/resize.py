@@ -71,7 +71,8 @@ def coordinates(rule: str, inputs: int, outputs: int, scale: float, start: float
     position = np.arange(outputs, dtype="float64")
     match rule:
         case "align_corners":
-            return position * (inputs - 1) / (outputs - 1) if outputs > 1 else np.zeros(1)
+            length = scale * inputs  # of a scale that is no ratio of whole numbers, this is no whole number
+            return position * (inputs - 1) / (length - 1) if outputs > 1 else np.zeros(1)
         case "asymmetric":
             return position / scale
         case "pytorch_half_pixel" if outputs == 1:
@@ -274,4 +275,18 @@ class Resize(Converter):
         return astype(bb, x, dtype)
 
 
-CONVERTERS: dict[tuple[str, str], type] = {("", "Resize"): Resize}
+class Upsample(Resize):
+    """Resize, as it was called up to operator set 9."""
+
+    @classmethod
+    def _impl_v7(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        attributes = dict(attr)
+        scales = constant(np.asarray(attributes.pop("scales"), "float32"))
+        return cls._impl_v1(bb, onnx_frontend.onnx_input([inputs[0], scales]), attributes, params)
+
+    @classmethod
+    def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._impl_v1(bb, inputs, attr, params)
+
+
+CONVERTERS: dict[tuple[str, str], type] = {("", "Resize"): Resize, ("", "Upsample"): Upsample}
