@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from scripts.trust.node_tests import run_case
-from tests.frontend.onnx_text import graph
+from tests.frontend.onnx_text import graph, run
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend import import_model
 
@@ -48,4 +49,20 @@ def test_computed_limits_of_suppression_are_refused() -> None:
 def test_tensors_that_no_machine_holds() -> None:
     model = graph("g (float[100000,100000,9] x) => (float[100000,100000,9] y) { y = Relu (x) }")
     with pytest.raises(ModelError, match=r"tensor 'x' of shape .* would take 360 GB"):
+        import_model(model)
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_integers_divided_by_zero(operator: str) -> None:
+    model = graph(f"g (int32[2] x) => (int32[2] y) {{ y = {operator} (x, z) }}", z=np.asarray([3, 0], "int32"))
+    with pytest.raises(ModelError, match="it divides integers by zero"):
+        import_model(model)
+    model = graph(f"g (int32[2] x, int32[2] z) => (int32[2] y) {{ y = {operator} (x, z) }}")
+    found = run(import_model(model), {"x": np.asarray([-7, 5], "int32"), "z": np.asarray([2, 0], "int32")})[0]
+    assert found[0] == {"Div": -3, "Mod": 1}[operator]
+
+
+def test_a_tensor_is_no_sequence() -> None:
+    model = graph("g (float[2] x) => (float[2] y) { y = ConcatFromSequence <axis=0> (x) }")
+    with pytest.raises(ModelError, match=r"(?i)sequence"):
         import_model(model)

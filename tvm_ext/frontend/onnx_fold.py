@@ -119,7 +119,10 @@ class Folder(BranchFolding, LoopFolding):
             return
         body = local_body(node, self._functions, self._opsets)
         if body is None and not self._is_supported(node):
-            body = function_body(node, inputs, self._opsets)
+            try:
+                body = function_body(node, inputs, self._opsets)
+            except (RuntimeError, ValueError) as error:  # what definitions that look at types throw when one is missing
+                raise MalformedNodeError(f"{label}: {' '.join(str(error).split())}") from None
         if body is not None:
             self.expanded[node.op_type] += 1
             self._inline_function(node, inputs, body, scope, label)

@@ -47,6 +47,10 @@ SEQUENCE_OPERATORS = frozenset(
 )
 
 
+# Their first input is a sequence; TVM's converters would look for the elements of a tensor without end.
+OF_SEQUENCES = frozenset(["ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength"])
+
+
 class OnnxImporter(ControlFlowConverter):
     """Imports one prepared model; a node that fails does not keep the rest from being tried.
 
@@ -160,6 +164,8 @@ class OnnxImporter(ControlFlowConverter):
                     f"its input {name!r} stands for dimensions and has {_extent(value)} elements, more than the "
                     f"{HIGHEST_RANK} dimensions that a tensor can have"
                 )
+        if node.op_type in OF_SEQUENCES and inputs and not isinstance(getattr(inputs[0], "ty", None), relax.TupleType):
+            raise NotImplementedError(f"its input {node.input[0]!r} is not a sequence")
         attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])

@@ -51,6 +51,30 @@ class NonMaxSuppression(Converter):
         return bb.emit(relax.TupleGetItem(found, 0))
 
 
+def nonzero(node: Node, bb: relax.BlockBuilder, divisor: Any) -> Any:
+    """Give a divisor of integers without zeros, which would end the process; 1 takes the place of a computed zero."""
+    array = node.array(divisor)
+    if array is None:
+        dtype = dtype_of(divisor)
+        is_zero = bb.emit(relax.op.equal(divisor, constant(0, dtype)))
+        return bb.emit(relax.op.where(is_zero, constant(1, dtype), divisor))
+    if not np.all(array):
+        node.damaged("it divides integers by zero")
+    return divisor
+
+
+class Div(Converter):
+    """Quotient; of integers it is rounded towards zero."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the quotient."""
+        tensors = not any(isinstance(value, relax.ShapeExpr) or not hasattr(value.ty, "shape") for value in inputs[:2])
+        if tensors and "float" not in dtype_of(inputs[1]):
+            inputs[1] = nonzero(node, bb, inputs[1])
+        return onnx_frontend.Div.get_converter(14)(bb, inputs, dict(node.attributes), node.parameters)
+
+
 class Mod(Converter):
     """Remainder with the sign of the divisor, or with that of the dividend (``fmod``)."""
 
@@ -62,9 +86,9 @@ class Mod(Converter):
         dividend, divisor = emit(bb, inputs[0]), emit(bb, inputs[1])
         dtype = dtype_of(dividend)
         if node.integer("fmod", 0):
-            return relax.op.mod(dividend, divisor)
+            return relax.op.mod(dividend, divisor if "float" in dtype else nonzero(node, bb, divisor))
         if "float" not in dtype:
-            return relax.op.floor_mod(dividend, divisor)
+            return relax.op.floor_mod(dividend, nonzero(node, bb, divisor))
         # floor_mod of floats is x - floor(x / y) y, which is NaN where y is infinite.
         rest = bb.emit(relax.op.mod(dividend, divisor))
         zero = constant(0.0, dtype)
@@ -158,5 +182,5 @@ class ReduceMin(_Extreme):
     stock = onnx_frontend.ReduceMin
 
 
-_OPERATORS = (CumProd, Expand, Mod, NonMaxSuppression, ReduceMax, ReduceMin)
+_OPERATORS = (CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceMax, ReduceMin)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
