@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tvm_ext.errors import GraphError
 from tvm_ext.vta.config import load_config
 from tvm_ext.vta.costs import costs_named
+from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layers import Layer
-from tvm_ext.vta.partition import HostSpeed, Partition, conversion_seconds, plan_partition, verify_partition
+from tvm_ext.vta.partition import Partition, conversion_seconds, plan_partition, verify_partition
 
 CONFIG, COSTS = load_config("sim"), costs_named("chisel")
 

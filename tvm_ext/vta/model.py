@@ -26,9 +26,10 @@ from tvm_ext.vta.calibrate import ObservedModel, check_samples, observe
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts, costs_named
 from tvm_ext.vta.equalize import equalize
+from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layer_error import lossy_layers
 from tvm_ext.vta.layers import IntegerNetwork, Layer
-from tvm_ext.vta.partition import Device, HostSpeed, Partition, plan_partition
+from tvm_ext.vta.partition import Device, Partition, plan_partition
 from tvm_ext.vta.quantize import quantize_network
 from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region

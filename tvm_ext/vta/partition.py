@@ -17,6 +17,7 @@ import networkx as nx
 from tvm_ext.errors import GraphError, VTAProgramError
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.costs import CycleCosts
+from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layers import Layer
 from tvm_ext.vta.pooling import pooling_tile
 from tvm_ext.vta.region import geometry
@@ -48,31 +49,6 @@ class PartNode(Protocol):
     @property
     def operations(self) -> float:
         """Other operations on the CPU, of what is no layer."""
-
-
-@dataclass(frozen=True)
-class HostSpeed:
-    """How fast the CPU beside VTA is.
-
-    The convolutions are those of the two 650 MHz Cortex-A9 of a Pynq with TVM's own code, 1.0 to 1.6 GOPS as its
-    developers measured them; the other two are of that order.
-
-    Attributes
-    ----------
-    macs : float
-        Multiply-adds a second, of convolutions and matrix products.
-    comparisons : float
-        Other operations a second.
-    conversions : float
-        Values a second that are converted between floats and VTA's packed integers.
-    start : float
-        Seconds to start a program and to notice that it has ended: caches written back, registers, a poll.
-    """
-
-    macs: float = 0.7e9
-    comparisons: float = 0.2e9
-    conversions: float = 0.1e9
-    start: float = 1e-4
 
 
 @dataclass(frozen=True)
