@@ -21,7 +21,7 @@ from tvm_ext.graph.symbolic import Dim
 from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes, prim_func_flops
 
 
-def from_relax(mod: Any, function: str = "main") -> DataflowGraph:
+def from_relax(mod: Any, function: str = "main", nested: bool = True) -> DataflowGraph:
     """Read the dataflow view of a Relax function.
 
     Parameters
@@ -30,6 +30,9 @@ def from_relax(mod: Any, function: str = "main") -> DataflowGraph:
         A module, or a function that calls nothing of a module.
     function : str
         Which function of the module.
+    nested : bool
+        Whether the functions that it calls are read as well; whoever reads all functions of a module one by one does
+        not want each of them as often as it is called.
 
     Returns
     -------
@@ -50,7 +53,7 @@ def from_relax(mod: Any, function: str = "main") -> DataflowGraph:
         raise OptionError(
             f"a dataflow graph is read from an IRModule or a relax.Function, not from {type(mod).__name__}"
         )
-    return ModuleReader(mod).graph(function)
+    return ModuleReader(mod, nested).graph(function)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Kernel:
 class ModuleReader:
     """Reads each function of a module once."""
 
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: Any, nested: bool = True) -> None:
+        self._nested = nested
         self._functions: dict[str, Any] = {}
         if mod is not None:
             self._functions = {variable.name_hint: func for variable, func in mod.functions_items()}
@@ -99,7 +103,7 @@ class ModuleReader:
         """Read a function that is called; None for what is no Relax function, and inside a recursion."""
         if name not in self._graphs:
             self._graphs[name] = None
-            if isinstance(self._functions.get(name), relax.Function):
+            if self._nested and isinstance(self._functions.get(name), relax.Function):
                 self._graphs[name] = self.graph(name)
         return self._graphs[name]
 

@@ -27,6 +27,7 @@ from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import DataflowGraph, from_relax
 from tvm_ext.graph.mapping_types import Mapping, MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
+from tvm_ext.graph.relax_module import ModuleReader
 from tvm_ext.passes.fusion_check import BlockCheck, annotated_kernels
 from tvm_ext.passes.fusion_groups import Grouper
 from tvm_ext.passes.fusion_latency import BlockLatencies
@@ -65,9 +66,10 @@ def fuse_by_mapping_types(
             target = tvm.target.Target.current(allow_none=False)
             latencies = BlockLatencies(target, profiles)
             check = BlockCheck(mod, rules, target, latencies)
+        reader = ModuleReader(mod)  # functions that others call are read once
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                graph = from_relax(mod, variable.name_hint)
+                graph = reader.graph(variable.name_hint)
                 operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
                 plan = plan_fusion(operators, options, latency)
                 if check is not None:

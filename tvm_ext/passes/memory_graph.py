@@ -65,7 +65,7 @@ class MemoryReader:
     """
 
     def __init__(self, mod: tvm.IRModule, function: str = "main") -> None:
-        self.graph = from_relax(mod, function)
+        self.graph = from_relax(mod, function, nested=False)
         functions = {variable.name_hint: func for variable, func in mod.functions_items()}
         self._access: dict[str, KernelAccess] = {"": KernelAccess()}
         for name in {node.callee for node in self.graph.nodes if node.op == "call_tir"}:
