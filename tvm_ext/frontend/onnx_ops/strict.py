@@ -182,5 +182,29 @@ class ReduceMin(_Extreme):
     stock = onnx_frontend.ReduceMin
 
 
+class Binarizer(Converter):
+    """1 where an element is above the threshold, else 0."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the zeros and ones."""
+        x = emit(bb, inputs[0])
+        above = relax.op.greater(x, constant(node.number("threshold", 0.0), dtype_of(x)))
+        return relax.op.astype(bb.emit(above), dtype_of(x))
+
+
+class ArrayFeatureExtractor(Converter):
+    """Columns of the last axis, by their indices."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the columns."""
+        x, columns = emit(bb, inputs[0]), bb.emit(relax.op.reshape(emit(bb, inputs[1]), [-1]))
+        shape = node.shape(x, "X")
+        picked = bb.emit(relax.op.take(x, columns, len(shape) - 1, mode="clip"))
+        return picked if len(shape) > 1 else relax.op.reshape(picked, [1, -1])
+
+
 _OPERATORS = (CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceMax, ReduceMin)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
+CONVERTERS |= {("ai.onnx.ml", operator.__name__): operator for operator in (ArrayFeatureExtractor, Binarizer)}
