@@ -94,8 +94,8 @@ def test_candidates_of_all_kinds(farm: Farm) -> None:
         assert "ended the session on 3 servers: a crash" in (rows[2].error or "")
         assert "took longer than 1 s on the server" in (rows[4].error or "")
         assert len(measurer.check_noise([("cpu", arguments_of(good[0]))])) == 1
-        assert not list(Path(measurer._folder).iterdir())
-        folder = measurer._folder
+        assert not list(measurer._folder.path.iterdir())
+        folder = measurer._folder.path
     assert farm.count() == 3
     assert not Path(folder).exists()
 
