@@ -18,6 +18,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.relax_check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.torch_export import TORCH_FOLDER, first_line, quiet
 from tvm_ext.frontend.torch_operators import all_converters, bound_takes, type_fault
+from tvm_ext.frontend.torch_precision import PreciseBuilder
 from tvm_ext.frontend.torch_promotion import logical_converter, promoted, relax_dtype
 
 
@@ -97,6 +98,15 @@ class _Importer(ExportedProgramImporter):
         self.origins: dict[str, str] = {}
         self.faults: list[str] = []
         super().__init__()
+
+    @property
+    def block_builder(self) -> Any:
+        """What converters emit to; set by TVM's importer."""
+        return self._builder
+
+    @block_builder.setter
+    def block_builder(self, builder: relax.BlockBuilder | None) -> None:
+        self._builder = None if builder is None else PreciseBuilder(builder)
 
     def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], Any]]:
         """Collect and wrap the converters; called by TVM's constructor."""

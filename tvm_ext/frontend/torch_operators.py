@@ -237,11 +237,14 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
     exact = all(
         scale is None or length * scale == int(size) for length, size, scale in zip(inner, out, scales, strict=True)
     )
-    if stock is not None and exact:
-        return stock(node)
     dtype = str(data.ty.dtype)
+    if stock is not None and exact and dtype != "float64":  # which it computes in single precision
+        return stock(node)
+    unit = torch.float64 if dtype == "float64" else torch.float32
     rows, columns = (
-        operator(torch.eye(length)[None, None], [int(size), length], align, scale, None if align else 1.0)[0, 0].numpy()
+        operator(torch.eye(length, dtype=unit)[None, None], [int(size), length], align, scale, None if align else 1.0)[
+            0, 0
+        ].numpy()
         for length, size, scale in zip(inner, out, scales, strict=True)
     )
     tall = emit(relax.op.matmul(relax.const(rows, dtype), data))

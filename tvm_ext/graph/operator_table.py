@@ -97,6 +97,11 @@ _NO_ARITHMETIC = frozenset(
 )
 
 
+def has_arithmetic(op: str) -> bool:
+    """Whether an operator, without ``relax.``, computes values instead of moving, choosing, making or renaming them."""
+    return op not in _NO_ARITHMETIC
+
+
 def operator_flops(
     op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
 ) -> Flops | None:

@@ -1,27 +1,37 @@
-"""Compute convolutions and matrix products of 16-bit floats in single precision, on CPUs.
+"""Compute with 16-bit floats in single precision, on CPUs.
 
 before: ``y = conv2d(x, w)`` with ``x``, ``w`` and ``y`` of ``float16`` or ``bfloat16``
 after:  ``y = astype(conv2d(astype(x, "float32"), w'), "float16")`` with the constant ``w'`` converted here
 
-Sums of 16-bit products would round at every step, and CPUs convert each operand anyway; in single precision the kernels
-are those of float32 networks. A value is still rounded to 16 bits where the network has it so.
+Sums of 16-bit values would round at every step (the sum of 4096 ones would be 2048), and CPUs convert each operand
+anyway; in single precision the kernels are those of float32 networks. A value is still rounded to 16 bits where the
+network has it so, which is how other frameworks compute on a CPU. Operators that only move values are left alone, and
+those on float16 that sum nothing up; code for arithmetic on bfloat16 can hardly be generated at all.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.operator_table import has_arithmetic
+
 HALVES = ("float16", "bfloat16")
-OPERATORS = frozenset(
-    f"relax.{name}"
-    for name in ("matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose")
+
+NATIVE = frozenset(
+    """abs add ceil clip divide equal erf exp floor greater greater_equal less less_equal log max maximum min minimum
+    multiply negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.prelu nn.relu
+    nn.silu not_equal round rsqrt sigmoid sign sqrt subtract tanh trunc""".split()
 )
+"""Operators on float16 that sum nothing up: LLVM itself converts their operands, and rounds their results."""
 
 
 def single_precision() -> tvm.transform.Pass:
-    """Make the pass; only operators whose operands and result have one 16-bit type are taken."""
+    """Make the pass."""
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.SinglePrecision")
     def _single_precision(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -34,6 +44,37 @@ def single_precision() -> tvm.transform.Pass:
     return _single_precision
 
 
+def in_single_precision(call: relax.Call, emit: Callable[[Any], Any]) -> relax.Expr | None:
+    """Write an operator on 16-bit floats as one on float32, with conversions around.
+
+    Parameters
+    ----------
+    call : relax.Call
+        Its operands have types.
+    emit : callable
+        Binds an expression to a variable.
+
+    Returns
+    -------
+    relax.Expr or None
+        The same value; None where there is nothing to convert: no operand is a 16-bit float, the operator computes
+        nothing, or it says itself in which type.
+    """
+    if not isinstance(call.op, tvm.ir.Op) or not call.op.name.startswith("relax.") or not call.args:
+        return None
+    found = {dtype for argument in call.args for dtype in _dtypes(argument)} & {*HALVES}
+    if len(found) != 1 or not has_arithmetic(call.op.name.removeprefix("relax.")):
+        return None
+    (half,) = found
+    is_native = half == "float16" and call.op.name.removeprefix("relax.") in NATIVE
+    if is_native or getattr(call.attrs, "out_dtype", None) is not None:
+        return None
+    result = emit(relax.Call(call.op, [_single(argument, emit) for argument in call.args], call.attrs))
+    rounded = _rounded(result, half, emit)
+    # LLVM fails on some vector code that rounds to bfloat16 in the midst of a blocked chain: a name of its own ends it.
+    return _bound(rounded, emit) if half == "bfloat16" else rounded
+
+
 @mutator
 class SinglePrecisionMutator(PyExprMutator):
     """Rewrites one module."""
@@ -41,16 +82,34 @@ class SinglePrecisionMutator(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Replace an operator on 16-bit floats."""
         call = super().visit_call_(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name not in OPERATORS:
-            return call
-        types = {str(argument.ty.dtype) for argument in (*call.args, call)}
-        # With a type of its own for the sums, the operator says itself what it wants.
-        if len(types) != 1 or not types <= set(HALVES) or call.attrs.out_dtype is not None:
-            return call
-        result = self.builder_.emit(relax.Call(call.op, [self._single(item) for item in call.args], call.attrs))
-        return relax.op.astype(result, types.pop())
+        changed = in_single_precision(call, self.builder_.emit)
+        return call if changed is None else changed
 
-    def _single(self, argument: relax.Expr) -> relax.Expr:
-        if isinstance(argument, tvm.ir.GenericConst):
-            return relax.const(argument.value.numpy().astype("float32"), "float32")
-        return self.builder_.emit(relax.op.astype(argument, "float32"))
+
+def _dtypes(argument: Any) -> list[str]:
+    if isinstance(argument, relax.Tuple):
+        return [dtype for field in argument.fields for dtype in _dtypes(field)]
+    return [str(argument.ty.dtype)] if isinstance(argument.ty, relax.TensorType) else []
+
+
+def _single(argument: Any, emit: Callable[[Any], Any]) -> Any:
+    if isinstance(argument, relax.Tuple):
+        return relax.Tuple([_single(field, emit) for field in argument.fields])
+    if not isinstance(argument.ty, relax.TensorType) or str(argument.ty.dtype) not in HALVES:
+        return argument
+    if isinstance(argument, tvm.ir.GenericConst):
+        return relax.const(argument.value.numpy().astype("float32"), "float32")
+    return emit(relax.op.astype(argument, "float32"))
+
+
+def _rounded(result: Any, half: str, emit: Callable[[Any], Any]) -> Any:
+    """Round what is in single precision; results of other types, such as truth values and positions, stay."""
+    if isinstance(result.ty, relax.TupleType):
+        fields = [emit(relax.TupleGetItem(result, index)) for index in range(len(result.ty.fields))]
+        return relax.Tuple([_bound(_rounded(field, half, emit), emit) for field in fields])
+    is_single = isinstance(result.ty, relax.TensorType) and str(result.ty.dtype) == "float32"
+    return relax.op.astype(result, half) if is_single else result
+
+
+def _bound(value: Any, emit: Callable[[Any], Any]) -> Any:
+    return emit(value) if isinstance(value, relax.Call) else value

@@ -1,0 +1,28 @@
+"""Modules in half, bfloat16 and double precision agree with PyTorch, in the type that PyTorch gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tvm_ext
+
+torch = pytest.importorskip("torch")
+
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float64: 1e-12}
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_a_module(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    nn = torch.nn
+    module = nn.Sequential(
+        nn.Conv2d(3, 10, 3, padding=1), nn.BatchNorm2d(10), nn.Hardswish(), nn.Conv2d(10, 7, 1),
+        nn.GroupNorm(7, 7), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(7, 5), nn.LayerNorm(5), nn.Softmax(-1),
+    )  # fmt: skip
+    module, data = module.eval().to(dtype), torch.randn(2, 3, 9, 11).to(dtype)
+    with torch.no_grad():
+        expected = module(data)
+    (result,) = tvm_ext.compile(module, example_inputs=(data,)).run([data]).values()
+    assert str(result.dtype) == str(dtype).removeprefix("torch.")
+    np.testing.assert_allclose(result.astype("float64"), expected.double().numpy(), atol=TOLERANCE[dtype])
