@@ -43,6 +43,7 @@ from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.tuned_schedules import tuned_schedules
 from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.target import native_target
@@ -180,6 +181,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
         empty_tensors(),
+        zero_literals(),
         *decomposed,
         *integer,
         fold_batch_norm(),
