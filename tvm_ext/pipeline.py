@@ -88,8 +88,8 @@ class PipelineOptions:
         the one that moves the least to and from the memory off the chip, instead of the one with the least peak.
     rewrite : str
         Whether arithmetic is rewritten by mathematical properties so that it takes fewer operations. ``strict``: the
-        same values up to rounding; ``fast``: also rules that may overflow where the original does not, or that take
-        for granted that no value is NaN.
+        same values up to rounding where all of them are finite (infinities may cancel in another order); ``fast``: also
+        rules that may overflow where the original does not, or that take for granted that no value is NaN.
     fuse : str
         Who decides which operators become one kernel. ``stock``: TVM's patterns; ``mapping-type``: a planner that
         combines operators by how their elements map to each other.

@@ -187,6 +187,12 @@ def _open_window(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str |
     return "a window with values that are not finite" if is_open else None  # onnxruntime pads with a finite number
 
 
+def _open_recurrence(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    is_open = array is not None and not bool(np.isfinite(array).all())
+    return "a recurrence over what is not finite" if is_open else None  # onnxruntime's functions limit their argument
+
+
 def _open_interpolation(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
     array = inputs[0]
     is_open = array is not None and array.dtype.kind == "f" and not bool(np.isfinite(array).all())
@@ -218,6 +224,7 @@ def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | No
 
 _OPEN = {
     **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _open_recurrence),
     "ReduceProd": _open_product,
     "Resize": _open_interpolation,
     "MaxPool": _open_window,

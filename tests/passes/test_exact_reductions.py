@@ -88,3 +88,20 @@ def test_pooling_of_infinities(channels: int) -> None:
         builder.emit_func_output(relax.Tuple(pooled))
     for result in run(builder.get(), np.full((1, channels, 7, 9), -1, "float32")):
         np.testing.assert_array_equal(result, np.full(result.shape, -np.inf))
+
+
+@pytest.mark.parametrize("operator", [relax.op.argmax, relax.op.argmin])
+@pytest.mark.parametrize("extent", [1, 5, 37])
+def test_the_place_of_an_extreme_is_a_place(operator: Any, extent: int) -> None:
+    """Where all values are the infinity that nothing is larger than, TVM's own kernels give -1."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, extent), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(operator(x, axis=1))
+        builder.emit_func_output(result)
+    values = np.random.default_rng(0).standard_normal((4, extent)).astype("float32")
+    values[0], values[1], values[2, -1] = -np.inf, np.inf, np.inf
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), TARGET, relax_pipeline="tvm_ext"), tvm.cpu())
+    expected = (np.argmax if operator is relax.op.argmax else np.argmin)(values, axis=1)
+    np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(values)).numpy(), expected)

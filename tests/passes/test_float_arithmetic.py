@@ -111,6 +111,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sign": (lambda x, y: op.sign(x), lambda x, y: np.sign(x)),
     "max": (lambda x, y: op.max(x, axis=[1]), lambda x, y: x.max(1)),
     "min": (lambda x, y: op.min(x, axis=[0]), lambda x, y: x.min(0)),
+    "truth": (lambda x, y: op.astype(x, "bool"), lambda x, y: x != 0),
     "difference": (lambda x, y: op.subtract(x, x), lambda x, y: x - x),
 }
 

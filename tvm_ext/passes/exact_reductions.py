@@ -28,7 +28,7 @@ def infinite_identities() -> tvm.transform.Pass:
         rewriter = _Identities()
         changed = tvm_ffi.structural_mutate(func, [(s_tir.SBlock, rewriter.reduction)])
         if not rewriter.padded:
-            return func
+            return changed
         return tvm_ffi.structural_mutate(changed, [(s_tir.SBlock, rewriter.padding)])
 
     return _identities
@@ -50,6 +50,9 @@ class _Identities:
         """Begin a reduction with an infinity."""
         block = mutator.default_mutate(block)
         init, body = block.init, block.body
+        if isinstance(init, tirx.SeqStmt):
+            first = _first_place(init)
+            return block if first is None else _replaced(block, body, first)
         if not isinstance(init, tirx.BufferStore) or not isinstance(init.value, prim.FloatImm):
             return block
         if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, prim.Max | prim.Min):
@@ -80,6 +83,25 @@ class _Identities:
             return block
         padded = tirx.if_then_else(condition, inside, identity)
         return _replaced(block, tirx.BufferStore(store.buffer, padded, store.indices), block.init)
+
+
+def _first_place(init: tirx.SeqStmt) -> tirx.Stmt | None:
+    """Begin the search for the place of an extreme with the first place, where TVM has -1 and the least finite number.
+
+    Over infinities -1 would be the result, which is no place. None where the reduction is another one.
+    """
+    place, value = (part if isinstance(part, tirx.BufferStore) else None for part in (init.seq[0], init.seq[-1]))
+    if len(init.seq) != 2 or place is None or value is None or not isinstance(value.value, prim.FloatImm):
+        return None
+    if not isinstance(place.value, prim.IntImm) or int(place.value) != -1:
+        return None
+    dtype, begin = element_type(value.value), float(value.value.value)
+    limits = {float(tirx.min_value(dtype).value): -1, float(tirx.max_value(dtype).value): 1}
+    if begin not in limits:
+        return None
+    infinity = tirx.infinity(dtype) if limits[begin] > 0 else -tirx.infinity(dtype)
+    first = tirx.BufferStore(place.buffer, tirx.const(0, element_type(place.value)), place.indices)
+    return tirx.SeqStmt([first, tirx.BufferStore(value.buffer, infinity, value.indices)])
 
 
 def _replaced(block: s_tir.SBlock, body: tirx.Stmt, init: tirx.Stmt | None) -> s_tir.SBlock:

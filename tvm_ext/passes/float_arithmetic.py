@@ -2,6 +2,8 @@
 
 before: ``x - x``, ``(x + y) - y``        TVM's simplifier makes them ``0`` and ``x``, also where x is NaN or infinite
 after:  ``x + x * -1``, ``(x + y) + y * -1``        the same to the bit, and LLVM makes a subtraction of it again
+before: ``bool(x)``        compiled, in vectors, as a conversion to an integer of which one bit is kept: False for 0.5
+after:  ``x != 0``
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
@@ -76,12 +78,14 @@ FLOAT_LEGALIZATIONS = {
 def protect_cancellations() -> tvm.transform.Pass:
     """Make the pass that hides differences which TVM's simplifier would cancel; it runs before the kernels are lowered.
 
-    Comparisons of a value with itself, which are how NaN is looked for, become ``isnan``.
+    Comparisons of a value with itself, which are how NaN is looked for, become ``isnan``, and conversions to bool
+    comparisons with 0.
     """
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.ProtectCancellations")
     def _protect(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-        return tvm_ffi.structural_mutate(func, [(prim.Sub, _difference), ((prim.EQ, prim.NE), _comparison)])
+        rules = [(prim.Sub, _difference), ((prim.EQ, prim.NE), _comparison), (prim.Cast, _truth)]
+        return tvm_ffi.structural_mutate(func, rules)
 
     return _protect
 
@@ -116,6 +120,13 @@ def _comparison(expression: Any, mutator: Any) -> Any:
         return expression
     unordered = tirx.isnan(expression.a)
     return unordered if isinstance(expression, prim.NE) else tirx.Not(unordered)
+
+
+def _truth(expression: Any, mutator: Any) -> Any:
+    expression = mutator.default_mutate(expression)
+    if element_type(expression) != "bool" or not _is_float(expression.value):
+        return expression
+    return prim.NE(expression.value, constant_like(0.0, expression.value))
 
 
 def _extreme(expression: Any, mutator: Any) -> Any:
