@@ -112,6 +112,8 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "max": (lambda x, y: op.max(x, axis=[1]), lambda x, y: x.max(1)),
     "min": (lambda x, y: op.min(x, axis=[0]), lambda x, y: x.min(0)),
     "truth": (lambda x, y: op.astype(x, "bool"), lambda x, y: x != 0),
+    "not_equal": (lambda x, y: op.not_equal(x, y), np.not_equal),
+    "equal": (lambda x, y: op.equal(x, y), np.equal),
     "difference": (lambda x, y: op.subtract(x, x), lambda x, y: x - x),
 }
 

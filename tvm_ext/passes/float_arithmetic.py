@@ -3,7 +3,7 @@
 before: ``x - x``, ``(x + y) - y``        TVM's simplifier makes them ``0`` and ``x``, also where x is NaN or infinite
 after:  ``x + x * -1``, ``(x + y) + y * -1``        the same to the bit, and LLVM makes a subtraction of it again
 before: ``bool(x)``        compiled, in vectors, as a conversion to an integer of which one bit is kept: False for 0.5
-after:  ``x != 0``
+after:  ``x != 0 or isnan(x)``        as TVM compiles ``!=`` so that it is false for NaN
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
@@ -116,17 +116,28 @@ def _difference(expression: Any, mutator: Any) -> Any:
 
 def _comparison(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
-    if not _is_float(expression.a) or not tvm_ffi.structural_equal(expression.a, expression.b):
+    if not _is_float(expression.a):
         return expression
-    unordered = tirx.isnan(expression.a)
-    return unordered if isinstance(expression, prim.NE) else tirx.Not(unordered)
+    if tvm_ffi.structural_equal(expression.a, expression.b):
+        unordered = tirx.isnan(expression.a)
+        return unordered if isinstance(expression, prim.NE) else tirx.Not(unordered)
+    return _unequal(expression.a, expression.b) if isinstance(expression, prim.NE) else expression
 
 
 def _truth(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
     if element_type(expression) != "bool" or not _is_float(expression.value):
         return expression
-    return prim.NE(expression.value, constant_like(0.0, expression.value))
+    return _unequal(expression.value, constant_like(0.0, expression.value))
+
+
+def _unequal(first: Any, second: Any) -> Any:
+    """Compare by what TVM compiles as a comparison that is false for NaN."""
+    found = prim.NE(first, second)
+    for value in (first, second):
+        if not _is_number(value):
+            found = tirx.Or(found, tirx.isnan(value))
+    return found
 
 
 def _extreme(expression: Any, mutator: Any) -> Any:
