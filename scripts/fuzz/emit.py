@@ -139,7 +139,7 @@ def _gelu(w: Writer, op: Any, ins: Sequence[str], outs: Sequence[str], _s: Shape
 
 def _prelu(w: Writer, op: Any, ins: Sequence[str], outs: Sequence[str], shapes: Shapes, *_: Any) -> None:
     rank = len(shapes[0])
-    slope = [1] if rank < 2 or w.chance(0.3) else [shapes[0][1]] + [1] * (rank - 2)
+    slope = [1] * min(rank, 1) if rank < 2 or w.chance(0.3) else [shapes[0][1]] + [1] * (rank - 2)
     w.node("PRelu", [ins[0], w.weight(*slope, scale=0.3)], outs)
 
 

@@ -17,6 +17,7 @@ from tvm_ext.frontend.onnx_ops import (
     integer,
     normalization,
     operator_level,
+    pieces,
     quantized,
     recurrent,
     resize,
@@ -28,6 +29,7 @@ from tvm_ext.frontend.onnx_ops import (
 
 _FAMILIES = (
     operator_level,
+    pieces,
     recurrent,
     spectral,
     integer,
