@@ -159,7 +159,8 @@ def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict
     for node in model.graph.node:
         reason = next((tainted[name] for name in node.input if name in tainted), None)
         if reason is None and node.op_type in _OPEN:
-            reason = _OPEN[node.op_type]([known.get(name) for name in node.input], types[node.output[0]][0])
+            result = types.get(node.output[0], (np.dtype("float32"), None))[0]
+            reason = _OPEN[node.op_type]([known.get(name) for name in node.input], result)
         if reason is not None:
             tainted.update(dict.fromkeys(node.output, reason))
     return tainted

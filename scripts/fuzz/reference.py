@@ -166,7 +166,7 @@ def with_roundings(model: onnx.ModelProto, rng: np.random.Generator, side: int |
                 if name and types.get(name, (np.dtype("int64"), None))[0] in FACTOR:
                     copy.input[index] = f"terms{len(constants)}"
                     # A coordinate is rounded, so the weight of a neighbour is wrong by that many roundings.
-                    sides = types[node.output[0]][1] if node.op_type == "Resize" else None
+                    sides = types.get(node.output[0], (None, None))[1] if node.op_type == "Resize" else None
                     scaled(name, copy.input[index], max(1.0, max(sides or (1,)) / 2))
         nodes.append(copy)
         if node.op_type in EXACT or (node.op_type == "Cast" and not _narrows(node, types)):
