@@ -154,7 +154,7 @@ def with_roundings(model: onnx.ModelProto, rng: np.random.Generator, side: int |
 
     def moved(source: str, target: str) -> None:
         dtype, shape = types[source]
-        terms = rng.standard_normal(shape or ()) * FACTOR[dtype] / 4
+        terms = rng.standard_normal(shape or ()) * FACTOR[dtype]
         constants.append(numpy_helper.from_array(np.asarray(terms).astype(dtype), f"factor{len(constants)}"))
         nodes.append(helper.make_node("Add", [source, constants[-1].name], [target]))
 
