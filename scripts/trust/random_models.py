@@ -16,7 +16,9 @@ from typing import Any
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
-    parser.add_argument("--rows", type=Path, required=True, help="file of counts to go on from (JSON lines)")
+    parser.add_argument(
+        "--rows", type=Path, nargs="+", required=True, help="files of counts; the first is gone on with"
+    )
     parser.add_argument("--failures", type=Path, required=True, help="folder of kept models, old ones and new ones")
     parser.add_argument(
         "--seconds", type=float, default=0.0, help="how long new seeds are tried; 0: only what is there"
@@ -31,8 +33,8 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     from scripts.fuzz import again, campaign
 
     if arguments.seconds > 0:
-        campaign.run(arguments.rows, seconds=arguments.seconds, failures=arguments.failures)
-    rows = campaign.read(arguments.rows)
+        campaign.run(arguments.rows[0], seconds=arguments.seconds, failures=arguments.failures)
+    rows = [row for path in arguments.rows for row in campaign.read(path)]
     total: Counter[str] = Counter()
     outputs: Counter[str] = Counter()
     for row in rows:
