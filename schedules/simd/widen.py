@@ -202,10 +202,11 @@ class Widener(Lanes):
             if shuffled is not None:
                 return shuffled
         addresses = self._ramp(*found) if found is not None else self.wide(index)
-        if found is None and isinstance(self._scratch, Scratch) and self._scratch.holds(buffer):
+        guarded = self.mask is not None and not self._every_lane_inside(buffer, found, index)
+        if (found is None or guarded) and isinstance(self._scratch, Scratch) and self._scratch.holds(buffer):
             # TVM's lowering looks at what is loaded from its own buffers, and only knows evenly spaced addresses.
             raise NotVectorizable("a gather from a buffer of the kernel's own")
-        if self.mask is not None and not self._every_lane_inside(buffer, found, index):
+        if guarded:
             zero = tirx.const(0, element_type(addresses))
             if not self._inside(buffer, zero):
                 raise NotVectorizable("a gather from a tensor that may be empty")

@@ -120,7 +120,7 @@ class TestRefusals:
             graph(
                 """g (float[4,4] x, int64[2] s) => (float[a,b] y) {
                   [one] p, q = Split <axis = 0> (x, s)
-                  [two] d = Det (x)
+                  [two] d = com.acme.Gadget (x)
                   [three] w = com.acme.Widget (d)
                   y = Sum (p, q, w)
                 }""",

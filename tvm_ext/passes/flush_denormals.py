@@ -69,11 +69,24 @@ def flush_kernels() -> tvm.transform.Pass:
         # Those that hold vector code have been lowered before.
         lowered = lower_to_loops()(tvm.IRModule({var: func for var, func in kernels.items() if _has_blocks(func)}))
         for global_var, func in kernels.items():
-            func = lowered[global_var] if _has_blocks(func) else func
+            func = _with_ramps(lowered[global_var]) if _has_blocks(func) else func
             updated.update_func(global_var, _flushed(func, mode))
         return updated
 
     return _flush_kernels
+
+
+def _with_ramps(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Write the addresses of tensor intrinsics as ramps; TVM fails to simplify ``broadcast(0) + ramp`` a second time."""
+
+    def joined(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        for one, other in ((node.a, node.b), (node.b, node.a)):
+            if isinstance(one, prim.Broadcast) and isinstance(other, prim.Ramp):
+                return prim.Ramp(one.value + other.base, other.stride, other.lanes)
+        return node
+
+    return tvm_ffi.structural_mutate(func, [(prim.Add, joined)])
 
 
 def computes_in_floats(func: tirx.PrimFunc) -> bool:

@@ -62,6 +62,8 @@ def in_single_precision(call: relax.Call, emit: Callable[[Any], Any]) -> relax.E
     """
     if not isinstance(call.op, tvm.ir.Op) or not call.op.name.startswith("relax.") or not call.args:
         return None
+    if any(isinstance(argument, tvm.ir.GlobalVar | relax.ExternFunc) for argument in call.args):
+        return None  # a call of a kernel, which takes what it takes
     found = {dtype for argument in call.args for dtype in _dtypes(argument)} & {*HALVES}
     if len(found) != 1 or not has_arithmetic(call.op.name.removeprefix("relax.")):
         return None

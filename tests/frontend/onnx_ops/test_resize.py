@@ -64,6 +64,9 @@ def test_agrees_with_onnxruntime(data):
         ratios = [1, 1, *(data.draw(st.sampled_from([0.5, 0.6, 1.0, 1.5, 2.0, 2.3])) for _ in range(2))]
         if min(int(height * ratios[2]), int(width * ratios[3])) == 0:
             return
+        lengths = [height * ratios[2], width * ratios[3]]
+        if attributes["coordinate_transformation_mode"] == "align_corners" and any(map(np.mod, lengths, (1, 1))):
+            return  # onnxruntime takes the whole part of the resized length here, ONNX's reference does not
         model, values = model_of(x, attributes, scales=ratios)
     check_with_onnxruntime(model, values, rtol=1e-3, atol=1e-4)
 

@@ -109,6 +109,10 @@ def interpolation(rule: Rule, inputs: int, outputs: int, scale: float, start: fl
         Region of interest.
     """
     x = coordinates(rule.coordinates, inputs, outputs, scale, start, end)
+    if rule.mode == "nearest":
+        # Which element is nearest to a coordinate such as 1.9999999 depends on the precision it is computed in: that of
+        # the scale, as onnxruntime has it.
+        x = x.astype("float32").astype("float64")
     outside = np.zeros(outputs, bool)
     if rule.coordinates == "tf_crop_and_resize":
         outside = (x < 0) | (x > inputs - 1)
@@ -235,7 +239,8 @@ class Resize(Converter):
     def _stock(rule: Rule, shape: tuple[int, ...], sizes: list[int], scales: list[float], changed: list[int]) -> bool:
         """Whether TVM's resize operators compute this: they derive the scale from the sizes."""
         exact = all(abs(scales[axis] * shape[axis] - sizes[axis]) < 1e-6 * sizes[axis] for axis in changed)
-        corners = rule.coordinates == "align_corners" and any(sizes[axis] == 1 for axis in changed)
+        # TVM divides by the size less one, also along the axis that stays as it is.
+        corners = rule.coordinates == "align_corners" and 1 in sizes[2:]
         return (
             len(shape) == 4
             and min(changed) >= 2
