@@ -77,7 +77,7 @@ def flush_kernels() -> tvm.transform.Pass:
 
 
 def _with_ramps(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Write the addresses of tensor intrinsics as ramps; TVM fails to simplify ``broadcast(0) + ramp`` a second time."""
+    """Write the addresses of tensor intrinsics as ramps; TVM cannot simplify ``broadcast(0) + ramp`` twice."""
 
     def joined(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
