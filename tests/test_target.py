@@ -3,13 +3,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
+from typing import Any
 
 import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import PerformanceWarning, TargetError
 from tvm_ext.target import native_target, resolve_target
 from tvm_ext.threads import physical_cores
 
@@ -27,7 +29,7 @@ def test_physical_cores_are_among_those_that_may_be_used() -> None:
 
 
 def test_kinds_tags_dictionaries_json_and_targets() -> None:
-    assert resolve_target("llvm").kind.name == "llvm"
+    assert resolve_target("c").kind.name == "c"
     assert str(resolve_target("nvidia/nvidia-a100").attrs["arch"]) == "sm_80"
     config = {"kind": "llvm", "mcpu": "skylake-avx512"}
     assert str(resolve_target(config).attrs["mcpu"]) == "skylake-avx512"
@@ -106,3 +108,30 @@ def test_cuda_without_an_architecture_needs_a_gpu() -> None:
 def test_anything_else_is_an_error_of_the_same_class(target: str | dict[str, str]) -> None:
     with contextlib.suppress(TargetError):
         assert isinstance(resolve_target(target), tvm.target.Target)
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        ("llvm", 'write "native" for this machine'),
+        ({"kind": "llvm"}, 'write "native" for this machine'),
+        ('{"kind": "llvm"}', 'write "native" for this machine'),
+        (tvm.target.Target("llvm"), 'write "native" for this machine'),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu"}, '"mtriple": "aarch64-linux-gnu", "mcpu": "..."'),
+    ],
+)
+def test_a_target_without_a_processor_is_warned_of(target: Any, remedy: str) -> None:
+    with pytest.warns(PerformanceWarning, match="target llvm names no processor") as caught:
+        resolve_target(target)
+    assert remedy in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "target",
+    [None, "native", {"kind": "llvm", "mcpu": "x86-64"}, {"kind": "llvm", "mattr": ["+avx2"]}, "tvm-ext/vta-1x16x16"],
+)
+def test_a_target_that_says_what_it_is_needs_no_warning(target: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolve_target(target)

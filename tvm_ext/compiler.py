@@ -18,6 +18,7 @@ from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.metadata import FORMAT
 from tvm_ext.passes.memory_limit import memory_decisions
+from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
 from tvm_ext.target import resolve_target
@@ -83,7 +84,7 @@ def compile(
         else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
     )
     imported, offloaded = _offload(imported, resolved, calibration, report)
-    lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report)
+    lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(imported, resolved))
     report("generate code")
     start = time.perf_counter()
     try:
@@ -98,6 +99,16 @@ def compile(
     if offloaded is not None:
         metadata["decisions"]["vta"] = offloaded.decisions()
     return CompiledModel(executable, metadata)
+
+
+def _warnings(imported: ImportedModel, target: tvm.target.Target) -> Callable[[Phase, tvm.IRModule], None] | None:
+    """Make what is called after each phase to warn of kernels that will be slow."""
+
+    def after_phase(phase: Phase, mod: tvm.IRModule) -> None:
+        if phase.name == "schedule":
+            warn_of_unscheduled(mod, imported.origins)
+
+    return after_phase if target.kind.name == "llvm" else None
 
 
 def _offload(

@@ -1,8 +1,11 @@
-"""Every error the package raises on purpose, and the exit code the command line gives it.
+"""Every error the package raises on purpose, the exit code the command line gives it, and its warnings.
 
 A message is one sentence that names the place (file, function, node, tensor), what was expected, what was found, and
 what to try.
 """
+
+import sys
+import warnings
 
 
 class TvmExtError(Exception):
@@ -118,3 +121,27 @@ class RemoteError(TvmExtError):
     """A tracker or a server of TVM's RPC cannot be reached, or has no machine for what was asked."""
 
     exit_code = 17
+
+
+class TvmExtWarning(UserWarning):
+    """Base of all warnings of this package: what was asked for is done, and there is something to know about it."""
+
+
+class PerformanceWarning(TvmExtWarning):
+    """The compiled model is right, and slower than it need be; the message says why and what to write instead."""
+
+
+def warn(message: str, category: type[TvmExtWarning] = PerformanceWarning) -> None:
+    """Issue a warning at the line that called this package, however deep inside it (or inside TVM) the cause is.
+
+    Python's filters decide what becomes of it: by default each message is shown once for the line it is issued at.
+    """
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _INSIDE:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level + 1)
+
+
+_INSIDE = ("tvm_ext", "tvm", "tvm_ffi", "contextlib", "functools", "runpy")

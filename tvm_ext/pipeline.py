@@ -42,11 +42,12 @@ from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.tuned_schedules import tuned_schedules
+from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
-from tvm_ext.target import native_target
+from tvm_ext.target import native_target, warn_if_baseline
 from tvm_ext.threads import use_all_cores
 from tvm_ext.tuning_database import open_earlier
 
@@ -363,9 +364,12 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True) or native_target()
+        warn_if_baseline(target)
         with target:
-            for _, phase_pass in phase_passes(target, parsed):
+            for phase, phase_pass in phase_passes(target, parsed):
                 mod = phase_pass(mod)
+                if phase.name == "schedule" and target.kind.name == "llvm":
+                    warn_of_unscheduled(mod)
         return mod
 
     return _pipeline

@@ -34,5 +34,5 @@ def register() -> None:
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for name, value in vars(errors).items():
-        if isinstance(value, type) and issubclass(value, errors.TvmExtError):
+        if isinstance(value, type) and issubclass(value, errors.TvmExtError | errors.TvmExtWarning):
             tvm_ffi.register_error(f"tvm_ext.{name}", value)

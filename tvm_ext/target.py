@@ -9,7 +9,7 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import TargetError, warn
 from tvm_ext.native_log import captured_stderr
 from tvm_ext.threads import physical_cores
 
@@ -38,6 +38,7 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
         If TVM does not know the target; the message lists the kinds and the nearest tags.
     """
     if isinstance(target, tvm.target.Target):
+        warn_if_baseline(target)
         return target
     if target is None or target == NATIVE:
         return native_target()
@@ -69,7 +70,27 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
             )
         if any(sign in line for sign in _COMPLAINTS) and not any(sign in line for sign in _NOISE):
             raise TargetError(f"target {_spell(config)} is not valid: {line.rpartition('Error: ')[2]}")
+    warn_if_baseline(resolved)
     return resolved
+
+
+def warn_if_baseline(target: tvm.target.Target) -> None:
+    """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has."""
+    names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
+    if target.kind.name != "llvm" or names_processor:
+        return
+    codegen = tvm.target.codegen
+    triple = str(target.attrs.get("mtriple", ""))
+    here = codegen.llvm_get_system_triple().partition("-")[0]
+    architecture = triple.partition("-")[0] or here
+    remedy = f'name it, as in {{"kind": "llvm", "mtriple": "{triple}", "mcpu": "..."}}'
+    if architecture == here:
+        config = json.dumps({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+        remedy = f'write "{NATIVE}" for this machine, or name one, as in {config}'
+    warn(
+        f"target llvm names no processor, so the code uses only what every {architecture} has and may be several times "
+        f"slower than it need be; {remedy}"
+    )
 
 
 # What LLVM and TVM only write to stderr: part of it is an error in what the user wrote, part of it is about defaults.

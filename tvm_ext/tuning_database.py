@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.errors import OutputError, TuningError
+from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
 from tvm_ext.files import write_atomically
 from tvm_ext.tuning_files import (
     CONFIRMED,
@@ -73,10 +72,10 @@ def open_database(folder: Path) -> SharedDatabase:
             with locked(folder):
                 cut = repair(folder, Lines.read(folder))
             found = Lines.read(folder)
-            warnings.warn(
+            warn(
                 f"{cut} lines of the database in {folder} could not be read; they were moved to {RECORDS}{DAMAGED} and "
                 f"{WORKLOADS}{DAMAGED} there, and the others are gone on with",
-                stacklevel=2,
+                TvmExtWarning,
             )
     except OSError as error:
         raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None

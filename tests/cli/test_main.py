@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -21,7 +22,10 @@ def documented_codes() -> dict[int, str]:
 
 
 def test_every_exit_code_is_documented() -> None:
-    used = {value.exit_code for value in vars(errors).values() if isinstance(value, type)}
+    kinds = [
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.TvmExtError)
+    ]
+    used = {kind.exit_code for kind in kinds}
     used |= {0, 1, 2} | {128 + number for number in interrupt.SIGNALS}
     assert set(documented_codes()) == used
 
@@ -132,3 +136,38 @@ def test_traceback_on_request(commands: Commands) -> None:
     assert result.code == 3
     assert "Traceback (most recent call last)" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("tvm-ext: error: /nothing is not a folder")
+
+
+def test_warnings_of_the_package_are_one_line_each_and_obey_pythons_options(tmp_path: Path) -> None:
+    code = """
+        import sys, warnings
+        from tvm_ext.cli import main
+
+        def command(arguments):
+            warnings.warn("for developers")
+            for _ in range(2):
+                errors.warn("no rule takes \\n kernel 'x'")
+            print("done")
+            return 0
+
+        from tvm_ext import errors
+        main.run = command
+        main.main()
+    """
+    script = tmp_path / "command.py"
+    script.write_text(textwrap.dedent(code))
+
+    def stderr(*options: str, **environment: str) -> str:
+        command = [sys.executable, *options, str(script)]
+        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+        return result.stderr
+
+    line = "tvm-ext: warning: no rule takes kernel 'x'\n"
+    assert stderr() == line
+    assert stderr("-W", "ignore") == stderr(PYTHONWARNINGS="ignore") == ""
+    shown = stderr("-W", "default")
+    assert line in shown
+    assert "for developers" in shown
+    shown = stderr("-W", "ignore:no rule")
+    assert "for developers" in shown
+    assert "no rule" not in shown

@@ -51,10 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             stderr_filter = StderrFilter()
             interrupt.install(stderr_filter.stderr, stderr_filter.mute)
-        if not sys.warnoptions:
-            import warnings
-
-            warnings.simplefilter("ignore")  # what libraries tell developers; python -W brings it back
+        _show_own_warnings()
         code = run(arguments)
     except KeyboardInterrupt:
         interrupt.finish()
@@ -63,6 +60,30 @@ def main(arguments: list[str] | None = None) -> None:
     if stderr_filter is not None:
         stderr_filter.close()
     sys.exit(code)
+
+
+def _show_own_warnings() -> None:
+    """Let warnings of this package be one line each; what libraries tell developers is for ``python -W``.
+
+    ``PYTHONWARNINGS=ignore`` silences ours too, as Python does.
+    """
+    import warnings
+    from typing import Any
+
+    from tvm_ext.errors import TvmExtWarning
+
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", TvmExtWarning)
+    show = warnings.showwarning
+
+    def one_line(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
+        if issubclass(category, TvmExtWarning):
+            _say(str(message), "warning")
+        else:
+            show(message, category, *place, **keywords)
+
+    warnings.showwarning = one_line
 
 
 def _open_standard_streams() -> None:
@@ -97,7 +118,7 @@ def _report(error: Exception) -> int:
     """Say what went wrong in one line; gives the exit code."""
     import click
 
-    from tvm_ext.errors import TvmExtError
+    from tvm_ext.errors import TvmExtError, TvmExtWarning
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
@@ -115,6 +136,9 @@ def _report(error: Exception) -> int:
     if isinstance(error, TvmExtError):
         _say(str(error))
         return error.exit_code
+    if isinstance(error, TvmExtWarning):
+        _say(str(error))  # python -W error
+        return 1
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         _discard_stdout()  # the reader of our output (head, less) has seen enough: not an error
         return 0
@@ -135,11 +159,11 @@ def _unexpected(error: Exception) -> str:
     return f"unexpected {type(error).__name__}{where}: {message} (set TVM_EXT_TRACEBACK=1 for the traceback)"
 
 
-def _say(message: str) -> None:
+def _say(message: str, kind: str = "error") -> None:
     line = " ".join(message.split())
     printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be full or closed
-        sys.stderr.write(f"tvm-ext: error: {printable}\n")
+        sys.stderr.write(f"tvm-ext: {kind}: {printable}\n")
         sys.stderr.flush()
 
 

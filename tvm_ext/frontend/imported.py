@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import tvm
 
@@ -40,6 +41,8 @@ class ImportedModel:
         The path of the model file, or what kind of object it came from.
     notes : tuple of str
         One sentence for each thing that importing did to the model.
+    origins : mapping from str to str
+        Words for the nodes of the model, by the names of the Relax variables that are their outputs.
     """
 
     mod: tvm.IRModule
@@ -47,3 +50,4 @@ class ImportedModel:
     outputs: tuple[TensorSpec, ...]
     source: str
     notes: tuple[str, ...]
+    origins: Mapping[str, str] = field(default_factory=dict)

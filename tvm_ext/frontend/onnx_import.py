@@ -75,7 +75,7 @@ def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[int]] | None,
     declared = prepared.skeleton.graph.output
     found = output_specs(mod, [value.name for value in declared], loaded.source)
     outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
-    return ImportedModel(mod, prepared.inputs, outputs, loaded.source, prepared.notes)
+    return ImportedModel(mod, prepared.inputs, outputs, loaded.source, prepared.notes, importer.origins)
 
 
 def _with_open_dimensions(spec: TensorSpec, type_proto: onnx.TypeProto) -> TensorSpec:

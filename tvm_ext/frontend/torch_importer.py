@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,13 @@ from tvm_ext.frontend.torch_promotion import logical_converter, promoted, relax_
 
 @dataclass(frozen=True)
 class Converted:
-    """A program as a Relax module, with the names it gives its inputs and outputs."""
+    """A program as a Relax module, with the names it gives its inputs and outputs, and words for its nodes."""
 
     mod: tvm.IRModule
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     notes: tuple[str, ...]
+    origins: Mapping[str, str]
 
 
 def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
@@ -68,7 +69,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
     if faults:
         raise _unsupported(source, faults)
     inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
-    return Converted(mod, inputs, output_names(program), notes)
+    return Converted(mod, inputs, output_names(program), notes, importer.origins)
 
 
 def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ def import_torch(
         _renamed(described.outputs, converted.output_names, source),
         source,
         (*notes, *converted.notes),
+        converted.origins,
     )
 
 

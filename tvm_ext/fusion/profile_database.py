@@ -26,13 +26,12 @@ import os
 import re
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.errors import OptionError, OutputError, TvmExtWarning, warn
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
@@ -201,9 +200,9 @@ def _moved_aside(path: Path, reason: str) -> dict[str, Profile]:
     )
     with contextlib.suppress(FileNotFoundError):  # another process was quicker
         os.replace(path, aside)
-        warnings.warn(
+        warn(
             f"profile database {path} cannot be read ({reason}); it was moved to {aside}, and a new one is begun",
-            stacklevel=4,
+            TvmExtWarning,
         )
     return {}
 

@@ -1,0 +1,129 @@
+"""Warns of kernels that no schedule rule took and that have much to do: one thread computes them element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from tvm_ext.errors import warn
+from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
+
+SMALLEST_WORK = 1 << 17
+"""Elements computed one by one from which on a kernel is worth a word: about a tenth of a millisecond."""
+
+_LISTED = 8
+_KINDS = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
+
+
+def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = None) -> None:
+    """Issue one warning that names the kernels which no rule took, and one for the rules that failed.
+
+    Kernels with open extents are not looked at, nor those that their author has shared out among threads or vectors.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        After the schedule rules; kernels are called by ``call_tir``.
+    origins : mapping from str to str, optional
+        Words for the nodes of the model, by the Relax variables of their outputs.
+    """
+    slow, faults = [], []
+    for variable, func in mod.functions_items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        attributes = func.attrs or {}
+        if FAULT_ATTRIBUTE in attributes:
+            faults.append(f"{variable.name_hint} ({attributes[FAULT_ATTRIBUTE]})")
+        if RULE_ATTRIBUTE in attributes or "tirx.is_scheduled" in attributes:
+            continue
+        if (work := serial_work(func)) >= SMALLEST_WORK:
+            slow.append((work, variable.name_hint))
+    slow.sort(key=lambda row: (-row[0], row[1]))
+    nodes = nodes_of_kernels(mod, origins or {}) if slow else {}
+    if slow:
+        listed = [_spell(name, nodes.get(name, [])) for _, name in slow[:_LISTED]]
+        more = f" and {len(slow) - _LISTED} more" if len(slow) > _LISTED else ""
+        warn(
+            f"no schedule rule takes {'this kernel' if len(slow) == 1 else f'these {len(slow)} kernels'}, which one "
+            f"thread computes element by element: {'; '.join(listed)}{more}; if `tvm-ext bench` shows that this takes "
+            "long, express it by other operators, or add a rule for it (docs/adding_a_schedule_rule.md)"
+        )
+    if faults:
+        listed = sorted(faults)[:_LISTED]
+        warn(
+            f"a schedule rule failed, and another one, or none, took the kernel: {'; '.join(listed)}; the results are "
+            "right, please report it"
+        )
+
+
+def serial_work(func: tirx.PrimFunc) -> int:
+    """Count the statements that a kernel executes, if its extents are known and its loops are all serial; else 0."""
+    sizes = SizeReader()
+    if any(not isinstance(size, int) for shape in parameter_shapes(func, sizes) for size in shape):
+        return 0
+    parallel = [False]
+
+    def loop(node: Any) -> None:
+        parallel[0] = (
+            parallel[0] or node.kind in _KINDS or any(str(key).startswith("tvm_ext") for key in node.annotations)
+        )
+
+    tvm_ffi.structural_walk(func.body, [(tirx.For, loop)])
+    return 0 if parallel[0] else _work(func.body, 1)
+
+
+def _work(statement: Any, times: int) -> int:
+    if isinstance(statement, tirx.For):
+        extent = statement.extent
+        return _work(statement.body, times * int(extent) if isinstance(extent, tirx.IntImm) else times)
+    if isinstance(statement, tirx.SeqStmt):
+        return sum(_work(part, times) for part in statement.seq)
+    if isinstance(statement, tirx.IfThenElse):
+        other = 0 if statement.else_case is None else _work(statement.else_case, times)
+        return max(_work(statement.then_case, times), other)
+    if isinstance(statement, tvm.s_tir.SBlockRealize):
+        return _work(statement.block.body, times)
+    if isinstance(statement, tirx.BufferStore):
+        return times
+    body = getattr(statement, "body", None)
+    return 0 if body is None else _work(body, times)
+
+
+def nodes_of_kernels(mod: tvm.IRModule, origins: Mapping[str, str]) -> dict[str, list[str]]:
+    """Words for the nodes that each kernel computes, as far as its results kept their names."""
+    found: dict[str, list[str]] = {}
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function):
+            continue
+        names: dict[Any, list[str]] = {}  # by the variable that a kernel's results are bound to
+        kernels: dict[Any, str] = {}
+        for binding in _bindings(func.body):
+            value = getattr(binding, "value", None)
+            if isinstance(value, relax.Call) and value.args and isinstance(value.args[0], tvm.ir.GlobalVar):
+                names[binding.var], kernels[binding.var] = [binding.var.name], value.args[0].name_hint
+            elif isinstance(value, relax.TupleGetItem) and value.tuple_value in names:
+                names[value.tuple_value].append(binding.var.name)
+        for variable, kernel in kernels.items():
+            words = [origins[name] for name in names[variable] if name in origins]
+            found.setdefault(kernel, []).extend(words)
+    return {kernel: list(dict.fromkeys(words)) for kernel, words in found.items()}
+
+
+def _bindings(body: Any) -> Iterator[Any]:
+    for block in getattr(body, "blocks", ()):
+        for binding in block.bindings:
+            yield binding
+            for branch in ("true_branch", "false_branch"):
+                yield from _bindings(getattr(getattr(binding, "value", None), branch, None))
+
+
+def _spell(kernel: str, nodes: list[str]) -> str:
+    if not nodes:
+        return kernel
+    more = f" and {len(nodes) - 3} more nodes" if len(nodes) > 3 else ""
+    return f"{kernel} ({', '.join(nodes[:3])}{more})"
