@@ -21,7 +21,7 @@ from tvm_ext.passes.memory_limit import memory_decisions
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
-from tvm_ext.target import resolve_target
+from tvm_ext.target import resolve_target, warn_if_baseline
 
 if TYPE_CHECKING:
     from tvm_ext.vta.model import VTAModel
@@ -84,6 +84,7 @@ def compile(
         else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
     )
     imported, offloaded = _offload(imported, resolved, calibration, report)
+    warn_if_baseline(resolved)
     lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(imported, resolved))
     report("generate code")
     start = time.perf_counter()

@@ -38,7 +38,6 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
         If TVM does not know the target; the message lists the kinds and the nearest tags.
     """
     if isinstance(target, tvm.target.Target):
-        warn_if_baseline(target)
         return target
     if target is None or target == NATIVE:
         return native_target()
@@ -70,7 +69,6 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
             )
         if any(sign in line for sign in _COMPLAINTS) and not any(sign in line for sign in _NOISE):
             raise TargetError(f"target {_spell(config)} is not valid: {line.rpartition('Error: ')[2]}")
-    warn_if_baseline(resolved)
     return resolved
 
 

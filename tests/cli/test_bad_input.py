@@ -149,7 +149,7 @@ class TestTarget:
         assert names(tmp_path) == []
 
     def test_one_that_this_machine_cannot_link(self, commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
-        target = '{"kind": "llvm", "mtriple": "aarch64-linux-gnu"}'
+        target = '{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}'
         arguments = ["compile", mlp_path, "-o", tmp_path / "out", "--target", target]
         nothing = {"CXX": "", "PATH": str(tmp_path)}
         commands(*arguments, environment=nothing).error(10, "no C++ compiler for aarch64-linux-gnu on PATH")

@@ -140,3 +140,9 @@ def test_ordinary_models_make_no_noise(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", TvmExtWarning)
         tvm_ext.compile(ZOO[name].onnx_model())
+
+
+def test_compiling_for_a_target_without_a_processor_is_warned_of() -> None:
+    with pytest.warns(PerformanceWarning, match="target llvm names no processor") as caught:
+        tvm_ext.compile(module(8), "llvm")
+    assert [warning.filename for warning in caught] == [__file__]
