@@ -21,6 +21,7 @@ from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
@@ -284,7 +285,8 @@ def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.
     if target.kind.name != "llvm":
         return []
     flush = [flush_kernels()] if options.flush_denormals else []
-    return [protect_cancellations(), vector_code(), propagate_nan(), element_alignment(), *flush]
+    passes = [protect_cancellations(), vector_code(), propagate_nan(), defined_integers(), element_alignment()]
+    return [*passes, *flush]
 
 
 def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
