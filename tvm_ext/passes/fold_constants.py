@@ -1,7 +1,8 @@
 """Evaluate operators whose operands are all constants, with numpy.
 
 TVM's ``FoldConstant`` compiles a kernel for each such call: up to half a minute for a network whose weights are only
-reshaped and transposed. What has no row here is left for it.
+reshaped and transposed. What has no row here takes a kernel here, too, but one that computes what a compiled model does
+(:mod:`tvm_ext.passes.fold_by_kernel`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.fold_batch_norm import constant
+from tvm_ext.passes.fold_by_kernel import kernel_value
 
 LARGEST_GROWTH = 1 << 20
 """Bytes by which a folded result may exceed its operands: a broadcast is cheaper to repeat than to store."""
@@ -63,8 +65,8 @@ def _concat(call: relax.Call, *parts: np.ndarray) -> np.ndarray:
 
 
 # Operator -> its value, given the call and the values of its tensor operands. Those of a tuple follow one another, and
-# a tuple of numbers is a tuple.
-ROWS: dict[str, Callable[..., np.ndarray | None]] = {
+# a tuple of numbers is a tuple. NotImplemented asks for a kernel, None for the call to stay.
+ROWS: dict[str, Callable[..., Any]] = {
     "relax.reshape": _reshape,
     "relax.expand_dims": _reshape,
     "relax.squeeze": _reshape,
@@ -74,8 +76,11 @@ ROWS: dict[str, Callable[..., np.ndarray | None]] = {
     "relax.add": lambda call, a, b: a + b,
     "relax.subtract": lambda call, a, b: a - b,
     "relax.multiply": lambda call, a, b: a * b,
-    "relax.divide": lambda call, a, b: a / b if a.dtype.kind == "f" else None,
-    "relax.sqrt": lambda call, a: np.sqrt(a) if a.dtype.kind == "f" else None,
+    "relax.divide": lambda call, a, b: a / b if a.dtype.kind == "f" else NotImplemented,
+    "relax.maximum": lambda call, a, b: np.maximum(a, b),
+    "relax.minimum": lambda call, a, b: np.minimum(a, b),
+    "relax.nn.relu": lambda call, a: np.maximum(a, a.dtype.type(0)),
+    "relax.sqrt": lambda call, a: np.sqrt(a) if a.dtype.kind == "f" else NotImplemented,
     "relax.negative": lambda call, a: -a,
     "relax.less": lambda call, a, b: a < b,
     "relax.less_equal": lambda call, a, b: a <= b,
@@ -83,9 +88,9 @@ ROWS: dict[str, Callable[..., np.ndarray | None]] = {
     "relax.greater_equal": lambda call, a, b: a >= b,
     "relax.equal": lambda call, a, b: a == b,
     "relax.not_equal": lambda call, a, b: a != b,
-    "relax.logical_and": lambda call, a, b: a & b if a.dtype == b.dtype == bool else None,
-    "relax.logical_or": lambda call, a, b: a | b if a.dtype == b.dtype == bool else None,
-    "relax.logical_not": lambda call, a: ~a if a.dtype == bool else None,
+    "relax.logical_and": lambda call, a, b: a & b if a.dtype == b.dtype == bool else NotImplemented,
+    "relax.logical_or": lambda call, a, b: a | b if a.dtype == b.dtype == bool else NotImplemented,
+    "relax.logical_not": lambda call, a: ~a if a.dtype == bool else NotImplemented,
     "relax.where": _where,
     "relax.take": _take,
     "relax.strided_slice": _strided_slice,
@@ -133,15 +138,17 @@ class _Rewriter(PyExprMutator):
             return None
         if value.op.name in _SHAPES:
             return self._fold_shape(value)
-        if value.op.name not in ROWS:
-            return None
         operands = self._operands(value)
-        if operands is None or any(_dtype(array) not in _TYPES for array in operands):
+        if not operands or any(_dtype(array) not in _TYPES for array in operands):
             return None
-        with np.errstate(all="ignore"):
-            result = ROWS[value.op.name](value, *operands)
-        read = sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
-        if result is None or result.nbytes > read + LARGEST_GROWTH or not _has_type(result, value.ty):
+        most = LARGEST_GROWTH + sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
+        result: Any = NotImplemented
+        if value.op.name in ROWS:
+            with np.errstate(all="ignore"):
+                result = ROWS[value.op.name](value, *operands)
+        if result is NotImplemented:
+            result = kernel_value(self.visit_expr(value), most)
+        if result is None or result.nbytes > most or not _has_type(result, value.ty):
             return None
         return relax.const(np.asarray(result), str(value.ty.dtype))
 
@@ -149,7 +156,7 @@ class _Rewriter(PyExprMutator):
         """Values of the operands, tuples of tensors taken apart; None unless all are known."""
         found: list[Any] = []
         for argument in call.args:
-            if isinstance(argument, relax.ShapeExpr):
+            if isinstance(argument, relax.ShapeExpr | tvm.tirx.IntImm | tvm.tirx.FloatImm):
                 continue
             if isinstance(argument, relax.Tuple) and all(isinstance(f, tvm.tirx.IntImm) for f in argument.fields):
                 found.append(tuple(int(field) for field in argument.fields))
@@ -174,7 +181,8 @@ class _Rewriter(PyExprMutator):
 
 
 _SHAPES = ("relax.shape_of", "relax.shape_to_tensor")
-_TYPES = frozenset(["bool", "float16", "float32", "float64", "int32", "int64", "tuple"])
+_INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+_TYPES = frozenset(["bool", "float16", "float32", "float64", *_INTEGERS, "tuple"])
 
 
 def _dtype(operand: Any) -> str:
