@@ -194,6 +194,12 @@ def _open_recurrence(inputs: Sequence[np.ndarray | None], result: np.dtype) -> s
     return "a recurrence over what is not finite" if is_open else None  # onnxruntime's functions limit their argument
 
 
+def _open_bound(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array, missing = inputs[0], len(inputs) < 3 or inputs[1] is None or inputs[2] is None
+    is_open = missing and array is not None and array.dtype.kind == "f" and bool(np.isinf(array).any())
+    return "a bound that is left out: none, or the end of the type" if is_open else None
+
+
 def _open_interpolation(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
     array = inputs[0]
     is_open = array is not None and array.dtype.kind == "f" and not bool(np.isfinite(array).all())
@@ -233,6 +239,7 @@ _OPEN = {
     "ReduceMax": _open_extreme,
     "ReduceMin": _open_extreme,
     "Cast": _open_cast,
+    "Clip": _open_bound,
     "ArgMax": _open_extreme,
     "ArgMin": _open_extreme,
     "Hardmax": _open_extreme,

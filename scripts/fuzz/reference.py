@@ -37,9 +37,11 @@ FACTOR = {np.dtype("float16"): 2.0**-10, np.dtype("float32"): 2.0**-20, np.dtype
 """Standard deviation of the random factors: a few roundings. Double precision is not TVM's best: several functions are
 approximated to fewer digits."""
 
-ABSOLUTE = frozenset(("Celu", "Elu", "GRU", "Gelu", "LSTM", "Mish", "RNN", "Selu", "Softplus"))
+ABSOLUTE = frozenset(
+    ("Celu", "Elu", "GRU", "Gelu", "LSTM", "LogSoftmax", "Mish", "RNN", "ReduceLogSumExp", "Selu", "Softplus")
+)
 """Functions whose results, of the size of 1, come out of differences or approximations with an absolute error; their
-results are moved by as much."""
+results are moved by as much. The logarithm of a sum next to 1 is of the size of the sum's last place."""
 
 RUNS = 12
 
@@ -152,6 +154,23 @@ def with_roundings(model: onnx.ModelProto, rng: np.random.Generator, side: int |
         constants.append(numpy_helper.from_array(np.asarray(factors).astype(dtype), f"factor{len(constants)}"))
         nodes.append(helper.make_node("Mul", [source, constants[-1].name], [target]))
 
+    def blurred(source: str, target: str, times: float) -> None:
+        """Add a little of its neighbours to each element: a weight that is nearly 0 is off by as much as one of 1."""
+        dtype, shape = types[source]
+        total = source
+        for axis, extent in enumerate(shape or ()):
+            for step in (-1, 1) if extent > 1 else ():
+                stem = f"blur{len(constants)}_{target}"
+                place = np.clip(np.arange(extent) + step, 0, extent - 1)
+                share = np.asarray(rng.standard_normal() * FACTOR[dtype] * times).astype(dtype)
+                constants.append(numpy_helper.from_array(place.astype("int64"), f"{stem}_place"))
+                constants.append(numpy_helper.from_array(share, f"{stem}_share"))
+                nodes.append(helper.make_node("Gather", [source, f"{stem}_place"], [f"{stem}_near"], axis=axis))
+                nodes.append(helper.make_node("Mul", [f"{stem}_near", f"{stem}_share"], [f"{stem}_part"]))
+                nodes.append(helper.make_node("Add", [total, f"{stem}_part"], [f"{stem}_sum"]))
+                total = f"{stem}_sum"
+        nodes.append(helper.make_node("Identity", [total], [target]))
+
     def moved(source: str, target: str) -> None:
         dtype, shape = types[source]
         terms = rng.standard_normal(shape or ()) * FACTOR[dtype]
@@ -167,7 +186,13 @@ def with_roundings(model: onnx.ModelProto, rng: np.random.Generator, side: int |
                     copy.input[index] = f"terms{len(constants)}"
                     # A coordinate is rounded, so the weight of a neighbour is wrong by that many roundings.
                     sides = types.get(node.output[0], (None, None))[1] if node.op_type == "Resize" else None
-                    scaled(name, copy.input[index], max(1.0, max(sides or (1,)) / 2))
+                    times = max(1.0, max(sides or (1,)) / 2)
+                    if node.op_type == "Resize":
+                        scaled(name, f"{copy.input[index]}_scaled", times)
+                        types[f"{copy.input[index]}_scaled"] = types[name]
+                        blurred(f"{copy.input[index]}_scaled", copy.input[index], times)
+                    else:
+                        scaled(name, copy.input[index], times)
         nodes.append(copy)
         if node.op_type in EXACT or (node.op_type == "Cast" and not _narrows(node, types)):
             continue

@@ -88,3 +88,45 @@ def test_what_onnx_leaves_open() -> None:
     assert kinds(CAST, {"x": x}, [wild, np.nan_to_num(relu)]) == ["unspecified", "wrong"]
     x[1:3] = 0
     assert kinds(CAST, {"x": x}, [wild, np.maximum(x, 0)]) == ["wrong", "same"]
+
+
+ENLARGED = model_of(
+    "(float[1,1,15,4] x) => (float[1,1,34,1] z)",
+    'z = Resize<mode = "cubic", coordinate_transformation_mode = "pytorch_half_pixel">(x, , , sizes)',
+    "<int64[4] sizes = {1, 1, 34, 1}>",
+)
+
+
+def test_weights_that_are_nearly_zero_round_like_others() -> None:
+    """A huge number next to the edge of a cubic kernel."""
+    x = normal(1, 1, 15, 4)
+    x[0, 0, 3, 0] = 1e15
+    feeds = {"x": x}
+    (right,) = reference.run(ENLARGED, feeds)
+    found = right.copy()
+    found[0, 0, 3] += 5e8  # of 1.4e12, half a millionth of the huge one
+    assert kinds(ENLARGED, feeds, [found]) == ["rounding"]
+    found[0, 0, 3] += 1e11
+    assert kinds(ENLARGED, feeds, [found]) == ["wrong"]
+
+
+PROBABLE = model_of("(float[1,7] x) => (float[1,7] z)", "y = LogSoftmax<axis = 1>(x) z = Reciprocal(y)")
+
+
+def test_a_logarithm_of_a_sum_next_to_one_has_few_digits() -> None:
+    feeds = {"x": np.array([[21.2, 4.8, 4.4, 10.4, 5.4, 5.4, 5.5]], "float32")}
+    (right,) = reference.run(PROBABLE, feeds)
+    found = right.copy()
+    found[0, 0] *= 1.011  # two units in the last place of the sum
+    assert kinds(PROBABLE, feeds, [found]) == ["rounding"]
+    found[0, 1] *= 3
+    assert kinds(PROBABLE, feeds, [found]) == ["wrong"]
+
+
+LOWEST = model_of("(float[4] x) => (float[4] z)", "z = Clip(x, low)", "<float low = {-1.0}>")
+
+
+def test_a_bound_that_is_left_out_is_none_or_the_end_of_the_type() -> None:
+    feeds = {"x": np.array([-5, 2, np.inf, 0.5], "float32")}
+    assert kinds(LOWEST, feeds, [np.array([-1, 2, np.inf, 0.5], "float32")]) == ["unspecified"]
+    assert kinds(LOWEST, {"x": feeds["x"][[0, 1, 1, 3]]}, [np.array([-1, 2, 3, 0.5], "float32")]) == ["wrong"]
