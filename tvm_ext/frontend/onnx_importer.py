@@ -17,6 +17,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.frontend.onnx_control_import import ControlFlowConverter, SubgraphFailedError
 from tvm_ext.frontend.onnx_graph import domain_of
+from tvm_ext.frontend.onnx_indices import check_indices
 from tvm_ext.frontend.onnx_model import default_opset
 from tvm_ext.frontend.onnx_prepare import PreparedModel
 from tvm_ext.frontend.onnx_support import (
@@ -78,6 +79,8 @@ class OnnxImporter(ControlFlowConverter):
         self._prepared = prepared
         self._source = source
         self._failures: list[UnsupportedNode] = []
+        # A node of a branch or a loop may be one that never runs.
+        self._always_run = frozenset(node.name for node in prepared.skeleton.graph.node)
         self._opsets = {domain_of(item): item.version for item in prepared.skeleton.opset_import}
 
     def run(self) -> tvm.IRModule:
@@ -166,6 +169,8 @@ class OnnxImporter(ControlFlowConverter):
                 )
         if node.op_type in OF_SEQUENCES and inputs and not isinstance(getattr(inputs[0], "ty", None), relax.TupleType):
             raise NotImplementedError(f"its input {node.input[0]!r} is not a sequence")
+        if node.name in self._always_run:
+            check_indices(node, inputs)
         attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])

@@ -54,10 +54,18 @@ def run_node(node: onnx.NodeProto, inputs: Arrays, opsets: Mapping[str, int], ir
     del alone.input[:], alone.output[:]
     alone.input.extend(names)
     alone.output.extend(f"output_{index}" for index in range(len(node.output)))
+    if node.op_type in ("Div", "Mod") and _divides_by_zero(inputs):
+        raise ZeroDivisionError("it divides integers by zero")
     compute = _prepared(alone.SerializeToString(), opsets[""], ir_version)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [np.asarray(result) for result in compute(inputs)]
+
+
+def _divides_by_zero(inputs: Arrays) -> bool:
+    """Whether integers are divided by zero, of which NumPy makes 0 and a warning."""
+    divisor = inputs[1]
+    return divisor is not None and divisor.dtype.kind in "iu" and not divisor.all()
 
 
 @lru_cache(maxsize=512)
@@ -121,10 +129,34 @@ def _unsqueeze(inputs: Arrays, attributes: Attributes) -> np.ndarray:
 def _mean(inputs: Arrays, attributes: Attributes) -> np.ndarray:
     """Mean of tensors that are broadcast to each other."""
     arrays = [_given(inputs, position) for position in range(len(inputs))]
-    total = np.zeros(np.broadcast_shapes(*(array.shape for array in arrays)), arrays[0].dtype)
+    dtype = arrays[0].dtype
+    total = np.zeros(np.broadcast_shapes(*(array.shape for array in arrays)), np.result_type(dtype, "float32"))
     for array in arrays:
         total = total + array
-    return (total / np.asarray(len(arrays), total.dtype)).astype(total.dtype)
+    return (total / np.asarray(len(arrays), total.dtype)).astype(dtype)
+
+
+def _pow(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    """Power; NumPy takes the square root where the exponent is one 0.5, and -inf has none."""
+    base, exponent = _given(inputs, 0), _given(inputs, 1)
+    if exponent.size == 1 and base.dtype.kind == "f":
+        exponent = np.array(np.broadcast_to(exponent, np.broadcast_shapes(base.shape, exponent.shape)))
+    return np.power(base, exponent, dtype=np.result_type(base, exponent)).astype(base.dtype)
+
+
+def _reduce_log_sum_exp(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    """Logarithm of a sum of exponentials, less the largest where that is finite."""
+    data = _given(inputs, 0)
+    given = inputs[1] if len(inputs) > 1 else None
+    axes = tuple(attributes.get("axes", ())) if given is None else tuple(int(axis) for axis in given.ravel())
+    if not axes and attributes.get("noop_with_empty_axes", 0):
+        return data
+    places = axes or None
+    wide = data.astype(np.result_type(data, "float32"))
+    largest = wide.max(places, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(largest), largest, 0)
+    total = np.log(np.exp(wide - shift).sum(places, keepdims=True)) + shift
+    return (total if attributes.get("keepdims", 1) else np.squeeze(total, places)).astype(data.dtype)
 
 
 def _gather_elements(inputs: Arrays, attributes: Attributes) -> np.ndarray:
@@ -176,6 +208,8 @@ OTHERWISE: dict[str, tuple[Callable[[int], bool], Callable[[Arrays, Attributes],
     "GatherElements": (lambda version: True, _gather_elements),
     "Mean": (lambda version: True, _mean),
     "Pad": (lambda version: True, _pad),
+    "Pow": (lambda version: True, _pow),
+    "ReduceLogSumExp": (lambda version: True, _reduce_log_sum_exp),
     "Scatter": (lambda version: True, _scatter),
     "Softmax": (lambda version: version < ALONG_ONE_AXIS, _softmax),
     "Unsqueeze": (lambda version: version < ALONG_ONE_AXIS, _unsqueeze),
