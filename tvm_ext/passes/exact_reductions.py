@@ -86,21 +86,27 @@ class _Identities:
 
 
 def _first_place(init: tirx.SeqStmt) -> tirx.Stmt | None:
-    """Begin the search for the place of an extreme with the first place, where TVM has -1 and the least finite number.
+    """Begin the search for the place of an extreme with the first place, where TVM has -1 and the end of the type.
 
-    Over infinities -1 would be the result, which is no place. None where the reduction is another one.
+    Among infinities, or integers at the end of their type (bytes that are 0), -1 would be the result, which is no
+    place. None where the reduction is another one.
     """
     place, value = (part if isinstance(part, tirx.BufferStore) else None for part in (init.seq[0], init.seq[-1]))
-    if len(init.seq) != 2 or place is None or value is None or not isinstance(value.value, prim.FloatImm):
+    if len(init.seq) != 2 or place is None or value is None:
         return None
     if not isinstance(place.value, prim.IntImm) or int(place.value) != -1:
         return None
-    dtype, begin = element_type(value.value), float(value.value.value)
+    dtype = element_type(value.value)
+    first = tirx.BufferStore(place.buffer, tirx.const(0, element_type(place.value)), place.indices)
+    if dtype.startswith(("int", "uint", "bool")):
+        return tirx.SeqStmt([first, value])
+    if not isinstance(value.value, prim.FloatImm):
+        return None
+    begin = float(value.value.value)
     limits = {float(tirx.min_value(dtype).value): -1, float(tirx.max_value(dtype).value): 1}
     if begin not in limits:
         return None
     infinity = tirx.infinity(dtype) if limits[begin] > 0 else -tirx.infinity(dtype)
-    first = tirx.BufferStore(place.buffer, tirx.const(0, element_type(place.value)), place.indices)
     return tirx.SeqStmt([first, tirx.BufferStore(value.buffer, infinity, value.indices)])
 
 

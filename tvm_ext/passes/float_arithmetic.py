@@ -4,6 +4,8 @@ before: ``x - x``, ``(x + y) - y``        TVM's simplifier makes them ``0`` and 
 after:  ``x + x * -1``, ``(x + y) + y * -1``        the same to the bit, and LLVM makes a subtraction of it again
 before: ``bool(x)``        compiled, in vectors, as a conversion to an integer of which one bit is kept: False for 0.5
 after:  ``x != 0 or isnan(x)``        as TVM compiles ``!=`` so that it is false for NaN
+before: ``p == q`` of booleans        compiled, in vectors, as a comparison of floats, which LLVM refuses
+after:  ``int8(p) == int8(q)``
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
@@ -40,7 +42,9 @@ def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         def element(*indices: Any) -> Any:
             value = x(*indices)
             rest = value if _is_float(value) else zero
-            return prim.Select(value > zero, one, prim.Select(value < zero, zero - one, rest))
+            if not element_type(value).startswith(("uint", "bool")):
+                rest = prim.Select(value < zero, tirx.const(-1, x.dtype), rest)
+            return prim.Select(value > zero, one, rest)
 
         return te.compute(x.shape, element, name="sign")
 
@@ -78,8 +82,8 @@ FLOAT_LEGALIZATIONS = {
 def protect_cancellations() -> tvm.transform.Pass:
     """Make the pass that hides differences which TVM's simplifier would cancel; it runs before the kernels are lowered.
 
-    Comparisons of a value with itself, which are how NaN is looked for, become ``isnan``, and conversions to bool
-    comparisons with 0.
+    Comparisons of a value with itself, which are how NaN is looked for, become ``isnan``, conversions to bool
+    comparisons with 0, and booleans are compared as bytes.
     """
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.ProtectCancellations")
@@ -116,6 +120,8 @@ def _difference(expression: Any, mutator: Any) -> Any:
 
 def _comparison(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
+    if element_type(expression.a) == "bool":
+        return type(expression)(*(prim.Cast("int8", operand) for operand in (expression.a, expression.b)))
     if not _is_float(expression.a):
         return expression
     if tvm_ffi.structural_equal(expression.a, expression.b):

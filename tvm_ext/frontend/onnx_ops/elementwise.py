@@ -42,7 +42,9 @@ class Pow(Converter):
                 case 3.0:
                     return relax.op.multiply(relax.op.multiply(base, base), base)
                 case 0.5 if dtype.startswith("float"):
-                    return relax.op.sqrt(base)
+                    # A power of -inf is inf, which has no square root.
+                    below = bb.emit(relax.op.equal(base, constant(-np.inf, dtype)))
+                    return relax.op.where(below, constant(np.inf, dtype), bb.emit(relax.op.sqrt(base)))
         # TVM has a power of floats only; float64 holds every integer power up to 2 to the 53rd exactly.
         real = dtype if dtype.startswith("float") and dtype_of(exponent) != "float64" else "float64"
         power = relax.op.power(astype(bb, base, real), emit(bb, astype(bb, exponent, real)))
@@ -65,6 +67,18 @@ class IsInf(Converter):
         if positive or negative:
             return high if positive else low
         return constant(np.zeros(node.shape(x, "X"), bool))
+
+
+class Sign(Converter):
+    """1, 0 or -1; a number without a sign is 0, or more."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the signs."""
+        x = emit(bb, inputs[0])
+        if not dtype_of(x).startswith("uint"):
+            return relax.op.sign(x)
+        return relax.op.minimum(x, constant(1, dtype_of(x)))
 
 
 class Elu(Converter):
@@ -195,5 +209,5 @@ class ReverseSequence(Converter):
         return relax.op.gather_elements(x, source, time)
 
 
-_OPERATORS = (Dropout, Elu, EyeLike, IsInf, OneHot, Pow, ReverseSequence, Selu, SpaceToDepth)
+_OPERATORS = (Dropout, Elu, EyeLike, IsInf, OneHot, Pow, ReverseSequence, Selu, Sign, SpaceToDepth)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}

@@ -93,11 +93,13 @@ class LpNormalization(Converter):
         axis = node.axis("axis", len(node.shape(x, "input")), -1)
         if order not in (1, 2):
             node.damaged(f"attribute p is {order}, 1 or 2 was expected")
+        dtype = dtype_of(x)
+        x = astype(bb, x, "float32" if dtype in ("float16", "bfloat16") else dtype)  # squares overflow early
         powers = relax.op.abs(x) if order == 1 else relax.op.multiply(x, x)
         norm = relax.op.sum(powers, axis, keepdims=True)
         norm = bb.emit(norm if order == 1 else relax.op.sqrt(norm))
         zero, one = (constant(value, dtype_of(x)) for value in (0.0, 1.0))
-        return relax.op.divide(x, relax.op.where(relax.op.equal(norm, zero), one, norm))
+        return astype(bb, bb.emit(relax.op.divide(x, relax.op.where(relax.op.equal(norm, zero), one, norm))), dtype)
 
 
 CONVERTERS: dict[tuple[str, str], type] = {

@@ -25,7 +25,9 @@ class Clip(OnnxOpConverter):
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Sequence[Any], attr: dict[str, Any], params: Any) -> Any:
-        low, high = float(attr.get("min", -np.inf)), float(attr.get("max", np.inf))
+        # A missing attribute is the end of the type; a missing input, of later versions, is no bound.
+        limit = float(np.finfo("float32").max)
+        low, high = float(attr.get("min", -limit)), float(attr.get("max", limit))
         return _clip(inputs[0], np.asarray(low), np.asarray(high))
 
     @classmethod

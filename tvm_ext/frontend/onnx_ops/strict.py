@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import tvm
@@ -144,10 +145,11 @@ class CumProd(Converter):
         return relax.op.flip(result, axis) if backwards else result
 
 
-class _Extreme(Converter):
-    """ReduceMax or ReduceMin; booleans are reduced as bytes."""
+class _Reduction(Converter):
+    """A reduction by TVM's converter, of types that are too narrow for it in a wider one."""
 
     stock: Any
+    wider: Mapping[str, str]
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
@@ -164,22 +166,60 @@ class _Extreme(Converter):
     @classmethod
     def _reduce(cls, version: int, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
         convert = cls.stock.get_converter(version)
-        if dtype_of(inputs[0]) != "bool":
+        dtype = dtype_of(inputs[0])
+        if dtype not in cls.wider:
             return convert(bb, inputs, attr, params)
-        inputs[0] = bb.emit(relax.op.astype(inputs[0], "uint8"))
-        return relax.op.astype(bb.normalize(convert(bb, inputs, attr, params)), "bool")
+        inputs[0] = bb.emit(relax.op.astype(inputs[0], cls.wider[dtype]))
+        return relax.op.astype(bb.normalize(convert(bb, inputs, attr, params)), dtype)
 
 
-class ReduceMax(_Extreme):
-    """Maximum along axes."""
+class ReduceMax(_Reduction):
+    """Maximum along axes; of booleans as of bytes."""
 
     stock = onnx_frontend.ReduceMax
+    wider: ClassVar = {"bool": "uint8"}
 
 
-class ReduceMin(_Extreme):
-    """Minimum along axes."""
+class ReduceMin(_Reduction):
+    """Minimum along axes; of booleans as of bytes."""
 
     stock = onnx_frontend.ReduceMin
+    wider: ClassVar = {"bool": "uint8"}
+
+
+class ReduceL2(_Reduction):
+    """Root of the sum of squares; in half precision a square of 256 is no number any more."""
+
+    stock = onnx_frontend.ReduceL2
+    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+
+
+class ReduceLogSum(_Reduction):
+    """Logarithm of a sum, which half precision may not hold."""
+
+    stock = onnx_frontend.ReduceLogSum
+    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+
+
+class ReduceLogSumExp(Converter):
+    """Logarithm of a sum of exponentials, less the largest where that is finite: infinities are what they are."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the logarithms."""
+        x, keep = emit(bb, inputs[0]), bool(node.integer("keepdims", 1))
+        given = inputs[1] if len(inputs) > 1 else None
+        axes = node.integers("axes") if given is None else [int(axis) for axis in node.constant(given, "axes").ravel()]
+        if not axes and node.integer("noop_with_empty_axes", 0):
+            return x
+        places = axes or None
+        largest = bb.emit(relax.op.max(x, places, True))
+        zero, infinity = (constant(value, dtype_of(x)) for value in (0.0, np.inf))
+        is_finite = bb.emit(relax.op.less(bb.emit(relax.op.abs(largest)), infinity))
+        shift = bb.emit(relax.op.where(is_finite, largest, zero))
+        total = bb.emit(relax.op.sum(bb.emit(relax.op.exp(bb.emit(relax.op.subtract(x, shift)))), places, True))
+        result = bb.emit(relax.op.add(bb.emit(relax.op.log(total)), shift))
+        return result if keep else relax.op.squeeze(result, places)
 
 
 class Binarizer(Converter):
@@ -205,6 +245,8 @@ class ArrayFeatureExtractor(Converter):
         return picked if len(shape) > 1 else relax.op.reshape(picked, [1, -1])
 
 
-_OPERATORS = (CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceMax, ReduceMin)
+_OPERATORS = (
+    CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax, ReduceMin,
+)  # fmt: skip
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
 CONVERTERS |= {("ai.onnx.ml", operator.__name__): operator for operator in (ArrayFeatureExtractor, Binarizer)}
