@@ -14,6 +14,7 @@ from tvm import relax
 
 import tvm_ext
 from tests.modules import Branch, Dynamic, Mlp, Several, arguments, convolutions
+from tvm_ext import artifact
 from tvm_ext.artifact import LIBRARY, METADATA, CompiledModel, check_destination, load
 from tvm_ext.errors import InputError, OutputError
 from tvm_ext.metadata import file_record
@@ -135,9 +136,32 @@ class TestDestination:
             return rename(self, target)
 
         monkeypatch.setattr(Path, "rename", fail_for_new)
+        monkeypatch.setattr(artifact, "exchange", lambda one, other: False)
         with pytest.raises(OutputError, match=r"cannot write .*: Input/output error"):
             compiled.save(copied, force=True)
         assert (copied / METADATA).read_bytes() == before
+        assert names(copied.parent) == ["model"]
+
+    @pytest.mark.parametrize("in_one_step", [True, False])
+    def test_replaced_without_a_moment_in_which_both_could_be_lost(
+        self, compiled: CompiledModel, copied: Path, monkeypatch: pytest.MonkeyPatch, in_one_step: bool
+    ) -> None:
+        (copied / METADATA).write_text("old")
+        rename, seen = Path.rename, []
+
+        def watched(self: Path, target: Path) -> Path:
+            result = rename(self, target)
+            safe = [path for path in copied.parent.iterdir() if path == copied or path.name.endswith("-old")]
+            seen.append([(path / METADATA).exists() for path in safe])
+            return result
+
+        monkeypatch.setattr(Path, "rename", watched)
+        if not in_one_step:
+            monkeypatch.setattr(artifact, "exchange", lambda one, other: False)
+        compiled.save(copied, force=True)
+        assert all(seen)
+        assert all(map(any, seen))
+        assert load(copied).outputs == compiled.outputs
         assert names(copied.parent) == ["model"]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ext.cleanup import remove_temporaries, temporary_file, temporary_folder
+from tvm_ext.cleanup import NEW_SECONDS, remove_temporaries, temporary_file, temporary_folder
 
 
 def test_folder_is_gone_afterwards_whatever_is_in_it(tmp_path: Path) -> None:
@@ -61,6 +62,61 @@ def test_links_in_a_temporary_folder_are_not_followed(tmp_path: Path) -> None:
 def test_two_of_the_same_name_differ(tmp_path: Path) -> None:
     with temporary_folder(tmp_path, "a") as first, temporary_folder(tmp_path, "a") as second:
         assert first != second
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from tvm_ext.cleanup import temporary_file, temporary_folder
+with temporary_folder(Path(sys.argv[1]), "out") as folder, temporary_file(Path(sys.argv[1]), "page.html") as file:
+    (folder / "model.so").write_text("half")
+    (folder / "deep").mkdir()
+    file.write_text("half")
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(tmp_path: Path) -> None:
+    foreign = [".config-0123456789ab", ".notes.tvm-ext", "out-0123456789ab.tvm-ext", ".out-0123456789AB.tvm-ext"]
+    for name in foreign:
+        (tmp_path / name).write_text("not ours")
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        left = [name for name in names(tmp_path) if name not in foreign]
+        assert len(left) == 2
+        with temporary_folder(tmp_path, "out"):
+            assert set(left) < set(names(tmp_path))  # its process lives
+        process.kill()
+        process.wait()
+        assert names(tmp_path) == sorted([*foreign, *left])
+        with temporary_file(tmp_path, "another"):
+            pass
+    assert names(tmp_path) == sorted(foreign)
+
+
+def test_one_that_is_just_being_made_is_left_alone(tmp_path: Path) -> None:
+    made = tmp_path / ".out-0123456789ab.tvm-ext.new"
+    made.mkdir()
+    with temporary_folder(tmp_path, "out"):
+        assert made.is_dir()
+    os.utime(made, (0, time.time() - 2 * NEW_SECONDS))
+    with temporary_folder(tmp_path, "out"):
+        assert not made.exists()
+
+
+def test_leftovers_that_are_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    link = tmp_path / ".out-0123456789ab.tvm-ext"
+    link.symlink_to(tmp_path / "kept")
+    with temporary_folder(tmp_path, "out"):
+        pass
+    assert link.is_symlink()
 
 
 TREE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ext.errors import OutputError
-from tvm_ext.files import write_atomically
+from tvm_ext.files import exchange, write_atomically
 
 
 def test_text_and_bytes(tmp_path: Path) -> None:
@@ -59,3 +59,14 @@ def test_where_nothing_can_be_written(path: str) -> None:
 def test_folders_are_made_where_asked(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a" / "b" / "file", "x", make_folders=True)
     assert (tmp_path / "a" / "b" / "file").read_text() == "x"
+
+
+def test_two_names_are_exchanged_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert exchange(tmp_path / "one", tmp_path / "other")
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["other"]
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["one"]
+    assert not exchange(tmp_path / "one", tmp_path / "missing")
+    assert (tmp_path / "one").exists()

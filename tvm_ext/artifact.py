@@ -24,6 +24,7 @@ from tvm import relax
 from tvm_ext.arguments import arguments, results
 from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError
+from tvm_ext.files import exchange
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.shared_object import write_library
 from tvm_ext.threads import use_all_cores, with_pool
@@ -200,11 +201,13 @@ class CompiledModel:
 
 
 def _replace(folder: Path, partial: Path) -> None:
-    """Rename ``partial`` to ``folder``; what was there is put back if that fails."""
+    """Rename ``partial`` to ``folder``; what was there gets the name ``partial``, and is put back if that fails."""
     if not folder.exists():
         partial.rename(folder)
         return
-    aside = partial.with_name(f"{partial.name}-old")
+    if exchange(folder, partial):
+        return
+    aside = partial.with_name(f"{partial.name}-old")  # where it is not lost if this process is killed now
     folder.rename(aside)
     try:
         partial.rename(folder)
@@ -212,7 +215,7 @@ def _replace(folder: Path, partial: Path) -> None:
         if not folder.exists():
             aside.rename(folder)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    aside.rename(partial)
 
 
 def check_destination(folder: Path, force: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
 
 from tvm_ext.cleanup import temporary_file
@@ -39,3 +41,16 @@ def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool 
             partial.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from None
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # fcntl.h, linux/fs.h
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two files or folders on a file system swap names, in one step; False where the system cannot do so."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # a C library older than glibc 2.28
+        return False
+    paths = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    return bool(renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tvm
 
+from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import RemoteError
 from tvm_ext.rpc import Address, one_line, request_session
 from tvm_ext.shared_object import write_library
@@ -27,8 +28,8 @@ def export(modules: dict[str, Any], module_json: str, target_json: dict[str, Any
     target = tvm.target.Target(target_json)
     compiled = tvm.runtime.Executable(build(tvm.ir.load_json(module_json), target))
     host = target.host or target
-    with tempfile.TemporaryDirectory(prefix="tvm-ext-link-") as workspace:
-        write_library(compiled, Path(path), Path(workspace), str(host.attrs.get("mtriple", "") or ""))
+    with temporary_folder(Path(tempfile.gettempdir()), "link") as workspace:
+        write_library(compiled, Path(path), workspace, str(host.attrs.get("mtriple", "") or ""))
 
 
 def time_on_server(

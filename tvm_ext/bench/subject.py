@@ -13,6 +13,7 @@ import numpy as np
 
 from tvm_ext.bench.protocol import ModelKind
 from tvm_ext.bench.sources import ModuleSource, OnnxSource, Source, TorchSource
+from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.inputs import check_inputs, random_inputs
@@ -85,8 +86,7 @@ def open_subject(
     InputError
         If a shape or an array does not fit the model, or a dimension has no value.
     """
-    with tempfile.TemporaryDirectory(prefix="tvm-ext-bench-") as name:
-        folder = Path(name)
+    with temporary_folder(Path(tempfile.gettempdir()), "bench") as folder:
         source = _open(model, folder, example_inputs)
         shapes = _shapes(source.declared, inputs) if inputs is not None else dict(input_shapes or {})
         specs, notes = source.bind(shapes)

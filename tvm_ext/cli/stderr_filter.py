@@ -17,7 +17,7 @@ _WARNING = re.compile(rb"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Warning|Info|Debug): ")
 _END, _MUTE = b"\0end\n", b"\0mute\n"
 _CRASHED = (
     b"tvm-ext: error: the process ended without notice: it crashed in native code, or was killed "
-    b"(out of memory?); temporary folders beside the output may be left\n"
+    b"(out of memory?); the next command removes what it may have left beside the output\n"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -24,13 +24,13 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tvm_ext.cleanup import temporary_file
 from tvm_ext.errors import OptionError, OutputError, TvmExtWarning, warn
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import Latency
@@ -212,17 +212,12 @@ def _write(path: Path, entries: dict[str, Profile]) -> None:
         "format": FORMAT,
         "entries": {key: vars(entry) for key, entry in sorted(entries.items())},
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with temporary_file(path.parent, path.name) as partial:
+        with partial.open("w", encoding="utf-8") as file:
             json.dump(data, file, indent=0)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+        partial.replace(path)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ instructions of its trace. A candidate that does not fit a memory is an invalid 
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import tempfile
 import time
 import weakref
@@ -23,6 +23,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerFuture, RunnerInput, RunnerResult
 
+from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import TuningError, VTAProgramError
 from tvm_ext.schedules import vta_conv2d, vta_matmul
 from tvm_ext.schedules.rule import ScheduleRule
@@ -197,9 +198,10 @@ class _Counts:
     """Cycles of candidates between builder and runner, by paths, since MetaSchedule removes their folders."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="tvm-ext-vta-")
+        stack = contextlib.ExitStack()
+        self._folder = stack.enter_context(temporary_folder(Path(tempfile.gettempdir()), "vta"))
         self._cycles: dict[str, int] = {}
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._finalizer = weakref.finalize(self, stack.close)
 
     def add(self, cycles: int) -> str:
         """Give a path that stands for a candidate."""
