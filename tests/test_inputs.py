@@ -202,3 +202,9 @@ def test_damaged_files_give_an_array_that_fits_or_an_error(tmp_path: Path, data:
     with contextlib.suppress(InputError):
         arrays = read_inputs([TensorSpec("arr_0", IMAGE.shape, "float32")], [str(path)])
         assert arrays["arr_0"].shape == IMAGE.shape
+
+
+@pytest.mark.parametrize("value", [None, 1.5, np.zeros((2, 3), "float32")])
+def test_inputs_are_a_dict_or_a_list(value: object) -> None:
+    with pytest.raises(InputError, match=f"a list of arrays, found {type(value).__name__}"):
+        check_inputs([IMAGE], value)  # type: ignore[arg-type]

@@ -65,6 +65,8 @@ def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence
     expected = "; expected " + ", ".join(map(describe, specs)) if specs else "; the model takes no inputs"
     names = [spec.name for spec in specs]
     if not isinstance(given, Mapping):
+        if not isinstance(given, Sequence):
+            raise InputError(f"inputs are a dict of arrays by name or a list of arrays, found {type(given).__name__}")
         if len(given) != len(specs):
             raise InputError(f"{len(given)} inputs given where {len(specs)} are needed{expected}")
         return list(given)

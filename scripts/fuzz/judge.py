@@ -133,8 +133,8 @@ def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict
     """List the outputs that ONNX leaves open for these inputs, each with the reason.
 
     A float that an integer type cannot hold, cast to it; the place of an extreme among values that are not numbers, and
-    the largest of a window that holds such (onnxruntime gives any of its values); sums that overflow in one order and
-    not in another; products of integers that overflow (onnxruntime's end at the limit); an integer divided by zero.
+    the largest of a window that holds such (onnxruntime gives any of its values); sums and products that overflow in one order
+    and not in another; products of integers that overflow (onnxruntime's end at the limit); an integer divided by zero.
     """
     types = reference.value_types(model)
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
@@ -214,10 +214,18 @@ def _open_division(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str
 
 def _open_product(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
     array = inputs[0]
-    if array is None or array.dtype.kind not in "iu" or not array.size:
+    if array is None or array.dtype.kind not in "iuf" or not array.size:
         return None
-    largest = np.prod(np.maximum(np.abs(array.astype("float64")), 1.0), axis=None)
-    return "a product overflows integers" if largest > float(np.iinfo(result).max) else None
+    sizes = np.abs(array[np.isfinite(array)].astype("float64"))
+    logarithms = np.log2(sizes[sizes > 0])
+    if array.dtype.kind == "f":
+        limits = np.finfo(result)
+        highest, lowest = float(np.log2(limits.max)), float(np.log2(limits.tiny))
+        # Of some terms, taken together first.
+        is_open = logarithms[logarithms > 0].sum() >= highest or logarithms[logarithms < 0].sum() <= lowest
+        return "a product may overflow or vanish, depending on the order" if is_open else None
+    is_open = logarithms.sum() > np.log2(float(np.iinfo(result).max))
+    return "a product overflows integers" if is_open else None
 
 
 def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
