@@ -131,11 +131,16 @@ class Widener(Lanes):
     def under(self, mask: Any, negate: bool = False) -> Iterator[None]:
         """Enter a region where only the lanes of ``mask`` take part."""
         before = self.mask, self._conditional
-        narrower = prim.Not(mask) if negate else mask
+        nowhere = broadcast(tirx.const(False, "bool"), self._lanes)
+        narrower = mask
+        if negate and holds_load(mask):  # TVM makes `b <= a` of `not a < b`, which is false, too, if either is NaN
+            narrower = choose(mask, nowhere, broadcast(tirx.const(True, "bool"), self._lanes))
+        elif negate:
+            narrower = prim.Not(mask)
         if self.mask is None:
             self.mask = narrower
         elif holds_load(mask):  # unknown in the lanes that load nothing: `and` would make the whole mask unknown there
-            self.mask = choose(self.mask, narrower, broadcast(tirx.const(False, "bool"), self._lanes))
+            self.mask = choose(self.mask, narrower, nowhere)
         else:
             self.mask = prim.And(self.mask, narrower)
         self._conditional = True

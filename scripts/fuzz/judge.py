@@ -133,8 +133,9 @@ def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict
     """List the outputs that ONNX leaves open for these inputs, each with the reason.
 
     A float that an integer type cannot hold, cast to it; the place of an extreme among values that are not numbers, and
-    the largest of a window that holds such (onnxruntime gives any of its values); sums and products that overflow in one order
-    and not in another; products of integers that overflow (onnxruntime's end at the limit); an integer divided by zero.
+    the largest of a window that holds such (onnxruntime gives any of its values); sums and products that overflow in one
+    order and not in another; products of integers that overflow (onnxruntime's end at the limit); an integer divided by
+    zero.
     """
     types = reference.value_types(model)
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
@@ -186,6 +187,11 @@ def _open_window(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str |
     array = inputs[0]
     is_open = array is not None and array.dtype.kind == "f" and not bool(np.isfinite(array).all())
     return "a window with values that are not finite" if is_open else None  # onnxruntime pads with a finite number
+
+
+def _open_running_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    # onnxruntime adds what enters a window and subtracts what leaves it, which an infinity does not survive.
+    return _open_window(inputs, result) or _open_sum(inputs, result)
 
 
 def _open_recurrence(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
@@ -240,6 +246,7 @@ def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | No
 _OPEN = {
     **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _open_recurrence),
+    "LRN": _open_running_sum,
     "ReduceProd": _open_product,
     "Resize": _open_interpolation,
     "MaxPool": _open_window,

@@ -107,10 +107,10 @@ def in_double_precision(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray])
 
 
 def flushed(array: np.ndarray) -> np.ndarray:
-    """Set denormal numbers to zero."""
+    """Set denormal numbers to zero, of the same sign."""
     if array.dtype.kind != "f":
         return array
-    return np.where(np.abs(array) < np.finfo(array.dtype).tiny, np.zeros_like(array), array)
+    return np.where(np.abs(array) < np.finfo(array.dtype).tiny, np.copysign(np.zeros_like(array), array), array)
 
 
 def flushed_constants(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -130,3 +130,18 @@ def test_a_bound_that_is_left_out_is_none_or_the_end_of_the_type() -> None:
     feeds = {"x": np.array([-5, 2, np.inf, 0.5], "float32")}
     assert kinds(LOWEST, feeds, [np.array([-1, 2, np.inf, 0.5], "float32")]) == ["unspecified"]
     assert kinds(LOWEST, {"x": feeds["x"][[0, 1, 1, 3]]}, [np.array([-1, 2, 3, 0.5], "float32")]) == ["wrong"]
+
+
+def test_a_product_that_overflows_in_one_order_only_is_open() -> None:
+    model = model_of("(float[1,4] x) => (float[1] z)", "z = ReduceProd<axes = [1], keepdims = 0>(x)")
+    found = [np.array([np.inf], "float32")]
+    assert kinds(model, {"x": np.array([[1e30, 1e-30, 1e30, 1e-30]], "float32")}, found) == ["unspecified"]
+    assert kinds(model, {"x": np.array([[1e10, 1e-10, 1e10, 1e-10]], "float32")}, found) == ["wrong"]
+
+
+def test_a_running_sum_of_what_is_not_finite_is_open() -> None:
+    model = model_of("(float[1,9,1,1] x) => (float[1,9,1,1] z)", "z = LRN<size = 3>(x)")
+    x = normal(1, 9, 1, 1)
+    assert kinds(model, {"x": x}, [x + 1]) == ["wrong"]
+    x[0, 0] = np.inf
+    assert kinds(model, {"x": x}, [x + 1]) == ["unspecified"]

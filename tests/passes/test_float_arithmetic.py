@@ -114,6 +114,20 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "truth": (lambda x, y: op.astype(x, "bool"), lambda x, y: x != 0),
     "not_equal": (lambda x, y: op.not_equal(x, y), np.not_equal),
     "equal": (lambda x, y: op.equal(x, y), np.equal),
+    "not_less": (lambda x, y: op.logical_not(op.less(x, y)), lambda x, y: ~(x < y)),
+    "not_greater_equal": (lambda x, y: op.logical_not(op.greater_equal(x, y)), lambda x, y: ~(x >= y)),
+    "neither": (
+        lambda x, y: op.logical_not(op.logical_or(op.less(x, y), op.equal(x, relax.const(1.5)))),
+        lambda x, y: ~((x < y) | (x == 1.5)),
+    ),
+    "not_both": (
+        lambda x, y: op.where(op.logical_not(op.logical_and(op.greater(x, y), op.less_equal(x, y))), x, y),
+        lambda x, y: x,
+    ),
+    "unless_equal": (
+        lambda x, y: op.where(op.logical_not(op.equal(x, y)), x, -y),
+        lambda x, y: np.where(x == y, -y, x),
+    ),
     "difference": (lambda x, y: op.subtract(x, x), lambda x, y: x - x),
 }
 
@@ -132,6 +146,22 @@ def test_operators_hand_nan_on(name: str) -> None:
     (found,) = run(tvm_ext.compile(build(make, shape, shape)).executable, [x, y])
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(found, expected(x * np.float32(1.5), y))
+
+
+@pytest.mark.parametrize("columns", [3, 16, 17])
+def test_the_sign_of_a_product_of_what_is_no_number(columns: int) -> None:
+    """A kernel whose last vector is masked computes the sign of its product by choices within choices."""
+
+    def make(emit: Any, x: relax.Var, y: relax.Var) -> relax.Var:
+        return emit(op.sign(emit(op.matmul(x, y))))
+
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((35, 5)).astype("float32")
+    x[2, 1], x[3, 0], x[3, 2], x[4] = NAN, INF, -INF, 0
+    y = np.abs(generator.standard_normal((5, columns))).astype("float32")
+    (found,) = run(tvm_ext.compile(build(make, x.shape, y.shape)).executable, [x, y])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(found, np.sign(x @ y))
 
 
 @pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh"])

@@ -6,6 +6,8 @@ before: ``bool(x)``        compiled, in vectors, as a conversion to an integer o
 after:  ``x != 0 or isnan(x)``        as TVM compiles ``!=`` so that it is false for NaN
 before: ``p == q`` of booleans        compiled, in vectors, as a comparison of floats, which LLVM refuses
 after:  ``int8(p) == int8(q)``
+before: ``not x < y``        simplified to ``y <= x``, which is false, too, if either is NaN
+after:  ``y <= x or isnan(x) or isnan(y)``
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
@@ -24,6 +26,10 @@ from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.simd.vector import constant_like, element_type
+
+_OPPOSITE = {
+    prim.LT: prim.GE, prim.LE: prim.GT, prim.GT: prim.LE, prim.GE: prim.LT, prim.EQ: prim.NE, prim.NE: prim.EQ,
+}  # fmt: skip
 
 
 def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -83,12 +89,17 @@ def protect_cancellations() -> tvm.transform.Pass:
     """Make the pass that hides differences which TVM's simplifier would cancel; it runs before the kernels are lowered.
 
     Comparisons of a value with itself, which are how NaN is looked for, become ``isnan``, conversions to bool
-    comparisons with 0, and booleans are compared as bytes.
+    comparisons with 0, negated comparisons what they mean, and booleans are compared as bytes.
     """
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.ProtectCancellations")
     def _protect(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-        rules = [(prim.Sub, _difference), ((prim.EQ, prim.NE), _comparison), (prim.Cast, _truth)]
+        rules = [
+            (prim.Sub, _difference),
+            (prim.Not, _negation),
+            ((prim.EQ, prim.NE), _comparison),
+            (prim.Cast, _truth),
+        ]
         return tvm_ffi.structural_mutate(func, rules)
 
     return _protect
@@ -130,6 +141,21 @@ def _comparison(expression: Any, mutator: Any) -> Any:
     return _unequal(expression.a, expression.b) if isinstance(expression, prim.NE) else expression
 
 
+def _negation(expression: Any, mutator: Any) -> Any:
+    negated = expression.a
+    if isinstance(negated, prim.And | prim.Or):  # TVM takes them apart, too
+        parts = [_negation(prim.Not(part), mutator) for part in (negated.a, negated.b)]
+        return prim.Or(*parts) if isinstance(negated, prim.And) else prim.And(*parts)
+    if type(negated) not in _OPPOSITE or not _is_float(negated.a):
+        return mutator.default_mutate(expression)
+    first, second = (mutator.mutate(operand) for operand in (negated.a, negated.b))
+    if tvm_ffi.structural_equal(first, second) and isinstance(negated, prim.EQ | prim.NE):
+        unordered = tirx.isnan(first)
+        return tirx.Not(unordered) if isinstance(negated, prim.NE) else unordered
+    opposite = _OPPOSITE[type(negated)](first, second)
+    return opposite if isinstance(negated, prim.NE) else _or_unordered(opposite, first, second)
+
+
 def _truth(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
     if element_type(expression) != "bool" or not _is_float(expression.value):
@@ -139,7 +165,10 @@ def _truth(expression: Any, mutator: Any) -> Any:
 
 def _unequal(first: Any, second: Any) -> Any:
     """Compare by what TVM compiles as a comparison that is false for NaN."""
-    found = prim.NE(first, second)
+    return _or_unordered(prim.NE(first, second), first, second)
+
+
+def _or_unordered(found: Any, first: Any, second: Any) -> Any:
     for value in (first, second):
         if not _is_number(value):
             found = tirx.Or(found, tirx.isnan(value))
