@@ -19,6 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
+from tvm_ext.passes.batch_loop import batch_loops
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.defined_integers import defined_integers
@@ -36,6 +37,7 @@ from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.passes.memory_limit import memory_limit, parse_bytes
 from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.memory_rewriting import memory_rewriting
+from tvm_ext.passes.open_batch import open_batch
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
@@ -182,6 +184,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
+        *([open_batch()] if target.kind.name == "llvm" else []),
         empty_tensors(),
         zero_literals(),
         *decomposed,
@@ -272,6 +275,7 @@ def _lower(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tran
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
+        batch_loops(),
         allocate_empty_constants(),
     ]
 
