@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 
@@ -11,6 +12,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.frontend.imported import ImportedModel, TensorSpec
 from tvm_ext.frontend.onnx_importer import OnnxImporter
 from tvm_ext.frontend.onnx_model import OnnxModel, load_onnx
+from tvm_ext.frontend.onnx_open import SAMPLES, open_name, sample_shapes, with_open_batch
 from tvm_ext.frontend.onnx_prepare import prepare
 from tvm_ext.frontend.onnx_support import UnsupportedNode, is_supported, unsupported_error
 from tvm_ext.frontend.onnx_values import partial_shape
@@ -21,7 +23,7 @@ from tvm_ext.frontend.relax_module import output_specs
 
 def import_onnx(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     verify: bool = False,
 ) -> ImportedModel:
     """Import an ONNX model.
@@ -30,7 +32,7 @@ def import_onnx(
     ----------
     model : path, bytes or onnx.ModelProto
     input_shapes : mapping from input name to shape, optional
-        Values for dimensions that the model leaves open.
+        Values for dimensions that the model leaves open; a name in place of the batch keeps it open.
     verify : bool
         Compare the prepared model with the original in onnxruntime, on random inputs.
 
@@ -49,7 +51,12 @@ def import_onnx(
     """
     source = "ModelProto" if isinstance(model, onnx.ModelProto) else "bytes" if isinstance(model, bytes) else str(model)
     try:
-        return _import(load_onnx(model), input_shapes, verify)
+        loaded = load_onnx(model)
+        name = open_name(input_shapes, source)
+        if name is None or input_shapes is None:
+            return _import(loaded, input_shapes, verify)
+        models = [_import(loaded, sample_shapes(input_shapes, images), verify) for images in SAMPLES]
+        return with_open_batch(*models, name)
     except UnicodeDecodeError:  # protobuf looks at the bytes of a name when it is first read
         raise ModelError(f"{source}: a name in the model is not valid text; the file is damaged") from None
     except RecursionError:
@@ -58,7 +65,7 @@ def import_onnx(
         raise ModelError(f"{source}: not enough memory to import the model") from None
 
 
-def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[int]] | None, verify: bool) -> ImportedModel:
+def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[Any]] | None, verify: bool) -> ImportedModel:
     prepared = prepare(loaded, input_shapes, is_supported)
     if verify:
         verify_prepared(loaded, prepared)

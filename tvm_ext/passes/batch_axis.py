@@ -87,7 +87,7 @@ def prove_image_wise(func: tirx.PrimFunc, batch: tirx.Var) -> ImageWise:
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        Not scheduled; its buffers have ``batch`` in their shapes.
+        Not scheduled; its buffers have ``batch`` in their shapes. Parameters that are numbers depend on no image.
     batch : tvm.tirx.Var
 
     Raises
@@ -97,9 +97,8 @@ def prove_image_wise(func: tirx.PrimFunc, batch: tirx.Var) -> ImageWise:
     """
     proof = _Proof(batch)
     for parameter in func.params:
-        if not tirx.is_buffer_var(parameter):
-            raise MixedImagesError(f"parameter '{parameter.name}' is no tensor")
-        proof.add_buffer(parameter)
+        if tirx.is_buffer_var(parameter):  # any other is a number, the same for all images
+            proof.add_buffer(parameter)
     proof.statement(func.body, ())
     return ImageWise(proof.reduces)
 

@@ -46,11 +46,17 @@ def open_batch() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenBatch")
     def _open_batch(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        target = tvm.target.Target.current(allow_none=False)
-        for global_var, func in mod.functions_items():
-            if isinstance(func, relax.Function) and func.attrs and "global_symbol" in func.attrs:
+        entries = [
+            global_var
+            for global_var, func in mod.functions_items()
+            if isinstance(func, relax.Function) and func.attrs and "global_symbol" in func.attrs and _candidates(func)
+        ]
+        if entries:
+            mod = relax.transform.DeadCodeElimination()(mod)
+        for global_var in entries:
+            if (func := mod.functions.get(global_var)) is not None:
                 for batch in _candidates(func):
-                    changed = _Splitter(mod, global_var.name_hint, func, batch, target).run()
+                    changed = _Splitter(mod, global_var.name_hint, func, batch).run()
                     if changed is not None:
                         mod = changed
                         break
@@ -81,14 +87,11 @@ class _Region:
 class _Splitter:
     """Splits one function into what is computed image by image and what is not."""
 
-    def __init__(
-        self, mod: tvm.IRModule, name: str, func: relax.Function, batch: tirx.Var, target: tvm.target.Target
-    ) -> None:
+    def __init__(self, mod: tvm.IRModule, name: str, func: relax.Function, batch: tirx.Var) -> None:
         self._mod = mod
         self._name = name
         self._func = func
         self._batch = batch
-        self._target = target
 
     def run(self) -> tvm.IRModule | None:
         """Give the changed module, or None if there is nothing to gain or the function cannot be split."""
@@ -98,7 +101,16 @@ class _Splitter:
         bindings = [binding for block in body.blocks for binding in block.bindings]
         if any(isinstance(b, relax.MatchCast) or isinstance(b.value, relax.If | relax.Function) for b in bindings):
             return None
-        proved = {index: reduces for index, b in enumerate(bindings) if (reduces := self._proof(b.value)) is not None}
+        proved: dict[int, bool] = {}
+        proved_variables: set[Any] = set()
+        for index, binding in enumerate(bindings):
+            if isinstance(binding.value, relax.TupleGetItem):
+                reduces = False if binding.value.tuple_value in proved_variables else None
+            else:
+                reduces = self._proof(binding.value)
+            if reduces is not None:
+                proved[index] = reduces
+                proved_variables.add(binding.var)
         while True:
             levels, regions = self._levels(bindings, proved)
             light = {index for index in proved if not regions[levels[index]].reduces}
@@ -116,8 +128,6 @@ class _Splitter:
             if not any(images):
                 return None
             if isinstance(value, relax.Var):
-                return False
-            if isinstance(value, relax.TupleGetItem):
                 return False
             return self._call_proof(value) if isinstance(value, relax.Call) else None
         except MixedImagesError:
@@ -140,6 +150,8 @@ class _Splitter:
         if call.op.name == "relax.nn.batch_norm":
             return self._normalization_proof(call)
         if call.op.name == "relax.call_tir":
+            if any(isinstance(argument.ty, tvm.ir.PrimType) for argument in call.args[1].fields):
+                raise MixedImagesError("the kernel takes numbers")
             return self._kernel_proof(call, self._mod)
         legalize = call.op.get_attr("FLegalize")
         if legalize is None:
@@ -155,7 +167,8 @@ class _Splitter:
         if getattr(lowered.op if isinstance(lowered, relax.Call) else None, "name", "") != "relax.call_tir":
             raise MixedImagesError("it is not one kernel")
         given = [argument for argument in _leaves(call.args) if isinstance(argument, relax.Var)]
-        taken = [argument for argument in _leaves(lowered.args[1:2]) if isinstance(argument, relax.Var)]
+        taken = [leaf for leaf in _leaves(lowered.args[1:2]) if isinstance(leaf, relax.Var)]
+        taken = [leaf for leaf in taken if not isinstance(leaf.ty, tvm.ir.PrimType)]
         if any(not any(variable.same_as(argument) for argument in given) for variable in taken):
             raise MixedImagesError("it is not one kernel")
         return self._kernel_proof(lowered, builder.get())
@@ -171,28 +184,37 @@ class _Splitter:
 
     def _kernel_proof(self, call: relax.Call, mod: tvm.IRModule) -> bool:
         """Prove it of a call of a kernel in ``mod``."""
-        if len(call.args) > 2:
-            raise MixedImagesError("the kernel takes numbers")
         func = mod.functions.get(call.args[0])
         if not isinstance(func, tirx.PrimFunc):
             raise MixedImagesError("the kernel is not known")
-        shapes = [*(argument.ty.shape for argument in call.args[1].fields), *_tensor_shapes(call.ty_args[0])]
-        if len(shapes) != len(func.params):
+        arguments = call.args[1].fields
+        # Extents that no tensor tells by itself are handed over as numbers.
+        given = [argument for argument in arguments if isinstance(argument.ty, tvm.ir.PrimType)]
+        tensors = [argument for argument in arguments if not isinstance(argument.ty, tvm.ir.PrimType)]
+        shapes = [*(tensor.ty.shape for tensor in tensors), *_tensor_shapes(call.ty_args[0])]
+        buffers = [parameter for parameter in func.params if tirx.is_buffer_var(parameter)]
+        numbers = [parameter for parameter in func.params if not tirx.is_buffer_var(parameter)]
+        if len(shapes) != len(buffers) or len(given) != len(numbers):
             raise MixedImagesError("the kernel takes other arguments")
-        batch = self._batch_of(func, shapes)
+        batch = self._batch_of(buffers, shapes)
+        for number, value in zip(numbers, given, strict=True):
+            if number.same_as(batch) != value.same_as(self._batch) or (
+                uses(value, self._batch) and not value.same_as(self._batch)
+            ):
+                raise MixedImagesError("the kernel takes a number that depends on the batch")
         return prove_image_wise(func, batch).reduces
 
-    def _batch_of(self, func: tirx.PrimFunc, shapes: Sequence[Any]) -> tirx.Var:
+    def _batch_of(self, buffers: Sequence[Any], shapes: Sequence[Any]) -> tirx.Var:
         """Find the variable that a kernel calls the batch."""
         found: list[Any] = []
-        for parameter, shape in zip(func.params, shapes, strict=True):
-            for extent, known in zip(parameter.shape, shape, strict=True):
+        for buffer, shape in zip(buffers, shapes, strict=True):
+            for extent, known in zip(buffer.shape, shape, strict=True):
                 if uses(known, self._batch):
                     tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
         if not found or not all(variable.same_as(found[0]) for variable in found):
             raise MixedImagesError("the kernel has no one variable for the batch")
-        for parameter, shape in zip(func.params, shapes, strict=True):
-            if images_of(parameter.shape, found[0]) != images_of(shape, self._batch):
+        for buffer, shape in zip(buffers, shapes, strict=True):
+            if images_of(buffer.shape, found[0]) != images_of(shape, self._batch):
                 raise MixedImagesError("the kernel has its images along other axes")
         return found[0]
 
@@ -229,7 +251,7 @@ class _Splitter:
                 region = regions.get(level)
                 if region is not None:
                     outputs = self._outputs(region, level, bindings, inside)
-                    call = self._loop(builder, level, region, outputs)
+                    call = self._loop(builder, level, region, bindings, outputs)
                     if call is None:
                         return None
                     emitted += _bound(call, outputs)
@@ -247,20 +269,30 @@ class _Splitter:
                 used += _free_variables(binding.value)
         return [b.var for b in region.bindings if any(b.var.same_as(variable) for variable in used)]
 
-    def _loop(self, builder: relax.BlockBuilder, level: int, region: _Region, outputs: Sequence[Any]) -> Any | None:
+    def _loop(
+        self,
+        builder: relax.BlockBuilder,
+        level: int,
+        region: _Region,
+        bindings: Sequence[Any],
+        outputs: Sequence[Any],
+    ) -> Any | None:
         """Add the functions that one iteration calls; give the call that stands for the loop."""
+        region.bindings[:0] = self._constants(region, bindings)
         own = {binding.var for binding in region.bindings}
         needed = dict.fromkeys(v for binding in region.bindings for v in _free_variables(binding.value))
         captured = [variable for variable in needed if variable not in own]
         tensors = [*captured, *outputs]
         if not all(_is_plain(variable.ty) for variable in tensors):
             return None
+        if not all(images_of(variable.ty.shape, self._batch) for variable in outputs):
+            return None
         images = [images_of(variable.ty.shape, self._batch) or Images(-1, 0) for variable in tensors]
         name = f"{self._name}_batch{level}"
         function = self._body(region, captured, outputs)
         if any(not symbol.same_as(self._batch) for symbol in relax.analysis.free_symbolic_vars(function)):
             return None
-        for count in images_at_once(self._mod, function, self._batch, self._target):
+        for count in images_at_once(function, self._batch):
             body = function.bind_symbolic_vars({self._batch: tirx.const(count, "int64")})
             attributes = {
                 "global_symbol": f"{name}_of_{count}",
@@ -270,6 +302,26 @@ class _Splitter:
             builder.add_func(body, f"{name}_of_{count}")
         result = [variable.ty for variable in outputs]
         return relax.op.call_dps_packed(OVER_BATCH + name, relax.Tuple(captured), result)
+
+    def _constants(self, region: _Region, bindings: Sequence[Any]) -> list[Any]:
+        """List the bindings that a region needs and that depend on no parameter: as arguments they are not folded."""
+        parameters = set(self._func.params)
+        constant: dict[Any, Any] = {}
+        own = {binding.var for binding in region.bindings}
+        for binding in bindings:
+            # Extents count as well: what depends on the batch is no constant.
+            read = relax.analysis.free_vars(binding.value)
+            is_open = uses(binding.var.ty, self._batch) or any(v in parameters or v not in constant for v in read)
+            if binding.var not in own and not is_open:
+                constant[binding.var] = binding
+        needed: dict[Any, Any] = {}
+        waiting = [v for binding in region.bindings for v in _free_variables(binding.value)]
+        while waiting:
+            variable = waiting.pop()
+            if variable in constant and variable not in needed:
+                needed[variable] = constant[variable]
+                waiting += _free_variables(constant[variable].value)
+        return [binding for binding in bindings if binding.var in needed]
 
     def _body(self, region: _Region, captured: Sequence[Any], outputs: Sequence[Any]) -> relax.Function:
         """Make a function of a region, with the batch still open."""
