@@ -37,7 +37,7 @@ def compile(
     target: str | Mapping[str, Any] | tvm.target.Target | None = None,
     params: Mapping[str, Any] | None = None,
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     example_inputs: Sequence[Any] | None = None,
     calibration: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -54,7 +54,7 @@ def compile(
     params : mapping from name to array, optional
         Values for the weights of an IRModule that takes them as parameters.
     input_shapes : mapping from input name to shape, optional
-        Values for dimensions that the model leaves open.
+        Values for dimensions that the model leaves open; a name in place of the batch keeps it open.
     example_inputs : sequence of torch.Tensor, optional
         Example inputs of an ``nn.Module``, in call order.
     calibration : mapping from input name to array, optional

@@ -69,7 +69,7 @@ def test_the_installed_script_answers_without_importing_tvm() -> None:
         (["compile", "x.onnx", "-o"], "Option '-o' requires an argument"),
         (["compile", "x.onnx", "y.onnx", "-o", "x"], "Got unexpected extra argument (y.onnx)"),
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x"], "'x' is not of the form NAME:1,3,224,224"),
-        (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1,-3"], "with positive whole numbers"),
+        (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1,-3"], "with whole numbers from 0 on"),
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1", "--input-shape", "x:2"], "input 'x' is given twice"),
         (["compile", "x.onnx", "-o", "x", "--disable", "fuse,nope"], "unknown phase 'nope', candidates are"),
         (["run", "x", "--seed", "one"], "Invalid value for '--seed'"),

@@ -43,12 +43,20 @@ def test_a_leading_batch_is_one(name: str | None) -> None:
     assert notes == ["bound dimension 0 of input 'x', the batch, to 1"]
 
 
-@pytest.mark.parametrize("dim", [0, -1])
-def test_ways_to_write_an_open_dimension(dim: int) -> None:
+def test_another_way_to_write_an_open_dimension() -> None:
     graph = graph_of({"x": [5, 3]})
-    graph.input[0].type.tensor_type.shape.dim[0].dim_value = dim
+    graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     specs, _ = bind_inputs(graph, None, "m.onnx")
     assert specs[0].shape == (1, 3)
+
+
+def test_a_declared_zero_is_zero_unless_another_number_is_given() -> None:
+    graph = graph_of({"x": [5, 3]})
+    graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+    specs, notes = bind_inputs(graph, None, "m.onnx")
+    assert (specs[0].shape, notes) == ((0, 3), [])
+    specs, _ = bind_inputs(graph, {"x": [4, 3]}, "m.onnx")
+    assert specs[0].shape == (4, 3)
 
 
 def test_a_batch_is_the_same_everywhere() -> None:

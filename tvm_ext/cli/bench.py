@@ -83,8 +83,13 @@ def command(
     from tvm_ext.bench.compare import compare
     from tvm_ext.bench.record import check_writable, result_document, write_result
     from tvm_ext.bench.table import print_result
-    from tvm_ext.errors import CompileError
+    from tvm_ext.errors import CompileError, OptionError
 
+    shapes: dict[str, list[int]] = {}
+    for name, shape in input_shapes.items():
+        shapes[name] = [dim for dim in shape if isinstance(dim, int)]
+        if len(shapes[name]) < len(shape):
+            raise OptionError(f"--input-shape {name}: a benchmark runs one shape, so every dimension needs a number")
     if chart is not None:
         check_chart(chart)
         check_writable(chart)
@@ -96,7 +101,7 @@ def command(
             model,
             names,
             target=target,
-            input_shapes=input_shapes,
+            input_shapes=shapes,
             seed=seed,
             threads=threads,
             repeats=repeats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,29 +13,44 @@ from typing import Any
 
 import click
 
-Shapes = dict[str, list[int]]
+Shapes = dict[str, list[int | str]]
 
 
 class InputShape(click.ParamType):
-    """``NAME:1,3,224,224``; the name may itself hold colons."""
+    """``NAME:1,3,224,224``, or ``NAME:n,3,224,224`` for an open batch; the name may itself hold colons."""
 
     name = "NAME:DIMS"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, list[int]]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, list[int | str]]:
         """Parse one occurrence of the option."""
         if isinstance(value, tuple):
             return value
         name, separator, dims = str(value).rpartition(":")
-        try:
-            shape = [int(dim) for dim in dims.replace("x", ",").split(",")] if dims.strip() else []
-        except ValueError:
-            shape = [0]
-        if not separator or not name or any(dim <= 0 for dim in shape):
-            self.fail(f"{value!r} is not of the form NAME:1,3,224,224 with positive whole numbers", param, ctx)
-        return name, shape
+        # An x between numbers separates them; anywhere else it belongs to a name.
+        parts = re.split(r",|(?<=\d)x(?=\d)", dims) if dims.strip() else []
+        shape = [_extent(part.strip()) for part in parts]
+        if not separator or not name or None in shape:
+            self.fail(
+                f"{value!r} is not of the form NAME:1,3,224,224 with whole numbers from 0 on, or a name such as n for "
+                "a batch that stays open",
+                param,
+                ctx,
+            )
+        return name, [extent for extent in shape if extent is not None]
 
 
-def _collect_shapes(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, list[int]], ...]) -> Shapes:
+def _extent(text: str) -> int | str | None:
+    """Read an extent, a number or the name of an open one; None for anything else."""
+    if re.fullmatch(r"[0-9]+", text):
+        return int(text)
+    return text if re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", text) else None
+
+
+def _collect_shapes(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, list[int | str]], ...]
+) -> Shapes:
     shapes: Shapes = {}
     for name, shape in value:
         if name in shapes:
@@ -56,7 +72,8 @@ input_shape_option = click.option(
     type=InputShape(),
     multiple=True,
     callback=_collect_shapes,
-    help="Shape of an input whose dimensions the model leaves open; repeat for further inputs.",
+    help="Shape of an input whose dimensions the model leaves open; repeat for further inputs. A name in place of the "
+    "batch (x:n,3,224,224) keeps it open.",
 )
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
 

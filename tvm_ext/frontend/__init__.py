@@ -23,7 +23,7 @@ ACCEPTED = (
 def import_model(
     model: Any,
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     example_inputs: Sequence[Any] | None = None,
     params: Mapping[str, Any] | None = None,
     verify: bool = False,
@@ -35,7 +35,7 @@ def import_model(
     model : path, onnx.ModelProto, torch.export.ExportedProgram, torch.nn.Module or tvm.IRModule
         A path ends in ``.pt2`` for an exported PyTorch program; any other file has to be ONNX.
     input_shapes : mapping from input name to shape, optional
-        For ONNX: values of dimensions that the model leaves open.
+        For ONNX: values of dimensions that the model leaves open; a name in place of the batch keeps it open.
     example_inputs : sequence of torch.Tensor, optional
         For a ``torch.nn.Module``: inputs to trace it with, in call order.
     params : mapping from name to array, optional

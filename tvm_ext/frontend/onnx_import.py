@@ -55,8 +55,8 @@ def import_onnx(
         name = open_name(input_shapes, source)
         if name is None or input_shapes is None:
             return _import(loaded, input_shapes, verify)
-        models = [_import(loaded, sample_shapes(input_shapes, images), verify) for images in SAMPLES]
-        return with_open_batch(*models, name)
+        first, second = (_import(loaded, sample_shapes(input_shapes, images), verify) for images in SAMPLES)
+        return with_open_batch(first, second, name)
     except UnicodeDecodeError:  # protobuf looks at the bytes of a name when it is first read
         raise ModelError(f"{source}: a name in the model is not valid text; the file is damaged") from None
     except RecursionError:

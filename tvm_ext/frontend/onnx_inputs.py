@@ -119,9 +119,9 @@ def _declared(value: onnx.ValueInfoProto, source: str) -> list[int | str | None]
         return None
     dims: list[int | str | None] = []
     for dim in tensor.shape.dim:
-        if dim.HasField("dim_value") and dim.dim_value > 0:
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        else:  # some exporters write an open dimension as 0 or -1; who means zero elements gives the shape
+        else:  # some exporters write an open dimension as -1
             dims.append(dim.dim_param if dim.dim_param not in ("", "?", "-1", "None") else None)
     return dims
 
@@ -156,7 +156,7 @@ def _numbers(
                 f"{source}: {written} has {len(shape)} dimensions, the model's input has {len(dims)}: {_spelled(dims)}"
             )
         for axis, (dim, extent) in enumerate(zip(dims, shape, strict=True)):
-            if isinstance(dim, int) and dim != extent:
+            if isinstance(dim, int) and dim not in (extent, 0):  # some exporters write an open dimension as 0
                 raise InputError(
                     f"{source}: {written} does not fit, the model fixes dimension {axis} to {dim}: {_spelled(dims)}"
                 )

@@ -19,9 +19,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.script import tirx as T
 
 from tvm_ext.passes.batch_axis import Images
+from tvm_ext.passes.batch_copy import copy_kernel
 from tvm_ext.passes.open_batch import IMAGES_ATTRIBUTE, OVER_BATCH
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
@@ -187,7 +187,7 @@ class _Loop:
         """Copy images from, or to, the tensor of all."""
         extent = whole.ty.shape[place.images.axis]
         flat = [place.outside, tirx.floordiv(extent, place.images.rows) * place.piece]
-        kernel = _copy_kernel(place.outside, count * place.piece, place.dtype, stores=what == "store")
+        kernel = copy_kernel(place.outside, count * place.piece, place.dtype, stores=what == "store")
         kernel = kernel.with_attrs({RULE_ATTRIBUTE: COPY_RULE, "tirx.is_scheduled": True, "tirx.noalias": True})
         target = self._builder.add_func(kernel, f"{what}_images")
         place_of_first = self._builder.emit(relax.prim_value(first * place.piece))
@@ -223,32 +223,3 @@ class _Loop:
     def _add(self, name: str, parameters: Sequence[Any], build: Callable[[], Any]) -> Any:
         body = self._sequence(build)
         return self._builder.add_func(relax.Function(parameters, body, body.body.ty, is_pure=False), name)
-
-
-def _copy_kernel(outside: int, piece: int, dtype: str, stores: bool) -> tirx.PrimFunc:
-    """Make the kernel that copies ``outside`` pieces to, or from, a place in longer rows."""
-    rows, columns = tirx.const(outside, "int64"), tirx.const(piece, "int64")
-
-    if stores:
-
-        @T.prim_func(private=True, s_tir=True)
-        def store(image: T.Buffer((rows, columns), dtype), whole: T.handle, first: T.int64) -> None:
-            extent = T.int64()
-            tensor = T.match_buffer(whole, (rows, extent), dtype)
-            for i, j in T.grid(rows, columns):
-                with T.sblock("store"):
-                    row, column = T.axis.remap("SS", [i, j])
-                    tensor[row, first + column] = image[row, column]
-
-        return store
-
-    @T.prim_func(private=True, s_tir=True)
-    def take(image: T.Buffer((rows, columns), dtype), whole: T.handle, first: T.int64) -> None:
-        extent = T.int64()
-        tensor = T.match_buffer(whole, (rows, extent), dtype)
-        for i, j in T.grid(rows, columns):
-            with T.sblock("take"):
-                row, column = T.axis.remap("SS", [i, j])
-                image[row, column] = tensor[row, first + column]
-
-    return take

@@ -67,7 +67,8 @@ def open_batch() -> tvm.transform.Pass:
 
 def _candidates(func: relax.Function) -> list[tirx.Var]:
     """List the open extents of the parameters, those of first axes first."""
-    first, others = [], []
+    first: list[tirx.Var] = []
+    others: list[tirx.Var] = []
     for parameter in func.params:
         shape = getattr(parameter.ty, "shape", None)
         for axis, extent in enumerate(shape if isinstance(shape, relax.ShapeExpr) else ()):

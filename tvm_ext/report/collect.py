@@ -35,7 +35,7 @@ def inspect_model(
     model: Any,
     target: Any = None,
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     example_inputs: Sequence[Any] | None = None,
     params: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
