@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 import tvm_ext
 from tests.zoo import ZOO
 from tvm_ext.errors import PerformanceWarning, TvmExtWarning
-from tvm_ext.passes.unscheduled import SMALLEST_WORK, serial_work, warn_of_unscheduled
+from tvm_ext.passes.unscheduled import OPEN_EXTENT, SMALLEST_WORK, serial_work, warn_of_unscheduled
 
 OPAQUE = 8
 """The pattern of kernels that are not fused."""
@@ -75,6 +75,30 @@ def test_nothing_for_small_kernels_and_for_those_that_have_their_threads(length:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_unscheduled(module(length, parallel))
+
+
+def open_rows(columns: int) -> tvm.IRModule:
+    """A softmax over an open number of rows, which no rule takes."""
+    rows = tvm.tirx.Var("rows", "int64")
+    x = relax.Var("x", relax.TensorType((rows, columns), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.softmax(x, axis=0), name_hint="normal")
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def test_extents_that_stay_open_are_named() -> None:
+    match = r"one thread computes this kernel .* only known at run time: softmax with rows open; compile the model for"
+    with pytest.warns(PerformanceWarning, match=match):
+        compiled = tvm_ext.compile(open_rows(SMALLEST_WORK // OPEN_EXTENT))
+    x = np.random.default_rng(0).standard_normal((3, SMALLEST_WORK // OPEN_EXTENT)).astype("float32")
+    expected = np.exp(x) / np.exp(x).sum(0)
+    np.testing.assert_allclose(next(iter(compiled.run([x]).values())), expected, rtol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tvm_ext.compile(open_rows(8))
 
 
 def test_the_nodes_of_the_model_are_named() -> None:

@@ -1,4 +1,7 @@
-"""Warns of kernels that no schedule rule took and that have much to do: one thread computes them element by element."""
+"""Warns of kernels that no schedule rule took and that have much to do: one thread computes them element by element.
+
+Kernels with open extents are named with these: no tiles can be chosen for what is only known at run time.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 SMALLEST_WORK = 1 << 17
 """Elements computed one by one from which on a kernel is worth a word: about a tenth of a millisecond."""
 
+OPEN_EXTENT = 64
+"""What an open extent counts as."""
+
 _LISTED = 8
 _KINDS = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
 
 
 def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = None) -> None:
-    """Issue one warning that names the kernels which no rule took, and one for the rules that failed.
+    """Warn of kernels that no rule took, of kernels with open extents among them, and of rules that failed, once each.
 
-    Kernels with open extents are not looked at, nor those that their author has shared out among threads or vectors.
+    Kernels that their author has shared out among threads or vectors are not looked at.
 
     Parameters
     ----------
@@ -32,7 +38,7 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
     origins : mapping from str to str, optional
         Words for the nodes of the model, by the Relax variables of their outputs.
     """
-    slow, faults = [], []
+    slow, opened, faults = [], [], []
     for variable, func in mod.functions_items():
         if not isinstance(func, tirx.PrimFunc):
             continue
@@ -42,9 +48,21 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
         if RULE_ATTRIBUTE in attributes or "tirx.is_scheduled" in attributes:
             continue
         if (work := serial_work(func)) >= SMALLEST_WORK:
-            slow.append((work, variable.name_hint))
+            if extents := open_extents(func):
+                opened.append((work, variable.name_hint, extents))
+            else:
+                slow.append((work, variable.name_hint))
     slow.sort(key=lambda row: (-row[0], row[1]))
-    nodes = nodes_of_kernels(mod, origins or {}) if slow else {}
+    opened.sort(key=lambda row: (-row[0], row[1]))
+    nodes = nodes_of_kernels(mod, origins or {}) if slow or opened else {}
+    if opened:
+        names = [f"{_spell(name, nodes.get(name, []))} with {', '.join(found)} open" for _, name, found in opened]
+        more = f" and {len(opened) - _LISTED} more" if len(opened) > _LISTED else ""
+        warn(
+            f"one thread computes {'this kernel' if len(opened) == 1 else f'these {len(opened)} kernels'} element by "
+            f"element, as extents are only known at run time: {'; '.join(names[:_LISTED])}{more}; compile the model for "
+            "known shapes; only a batch of independent images may stay open at no cost (docs/compilation.md)"
+        )
     if slow:
         listed = [_spell(name, nodes.get(name, [])) for _, name in slow[:_LISTED]]
         more = f" and {len(slow) - _LISTED} more" if len(slow) > _LISTED else ""
@@ -61,11 +79,15 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
         )
 
 
-def serial_work(func: tirx.PrimFunc) -> int:
-    """Count the statements that a kernel executes, if its extents are known and its loops are all serial; else 0."""
+def open_extents(func: tirx.PrimFunc) -> list[str]:
+    """Spell the extents of a kernel's tensors that are only known at run time."""
     sizes = SizeReader()
-    if any(not isinstance(size, int) for shape in parameter_shapes(func, sizes) for size in shape):
-        return 0
+    shapes = parameter_shapes(func, sizes)
+    return sorted({str(size) for shape in shapes for size in shape if not isinstance(size, int)})
+
+
+def serial_work(func: tirx.PrimFunc) -> int:
+    """Count the statements that a kernel executes if its loops are all serial, else 0; see :data:`OPEN_EXTENT`."""
     parallel = [False]
 
     def loop(node: Any) -> None:
@@ -80,7 +102,7 @@ def serial_work(func: tirx.PrimFunc) -> int:
 def _work(statement: Any, times: int) -> int:
     if isinstance(statement, tirx.For):
         extent = statement.extent
-        return _work(statement.body, times * int(extent) if isinstance(extent, tirx.IntImm) else times)
+        return _work(statement.body, times * (int(extent) if isinstance(extent, tirx.IntImm) else OPEN_EXTENT))
     if isinstance(statement, tirx.SeqStmt):
         return sum(_work(part, times) for part in statement.seq)
     if isinstance(statement, tirx.IfThenElse):
