@@ -108,6 +108,11 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
             "group norm with weights": lambda x, p: F.group_norm(p, 2, torch.arange(1.0, 5.0), torch.ones(4)),
             "instance norm": lambda x, p: F.instance_norm(p),
             "layer norm": lambda x, p: F.layer_norm(x, (6, 8)),
+            "average by a divisor": lambda x, p: F.avg_pool2d(p, 3, 2, 1, divisor_override=5),
+            "average by a divisor, past the padding": lambda x, p: F.avg_pool2d(p, 2, 3, 1, True, divisor_override=1),
+            "average of cubes by a divisor": lambda x, p: F.avg_pool3d(p, (2, 3, 2), 2, 1, False, False, 7),
+            "average of one picture by a divisor": lambda x, p: F.avg_pool2d(x, (3, 2), divisor_override=2),
+            "average past the padding": lambda x, p: F.avg_pool2d(p, 2, 3, 1, True),
         },
     ),
     "sizes": (

@@ -74,6 +74,11 @@ CONSUMERS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     ),
     "slice of channels": (lambda x: relax.op.strided_slice(x, [1], [2], [7]), ["concat", "strided_slice"]),
     "bias": (lambda x: relax.op.add(x, constant(9, 1, 1)), ["add"] * 3 + ["concat"]),
+    "a constant of more axes": (lambda x: relax.op.multiply(constant(3, 1, 9, 1, 1), x), ["multiply"] * 3 + ["concat"]),
+    "a constant of many values and more axes": (
+        lambda x: relax.op.add(relax.op.multiply(x, constant(2, 1, 1, 1, 1)), constant(9, 6, 7)),
+        ["multiply"] * 3 + ["add"] * 3 + ["concat"],
+    ),
     "scale": (lambda x: relax.op.divide(relax.const(np.float32(2)), x), ["divide"] * 3 + ["concat"]),
     "weights not known": (lambda x: relax.op.add(x, x), ["concat", "add"]),
 }
@@ -123,6 +128,24 @@ def test_expected_module() -> None:
 
     after = partial_convolutions(concatenations(build(False)["main"]))(build(False))
     tvm.ir.assert_structural_equal(after, build(True), map_free_vars=True)
+
+
+@pytest.mark.parametrize("constant_shape", [(), (1, 4)])
+def test_vectors_of_double_precision(constant_shape: tuple[int, ...]) -> None:
+    """A constant with more axes than the concatenation, whose axis is then another one of the result."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType((size,), "float64")) for i, size in enumerate((2, 1, 1))]
+    factor = GENERATOR.standard_normal(constant_shape)
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            joined = builder.emit(relax.op.concat(inputs, axis=0))
+            result = builder.emit_output(relax.op.multiply(relax.const(factor, "float64"), joined))
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = partial_convolutions(concatenations(before["main"]))(before)
+    assert "multiply" in operators(after)[:3]
+    values = [GENERATOR.standard_normal(size) for size in (2, 1, 1)]
+    np.testing.assert_array_equal(interpreted(after, values)[0], factor * np.concatenate(values))
 
 
 def test_integers_and_many_operands_are_left_alone() -> None:

@@ -202,6 +202,36 @@ def group_norm(importer: Any, node: Node) -> Any:
     return (importer.block_builder.emit(normal),)
 
 
+def average_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Average pooling, also with a divisor of its own: whole windows of a padded picture, scaled."""
+    divisor = argument(node, 6, "divisor_override")
+    if divisor is None:
+        return stock(node)
+    emit = importer.block_builder.emit
+    data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
+    window = _for_each_axis(argument(node, 1, "kernel_size"), axes)
+    strides = _for_each_axis(argument(node, 2, "stride") or window, axes)
+    pads = _for_each_axis(argument(node, 3, "padding", 0), axes)
+    rank = len(data.ty.shape)
+    widths = [0] * 2 * (rank - axes)
+    for axis, (size, stride, pad) in enumerate(zip(window, strides, pads, strict=True), start=rank - axes):
+        covered = (int(node.meta["val"].shape[axis]) - 1) * stride + size
+        widths += [pad, max(covered - static_size(data, axis) - pad, 0)]  # the last may reach past the padding
+    if any(widths):
+        data = emit(relax.op.nn.pad(data, widths, "constant", 0.0))
+    if rank == axes + 1:
+        data = emit(relax.op.expand_dims(data, 0))
+    pool = {2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}[axes]
+    means = emit(pool(data, window, strides, 0, count_include_pad=True))
+    means = means if rank > axes + 1 else emit(relax.op.squeeze(means, [0]))
+    return emit(relax.op.multiply(means, relax.const(math.prod(window) / divisor, dtype)))
+
+
+def _for_each_axis(value: Any, axes: int) -> list[int]:
+    values = [int(value)] if isinstance(value, int) else [int(item) for item in value]
+    return values * axes if len(values) == 1 else values
+
+
 # Pictures in other sizes
 
 
@@ -275,6 +305,8 @@ CONVERTERS: Mapping[str, Converter] = {
 """By name of operator and overload. They take the place of TVM's, or add to them."""
 
 REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "avg_pool2d.default": partial(average_pool, 2),
+    "avg_pool3d.default": partial(average_pool, 3),
     "upsample_bilinear2d.vec": partial(resize_by_matrices, torch.ops.aten.upsample_bilinear2d.default),
     "upsample_nearest2d.vec": resize_nearest,
 }

@@ -215,17 +215,27 @@ def _commuted(items: list[Any], parts: Parts) -> Parts:
 def _binary(rewriter: _Rewriter, call: relax.Call, operand: int, parts: Parts) -> Parts | None:
     """With a constant that is the same along the axis, or has one value for each place on it."""
     value = _constant(call.args[1 - operand])
-    shape = _static_shape(call)
-    if value is None or shape is None or value.ndim > len(shape):
+    shape, part = _static_shape(call), _static_shape(parts.items[0])
+    if value is None or shape is None or part is None or value.ndim > len(shape):
         return None
-    axis = parts.axis - (len(shape) - value.ndim)
+    # The result has more axes than the parts where the constant has: (1, 4) * (4,) is (1, 4).
+    whole = parts.axis + len(shape) - len(part)
+    axis = whole - (len(shape) - value.ndim)
+    if shape[whole] != sum(parts.sizes):
+        return None  # parts of one place in all, repeated
     if axis < 0 or value.shape[axis] == 1:
-        return _commuted(rewriter.each(call, operand, parts, lambda first, last: [relax.const(value)]), parts)
-    return _commuted(rewriter.each(call, operand, parts, lambda first, last: [_slice(value, axis, first, last)]), parts)
+        items = rewriter.each(call, operand, parts, lambda first, last: [_kept(value)])
+    else:
+        items = rewriter.each(call, operand, parts, lambda first, last: [_slice(value, axis, first, last)])
+    return Parts(tuple(items), whole, parts.sizes)
+
+
+def _kept(value: np.ndarray) -> Any:
+    return relax.const(value, str(value.dtype))  # which float64 would be float32 without
 
 
 def _slice(value: np.ndarray, axis: int, first: int, last: int) -> Any:
-    return relax.const(np.ascontiguousarray(np.take(value, range(first, last), axis)))
+    return _kept(np.ascontiguousarray(np.take(value, range(first, last), axis)))
 
 
 def _convolution(rewriter: _Rewriter, call: relax.Call, operand: int, parts: Parts) -> Parts | relax.Expr | None:
