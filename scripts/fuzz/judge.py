@@ -132,10 +132,10 @@ def _worst(mask: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> str:
 def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, str]:
     """List the outputs that ONNX leaves open for these inputs, each with the reason.
 
-    A float that an integer type cannot hold, cast to it; the place of an extreme among values that are not numbers, and
-    the largest of a window that holds such (onnxruntime gives any of its values); sums and products that overflow in one
-    order and not in another; products of integers that overflow (onnxruntime's end at the limit); an integer divided by
-    zero.
+    A float that an integer type cannot hold, cast to it; the place of an extreme among values that are not numbers,
+    and the largest of a window that holds such (onnxruntime gives any of its values); sums and products that
+    overflow in one order and not in another; products of integers that overflow (onnxruntime's end at the limit);
+    an integer divided by zero.
     """
     types = reference.value_types(model)
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
