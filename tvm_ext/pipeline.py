@@ -194,7 +194,8 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         fold_constants(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
-        *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
+        # Rewriting takes every constant of one element for a scalar.
+        *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite), zero_literals()]),
         *([single_precision()] if target.kind.name == "llvm" else []),
         *([flush_constants()] if options.flush_denormals else []),
     ]

@@ -9,6 +9,8 @@ import pytest
 import tvm
 from tvm import relax
 
+import tvm_ext
+
 OPERATORS: dict[str, Any] = {"multiply": np.multiply, "divide": np.divide}
 
 
@@ -31,3 +33,27 @@ def test_zero_scalars(shape: tuple[int, ...], zero: float) -> None:
             expected = operator(data, np.float32(zero))
         assert result.numpy().shape == shape
         np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@pytest.mark.parametrize("rewrite", ["off", "strict", "fast"])
+@pytest.mark.parametrize("value", [0.5, -0.5, 1.5])
+def test_scalars_that_turn_out_to_be_zero(value: float, rewrite: str) -> None:
+    values = np.array([1, -2, 0, np.inf, -np.inf, np.nan, 3], "float32")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((7,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            tangent = builder.emit(relax.op.tan(relax.const(value)))
+            divisor = builder.emit(relax.op.trunc(builder.emit(relax.op.multiply(tangent, relax.const(1.25)))))
+            one = builder.emit(relax.op.divide(relax.const(np.inf, "float32"), divisor))
+            results = [builder.emit_output(getattr(relax.op, name)(x, divisor)) for name in OPERATORS]
+            results.append(builder.emit_output(relax.op.add(x, one)))
+        builder.emit_func_output(relax.Tuple(results))
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+    compiled = tvm_ext.compile(builder.get(), target, rewrite=rewrite)
+    with np.errstate(all="ignore"):
+        number = np.trunc(np.tan(np.float32(value)) * np.float32(1.25))
+        expected = [operator(values, number) for operator in OPERATORS.values()]
+        expected.append(values + np.float32(np.inf) / number)
+    for result, right in zip(compiled.run([values]).values(), expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-6)

@@ -4,7 +4,10 @@ before: ``y = multiply(x, const(0.0))``, ``z = divide(x, const(0.0))``
 after:  ``y = multiply(x, const([0.0]))``, ``z = divide(x, const([0.0]))``
 
 A scalar constant becomes a literal of the kernel. TVM makes 0 of ``x * 0.0``, also where x is NaN or infinite, and
-refuses to divide by it.
+refuses to divide by it. What is computed of constants alone may turn out to be such a zero when constants are folded:
+
+before: ``s = floor(const(0.5)); z = divide(const(1.0), s)``
+after:  ``s = floor(const(0.5)); z = divide(const(1.0), reshape(s, (1,)))``
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ def zero_literals() -> tvm.transform.Pass:
         rewriter = _ZeroMutator(mod)
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
+                rewriter.computed = _computed_of_constants(function)
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return rewriter.builder_.finalize()
 
@@ -32,22 +36,52 @@ def zero_literals() -> tvm.transform.Pass:
 
 @mutator
 class _ZeroMutator(PyExprMutator):
+    computed: frozenset[relax.Var] = frozenset()
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        """Give a zero scalar an axis."""
+        """Give a zero scalar, or one that may be found to be zero, an axis."""
+        are_computed = [argument in self.computed for argument in call.args if isinstance(argument, relax.Var)]
         call = self.visit_expr_post_order(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name not in OPERATORS or not any(map(_is_zero, call.args)):
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name not in OPERATORS:
             return call
-        arguments = [
-            relax.const(argument.value.numpy().reshape(1), str(argument.ty.dtype)) if _is_zero(argument) else argument
-            for argument in call.args
-        ]
+        if not any(are_computed) and not any(map(_is_zero, call.args)):
+            return call
+        arguments = [self._with_an_axis(argument) for argument in call.args]
         result = relax.Call(call.op, arguments, call.attrs)
         if call.ty.ndim == 0:  # of scalars only
             return relax.op.reshape(self.builder_.emit(result), ())
         return result
 
+    def _with_an_axis(self, argument: relax.Expr) -> relax.Expr:
+        if _is_zero(argument):
+            return relax.const(argument.value.numpy().reshape(1), str(argument.ty.dtype))
+        if not isinstance(argument, relax.Var) or not _is_float_scalar(argument):
+            return argument
+        return self.builder_.emit(relax.op.reshape(argument, (1,)))
+
+
+def _computed_of_constants(function: relax.Function) -> frozenset[relax.Var]:
+    """List the scalars that do not depend on the arguments of a function."""
+    known: set[relax.Var] = set()
+
+    def binding(node: relax.Expr) -> None:
+        if not isinstance(node, relax.SeqExpr):
+            return
+        for block in node.blocks:
+            for one in block.bindings:
+                value = one.value if isinstance(one, relax.VarBinding) else None
+                if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.args:
+                    if all(isinstance(item, tvm.ir.GenericConst) or item in known for item in value.args):
+                        known.add(one.var)
+
+    relax.analysis.post_order_visit(function, binding)
+    return frozenset(var for var in known if _is_float_scalar(var))
+
+
+def _is_float_scalar(argument: relax.Expr) -> bool:
+    ty = argument.ty
+    return isinstance(ty, relax.TensorType) and ty.ndim == 0 and "float" in str(ty.dtype)
+
 
 def _is_zero(argument: relax.Expr) -> bool:
-    if not isinstance(argument, tvm.ir.GenericConst) or not isinstance(argument.ty, relax.TensorType):
-        return False
-    return argument.ty.ndim == 0 and "float" in str(argument.ty.dtype) and not argument.value.numpy().any()
+    return isinstance(argument, tvm.ir.GenericConst) and _is_float_scalar(argument) and not argument.value.numpy().any()
