@@ -292,6 +292,7 @@ def test_the_process_is_left_as_it_was() -> None:
                 print(step, key, before[key], value)
     print(numpy.geterr() == errors, len(os.listdir("/proc/self/task")) < 64)
     """
-    for variables in ({}, {"TVM_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "3"}):
-        assert output_of(source, **variables).split("\n")[-2:] in (["True True", ""], ["True True"])
-        assert "[" not in output_of(source, **variables)
+    for variables in ({}, {"TVM_NUM_THREADS": "2"}):
+        found = output_of(source, **variables)
+        assert found.rstrip("\n").split("\n")[-1] == "True True"
+        assert "[" not in found

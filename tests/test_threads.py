@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tvm import relax
 
 import tvm_ext
@@ -50,6 +51,7 @@ def results(folder: Path, threads: int, runs: int) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_models(tmp_path: Path) -> None:
     names = [name for name in ("squeezenet", "shufflenet", "ppocr_rec", "silero_vad") if not get(name).missing()]
     for name in names:

@@ -13,7 +13,7 @@ from tests.commands import Commands, Result
 from tests.zoo import get
 
 BOUNDED = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 EXPECTED = set(documented_codes()) - {1, 11, 129, 130, 143}
 """Codes that bad input may lead to: not the one for errors in the program itself, nor those for signals."""
@@ -72,7 +72,7 @@ def check(result: Result) -> None:
         result.error(result.code)
 
 
-@settings(BOUNDED, max_examples=40)
+@settings(BOUNDED, max_examples=20)
 @given(arguments=command_lines())
 def test_command_lines(commands: Commands, workplace: Path, arguments: list[str]) -> None:
     check(commands(*arguments, cwd=workplace))

@@ -83,6 +83,7 @@ def check_end(result: Result, folder: Path) -> None:
     assert processes_about(folder) == []
 
 
+@pytest.mark.slow
 def test_at_any_moment(commands: Commands, model: Path, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     commands("--version")  # the process that the others are forked from begins with the first

@@ -37,7 +37,7 @@ def save(path: Path, **arrays: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 3)) for seed in range(8)])
 def test_flipped_bits(seed: int, tmp_path: Path) -> None:
     """Whatever a stream is made of, the commands refuse it by file and instruction, or do what it says."""
     rng = np.random.default_rng(seed)
@@ -67,9 +67,13 @@ def test_most_steps(name: str, tmp_path: Path) -> None:
     assert isinstance(error, VTAProgramError)
     assert "instruction 0 (GEMM): the stream asks for 805208067 steps up to here, more than max_steps" in str(error)
     assert path in str(error)
-    if name == "lint":
-        error = invoke(name, path, "--max-steps", "900000000")
-        assert isinstance(error, CheckError)  # it runs, and hardware may do something else
+
+
+@pytest.mark.slow
+def test_as_many_steps_as_are_allowed(tmp_path: Path) -> None:
+    words = encode_program([Gemm(uop_end=3, iter_out=16383, iter_in=16383), Finish()], load_config("sim"))
+    path = str(save(tmp_path / "long.npz", **arrays_of(GOLDEN[0]) | {"insns": words}))
+    assert isinstance(invoke("lint", path, "--max-steps", "900000000"), CheckError)  # hardware may do something else
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -104,7 +104,7 @@ def test_steps_and_layouts(steps: Steps, heads_inside: bool) -> None:
     *(st.sampled_from(AWKWARD) for _ in range(4)),
     st.booleans(),
 )
-@hypothesis_settings(max_examples=12)
+@hypothesis_settings(max_examples=8)
 def test_awkward_sizes(batch, heads, rows, columns, depth, width, heads_inside) -> None:
     check(scaled_and_masked, heads_inside, (batch, heads, rows, columns, depth, width))
 

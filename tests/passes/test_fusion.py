@@ -147,7 +147,7 @@ BINARY = [op.add, op.multiply, op.matmul, op.maximum]
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=9))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_random_functions(choices: list[tuple[int, int, int]]) -> None:
     def make(emit, x, y):
         values = [x, y]

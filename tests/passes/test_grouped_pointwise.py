@@ -52,7 +52,7 @@ def _kernels(mod: tvm.IRModule) -> set[str]:
     return {var.name_hint for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     batch=st.integers(1, 2), groups=st.integers(2, 5), ins=st.integers(2, 33), outs=st.sampled_from([1, 3, 7, 17, 34]),
     height=st.integers(1, 9), width=st.sampled_from([1, 3, 7, 8, 15, 17, 31]), residual=st.booleans(),

@@ -36,7 +36,7 @@ def scheduled(mod: tvm.IRModule, **options: Any) -> tvm.IRModule:
     return found["schedule"]
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_nets_compute_the_same(seed: int) -> None:
     mod = random_net(seed)
@@ -50,7 +50,8 @@ def test_random_nets_compute_the_same(seed: int) -> None:
             np.testing.assert_array_equal(left, right)
 
 
-@settings(max_examples=4, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["1KB", "8KB", "64KB"]))
 def test_order_for_an_on_chip_memory(seed: int, size: str) -> None:
     mod = random_net(seed)
@@ -72,7 +73,7 @@ def test_on_chip_memory_wants_an_order() -> None:
         PipelineOptions(memory="optimal", on_chip_memory="little")
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_nets_never_need_more_than_in_the_order_given(seed: int) -> None:
     mod = scheduled(random_net(seed), memory="optimal")

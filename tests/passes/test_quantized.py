@@ -189,7 +189,7 @@ def test_integers_at_the_border() -> None:
         assert np.abs(result_values.astype(int) - peer.astype(int)).max() <= 1
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     activations=st.sampled_from(["uint8", "int8"]),

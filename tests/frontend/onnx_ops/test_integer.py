@@ -49,7 +49,7 @@ def draw_types(data, weights_signed=False):
     return activation, weight
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_matmul_integer_agrees_with_onnxruntime(data):
     random = np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
@@ -70,7 +70,7 @@ def test_matmul_integer_agrees_with_onnxruntime(data):
     check_with_onnxruntime(model, values)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_conv_integer_agrees_with_onnxruntime(data):
     random = np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
@@ -116,7 +116,7 @@ def test_dynamic_quantization_of_zeros_is_finite():
     assert found[1] == 1.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_qlinear_conv_agrees_with_onnxruntime(data):
     from tests.frontend.onnx_ops.harness import inputs_of, run_module, run_onnxruntime
@@ -145,7 +145,7 @@ def test_qlinear_conv_agrees_with_onnxruntime(data):
     assert_close_integers(found, run_onnxruntime(model, inputs)[0])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_qlinear_matmul_agrees_with_onnxruntime(data):
     from tests.frontend.onnx_ops.harness import inputs_of, run_module, run_onnxruntime

@@ -58,7 +58,7 @@ def test_stored_result(case):
     check_stored(case)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_agrees_with_onnxruntime(data):
     cell = data.draw(st.sampled_from(["RNN", "GRU", "LSTM"]), "cell")

@@ -31,7 +31,7 @@ def test_stored_result(case):
     check_stored(case, constants_after=1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_pooling_with_automatic_padding(data):
     operator = data.draw(st.sampled_from(["MaxPool", "AveragePool", "LpPool"]), "operator")
@@ -49,7 +49,7 @@ def test_pooling_with_automatic_padding(data):
     check_with_onnxruntime(node_model(operator, {"X": x}, ["Y"], attributes), {"X": x}, rtol=1e-3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_transposed_convolution_of_given_shape(data):
     strides = [data.draw(st.integers(1, 3)) for _ in range(2)]

@@ -85,7 +85,7 @@ def _rules(mod: tvm.IRModule, **options: bool) -> list[str]:
     return [str(func.attrs[RULE_ATTRIBUTE]) for func in kernels]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     outputs=st.sampled_from(sorted(POINTS)), batch=st.integers(1, 3), ins=st.sampled_from([16, 17, 33, 64]),
     outs=st.sampled_from([16, 31, 48]), height=st.integers(1, 17), width=st.sampled_from([1, 3, 7, 8, 9, 15, 31, 33]),

@@ -168,7 +168,7 @@ def fits(size: Any, kernel: Any, padding: Any, dilation: Any) -> bool:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     level=st.sampled_from(sorted(LEVELS)), inputs=st.sampled_from(AWKWARD), outputs=st.sampled_from([*AWKWARD, 63]),
     **GEOMETRY,
@@ -178,7 +178,7 @@ def test_any_convolution(level: str, inputs: int, outputs: int, **geometry: Any)
         check_convolution(level, 1, (inputs, outputs), **geometry)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(level=st.sampled_from(sorted(LEVELS)), channels=st.sampled_from([*AWKWARD, 65]), **GEOMETRY)
 def test_any_depthwise(level: str, channels: int, **geometry: Any) -> None:
     if fits(*(geometry[key] for key in ("size", "kernel", "padding", "dilation"))):
