@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tvm_ext
 from tests.frontend.onnx_ops.harness import (
+    assert_close,
     check_stored,
     check_with_onnxruntime,
     import_with_converters,
     node_model,
+    run_onnxruntime,
     stored_cases,
 )
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
@@ -122,3 +125,22 @@ def test_step_of_zero_is_named():
     }
     with pytest.raises(ModelError, match=r"the step along axis 0 is 0"):
         import_with_converters(node_model("Slice", values, ["Y"], constants=("s", "e", "a", "t")))
+
+
+BOXES = np.array([[1, 2, 12, 13], [0, 0, 30, 31], [3.3, 4.4, 5.5, 4.9], [-4, 9, 3, 40], [7, 7, 7, 7]], "float32")
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.0625])
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("opset", [10, 16])
+def test_boxes(scale, ratio, opset):
+    values = {
+        "X": np.random.default_rng(0).standard_normal((2, 3, 16, 15)).astype("float32"),
+        "rois": BOXES,
+        "batch_indices": np.array([0, 1, 1, 0, 1]),
+    }
+    attributes = {"output_height": 3, "output_width": 2, "spatial_scale": scale, "sampling_ratio": ratio}
+    model = node_model("RoiAlign", values, ["Y"], attributes, opset=opset)
+    # Not TVM's own pipeline, which leaves what was in memory where a box is empty.
+    found = list(tvm_ext.compile(model).run(values).values())
+    assert_close(found, run_onnxruntime(model, values))

@@ -8,7 +8,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_ext.frontend.onnx_ops.base import Converter, Node, emit
+from tvm_ext.frontend.onnx_ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
 
 _POOL_OPSET = 12
 _SLICE_OPSET = 13
@@ -157,6 +157,44 @@ class Slice(Converter):
         return result
 
 
+class RoiAlign(Converter):
+    """Averages of samples in boxes; half a pixel is taken off boxes that are in pixels of the picture, not before.
+
+    Without ``sampling_ratio`` a box has a sample for each of its pixels, so one of a million pixels takes as long.
+    """
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        attr = {"coordinate_transformation_mode": b"output_half_pixel", **attr}
+        return cls.convert(Node(cls.__name__, attr, params), bb, inputs)
+
+    @classmethod
+    def _impl_v16(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls.convert(Node(cls.__name__, attr, params), bb, inputs)
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the averages."""
+        x, boxes, picture = (emit(bb, value) for value in inputs[:3])
+        mode, dtype = node.text("coordinate_transformation_mode", "half_pixel"), dtype_of(boxes)
+        if mode not in ("half_pixel", "output_half_pixel"):
+            node.damaged(f"attribute coordinate_transformation_mode is {mode!r}, half_pixel was expected")
+        boxes = multiply(bb, boxes, constant(node.number("spatial_scale", 1.0), dtype))
+        if mode == "half_pixel":
+            boxes = subtract(bb, boxes, constant(0.5, dtype))
+        picture = bb.emit(relax.op.astype(bb.emit(relax.op.expand_dims(picture, 1)), dtype))
+        return relax.op.vision.roi_align(
+            x,
+            bb.emit(relax.op.concat([picture, boxes], 1)),
+            pooled_size=(node.integer("output_height", 1), node.integer("output_width", 1)),
+            spatial_scale=1.0,
+            sample_ratio=node.integer("sampling_ratio", 0),
+            aligned=mode == "half_pixel",
+            layout="NCHW",
+            mode="avg",
+        )
+
+
 def indices(start: int, end: int, step: int, size: int) -> range:
     """Give the indices that a slice picks; with a negative step an end below the first element is before it."""
     start = start + size if start < 0 else start
@@ -171,5 +209,6 @@ CONVERTERS: dict[tuple[str, str], type] = {
     ("", "ConvTranspose"): ConvTranspose,
     ("", "LpPool"): LpPool,
     ("", "MaxPool"): MaxPool,
+    ("", "RoiAlign"): RoiAlign,
     ("", "Slice"): Slice,
 }
