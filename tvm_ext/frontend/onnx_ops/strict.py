@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -150,6 +150,8 @@ class _Reduction(Converter):
 
     stock: Any
     wider: Mapping[str, str]
+    step: Callable[[Any], Any] | None = None
+    """What is done to each element where an empty list of axes is to reduce nothing; None for nothing."""
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
@@ -167,10 +169,17 @@ class _Reduction(Converter):
     def _reduce(cls, version: int, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
         convert = cls.stock.get_converter(version)
         dtype = dtype_of(inputs[0])
+        if cls.step is not None and attr.get("noop_with_empty_axes", 0) and _has_no_axes(cls.__name__, inputs, params):
+            return cls.step(inputs[0])
         if dtype not in cls.wider:
             return convert(bb, inputs, attr, params)
         inputs[0] = bb.emit(relax.op.astype(inputs[0], cls.wider[dtype]))
         return relax.op.astype(bb.normalize(convert(bb, inputs, attr, params)), dtype)
+
+
+def _has_no_axes(name: str, inputs: Any, params: Any) -> bool:
+    axes = inputs[1] if len(inputs) > 1 else None
+    return axes is None or Node(name, {}, params).constant(axes, "axes").size == 0
 
 
 class ReduceMax(_Reduction):
@@ -192,6 +201,7 @@ class ReduceL2(_Reduction):
 
     stock = onnx_frontend.ReduceL2
     wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+    step = staticmethod(relax.op.abs)
 
 
 class ReduceLogSum(_Reduction):
@@ -199,6 +209,23 @@ class ReduceLogSum(_Reduction):
 
     stock = onnx_frontend.ReduceLogSum
     wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+    step = staticmethod(relax.op.log)
+
+
+class ReduceL1(_Reduction):
+    """Sum of absolute values."""
+
+    stock = onnx_frontend.ReduceL1
+    wider: ClassVar = {}
+    step = staticmethod(relax.op.abs)
+
+
+class ReduceSumSquare(_Reduction):
+    """Sum of squares."""
+
+    stock = onnx_frontend.ReduceSumSquare
+    wider: ClassVar = {}
+    step = staticmethod(relax.op.square)
 
 
 class ReduceLogSumExp(Converter):
@@ -246,7 +273,8 @@ class ArrayFeatureExtractor(Converter):
 
 
 _OPERATORS = (
-    CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax, ReduceMin,
+    CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax,
+    ReduceMin, ReduceSumSquare,
 )  # fmt: skip
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
 CONVERTERS |= {("ai.onnx.ml", operator.__name__): operator for operator in (ArrayFeatureExtractor, Binarizer)}
