@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import tirx as T
 
 import tvm_ext
 from tests.processes import output_of
 from tests.schedules.kernels import graph
 from tvm_ext.errors import OptionError
-from tvm_ext.passes.flush_denormals import flush_constants
+from tvm_ext.graph import prim_func_flops
+from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
 from tvm_ext.target import native_target
 
 TINY = np.float32(1e-40)
@@ -140,3 +142,17 @@ def test_code_for_other_processors(target: dict[str, str], instruction: str) -> 
 def test_the_option_is_checked() -> None:
     with pytest.raises(OptionError, match="flush_denormals: 1 is neither True nor False"):
         tvm_ext.pipeline.PipelineOptions(flush_denormals=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("triple", ["x86_64-linux-gnu", "aarch64-linux-gnu"])
+def test_setting_the_mode_counts_as_no_arithmetic(triple: str) -> None:
+    @T.prim_func
+    def kernel(x: T.Buffer((16,), "float32"), y: T.Buffer((16,), "float32")) -> None:
+        for i in T.parallel(16):
+            y[i] = x[i] * x[i] + T.float32(1)
+
+    before = tvm.IRModule({"main": kernel})
+    with tvm.target.Target({"kind": "llvm", "mtriple": triple}):
+        after = flush_kernels()(before)
+    assert "control_register" in after.script()
+    assert prim_func_flops(after["main"]) == prim_func_flops(before["main"])

@@ -56,6 +56,8 @@ _INTRINSICS: dict[str, Flops] = {
 }
 # Statements evaluated for their effect on synchronisation or on the compiler, not on data.
 _NO_ARITHMETIC = {"assume", "likely", "prefetch", "storage_sync", "tvm_storage_sync", "undef"}
+CONTROL_REGISTER = "control_register"
+"""Name of the buffer through which a kernel sets modes of the processor; what is done in it is no arithmetic."""
 _REDUCTION = 2  # tvm.tirx.IterVar.CommReduce
 
 
@@ -161,7 +163,7 @@ class _Counter:
         self._statements: dict[type, Callable[[Any, _Times], Flops]] = {
             tirx.SeqStmt: lambda s, times: self._sum(s.seq, times),
             tirx.For: self._for,
-            tirx.BufferStore: lambda s, times: self.value(s.value)[0].times(times.all * s.value.ty.dtype.lanes),
+            tirx.BufferStore: self._store,
             tirx.IfThenElse: self._if_then_else,
             tirx.AttrStmt: lambda s, times: self.statement(s.body, times),
             tirx.Bind: self._bind,
@@ -201,6 +203,11 @@ class _Counter:
             reduced = product(extent for extent, is_reduction in extents if is_reduction)
             total = total + self.statement(block.init, _Times(inside // reduced if reduced != 0 else 0))
         return total
+
+    def _store(self, statement: Any, times: _Times) -> Flops:
+        if statement.buffer.name == CONTROL_REGISTER:
+            return Flops()
+        return self.value(statement.value)[0].times(times.all * statement.value.ty.dtype.lanes)
 
     def _if_then_else(self, statement: Any, times: _Times) -> Flops:
         branches = [statement.then_case] + ([statement.else_case] if statement.else_case is not None else [])

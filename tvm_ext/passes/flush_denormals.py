@@ -23,6 +23,7 @@ from tvm import relax, tirx
 from tvm.ir.prim import expr as prim
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.tir_flops import CONTROL_REGISTER
 from tvm_ext.passes.vector_code import lower_to_loops
 from tvm_ext.schedules.simd.vector import element_type
 
@@ -132,7 +133,7 @@ def _flushed(func: tirx.PrimFunc, mode: Callable[[Any], tuple[list[Any], list[An
     """Surround the body of a kernel without blocks, and what each thread does of its parallel loops."""
 
     def surrounded(body: Any) -> Any:
-        words = tirx.decl_buffer((2,), "int32" if mode is _x86 else "int64", "control_register")
+        words = tirx.decl_buffer((2,), "int32" if mode is _x86 else "int64", CONTROL_REGISTER)
         before, after = mode(words)
         return tirx.SeqStmt([tirx.AllocBuffer(words), *before, body, *after])
 
