@@ -17,7 +17,7 @@ from tvm_ext.frontend.onnx_control_flow import BranchFolding
 from tvm_ext.frontend.onnx_evaluate import Evaluator
 from tvm_ext.frontend.onnx_expand import function_body, local_body
 from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs, topological_order, without_dead
-from tvm_ext.frontend.onnx_infer import MalformedNodeError, TypeInference
+from tvm_ext.frontend.onnx_infer import MalformedNodeError, OtherTypes, TypeInference
 from tvm_ext.frontend.onnx_loops import LoopFolding
 from tvm_ext.frontend.onnx_simplify import constant_attribute, passed_through, shape_value
 from tvm_ext.frontend.onnx_values import Scope, Value, constant_value, element_type_only
@@ -33,6 +33,8 @@ class Folder(BranchFolding, LoopFolding):
     is_supported : callable
         Says of a node whether the importer can convert it; if not, it is replaced by the body that ONNX defines for
         its operator, where there is one.
+    other_types : callable, optional
+        See :class:`~tvm_ext.frontend.onnx_infer.TypeInference`.
 
     Attributes
     ----------
@@ -48,11 +50,16 @@ class Folder(BranchFolding, LoopFolding):
         A sentence for each constant node that could not be computed.
     """
 
-    def __init__(self, model: onnx.ModelProto, is_supported: Callable[[onnx.NodeProto], bool]) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        is_supported: Callable[[onnx.NodeProto], bool],
+        other_types: OtherTypes | None = None,
+    ) -> None:
         super().__init__()
         self._opsets = {domain_of(item): item.version for item in model.opset_import}
         self._is_supported = is_supported
-        self._infer = TypeInference(self._opsets, model.ir_version)
+        self._infer = TypeInference(self._opsets, model.ir_version, other_types)
         self._evaluate = Evaluator(self._opsets, model.ir_version)
         self._taken: set[str] = set()
         self._graph = model.graph

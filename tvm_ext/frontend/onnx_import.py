@@ -10,6 +10,7 @@ import onnx
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+from tvm_ext.frontend.onnx_converter_types import converter_types
 from tvm_ext.frontend.onnx_importer import OnnxImporter
 from tvm_ext.frontend.onnx_model import OnnxModel, load_onnx
 from tvm_ext.frontend.onnx_open import SAMPLES, open_name, sample_shapes, with_open_batch
@@ -66,7 +67,7 @@ def import_onnx(
 
 
 def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[Any]] | None, verify: bool) -> ImportedModel:
-    prepared = prepare(loaded, input_shapes, is_supported)
+    prepared = prepare(loaded, input_shapes, is_supported, converter_types)
     if verify:
         verify_prepared(loaded, prepared)
     importer = OnnxImporter(prepared, loaded.source)

@@ -171,7 +171,7 @@ class OnnxImporter(ControlFlowConverter):
             raise NotImplementedError(f"its input {node.input[0]!r} is not a sequence")
         if node.name in self._always_run:
             check_indices(node, inputs)
-        attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
+        attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
         if isinstance(result, relax.Expr):
@@ -252,7 +252,7 @@ def identifier(name: str) -> str:
     return spelled if spelled[:1].isalpha() or spelled[:1] == "_" else f"tensor_{spelled}"
 
 
-def _attribute_value(attribute: onnx.AttributeProto) -> Any:
+def attribute_value(attribute: onnx.AttributeProto) -> Any:
     """Value of an attribute in the form in which TVM's converters expect it."""
     value = helper.get_attribute_value(attribute)
     return tuple(value) if isinstance(value, list) or hasattr(value, "extend") else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 from onnx import checker, helper, shape_inference
@@ -12,6 +12,8 @@ from tvm_ext.frontend.onnx_values import Value, partial_shape
 
 INFERENCE_DATA_LIMIT = 4096
 """Elements; larger constants are never shapes, axes or pads, so shape inference is not shown them."""
+
+OtherTypes = Callable[[onnx.NodeProto, Sequence[Value | None], int], list[onnx.TypeProto | None]]
 
 
 class MalformedNodeError(Exception):
@@ -48,10 +50,13 @@ class TypeInference:
         Version of each operator domain.
     ir_version : int
         Of the model.
+    others : callable, optional
+        Asked for the types of nodes that ``onnx`` has no schema of, with their inputs and the version of their domain.
     """
 
-    def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
+    def __init__(self, opsets: Mapping[str, int], ir_version: int, others: OtherTypes | None = None) -> None:
         self._opsets = opsets
+        self._others = others
         self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         self._ir_version = ir_version
 
@@ -84,7 +89,7 @@ class TypeInference:
         domain = domain_of(node)
         version = self._opsets.get(domain)
         if version is None or not onnx.defs.has(node.op_type, version, domain):
-            return unknown
+            return unknown if domain == "" or self._others is None else self._others(node, inputs, version or 1)
         if (domain, node.op_type) == ("", "STFT") and not any(item.name == "onesided" for item in node.attribute):
             # ONNX infers the shape as if this attribute, when left out, were 0; its default is 1.
             node = onnx.NodeProto.FromString(node.SerializeToString())

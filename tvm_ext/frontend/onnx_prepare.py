@@ -13,7 +13,7 @@ from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.frontend.onnx_check import check_graph
 from tvm_ext.frontend.onnx_fold import Folder
 from tvm_ext.frontend.onnx_graph import reads
-from tvm_ext.frontend.onnx_infer import MalformedNodeError
+from tvm_ext.frontend.onnx_infer import MalformedNodeError, OtherTypes
 from tvm_ext.frontend.onnx_inputs import bind_inputs
 from tvm_ext.frontend.onnx_model import EXPORT_AGAIN, OnnxModel
 from tvm_ext.frontend.onnx_values import Value, byte_count, known_shape
@@ -71,6 +71,7 @@ def prepare(
     model: OnnxModel,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     is_supported: Callable[[onnx.NodeProto], bool] = lambda node: True,
+    other_types: OtherTypes | None = None,
 ) -> PreparedModel:
     """Bind input shapes, infer, fold and simplify.
 
@@ -81,6 +82,8 @@ def prepare(
         Values for dimensions that the model leaves open.
     is_supported : callable
         Says of a node whether it can be imported; if not, ONNX's own definition of its operator is put in its place.
+    other_types : callable, optional
+        Infers the types of nodes whose operators ONNX does not define.
 
     Raises
     ------
@@ -97,7 +100,7 @@ def prepare(
     element_types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
     given = [helper.make_tensor_value_info(spec.name, element_types[spec.name], spec.shape) for spec in inputs]
     _check_sizes({value.name: value.type for value in given}, model.source)
-    folder = Folder(proto, is_supported)
+    folder = Folder(proto, is_supported, other_types)
     try:
         folder.run(given)
     except MalformedNodeError as error:
