@@ -60,8 +60,8 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
         more = f" and {len(opened) - _LISTED} more" if len(opened) > _LISTED else ""
         warn(
             f"one thread computes {'this kernel' if len(opened) == 1 else f'these {len(opened)} kernels'} element by "
-            f"element, as extents are only known at run time: {'; '.join(names[:_LISTED])}{more}; compile the model for "
-            "known shapes; only a batch of independent images may stay open at no cost (docs/compilation.md)"
+            f"element, as extents are only known at run time: {'; '.join(names[:_LISTED])}{more}; compile the model "
+            "for known shapes; only a batch of independent images may stay open at no cost (docs/compilation.md)"
         )
     if slow:
         listed = [_spell(name, nodes.get(name, [])) for _, name in slow[:_LISTED]]
