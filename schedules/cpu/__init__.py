@@ -8,6 +8,7 @@ from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.matvec import Matvec
+from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
@@ -27,4 +28,5 @@ RULES = (
     Transpose(),
     Elementwise(),
     Fallback(),
+    OpenExtents(),
 )

@@ -90,7 +90,7 @@ def open_rows(columns: int) -> tvm.IRModule:
 
 
 def test_extents_that_stay_open_are_named() -> None:
-    match = r"one thread computes this kernel .* only known at run time: softmax with rows open; compile the model for"
+    match = r"one thread computes this kernel, .* only known at run time: softmax with rows open; compile the model for"
     with pytest.warns(PerformanceWarning, match=match):
         compiled = tvm_ext.compile(open_rows(SMALLEST_WORK // OPEN_EXTENT))
     x = np.random.default_rng(0).standard_normal((3, SMALLEST_WORK // OPEN_EXTENT)).astype("float32")

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from tvm_ext.errors import warn
 from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes
+from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 
 SMALLEST_WORK = 1 << 17
@@ -45,6 +46,10 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
         attributes = func.attrs or {}
         if FAULT_ATTRIBUTE in attributes:
             faults.append(f"{variable.name_hint} ({attributes[FAULT_ATTRIBUTE]})")
+        if attributes.get(RULE_ATTRIBUTE) == OpenExtents.name:
+            if (work := _work(func.body, 1)) >= SMALLEST_WORK:
+                opened.append((work, variable.name_hint, open_extents(func)))
+            continue
         if RULE_ATTRIBUTE in attributes or "tirx.is_scheduled" in attributes:
             continue
         if (work := serial_work(func)) >= SMALLEST_WORK:
@@ -59,8 +64,8 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
         names = [f"{_spell(name, nodes.get(name, []))} with {', '.join(found)} open" for _, name, found in opened]
         more = f" and {len(opened) - _LISTED} more" if len(opened) > _LISTED else ""
         warn(
-            f"one thread computes {'this kernel' if len(opened) == 1 else f'these {len(opened)} kernels'} element by "
-            f"element, as extents are only known at run time: {'; '.join(names[:_LISTED])}{more}; compile the model "
+            f"one thread computes {'this kernel' if len(opened) == 1 else f'these {len(opened)} kernels'}, without "
+            f"tiles, as extents are only known at run time: {'; '.join(names[:_LISTED])}{more}; compile the model "
             "for known shapes; only a batch of independent images may stay open at no cost (docs/compilation.md)"
         )
     if slow:

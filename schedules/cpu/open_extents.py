@@ -1,0 +1,80 @@
+"""Kernels that reduce and have open extents: vectors along an axis of known extent, all else in the order it has.
+
+No tile or number of tasks can be chosen for an extent that is only known at run time, but a product of an open number
+of rows with a matrix still has a known number of columns, which lie side by side.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.cpu.access import Axes, axes_of
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cpu.cost import is_simple
+from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+
+
+class OpenExtents:
+    """Schedule a kernel with open extents, block by block."""
+
+    name = "cpu.open_extents"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Schedule ``func`` when its blocks compute single elements and not all of its extents are known.
+
+        There is nothing to tune.
+        """
+        if tunable:
+            return None
+        schedule = new_schedule(func, tunable)
+        blocks = top_blocks(schedule)
+        if not blocks or not all(is_simple(schedule, block) for block in blocks):
+            return None
+        if all(static_extents(schedule, block) for block in blocks):
+            return None
+        machine = machine_of(target)
+        for block in blocks:
+            if is_spatial(schedule, block):
+                vectorize_and_divide(schedule, block, machine)
+            else:
+                _reduce_side_by_side(schedule, block, machine)
+        return schedule
+
+
+def _reduce_side_by_side(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:
+    """Compute the results along one axis as vectors, and add all that is reduced to them in turn."""
+    axes = axes_of(schedule, block)
+    column = _columns(axes)
+    loops = list(schedule.get_loops(block))
+    if column is None or len(loops) != len(axes.extents):
+        return
+    reduced = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces]
+    outer = [loop for number, loop in enumerate(loops) if not axes.reduces[number] and number != column]
+    try:
+        schedule.reorder(*outer, *reduced, loops[column])
+    except ScheduleError:
+        return  # what is reduced over an open extent begins in a loop that the results are in
+    lanes = vector_lanes(schedule, block, machine)
+    if schedule.get(block).init is not None:
+        initial = schedule.decompose_reduction(block, reduced[0])
+        mark_simd(schedule, schedule.get_loops(initial)[-1], lanes)
+    mark_simd(schedule, schedule.get_loops(block)[-1], lanes)
+
+
+def _columns(axes: Axes) -> int | None:
+    """Find an axis of known extent along which results lie side by side, and operands do or stay the same."""
+    for axis, extent in enumerate(axes.extents):
+        if axes.reduces[axis] or extent is None or extent == 1:
+            continue
+        if all(
+            access.strides is not None and access.strides[axis] in ((1,) if access.written else (0, 1))
+            for access in axes.accesses
+        ):
+            return axis
+    return None
