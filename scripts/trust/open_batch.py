@@ -104,10 +104,6 @@ def with_open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     inputs = [value for value in graph.input if value.name not in constants]
     del graph.input[:]
     graph.input.extend(inputs)
-    read = {name for node in graph.node for name in node.input}
-    unused = [tensor for tensor in graph.initializer if tensor.name not in read]
-    for tensor in unused:
-        graph.initializer.remove(tensor)
     for value in graph.input:
         value.type.tensor_type.shape.dim[0].dim_param = "n"
     for value in graph.output:
@@ -123,6 +119,10 @@ def with_open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
             name = f"{node.name or node.output[0]}_open"
             graph.initializer.append(numpy_helper.from_array(extents, name))
             node.input[1] = name
+    read = {name for node in graph.node for name in node.input}
+    unused = [tensor for tensor in graph.initializer if tensor.name not in read]
+    for tensor in unused:
+        graph.initializer.remove(tensor)
     return opened
 
 

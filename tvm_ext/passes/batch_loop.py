@@ -126,7 +126,7 @@ class _Loop:
             result = arguments[-1]
             for count in sorted(self._bodies, reverse=True):
                 walked = tirx.floordiv(batch - done, count)
-                interval = relax.ShapeExpr([done, done + walked * count])
+                interval = relax.ShapeExpr([done, done + walked * count, batch])
                 result = self._builder.emit(relax.Call(self._interval(count), [*arguments, interval]))
                 done = done + walked * count
             return result
@@ -135,7 +135,7 @@ class _Loop:
 
     def _interval(self, count: int) -> Any:
         """Add the function that computes an interval, ``count`` images at a time."""
-        parameters, first, last = self._parameters(2)
+        parameters, first, last, batch = self._parameters(3)
         arguments = parameters[:-1]
         # It is declared before it can name itself; the attribute keeps the builder from taking it for another one.
         result = arguments[-1]
@@ -145,7 +145,7 @@ class _Loop:
 
         def halves() -> Any:
             middle = first + tirx.floordiv(last - first, 2 * count) * count
-            for interval in ([first, middle], [middle, last]):
+            for interval in ([first, middle, batch], [middle, last, batch]):
                 self._builder.emit(relax.Call(itself, [*arguments, relax.ShapeExpr(interval)]))
             return result
 
@@ -208,7 +208,8 @@ class _Loop:
             if place.images.axis >= 0:
                 shape[place.images.axis] = batch * place.images.rows
             parameters.append(relax.Var(f"tensor_{number}", relax.TensorType(shape, place.dtype)))
-        names = [batch] if extents == 1 else [tirx.Var(name, "int64") for name in ("first", "last")]
+        # The extent is always told: a tensor of [n * 17] does not tell it.
+        names = [*(tirx.Var(name, "int64") for name in ("first", "last")), batch][-extents:]
         return [[*parameters, relax.Var("extents", relax.ShapeType(names))], *names]
 
     def _choice(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

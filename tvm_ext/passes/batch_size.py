@@ -15,6 +15,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.passes.batch_axis import images_of
+
 SIZES = (16, 4)
 """Numbers of images that functions are made for, beside one."""
 
@@ -66,28 +68,32 @@ def images_at_once(function: relax.Function, batch: tirx.Var) -> Sequence[int]:
         What is computed for a batch, whose extent is open.
     batch : tvm.tirx.Var
     """
-    cost = image_cost(function.bind_symbolic_vars({batch: tirx.const(1, "int64")}))
+    cost = image_cost(function, batch)
     saved = cost.calls * CALL_SECONDS + cost.row_bytes / BYTES_A_SECOND
     if saved < SHARE * (saved + cost.flops / FLOPS_A_SECOND):
         return (1,)
     return (*(count for count in SIZES if count * cost.largest <= LARGEST_TENSOR), 1)
 
 
-def image_cost(function: relax.Function) -> ImageCost:
-    """Count what a function for one image does."""
+def image_cost(function: relax.Function, batch: tirx.Var) -> ImageCost:
+    """Count what a function does for one image."""
+
+    def shapes(ty: Any) -> list[list[int]]:
+        return _shapes(ty, batch)
+
     calls = flops = row_bytes = largest = 0
     for call in _calls(function):
-        elements = sum(map(prod, _shapes(call.ty)))
-        largest = max([largest, *(prod(shape) * _bytes(call.ty) for shape in _shapes(call.ty))])
+        elements = sum(map(prod, shapes(call.ty)))
+        largest = max([largest, *(prod(shape) * _bytes(call.ty) for shape in shapes(call.ty))])
         calls += 1
         weight = call.args[1] if len(call.args) > 1 else None
         if getattr(call.op, "name", "") == "relax.matmul" and weight is not None:
-            (shape,) = _shapes(weight.ty)
+            (shape,) = shapes(weight.ty)
             flops += 2 * elements * (shape[-2] if len(shape) > 1 else shape[-1])
             if isinstance(weight, tvm.ir.GenericConst) and elements < FEW_ROWS * shape[-1]:
                 row_bytes += prod(shape) * _bytes(weight.ty)
         elif getattr(call.op, "name", "").startswith("relax.nn.conv") and weight is not None:
-            (shape,) = _shapes(weight.ty)
+            (shape,) = shapes(weight.ty)
             flops += 2 * elements * prod(shape[1:])
     return ImageCost(calls, flops, row_bytes, largest)
 
@@ -97,13 +103,17 @@ def _calls(function: relax.Function) -> Iterator[Any]:
         yield from (binding.value for binding in block.bindings if isinstance(binding.value, relax.Call))
 
 
-def _shapes(ty: Any) -> list[list[int]]:
-    """List the shapes of the tensors in a type; an extent that is open counts as 1."""
+def _shapes(ty: Any, batch: tirx.Var) -> list[list[int]]:
+    """List the shapes of the tensors in a type, for one image; another extent that is open counts as 1."""
     if isinstance(ty, relax.TupleType):
-        return [shape for item in ty.fields for shape in _shapes(item)]
+        return [shape for item in ty.fields for shape in _shapes(item, batch)]
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
         return []
-    return [[int(extent) if isinstance(extent, tirx.IntImm) else 1 for extent in ty.shape]]
+    images = images_of(ty.shape, batch)
+    shape = [int(extent) if isinstance(extent, tirx.IntImm) else 1 for extent in ty.shape]
+    if images is not None:
+        shape[images.axis] = images.rows
+    return [shape]
 
 
 def _bytes(ty: Any) -> int:

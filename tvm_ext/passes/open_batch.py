@@ -18,7 +18,7 @@ The loop itself is made later, by :mod:`tvm_ext.passes.batch_loop`; until then i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -93,6 +93,7 @@ class _Splitter:
         self._name = name
         self._func = func
         self._batch = batch
+        self._repeated: dict[Any, Any] = {}
 
     def run(self) -> tvm.IRModule | None:
         """Give the changed module, or None if there is nothing to gain or the function cannot be split."""
@@ -112,6 +113,8 @@ class _Splitter:
             if reduces is not None:
                 proved[index] = reduces
                 proved_variables.add(binding.var)
+        self._repeated = _without_parameters(bindings, proved)
+        proved = {index: reduces for index, reduces in proved.items() if bindings[index].var not in self._repeated}
         while True:
             levels, regions = self._levels(bindings, proved)
             light = {index for index in proved if not regions[levels[index]].reduces}
@@ -288,13 +291,15 @@ class _Splitter:
             return None
         if not all(images_of(variable.ty.shape, self._batch) for variable in outputs):
             return None
+        if not any(images_of(variable.ty.shape, self._batch) for variable in captured):
+            return None
         images = [images_of(variable.ty.shape, self._batch) or Images(-1, 0) for variable in tensors]
         name = f"{self._name}_batch{level}"
         function = self._body(region, captured, outputs)
         if any(not symbol.same_as(self._batch) for symbol in relax.analysis.free_symbolic_vars(function)):
             return None
         for count in images_at_once(function, self._batch):
-            body = function.bind_symbolic_vars({self._batch: tirx.const(count, "int64")})
+            body = with_images(function, self._batch, count)
             attributes = {
                 "global_symbol": f"{name}_of_{count}",
                 IMAGES_ATTRIBUTE: [[item.axis, item.rows] for item in images],
@@ -306,22 +311,13 @@ class _Splitter:
 
     def _constants(self, region: _Region, bindings: Sequence[Any]) -> list[Any]:
         """List the bindings that a region needs and that depend on no parameter: as arguments they are not folded."""
-        parameters = set(self._func.params)
-        constant: dict[Any, Any] = {}
-        own = {binding.var for binding in region.bindings}
-        for binding in bindings:
-            # Extents count as well: what depends on the batch is no constant.
-            read = relax.analysis.free_vars(binding.value)
-            is_open = uses(binding.var.ty, self._batch) or any(v in parameters or v not in constant for v in read)
-            if binding.var not in own and not is_open:
-                constant[binding.var] = binding
-        needed: dict[Any, Any] = {}
+        needed: set[Any] = set()
         waiting = [v for binding in region.bindings for v in _free_variables(binding.value)]
         while waiting:
             variable = waiting.pop()
-            if variable in constant and variable not in needed:
-                needed[variable] = constant[variable]
-                waiting += _free_variables(constant[variable].value)
+            if variable in self._repeated and variable not in needed:
+                needed.add(variable)
+                waiting += _free_variables(self._repeated[variable].value)
         return [binding for binding in bindings if binding.var in needed]
 
     def _body(self, region: _Region, captured: Sequence[Any], outputs: Sequence[Any]) -> relax.Function:
@@ -337,6 +333,30 @@ class _Splitter:
         body = relax.SeqExpr([relax.DataflowBlock(bindings)], result)
         returned = outputs[0].ty if len(outputs) == 1 else relax.TupleType([variable.ty for variable in outputs])
         return relax.Function(parameters, body, returned, is_pure=True)
+
+
+def with_images(function: relax.Function, batch: tirx.Var, count: int) -> relax.Function:
+    """Give a function for a number of images."""
+    # TVM binds what a parameter tells by itself, which one of [n * 17] does not.
+    extent = relax.Var("extent", relax.ShapeType([batch]))
+    told = relax.Function([*function.params, extent], function.body, function.ret_ty, function.is_pure, function.attrs)
+    bound = told.bind_symbolic_vars({batch: tirx.const(count, "int64")})
+    return relax.Function(list(bound.params)[:-1], bound.body, bound.ret_ty, bound.is_pure, bound.attrs)
+
+
+def _without_parameters(bindings: Sequence[Any], proved: Mapping[int, bool]) -> dict[Any, Any]:
+    """List the bindings that depend on no parameter, by variable: constants, and what repeats them for every image.
+
+    They are computed wherever they are needed. What depends on the batch in another way, such as the numbers of the
+    images, is none of them.
+    """
+    found: dict[Any, Any] = {}
+    for index, binding in enumerate(bindings):
+        # Extents are free variables as well.
+        read = _free_variables(binding.value) if index in proved else relax.analysis.free_vars(binding.value)
+        if all(variable in found for variable in read):
+            found[binding.var] = binding
+    return found
 
 
 def _bound(call: Any, outputs: Sequence[Any]) -> list[Any]:
