@@ -124,6 +124,18 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x, y: op.where(op.logical_not(op.logical_and(op.greater(x, y), op.less_equal(x, y))), x, y),
         lambda x, y: x,
     ),
+    "less_or_not": (
+        lambda x, y: op.logical_or(op.less(x, y), op.less_equal(y, x)),
+        lambda x, y: (x < y) | (y <= x),
+    ),
+    "comparable": (
+        lambda x, y: op.logical_or(op.logical_or(op.greater(x, y), op.less(x, y)), op.equal(y, x)),
+        lambda x, y: (x > y) | (x < y) | (x == y),
+    ),
+    "at_most": (
+        lambda x, y: op.logical_or(op.equal(y, x), op.greater(y, x)),
+        lambda x, y: x <= y,
+    ),
     "unless_equal": (
         lambda x, y: op.where(op.logical_not(op.equal(x, y)), x, -y),
         lambda x, y: np.where(x == y, -y, x),

@@ -8,6 +8,8 @@ before: ``p == q`` of booleans        compiled, in vectors, as a comparison of f
 after:  ``int8(p) == int8(q)``
 before: ``not x < y``        simplified to ``y <= x``, which is false, too, if either is NaN
 after:  ``y <= x or isnan(x) or isnan(y)``
+before: ``x < y or y <= x``        simplified to true, also if either is NaN
+after:  ``not isnan(x) and not isnan(y)``
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
@@ -18,6 +20,7 @@ A NaN that a relu swallows is an error that nobody sees; numpy, PyTorch and onnx
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tvm
@@ -30,6 +33,15 @@ from tvm_ext.schedules.simd.vector import constant_like, element_type
 _OPPOSITE = {
     prim.LT: prim.GE, prim.LE: prim.GT, prim.GT: prim.LE, prim.GE: prim.LT, prim.EQ: prim.NE, prim.NE: prim.EQ,
 }  # fmt: skip
+
+
+_RELATIONS = {
+    prim.LT: frozenset("<"), prim.LE: frozenset("<="), prim.GT: frozenset(">"), prim.GE: frozenset(">="),
+    prim.EQ: frozenset("="), prim.NE: frozenset("<>"),
+}  # fmt: skip
+"""Of two numbers; none holds if either is NaN. TVM compiles ``!=`` so, too."""
+
+_MIRRORED = {"<": ">", "=": "=", ">": "<"}
 
 
 def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -97,6 +109,7 @@ def protect_cancellations() -> tvm.transform.Pass:
         rules = [
             (prim.Sub, _difference),
             (prim.Not, _negation),
+            (prim.Or, _alternatives),
             ((prim.EQ, prim.NE), _comparison),
             (prim.Cast, _truth),
         ]
@@ -145,7 +158,7 @@ def _negation(expression: Any, mutator: Any) -> Any:
     negated = expression.a
     if isinstance(negated, prim.And | prim.Or):  # TVM takes them apart, too
         parts = [_negation(prim.Not(part), mutator) for part in (negated.a, negated.b)]
-        return prim.Or(*parts) if isinstance(negated, prim.And) else prim.And(*parts)
+        return _joined(prim.Or(*parts)) if isinstance(negated, prim.And) else prim.And(*parts)
     if type(negated) not in _OPPOSITE or not _is_float(negated.a):
         return mutator.default_mutate(expression)
     first, second = (mutator.mutate(operand) for operand in (negated.a, negated.b))
@@ -154,6 +167,50 @@ def _negation(expression: Any, mutator: Any) -> Any:
         return tirx.Not(unordered) if isinstance(negated, prim.NE) else unordered
     opposite = _OPPOSITE[type(negated)](first, second)
     return opposite if isinstance(negated, prim.NE) else _or_unordered(opposite, first, second)
+
+
+def _alternatives(expression: Any, mutator: Any) -> Any:
+    return _joined(mutator.default_mutate(expression))
+
+
+def _joined(expression: Any) -> Any:
+    """Make one comparison of those of the same two floats, one of which has to hold."""
+    found: list[tuple[Any, Any, frozenset[str]]] = []
+    rest: list[Any] = []
+    for part in _disjuncts(expression):
+        relation = _RELATIONS.get(type(part))
+        if relation is None or not _is_float(part.a):
+            rest.append(part)
+            continue
+        first, second = part.a, part.b
+        for place, (one, other, known) in enumerate(found):
+            if tvm_ffi.structural_equal(first, one) and tvm_ffi.structural_equal(second, other):
+                found[place] = one, other, known | relation
+                break
+            if tvm_ffi.structural_equal(first, other) and tvm_ffi.structural_equal(second, one):
+                found[place] = one, other, known | {_MIRRORED[sign] for sign in relation}
+                break
+        else:
+            found.append((first, second, relation))
+    if len(found) + len(rest) == len(_disjuncts(expression)):
+        return expression
+    for first, second, relation in found:
+        rest.append(_compared(first, second, relation))
+    return functools.reduce(prim.Or, rest)
+
+
+def _disjuncts(expression: Any) -> list[Any]:
+    if isinstance(expression, prim.Or):
+        return [*_disjuncts(expression.a), *_disjuncts(expression.b)]
+    return [expression]
+
+
+def _compared(first: Any, second: Any, relation: frozenset[str]) -> Any:
+    kind = next((kind for kind, meaning in _RELATIONS.items() if meaning == relation), None)
+    if kind is not None:
+        return kind(first, second)
+    values = [value for value in (first, second) if not _is_number(value)]
+    return functools.reduce(prim.And, [tirx.Not(tirx.isnan(value)) for value in values], tirx.const(True, "bool"))
 
 
 def _truth(expression: Any, mutator: Any) -> Any:
