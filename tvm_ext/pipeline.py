@@ -194,10 +194,11 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         fold_constants(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
-        # Rewriting takes every constant of one element for a scalar.
-        *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite), zero_literals()]),
+        *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
         *([single_precision()] if target.kind.name == "llvm" else []),
         *([flush_constants()] if options.flush_denormals else []),
+        # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
+        zero_literals(),
     ]
 
 

@@ -105,6 +105,8 @@ def test_other_kernels_stay_as_they_are() -> None:
 
 OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "relu": (lambda x, y: op.nn.relu(x), lambda x, y: np.maximum(x, 0)),
+    "leaky_relu": (lambda x, y: op.nn.leakyrelu(x, 0.5), lambda x, y: np.where(x > 0, x, x / 2)),
+    "leaky_relu_of_slope_zero": (lambda x, y: op.nn.leakyrelu(x, 0.0), lambda x, y: np.maximum(x, 0)),
     "clip": (lambda x, y: op.clip(x, -1, 2), lambda x, y: np.clip(x, -1, 2)),
     "maximum": (lambda x, y: op.maximum(x, y), np.maximum),
     "minimum": (lambda x, y: op.minimum(y, x), np.minimum),

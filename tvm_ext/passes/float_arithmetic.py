@@ -25,7 +25,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.simd.vector import constant_like, element_type
@@ -69,6 +69,21 @@ def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
 
 
+def legalize_leaky_relu(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make a kernel of ``relax.nn.leakyrelu``; TVM's takes ``x * 0`` for 0, also where x is NaN.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    call : relax.Call
+        Of ``relax.nn.leakyrelu``.
+    """
+    slope = float(call.attrs.alpha)
+    if slope == 0:
+        return builder.call_te(topi.nn.relu, call.args[0], primfunc_name_hint="leaky_relu")
+    return builder.call_te(topi.nn.leaky_relu, call.args[0], slope, primfunc_name_hint="leaky_relu")
+
+
 def _in_single_precision(name: str) -> Any:
     """Make the legalisation of a function that LLVM lacks and the C library has for single and double precision."""
 
@@ -91,6 +106,7 @@ def _in_single_precision(name: str) -> Any:
 _IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh")
 
 FLOAT_LEGALIZATIONS = {
+    "relax.nn.leakyrelu": legalize_leaky_relu,
     "relax.sign": legalize_sign,
     **{f"relax.{name}": _in_single_precision(name) for name in _IN_C_LIBRARY},
 }
