@@ -71,7 +71,8 @@ def _dram_units(instruction: Load | Store, config: VTAConfig) -> Indices:
     starts = dram_address(instruction, config) + np.arange(instruction.y_size) * instruction.x_stride * size
     first = starts // DRAM_UNIT
     length = -(-instruction.x_size * size // DRAM_UNIT)
-    return np.unique(first[:, None] + np.arange(length))
+    units = first[:, None] + np.arange(length)
+    return units.reshape(-1) if (np.diff(first) >= length).all() else np.unique(units)
 
 
 def _load_uops(load: Load, config: VTAConfig, uops: Indices, dram: NDArray[np.uint8], base: int) -> None:

@@ -45,9 +45,11 @@ class ObservedModel:
         Its function ``main`` is one dataflow block of fixed shapes.
     tensors : mapping
         Identifier to the variable of ``main``, or its parameter, whose values are wanted.
+    disturbed : bool
+        Whether :meth:`run` may add something to these tensors.
     """
 
-    def __init__(self, mod: tvm.IRModule, tensors: Mapping[str, relax.Var]) -> None:
+    def __init__(self, mod: tvm.IRModule, tensors: Mapping[str, relax.Var], disturbed: bool = False) -> None:
         from tvm_ext.target import native_target
 
         self.tensors = tuple(tensors)
@@ -56,13 +58,32 @@ class ObservedModel:
         target = native_target()
         try:
             with target:
-                executable = tvm.compile(_with_outputs(main, list(tensors.values())), target, relax_pipeline="tvm_ext")
+                seen = _with_outputs(main, list(tensors.values()), disturbed)
+                executable = tvm.compile(seen, target, relax_pipeline="tvm_ext")
         except Exception as error:  # TVM raises whatever its C++ side threw
             raise CompileError(f"the model in floats cannot be compiled for calibration: {error}") from error
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
+        self._zeros: dict[str, Any] = {}
+        if disturbed:
+            shared: dict[tuple[int, ...], Any] = {}
+            for name, variable in tensors.items():
+                shape = static_shape(variable) or ()
+                if shape not in shared:
+                    shared[shape] = tvm.runtime.tensor(np.zeros(shape, np.float32))
+                self._zeros[name] = shared[shape]
 
-    def run(self, inputs: Mapping[str, NDArray]) -> tuple[list[NDArray], dict[str, NDArray]]:
+    def run(
+        self, inputs: Mapping[str, NDArray], errors: Mapping[str, NDArray] | None = None
+    ) -> tuple[list[NDArray], dict[str, NDArray]]:
         """Run the model once.
+
+        Parameters
+        ----------
+        inputs : mapping
+            By name.
+        errors : mapping, optional
+            Tensor to what is added to it, of its shape; only for a model that may be ``disturbed``. No tensors are
+            returned then.
 
         Returns
         -------
@@ -71,8 +92,14 @@ class ObservedModel:
         dict
             Tensor to its values.
         """
-        results = self._machine["main"](*(tvm.runtime.tensor(inputs[name]) for name, _, _ in self.parameters))
+        arguments = [tvm.runtime.tensor(inputs[name]) for name, _, _ in self.parameters]
+        added = dict(self._zeros)
+        for name, error in (errors or {}).items():
+            added[name] = tvm.runtime.tensor(np.ascontiguousarray(error, np.float32))
+        results = self._machine["main"](*arguments, *added.values())
         outputs, tensors = results[0], results[1]
+        if errors is not None:
+            return [output.numpy() for output in _flat(outputs)], {}
         found = {name: tensor.numpy() for name, tensor in zip(self.tensors, tensors, strict=True)}
         return [output.numpy() for output in _flat(outputs)], found
 
@@ -152,15 +179,25 @@ def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> d
     return {name: np.concatenate(parts, axis=1) for name, parts in kept.items()}
 
 
-def _with_outputs(main: relax.Function, tensors: Sequence[relax.Var]) -> tvm.IRModule:
-    """Write ``main`` anew, with a tuple of its result and a tuple of tensors as its result."""
+def _with_outputs(main: relax.Function, tensors: Sequence[relax.Var], disturbed: bool) -> tvm.IRModule:
+    """Write ``main`` anew, with a tuple of its result and a tuple of tensors as its result.
+
+    With ``disturbed`` it has a further parameter for each of the tensors, which is added to it.
+    """
     builder = relax.BlockBuilder()
     values: dict[relax.Var, relax.Expr] = {}
     substitution = Substitution(values)
-    with builder.function("main", list(main.params)):
+    errors = {variable: relax.Var(f"error{at}", variable.ty) for at, variable in enumerate(tensors) if disturbed}
+    with builder.function("main", [*main.params, *errors.values()]):
         with builder.dataflow():
+            for parameter in main.params:
+                if parameter in errors:
+                    values[parameter] = builder.emit(relax.op.add(parameter, errors[parameter]))
             for binding in bindings_of(main):
-                values[binding.var] = builder.emit(substitution.visit_expr(binding.value))
+                value = builder.emit(substitution.visit_expr(binding.value))
+                if binding.var in errors:
+                    value = builder.emit(relax.op.add(value, errors[binding.var]))
+                values[binding.var] = value
             inside = relax.Tuple([values.get(variable, variable) for variable in tensors])
             result = substitution.visit_expr(main.body.body)
             output = builder.emit_output(relax.Tuple([result, inside]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,25 @@ from tvm_ext.vta.calibrate import ObservedModel, check_samples, observe
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts, costs_named
 from tvm_ext.vta.equalize import equalize
+from tvm_ext.vta.forms import from_form, in_forms, to_form
 from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layer_error import lossy_layers
 from tvm_ext.vta.layers import IntegerNetwork, Layer
-from tvm_ext.vta.partition import Device, Partition, plan_partition
+from tvm_ext.vta.output_error import ERROR_SAMPLES, OutputError, assign_within
+from tvm_ext.vta.partition import Device, Partition, layer_times, plan_partition
 from tvm_ext.vta.quantize import quantize_network
 from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region
 from tvm_ext.vta.relax_layers import ModelGraph, read_graph
-from tvm_ext.vta.unfold import unfold_columns, unfold_layers
+from tvm_ext.vta.rounding import SeenInputs
+from tvm_ext.vta.unfold import unfold_layers
 
 LARGEST_ERROR = 0.05
 """Share of its results' size that a layer alone may lose in integers."""
+LARGEST_OUTPUT_ERROR = 0.05
+"""Share of the outputs' size that all layers together may lose."""
+
+NOTHING = IntegerNetwork((), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +65,8 @@ class VTAModel:
     config : VTAConfig
     notes : tuple of str
         One sentence for each thing that a user should know.
+    output_error : float, optional
+        Error of the outputs as a share of their size, estimated on some calibration data; None without any.
     """
 
     mod: tvm.IRModule
@@ -68,6 +77,7 @@ class VTAModel:
     regions: tuple[RegionProgram, ...]
     config: VTAConfig
     notes: tuple[str, ...]
+    output_error: float | None = None
 
     def decisions(self) -> dict[str, Any]:
         """Return what was decided, as plain data."""
@@ -82,6 +92,7 @@ class VTAModel:
             "layers": [{**row, **integers.get(row["layer"], {})} for row in rows],
             "regions": [list(region) for region in self.partition.regions],
             "instructions": [len(region.program.words) for region in self.regions],
+            "output_error": self.output_error,
         }
 
     @cached_property
@@ -157,6 +168,7 @@ def offload(
     host: HostSpeed | None = None,
     forced: Mapping[str, Device] | None = None,
     largest_error: float = LARGEST_ERROR,
+    largest_output_error: float = LARGEST_OUTPUT_ERROR,
 ) -> VTAModel:
     """Move what VTA can run faster than the CPU to VTA.
 
@@ -176,6 +188,9 @@ def offload(
     largest_error : float
         Share of its results' size that a layer alone may lose in integers on the first sample; one that loses more
         stays on the CPU.
+    largest_output_error : float
+        Share of the outputs' size that may be lost, estimated on some of the samples: layers whose error is not worth
+        the time that they save stay on the CPU until that is so.
 
     Returns
     -------
@@ -190,37 +205,83 @@ def offload(
     graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
     # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
     known = {name: fixed[variable] for name, variable in graph.variables.items() if variable in fixed}
-    observed: dict[str, NDArray] = {}
-    first: dict[str, NDArray] = {}
+    plan = partial(
+        plan_partition, graph.nodes, graph.outputs, config, costs, host, forced,
+        times=layer_times(graph.nodes, config, costs, host),
+    )  # fmt: skip
+    calibrated: _Calibrated | None = None
     lossy: dict[str, str] = {}
     while True:
-        partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, forced, lossy)
+        partition = plan(refused=lossy)
         layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
         if not layers:
-            notes = _notes(graph, partition)
-            return VTAModel(mod, floats, graph, partition, IntegerNetwork((), {}), (), config, notes)
-        if calibration is not None and not observed:
-            parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
-            samples = check_samples(parameters, calibration)
-            wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
-            model = ObservedModel(floats, {name: graph.variables[name] for name in wanted})
-            observed = observe(model, samples)
-            first = in_forms(layers, model.run(samples[0])[1])
-        equalized = equalize(layers, observed, known)
-        network = replace(quantize_network(equalized.layers, equalized.observed, known), scales=equalized.scales)
+            return VTAModel(mod, floats, graph, partition, NOTHING, (), config, _notes(graph, partition), 0.0)
+        if calibration is not None and calibrated is None:
+            calibrated = _Calibrated.of(floats, graph, layers, calibration)
+        network = _network(layers, calibrated, known)
+        if calibrated is None:
+            break
         # With fewer layers on VTA no other one gains by being there, so that what was observed is enough.
-        worse = lossy_layers(network, first, largest_error) if first else {}
+        first = in_forms(layers, calibrated.errors.right[0][1])
+        worse = lossy_layers(network, first, largest_error)
         worse = {name: reason for name, reason in worse.items() if name not in (forced or {})}
         if not worse:
             break
         lossy |= worse
-    notes = _notes(graph, partition)
+    error = None
+    if calibrated is not None:
+
+        def quantized(chosen: Partition) -> IntegerNetwork:
+            return _network([layer for layer in graph.layers if layer.name in chosen.on_vta], calibrated, known)
+
+        partition, network, error = assign_within(
+            calibrated.errors, partial(plan, refused=lossy), quantized, partition, network, largest_output_error
+        )
+    notes = _notes(graph, partition, error, largest_output_error)
+    if not network.layers:
+        return VTAModel(mod, floats, graph, partition, network, (), config, notes, error)
     regions = tuple(_build_regions(graph, partition, network, config, costs))
-    return VTAModel(with_regions(floats, regions, network), floats, graph, partition, network, regions, config, notes)
+    written = with_regions(floats, regions, network)
+    return VTAModel(written, floats, graph, partition, network, regions, config, notes, error)
 
 
-def _notes(graph: ModelGraph, partition: Partition) -> tuple[str, ...]:
-    """Say how many layers run on VTA, and of every other convolution, product and pooling why it does not."""
+@dataclass(frozen=True, eq=False)
+class _Calibrated:
+    """What was seen on calibration data: values of tensors, and a way to tell what errors become."""
+
+    observed: Mapping[str, NDArray]
+    errors: OutputError
+
+    @classmethod
+    def of(
+        cls, floats: tvm.IRModule, graph: ModelGraph, layers: Sequence[Layer], data: Mapping[str, NDArray]
+    ) -> _Calibrated:
+        parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
+        samples = check_samples(parameters, data)
+        wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
+        model = ObservedModel(floats, {name: graph.variables[name] for name in wanted}, disturbed=True)
+        return cls(observe(model, samples), OutputError(model, samples[:ERROR_SAMPLES]))
+
+
+def _network(layers: Sequence[Layer], calibrated: _Calibrated | None, known: Mapping[str, int]) -> IntegerNetwork:
+    """Choose scales, and write layers in integers."""
+    if not layers:
+        return NOTHING
+    if calibrated is None:
+        return quantize_network(layers, {}, known)
+    equalized = equalize(layers, calibrated.observed, known)
+    scales = equalized.scales
+    seen = SeenInputs([in_forms(layers, tensors) for _, tensors in calibrated.errors.right])
+    network = quantize_network(
+        equalized.layers, equalized.observed, known, lambda layer: seen.of(layer, scales[layer.data])
+    )
+    return replace(network, scales=scales)
+
+
+def _notes(
+    graph: ModelGraph, partition: Partition, error: float | None = None, limit: float = LARGEST_OUTPUT_ERROR
+) -> tuple[str, ...]:
+    """Say how many layers run on VTA, what they lose, and of every other layer why it does not run there."""
     count, regions = len(partition.on_vta), len(partition.regions)
     if not count:
         first = "nothing in this model runs on VTA: all of it is compiled for the CPU"
@@ -228,7 +289,11 @@ def _notes(graph: ModelGraph, partition: Partition) -> tuple[str, ...]:
         first = f"{count} of {len(partition.decisions)} layers run on VTA, in {regions} region{'s'[: regions > 1]}"
     refused = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
     slower = [f"{row.layer} stays on the CPU: {row.reason}" for row in partition.decisions if row.device == "cpu"]
-    return (first, *refused, *slower)
+    lost = []
+    if count and error is not None:
+        more = f", more than {limit:.0%}, by layers that were put on VTA by name" if error > limit else ""
+        lost = [f"the outputs are off by {error:.2%} of their size on calibration data{more}"]
+    return (first, *lost, *refused, *slower)
 
 
 def offload_imported(
@@ -296,34 +361,3 @@ def _unfolded(graph: ModelGraph, block: int) -> ModelGraph:
     changed = unfold_layers(graph.layers, block)
     nodes = tuple(replace(node, layer=changed.get(node.name, node.layer)) for node in graph.nodes)
     return replace(graph, nodes=nodes)
-
-
-def in_forms(layers: Sequence[Layer], tensors: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Bring the tensors that layers read and give into the form in which they see them; pictures stay as they are."""
-    forms: dict[str, tuple[int, ...]] = {}
-    for layer in layers:
-        forms |= {layer.data: layer.in_shape, layer.name: layer.out_shape}
-        if layer.residual is not None:
-            forms[layer.residual] = layer.out_shape
-    return {name: to_form(tensors[name], form) for name, form in forms.items()}
-
-
-def to_form(values: NDArray, form: tuple[int, ...], unfold: tuple[int, int, int] | None = None) -> NDArray:
-    """Bring a tensor of the model into the form (N, C, H, W) that layers see.
-
-    A matrix is filled up with zeros; with ``unfold`` a picture is unfolded by kernel, stride and padding.
-    """
-    if values.ndim == 4:
-        return values if unfold is None else unfold_columns(values, unfold)
-    n, channels, _, width = form
-    rows = values.reshape(-1, channels)
-    filled = np.pad(rows, ((0, n * width - len(rows)), (0, 0)))
-    return filled.reshape(width, n, channels, 1).transpose(1, 2, 3, 0)
-
-
-def from_form(values: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """Undo :func:`to_form`."""
-    if len(shape) == 4:
-        return values
-    rows = values.transpose(3, 0, 1, 2).reshape(-1, shape[-1])
-    return rows[: int(np.prod(shape[:-1]))].reshape(shape)

@@ -52,6 +52,36 @@ class PartNode(Protocol):
 
 
 @dataclass(frozen=True)
+class Penalties:
+    """What errors cost, beside time.
+
+    Attributes
+    ----------
+    price : float
+        Seconds for the square of the outputs' error, as a share of their size.
+    layers : mapping
+        Layer to what it adds to that square on VTA; one that is missing stays on the CPU.
+    tensors : mapping
+        Tensor to what it adds if the CPU makes it and VTA reads it.
+    """
+
+    price: float
+    layers: Mapping[str, float]
+    tensors: Mapping[str, float]
+
+    def layer_seconds(self, name: str) -> float:
+        """Return how many seconds more a layer counts on VTA."""
+        return self.price * self.layers.get(name, 0.0)
+
+    def tensor_seconds(self, name: str) -> float:
+        """Return how many seconds more it counts to bring a tensor to VTA."""
+        return self.price * self.tensors.get(name, 0.0)
+
+
+_NONE = Penalties(0.0, {}, {})
+
+
+@dataclass(frozen=True)
 class Decision:
     """Where a layer runs.
 
@@ -151,6 +181,8 @@ def plan_partition(
     host: HostSpeed | None = None,
     forced: Mapping[str, Device] | None = None,
     refused: Mapping[str, str] | None = None,
+    penalties: Penalties | None = None,
+    times: LayerTimes | None = None,
 ) -> Partition:
     """Assign every layer to VTA or the CPU.
 
@@ -167,6 +199,10 @@ def plan_partition(
         Layer to the side it must be on.
     refused : mapping, optional
         Layer to the reason why it must not run on VTA.
+    penalties : Penalties, optional
+        What counts beside time.
+    times : LayerTimes, optional
+        What :func:`layer_times` found, which takes most of the time.
 
     Raises
     ------
@@ -174,17 +210,30 @@ def plan_partition(
         If ``forced`` names no layer, or puts one on VTA that cannot run there.
     """
     host, forced = host or HostSpeed(), forced or {}
-    times, problems = _times(nodes, config, costs, host, refused or {})
-    _check_forced(forced, times, problems)
-    crossing = _cut(nodes, set(outputs), times, forced, host)
-    on_vta = _fewer_regions(nodes, set(outputs), {name for name in times if name in crossing}, times, forced, host)
+    found = times or layer_times(nodes, config, costs, host)
+    seconds_of = {name: (None if name in (refused or {}) else vta, cpu) for name, (vta, cpu) in found.seconds.items()}
+    problems = {**found.problems, **(refused or {})}
+    _check_forced(forced, seconds_of, problems)
+    weighed, counted = seconds_of, penalties or _NONE
+    if penalties is not None:
+        chosen_from = {*penalties.layers, *forced}
+        weighed = {
+            name: (None if vta is None or name not in chosen_from else vta + penalties.layer_seconds(name), cpu)
+            for name, (vta, cpu) in seconds_of.items()
+        }
+    crossing = _cut(nodes, set(outputs), weighed, forced, host, counted)
+    on_vta = {name for name in weighed if name in crossing}
+    on_vta = _fewer_regions(nodes, set(outputs), on_vta, weighed, forced, host, counted)
     decisions = []
     for node in nodes:
         if node.layer is None:
             continue
-        vta, cpu = times[node.name]
+        vta, cpu = seconds_of[node.name]
         device: Device = "vta" if node.name in on_vta else "cpu"
         reason = _reason(node, device, vta, cpu, config.block, problems, forced)
+        if device == "cpu" and vta is not None and penalties is not None and counted.layers.get(node.name):
+            added = counted.layers[node.name] ** 0.5
+            reason = f"{reason}; in integers it would add {added:.2%} to the error of the outputs"
         decisions.append(Decision(node.name, device, vta, cpu, reason))
     seconds = conversion_seconds(nodes, outputs, on_vta, host)
     regions = _regions(nodes, on_vta)
@@ -194,21 +243,39 @@ def plan_partition(
     return partition
 
 
-def _times(
-    nodes: Sequence[PartNode], config: VTAConfig, costs: CycleCosts, host: HostSpeed, refused: Mapping[str, str]
-) -> tuple[dict[str, tuple[float | None, float]], dict[str, str]]:
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of layers on either side.
+
+    Attributes
+    ----------
+    seconds : mapping
+        Layer to its time on VTA, None if it cannot run there, and on the CPU.
+    problems : mapping
+        Layer to why it cannot run on VTA.
+    """
+
+    seconds: Mapping[str, tuple[float | None, float]]
+    problems: Mapping[str, str]
+
+
+def layer_times(
+    nodes: Sequence[PartNode], config: VTAConfig, costs: CycleCosts, host: HostSpeed | None = None
+) -> LayerTimes:
+    """Estimate the times of all layers."""
+    host = host or HostSpeed()
     times: dict[str, tuple[float | None, float]] = {}
-    problems = dict(refused)
+    problems: dict[str, str] = {}
     for node in nodes:
         if node.layer is None:
             continue
         vta = None
         try:
-            vta = None if node.name in refused else layer_cycles(node.layer, config, costs) / (costs.clock_mhz * 1e6)
+            vta = layer_cycles(node.layer, config, costs) / (costs.clock_mhz * 1e6)
         except VTAProgramError as error:
             problems[node.name] = str(error)
         times[node.name] = (vta, cpu_seconds(node.layer, host))
-    return times, problems
+    return LayerTimes(times, problems)
 
 
 def _check_forced(
@@ -227,6 +294,7 @@ def _cut(
     times: Mapping[str, tuple[float | None, float]],
     forced: Mapping[str, Device],
     host: HostSpeed,
+    penalties: Penalties = _NONE,
 ) -> set[str]:
     """Return the nodes on VTA's side of a minimum cut; capacities are whole nanoseconds, so that sums are exact."""
     graph = nx.DiGraph()
@@ -253,7 +321,7 @@ def _cut(
             continue
         cost = _nanoseconds(elements[tensor] / host.conversions)
         packed, unpacked = ("packed", tensor), ("unpacked", tensor)
-        graph.add_edge(packed, key(tensor), capacity=cost)
+        graph.add_edge(packed, key(tensor), capacity=cost + _nanoseconds(penalties.tensor_seconds(tensor)))
         graph.add_edge(key(tensor), unpacked, capacity=cost)
         for reader in read_by:
             graph.add_edge(key(reader), packed)
@@ -269,12 +337,15 @@ def _fewer_regions(
     times: Mapping[str, tuple[float | None, float]],
     forced: Mapping[str, Device],
     host: HostSpeed,
+    penalties: Penalties = _NONE,
 ) -> set[str]:
     """Move regions to the CPU as long as that takes less time: a cut does not know what it costs to start a program."""
 
     def seconds(chosen: set[str]) -> float:
         layers = sum((vta or 0.0) if name in chosen else cpu for name, (vta, cpu) in times.items())
-        return layers + conversion_seconds(nodes, outputs, chosen, host) + host.start * len(_regions(nodes, chosen))
+        packed = sum(penalties.tensor_seconds(name) for name in packed_tensors(nodes, chosen))
+        starts = host.start * len(_regions(nodes, chosen))
+        return layers + packed + conversion_seconds(nodes, outputs, chosen, host) + starts
 
     while True:
         free = [{name for name in region if forced.get(name) != "vta"} for region in _regions(nodes, on_vta)]
@@ -321,6 +392,11 @@ def conversion_seconds(
         if any((reader in on_vta) != (tensor in on_vta) for reader in read_by):
             total += elements[tensor] / host.conversions
     return total
+
+
+def packed_tensors(nodes: Sequence[PartNode], on_vta: set[str] | frozenset[str]) -> set[str]:
+    """Return the tensors that are not made on VTA and that it reads."""
+    return {name for node in nodes if node.name in on_vta for name in node.inputs if name not in on_vta}
 
 
 def _reason(

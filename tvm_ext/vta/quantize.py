@@ -6,7 +6,7 @@ Micro 2019: 8-bit weights and activations without zero points, 32-bit sums, a sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import floor, isfinite, log2
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tvm_ext.errors import GraphError, InputError
 from tvm_ext.vta.layers import ACCUMULATOR_BITS, IntegerLayer, IntegerNetwork, Layer, verify_network
+from tvm_ext.vta.rounding import round_weights
 
 # Steps finer than the largest value asks for; what is larger is clipped.
 FINER_STEPS = 2
@@ -49,7 +50,10 @@ def to_integers(values: NDArray, fraction: int) -> NDArray[np.int8]:
 
 
 def quantize_network(
-    layers: Sequence[Layer], observed: Mapping[str, NDArray], fixed: Mapping[str, int] | None = None
+    layers: Sequence[Layer],
+    observed: Mapping[str, NDArray],
+    fixed: Mapping[str, int] | None = None,
+    seen: Callable[[Layer], NDArray | None] = lambda layer: None,
 ) -> IntegerNetwork:
     """Choose scales for all tensors and weights, and write the layers in integers.
 
@@ -61,6 +65,9 @@ def quantize_network(
         Tensor to values that it takes: all of them or a sample.
     fixed : mapping, optional
         Fractions that are known, as those of a quantised model; they come before observed values.
+    seen : callable, optional
+        From a layer to what it sees at some places (see :func:`tvm_ext.vta.rounding.round_weights`), None if that is
+        not known.
 
     Returns
     -------
@@ -77,14 +84,13 @@ def quantize_network(
     wanted = {name: _wanted(name, observed, fixed) for name in sorted(names - pooled)}
     caps: dict[str, int] = {}
     while True:
-        fractions, written = dict(wanted), []
+        fractions, sums_of = dict(wanted), {}
         for name, cap in caps.items():
             fractions[name] = min(fractions.get(name, cap), cap)
         retry = False
         for layer in layers:
             if layer.kind == "max_pool2d":
                 fractions[layer.name] = fractions[layer.data]
-                written.append(IntegerLayer(layer))
                 continue
             weights, bias = _parameters(layer)
             sums = fractions[layer.data] + _weight_fraction(layer, weights, bias, fractions)
@@ -97,8 +103,14 @@ def quantize_network(
             if layer.residual is not None:
                 most = fractions[layer.residual] + FINER_THAN_RESIDUAL
                 fractions[layer.name] = min(fractions[layer.name], most)
-            written.append(_convolution(layer, weights, bias, fractions, sums))
+            sums_of[layer.name] = sums
         if not retry:
+            written = [
+                _convolution(layer, fractions, sums_of[layer.name], seen(layer))
+                if layer.name in sums_of
+                else IntegerLayer(layer)
+                for layer in layers
+            ]
             network = IntegerNetwork(tuple(written), {name: fractions[name] for name in sorted(names)})
             verify_network(network)
             return network
@@ -151,16 +163,17 @@ def _weight_fraction(layer: Layer, floats: NDArray, bias: NDArray, fractions: Ma
     return fraction
 
 
-def _convolution(
-    layer: Layer, weights: NDArray, bias: NDArray, fractions: Mapping[str, int], sums: int
-) -> IntegerLayer:
+def _convolution(layer: Layer, fractions: Mapping[str, int], sums: int, seen: NDArray | None) -> IntegerLayer:
+    weights, bias = _parameters(layer)
     shift = sums - fractions[layer.name]
     rounding = (1 << shift) >> 1
-    whole = np.floor(np.ldexp(bias.astype(np.float64), sums) + 0.5).astype(np.int64) + rounding
+    rounded = round_weights(layer, weights, sums - fractions[layer.data], seen)
+    wide = np.ldexp(bias.astype(np.float64), sums) + np.ldexp(rounded.bias, fractions[layer.data])
+    whole = np.floor(wide + 0.5).astype(np.int64) + rounding
     low, high = _bounds(layer, fractions[layer.name])
     return IntegerLayer(
         layer,
-        to_integers(weights, sums - fractions[layer.data]),
+        rounded.integers,
         whole.astype(np.int32),
         shift,
         0 if layer.residual is None else sums - fractions[layer.residual],
