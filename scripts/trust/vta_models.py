@@ -46,7 +46,7 @@ class Case:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--only", metavar="NAME", action="append", default=[], help="models of that name")
-    parser.add_argument("--calibration", type=int, default=8, help="inputs that ranges are chosen on")
+    parser.add_argument("--calibration", type=int, default=8, help="inputs to calibrate on; twice as many if trained")
     parser.add_argument("--inputs", type=int, default=8, help="inputs that are compared")
     parser.add_argument("--seconds", type=float, default=1800, help="limit for one model")
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -135,7 +135,8 @@ def _measure(case: Case) -> dict[str, Any]:
 
     entry, costs = get(case.name), costs_named("chisel")
     imported = import_model(entry.onnx_path(), input_shapes=entry.input_shapes())
-    drawn = [entry.inputs(CALIBRATION_SEED + seed) for seed in range(case.calibration)]
+    trained = entry.kind == "trained"
+    drawn = [entry.inputs(CALIBRATION_SEED + seed) for seed in range(case.calibration * (1 + trained))]
     calibration = {name: np.stack([sample[name] for sample in drawn]) for name in drawn[0]}
     target = tvm.target.Target("tvm-ext/vta-1x16x16")
     model = offload_imported(imported, target, calibration, costs)
@@ -157,7 +158,6 @@ def _measure(case: Case) -> dict[str, Any]:
         total += answers[0].size
     seconds = profile_regions(model.regions, costs, model.partition).seconds()
     relative, agreement = (error / signal) ** 0.5 if signal else float(error > 0), same / total
-    trained = entry.kind == "trained"
     accurate = relative <= RELATIVE_ERROR or (trained and agreement >= 1 - ANSWERS_LOST)
     return {
         "weights": "trained" if trained else "made up",

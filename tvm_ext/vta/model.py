@@ -25,13 +25,14 @@ from tvm_ext.vta.borders import with_regions
 from tvm_ext.vta.calibrate import ObservedModel, check_samples, observe
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts, costs_named
+from tvm_ext.vta.cut import Device
 from tvm_ext.vta.equalize import equalize
 from tvm_ext.vta.forms import from_form, in_forms, to_form
 from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layer_error import lossy_layers
 from tvm_ext.vta.layers import IntegerNetwork, Layer
-from tvm_ext.vta.output_error import ERROR_SAMPLES, OutputError, assign_within
-from tvm_ext.vta.partition import Device, Partition, layer_times, plan_partition
+from tvm_ext.vta.output_error import ERROR_SAMPLES, LAYER_SAMPLES, OutputError, assign_within
+from tvm_ext.vta.partition import Partition, layer_times, plan_partition
 from tvm_ext.vta.quantize import quantize_network
 from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region
@@ -250,6 +251,7 @@ class _Calibrated:
     """What was seen on calibration data: values of tensors, and a way to tell what errors become."""
 
     observed: Mapping[str, NDArray]
+    seen: SeenInputs
     errors: OutputError
 
     @classmethod
@@ -260,7 +262,11 @@ class _Calibrated:
         samples = check_samples(parameters, data)
         wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
         model = ObservedModel(floats, {name: graph.variables[name] for name in wanted}, disturbed=True)
-        return cls(observe(model, samples), OutputError(model, samples[:ERROR_SAMPLES]))
+        # Errors of single layers are measured on other samples than weights are fitted to, as far as there are any.
+        half = max(len(samples) // 2, 1)
+        seen = SeenInputs([in_forms(layers, model.run(sample)[1]) for sample in samples[:half][:LAYER_SAMPLES]])
+        judged = [*samples[half:], *samples[:half]][:ERROR_SAMPLES]
+        return cls(observe(model, samples), seen, OutputError(model, judged))
 
 
 def _network(layers: Sequence[Layer], calibrated: _Calibrated | None, known: Mapping[str, int]) -> IntegerNetwork:
@@ -271,9 +277,8 @@ def _network(layers: Sequence[Layer], calibrated: _Calibrated | None, known: Map
         return quantize_network(layers, {}, known)
     equalized = equalize(layers, calibrated.observed, known)
     scales = equalized.scales
-    seen = SeenInputs([in_forms(layers, tensors) for _, tensors in calibrated.errors.right])
     network = quantize_network(
-        equalized.layers, equalized.observed, known, lambda layer: seen.of(layer, scales[layer.data])
+        equalized.layers, equalized.observed, known, lambda layer: calibrated.seen.of(layer, scales[layer.data])
     )
     return replace(network, scales=scales)
 

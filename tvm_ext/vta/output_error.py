@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.vta.calibrate import ObservedModel
+from tvm_ext.vta.cut import Penalties
 from tvm_ext.vta.forms import from_form, in_forms
 from tvm_ext.vta.layers import IntegerLayer, IntegerNetwork, Layer
-from tvm_ext.vta.partition import Partition, Penalties
+from tvm_ext.vta.partition import Partition
 from tvm_ext.vta.unfold import unfold_columns
 
 Outputs = Sequence[NDArray]
-# Samples that errors are measured on.
-ERROR_SAMPLES = 2
+# Samples that errors are measured on, at most, and those of them that single layers are measured on.
+ERROR_SAMPLES, LAYER_SAMPLES = 8, 4
 # What is aimed at, as a share of the largest error: other inputs lose more than those that scales were chosen on.
 MARGIN = 0.8
 # An assignment whose error is so large a share of what is aimed at is not worth to be bettered.
@@ -158,7 +159,7 @@ class OutputError:
     model : ObservedModel
         One to which errors can be added.
     samples : sequence of mapping
-        Inputs by name; means are taken over them.
+        Inputs by name.
     """
 
     def __init__(self, model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> None:
@@ -166,7 +167,7 @@ class OutputError:
         self.right = [model.run(sample) for sample in samples]
 
     def together(self, network: IntegerNetwork) -> float:
-        """Return the square of the outputs' error with all layers of a network in integers."""
+        """Return the square of the outputs' error with all layers of a network in integers, on average."""
         rows = []
         for sample, (outputs, tensors) in zip(self.samples, self.right, strict=True):
             errors = network_errors(network, tensors)
@@ -174,7 +175,7 @@ class OutputError:
         return float(np.mean(rows))
 
     def each(self, network: IntegerNetwork) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what each tensor adds to the square of the outputs' error.
+        """Return what each tensor adds to the square of the outputs' error, on average.
 
         Returns
         -------
@@ -185,7 +186,8 @@ class OutputError:
         """
         layers: dict[str, list[float]] = {}
         tensors: dict[str, list[float]] = {}
-        for sample, (outputs, values) in zip(self.samples, self.right, strict=True):
+        pairs = list(zip(self.samples, self.right, strict=True))
+        for sample, (outputs, values) in pairs[:LAYER_SAMPLES]:
             errors = network_errors(network, values)
             for name, error in errors.items():
                 added = share(self.model.run(sample, {name: error})[0], outputs)
