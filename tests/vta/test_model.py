@@ -112,6 +112,16 @@ def perceptron(e: Emitter, x: Any) -> Any:
     return e.emit(relax.op.matmul(first, e.constant(40, 20)))
 
 
+def scaled(e: Emitter, x: Any) -> Any:
+    """Factors and biases of channels before convolutions, as in DenseNet, one factor negative."""
+    factors = np.linspace(-0.5, 2, 24, dtype=np.float32).reshape(24, 1, 1)
+    data = e.relu(e.conv(x, 24))
+    for _ in range(2):
+        normed = e.emit(relax.op.add(e.emit(relax.op.multiply(data, relax.const(factors))), e.constant(24, 1, 1)))
+        data = e.conv(e.relu(normed), 24)
+    return data
+
+
 MODELS = {
     "residual": ((1, 3, 6, 6), residual_block),
     "pooled": ((1, 3, 8, 8), pooled),
@@ -119,6 +129,7 @@ MODELS = {
     "regions": ((1, 8, 6, 6), two_regions),
     "perceptron": ((5, 24), perceptron),
     "batch": ((3, 3, 8, 8), pooled),
+    "scaled": ((1, 3, 6, 6), scaled),
 }
 
 
@@ -158,6 +169,7 @@ def references(model: VTAModel, tensors: Mapping[str, np.ndarray]) -> dict[str, 
                 ("regions", "sim"),
                 ("decoder", "sim"),
                 ("residual", "sim"),
+                ("scaled", "sim"),
                 ("batch", "sim"),
                 *((name, "sim_2x16") for name in MODELS),
                 *((name, "sim_4x8") for name in MODELS),

@@ -35,6 +35,49 @@ def test_a_layer_takes_what_follows_until_it_is_clipped() -> None:
     assert layer.bias.any()
 
 
+def test_factors_of_channels_belong_to_the_weights() -> None:
+    factors = np.linspace(-1, 2, 16, dtype=np.float32).reshape(16, 1, 1)
+
+    def body(e: Emitter, x: Any) -> Any:
+        scaled = e.emit(relax.op.multiply(relax.const(factors), e.conv(x, 16)))
+        return e.relu(e.emit(relax.op.add(scaled, relax.const(factors))))
+
+    def plain(e: Emitter, x: Any) -> Any:
+        return e.conv(x, 16)
+
+    layer, without = only(graph_of(body)), only(graph_of(plain))
+    assert (len(layer.covers), layer.low) == (5, 0)
+    np.testing.assert_allclose(layer.weights, without.weights * factors[:, None], rtol=1e-6)
+    np.testing.assert_allclose(layer.bias, (without.bias + 1) * factors[:, 0, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_factors_after_a_sum_or_a_bound_are_a_layer_of_their_own() -> None:
+    """As those of a batch norm before its convolution are."""
+    factors = np.linspace(-1, 2, 16, dtype=np.float32).reshape(16, 1, 1)
+
+    def body(e: Emitter, x: Any) -> Any:
+        total = e.emit(relax.op.add(e.conv(x, 16), x))
+        scaled = e.emit(relax.op.multiply(total, relax.const(factors)))
+        return e.relu(e.emit(relax.op.add(scaled, relax.const(np.float32(0.5)))))
+
+    first, second = graph_of(body).layers
+    assert (first.residual, second.operator, second.groups, second.low) == ("x", "scale", 16, 0)
+    np.testing.assert_array_equal(second.weights.reshape(-1), factors.reshape(-1))
+    np.testing.assert_array_equal(second.bias, np.full(16, 0.5))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.ones((1, 16, 8, 8)), np.linspace(0, 1, 8), np.full(1, np.inf), np.full((16, 1, 1), np.nan)],
+    ids=["values of places", "of columns", "infinite", "nan"],
+)
+def test_other_factors_are_none(other: np.ndarray) -> None:
+    def body(e: Emitter, x: Any) -> Any:
+        return e.emit(relax.op.multiply(x, relax.const(other.astype(np.float32))))
+
+    assert not graph_of(body).layers
+
+
 def test_a_second_residual_is_a_layer_of_its_own() -> None:
     def body(e: Emitter, x: Any) -> Any:
         total = e.emit(relax.op.add(e.conv(x, 16), x))

@@ -226,22 +226,30 @@ class _Reader:
         if operator == "relax.clip":
             low, high = (number_of(argument) for argument in call.args[1:3])
             return None if low is None or high is None or low > high else replace(layer, low=low, high=high)
-        if operator != "relax.add" or layer.kind == "max_pool2d":
+        if operator not in ("relax.add", "relax.multiply") or layer.weights is None or layer.bias is None:
             return None
         other = call.args[1] if call.args[0].same_as(current) else call.args[0]
         values = constant(other)
         if values is not None:
-            bias = self._per_channel(values, following, len(cast(NDArray, layer.bias)))
-            return None if bias is None else replace(layer, bias=cast(NDArray, layer.bias) + bias)
+            each = self.per_channel(values, following, len(layer.bias))
+            if each is None:
+                return None
+            if operator == "relax.add":
+                return replace(layer, bias=layer.bias + each)
+            if layer.residual is not None or layer.operator in ("average", "add"):
+                return None  # of these all weights are equal
+            return replace(layer, weights=layer.weights * each[:, None, None, None], bias=layer.bias * each)
+        if operator == "relax.multiply":
+            return None
         same = isinstance(other, relax.Var) and static_shape(other) == static_shape(current)
         if not same or layer.residual is not None or not is_float(other) or other.same_as(current):
             return None
         return replace(layer, residual=self.name(other))
 
-    def _per_channel(self, values: NDArray, variable: Any, channels: int) -> NDArray[np.float32] | None:
-        """Return a constant operand as one value a channel, None if it is something else."""
+    def per_channel(self, values: NDArray, variable: Any, channels: int) -> NDArray[np.float32] | None:
+        """Return a constant operand as one finite value a channel, None if it is something else."""
         shape = static_shape(variable)
-        if shape is None or values.ndim > len(shape):
+        if shape is None or values.ndim > len(shape) or not np.isfinite(values).all():
             return None
         axis = 1 if len(shape) == 4 else len(shape) - 1
         extents = (1,) * (len(shape) - values.ndim) + values.shape

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from tvm import relax
 
 from tvm_ext.passes.quantized_values import constant, static_shape
@@ -42,6 +43,9 @@ class LayerReader(Protocol):
 
     def through_reshape(self, expr: Any) -> Any:
         """Return what a flattened tensor was before."""
+
+    def per_channel(self, values: NDArray, variable: Any, channels: int) -> NDArray[np.float32] | None:
+        """Return a constant operand as one finite value a channel, None if it is something else."""
 
 
 LayerRule: TypeAlias = Callable[[LayerReader, Any], tuple[Layer, list[Any]]]
@@ -216,11 +220,29 @@ def _sum(reader: LayerReader, anchor: Any) -> tuple[Layer, list[Any]]:
     return replace(layer, residual=reader.name(second), operator="add"), covers
 
 
+def _scale(reader: LayerReader, anchor: Any) -> tuple[Layer, list[Any]]:
+    call = reader.calls[anchor]
+    data, other = call.args if isinstance(call.args[0], relax.Var) else reversed(call.args)
+    values = constant(other)
+    if values is None or len(reader.shape(data)) != 4 or static_shape(data) != static_shape(anchor):
+        raise NotALayer("not a product of pictures and a constant")
+    each = reader.per_channel(values, anchor, reader.shape(data)[1])
+    if each is None:
+        raise NotALayer("its constant is not one value for each channel")
+    layer, covers = _by_channel(reader, anchor, (1, 1), (1, 1), 1.0, data)
+    return replace(layer, weights=each[:, None, None, None].copy(), operator="scale"), covers
+
+
 def _by_channel(
-    reader: LayerReader, anchor: Any, kernel: tuple[int, int], stride: tuple[int, int], weight: float
+    reader: LayerReader,
+    anchor: Any,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    weight: float,
+    data: Any = None,
 ) -> tuple[Layer, list[Any]]:
     """Make a convolution that adds up a window of each channel, all values with the same weight."""
-    data = reader.calls[anchor].args[0]
+    data = reader.calls[anchor].args[0] if data is None else data
     shape = cast(Shape, reader.shape(data))
     return Layer(
         reader.name(anchor), "conv2d", reader.name(data), shape, cast(Shape, reader.shape(anchor)), groups=shape[1],
@@ -239,4 +261,5 @@ OTHERS: dict[str, LayerRule] = {
     "relax.nn.avg_pool2d": _average,
     "relax.mean": _mean,
     "relax.add": _sum,
+    "relax.multiply": _scale,
 }
