@@ -40,7 +40,7 @@ def defined_integers() -> tvm.transform.Pass:
 
         def shift(expression: Any, mutator: Any) -> Any:
             expression = mutator.default_mutate(expression)
-            return _shifted(expression) if _is_data(expression.b, named) else expression
+            return _shifted(expression) if _is_data(expression.b, named) and not _is_masked(expression) else expression
 
         rules = [
             ((prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod), quotient),
@@ -71,6 +71,14 @@ def _is_data(expression: Any, named: Sequence[Any]) -> bool:
 
     kinds = (tvm.ir.TensorLoad, tvm.ir.Call, tvm.ir.Var)
     return tvm_ffi.structural_walk(expression, (kinds, interrupt)) is not None
+
+
+def _is_masked(expression: Any) -> bool:
+    """Whether a shift's distance is cut to the bits that a distance has, as in ``x >> (n & 31)``."""
+    distance, bits = expression.b, int(tvm.DataType(element_type(expression)).bits)
+    if isinstance(distance, prim.BitwiseAnd):
+        return any(isinstance(x, prim.IntImm) and 0 <= int(x.value) < bits for x in (distance.a, distance.b))
+    return False
 
 
 def _named(names: list[tuple[Any, Any]], value: Any, hint: str) -> Any:
