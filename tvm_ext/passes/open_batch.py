@@ -8,7 +8,7 @@ after:  ``main(x) = over_batch(x)``, a loop in the compiled module that calls ``
 
 All that comes after, layouts, packed weights, memory plans and schedules, then sees a model without open extents. That
 every image is treated by itself is proved operator by operator, on the kernels that TVM makes of them
-(:mod:`tvm_ext.passes.batch_axis`). What cannot be proved stays outside of the loop, as it was.
+(:mod:`tvm_ext.passes.batch_operators`). What cannot be proved stays outside of the loop, as it was.
 
 Where most of the time of an image goes into loading weights and calling kernels, further functions compute several
 images at once, as many as there are; the rest goes one by one.
@@ -24,11 +24,11 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_ext.passes.batch_axis import Images, MixedImagesError, images_of, prove_image_wise, prove_reshape, uses
+from tvm_ext.passes.batch_axis import Images, images_of
+from tvm_ext.passes.batch_operators import OperatorProof, tensor_shapes
 from tvm_ext.passes.batch_size import images_at_once
 
 OVER_BATCH = "tvm_ext.over_batch."
@@ -36,9 +36,6 @@ OVER_BATCH = "tvm_ext.over_batch."
 
 IMAGES_ATTRIBUTE = "tvm_ext.images"
 """Attribute of a body: for each parameter, then each result, the axis of its images (-1: none) and the rows of one."""
-
-_SAME_ORDER = frozenset({"relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims"})
-"""Operators that leave all elements where they are in memory."""
 
 
 def open_batch() -> tvm.transform.Pass:
@@ -105,11 +102,12 @@ class _Splitter:
             return None
         proved: dict[int, bool] = {}
         proved_variables: set[Any] = set()
+        proof = OperatorProof(self._mod, self._batch)
         for index, binding in enumerate(bindings):
             if isinstance(binding.value, relax.TupleGetItem):
                 reduces = False if binding.value.tuple_value in proved_variables else None
             else:
-                reduces = self._proof(binding.value)
+                reduces = proof.prove(binding.value)
             if reduces is not None:
                 proved[index] = reduces
                 proved_variables.add(binding.var)
@@ -122,105 +120,6 @@ class _Splitter:
                 break
             proved = {index: reduces for index, reduces in proved.items() if index not in light}
         return self._rebuilt(bindings, proved, levels, regions) if regions else None
-
-    # ---- which bindings
-
-    def _proof(self, value: Any) -> bool | None:
-        """Say whether an image-wise value reduces; None for any other value, also one without images."""
-        try:
-            images = [images_of(shape, self._batch) for shape in self._shapes(value)]
-            if not any(images):
-                return None
-            if isinstance(value, relax.Var):
-                return False
-            return self._call_proof(value) if isinstance(value, relax.Call) else None
-        except MixedImagesError:
-            return None
-
-    def _shapes(self, value: Any) -> list[Any]:
-        """List the shapes of the tensors that a value is made of and consists of."""
-        found = list(_tensor_shapes(value.ty))
-        for argument in value.args if isinstance(value, relax.Call) else [value]:
-            if not isinstance(argument, relax.ShapeExpr | tvm.ir.GlobalVar):
-                found += _tensor_shapes(argument.ty)
-        return found
-
-    def _call_proof(self, call: relax.Call) -> bool:
-        if not isinstance(call.op, tvm.ir.Op):
-            raise MixedImagesError("it calls a function")
-        if call.op.name in _SAME_ORDER:
-            prove_reshape(call.args[0].ty.shape, call.ty.shape, self._batch)
-            return False
-        if call.op.name == "relax.nn.batch_norm":
-            return self._normalization_proof(call)
-        if call.op.name == "relax.call_tir":
-            if any(isinstance(argument.ty, tvm.ir.PrimType) for argument in call.args[1].fields):
-                raise MixedImagesError("the kernel takes numbers")
-            return self._kernel_proof(call, self._mod)
-        legalize = call.op.get_attr("FLegalize")
-        if legalize is None:
-            raise MixedImagesError("TVM has no kernel for it")
-        builder = relax.BlockBuilder()
-        with builder.function("main", params=[]):
-            try:
-                lowered = legalize(builder, call)
-            except Exception as error:  # TVM raises whatever its C++ side threw
-                raise MixedImagesError(str(error)) from None
-            finally:
-                builder.emit_func_output(relax.Tuple([]))
-        if getattr(lowered.op if isinstance(lowered, relax.Call) else None, "name", "") != "relax.call_tir":
-            raise MixedImagesError("it is not one kernel")
-        given = [argument for argument in _leaves(call.args) if isinstance(argument, relax.Var)]
-        taken = [leaf for leaf in _leaves(lowered.args[1:2]) if isinstance(leaf, relax.Var)]
-        taken = [leaf for leaf in taken if not isinstance(leaf.ty, tvm.ir.PrimType)]
-        if any(not any(variable.same_as(argument) for argument in given) for variable in taken):
-            raise MixedImagesError("it is not one kernel")
-        return self._kernel_proof(lowered, builder.get())
-
-    def _normalization_proof(self, call: relax.Call) -> bool:
-        """Prove it of a batch normalisation, by statistics that are given: each channel by itself."""
-        images = images_of(call.args[0].ty.shape, self._batch)
-        others = [images_of(argument.ty.shape, self._batch) for argument in call.args[1:]]
-        axis = int(call.attrs.axis) % len(call.args[0].ty.shape)
-        if bool(call.attrs.training) or images is None or any(others) or images.axis == axis:
-            raise MixedImagesError("it normalises over the batch")
-        return False
-
-    def _kernel_proof(self, call: relax.Call, mod: tvm.IRModule) -> bool:
-        """Prove it of a call of a kernel in ``mod``."""
-        func = mod.functions.get(call.args[0])
-        if not isinstance(func, tirx.PrimFunc):
-            raise MixedImagesError("the kernel is not known")
-        arguments = call.args[1].fields
-        # Extents that no tensor tells by itself are handed over as numbers.
-        given = [argument for argument in arguments if isinstance(argument.ty, tvm.ir.PrimType)]
-        tensors = [argument for argument in arguments if not isinstance(argument.ty, tvm.ir.PrimType)]
-        shapes = [*(tensor.ty.shape for tensor in tensors), *_tensor_shapes(call.ty_args[0])]
-        buffers = [parameter for parameter in func.params if tirx.is_buffer_var(parameter)]
-        numbers = [parameter for parameter in func.params if not tirx.is_buffer_var(parameter)]
-        if len(shapes) != len(buffers) or len(given) != len(numbers):
-            raise MixedImagesError("the kernel takes other arguments")
-        batch = self._batch_of(buffers, shapes)
-        for number, value in zip(numbers, given, strict=True):
-            if number.same_as(batch) != value.same_as(self._batch) or (
-                uses(value, self._batch) and not value.same_as(self._batch)
-            ):
-                raise MixedImagesError("the kernel takes a number that depends on the batch")
-        return prove_image_wise(func, batch).reduces
-
-    def _batch_of(self, buffers: Sequence[Any], shapes: Sequence[Any]) -> tirx.Var:
-        """Find the variable that a kernel calls the batch."""
-        found: list[Any] = []
-        for buffer, shape in zip(buffers, shapes, strict=True):
-            for extent, known in zip(buffer.shape, shape, strict=True):
-                if uses(known, self._batch):
-                    tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
-        if not found or not all(variable.same_as(found[0]) for variable in found):
-            raise MixedImagesError("the kernel has no one variable for the batch")
-        for buffer, shape in zip(buffers, shapes, strict=True):
-            if images_of(buffer.shape, found[0]) != images_of(shape, self._batch):
-                raise MixedImagesError("the kernel has its images along other axes")
-        return found[0]
 
     # ---- in which order
 
@@ -378,7 +277,7 @@ def _specialized(builder: relax.BlockBuilder, function: relax.Function) -> relax
             call = binding.value
             if isinstance(call, relax.Call) and getattr(call.op, "name", "") == "relax.call_tir":
                 kernel = kernels[call.args[0]]
-                shapes = [*(argument.ty.shape for argument in call.args[1].fields), *_tensor_shapes(call.ty_args[0])]
+                shapes = [*(argument.ty.shape for argument in call.args[1].fields), *tensor_shapes(call.ty_args[0])]
                 known = {
                     parameter: tirx.decl_buffer(list(shape), parameter.dtype, parameter.name)
                     for parameter, shape in zip(kernel.params, shapes, strict=True)
@@ -395,31 +294,10 @@ def _specialized(builder: relax.BlockBuilder, function: relax.Function) -> relax
     return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
 
 
-def _tensor_shapes(ty: Any) -> list[Any]:
-    """List the shapes of the tensors of a type.
-
-    Raises
-    ------
-    MixedImagesError
-        If there is anything else in it, or a shape is not known.
-    """
-    if isinstance(ty, relax.TupleType):
-        return [shape for item in ty.fields for shape in _tensor_shapes(item)]
-    if isinstance(ty, tvm.ir.PrimType):
-        return []
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        raise MixedImagesError("it is no tensor of known shape")
-    return [ty.shape]
-
-
 def _free_variables(expression: Any) -> list[Any]:
     """List the variables that an expression reads; extents are variables too, and left out."""
     found = relax.analysis.free_vars(expression)
     return [variable for variable in found if not isinstance(variable.ty, tvm.ir.PrimType)]
-
-
-def _leaves(arguments: Sequence[Any]) -> list[Any]:
-    return [leaf for a in arguments for leaf in (_leaves(a.fields) if isinstance(a, relax.Tuple) else [a])]
 
 
 def _is_plain(ty: Any) -> bool:
