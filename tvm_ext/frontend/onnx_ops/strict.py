@@ -149,7 +149,7 @@ class _Reduction(Converter):
     """A reduction by TVM's converter, of types that are too narrow for it in a wider one."""
 
     stock: Any
-    wider: Mapping[str, str]
+    wider: ClassVar[Mapping[str, str]]
     step: Callable[[Any], Any] | None = None
     """What is done to each element where an empty list of axes is to reduce nothing; None for nothing."""
 
