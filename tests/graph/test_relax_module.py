@@ -29,6 +29,7 @@ from tvm_ext.graph import (
     peak_bytes,
     random_order,
     symbol,
+    to_text,
 )
 
 N, M = symbol("n"), symbol("m")
@@ -383,3 +384,24 @@ def test_a_slice_from_the_beginning_is_no_view() -> None:
     graph = from_relax(relax.transform.LegalizeOps()(builder.get()))
     assert graph.tensors["first"].alias_of is None
     assert graph.tensors["flat"].alias_of == "first"
+
+
+def test_functions_that_call_the_next_one_twice_are_looked_at_once() -> None:
+    """As the repetitions of a loop whose number is computed: forty functions make a million million calls."""
+    depth = 40
+    builder = relax.BlockBuilder()
+    n = tvm.tirx.Var("n", "int64")
+    callee = None
+    for level in range(depth):
+        x = relax.Var("x", relax.TensorType([n, 4], "float32"))
+        name = "main" if level == depth - 1 else f"f{level}"
+        with builder.function(name, [x]):
+            first = builder.emit(relax.op.tanh(x) if callee is None else relax.Call(callee, [x]))
+            second = builder.emit(relax.op.exp(first) if callee is None else relax.Call(callee, [first]))
+            callee = builder.emit_func_output(second)
+    graph = from_relax(builder.get())
+    bound = graph.bind({name: 2 for name in graph.symbols})
+    peak, flops, lines = peak_bytes(bound), bound.flops, to_text(bound).splitlines()
+    assert peak == (depth + 1) * 2 * 4 * 4
+    assert flops.total == 2**depth * 8
+    assert len(lines) < 20 * depth

@@ -305,6 +305,12 @@ class DataflowGraph:
         values : mapping of str to int or Symbolic
             A value for some or all of :attr:`symbols`.
         """
+        return self._bind(values, {})
+
+    def _bind(self, values: Mapping[str, Dim], done: dict[int, DataflowGraph]) -> DataflowGraph:
+        """Copy the graph once, however many nodes it is inside of; ``done`` holds the copies by identity."""
+        if id(self) in done:
+            return done[id(self)]
 
         def bound(size: Dim | None) -> Dim | None:
             return None if size is None else substitute(size, values)
@@ -322,11 +328,12 @@ class DataflowGraph:
             replace(
                 node,
                 flops=None if node.flops is None else node.flops.substitute(values),
-                regions=tuple(region.bind(values) for region in node.regions),
+                regions=tuple(region._bind(values, done) for region in node.regions),
             )
             for node in self.nodes
         )
-        return replace(self, nodes=nodes, tensors=tensors)
+        done[id(self)] = replace(self, nodes=nodes, tensors=tensors)
+        return done[id(self)]
 
 
 def tensor_bytes(shape: Sequence[Dim] | None, dtype: str) -> Dim | None:

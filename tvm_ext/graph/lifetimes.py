@@ -218,4 +218,16 @@ def bytes_inside(node: Node, graph: DataflowGraph, sizes: Mapping[str, int]) -> 
     if not node.regions or node.is_kernel or node.op == "function":
         return 0
     own = sum(sizes.get(name, 0) for name in node.outputs if graph.storages[name] == name)
-    return max(0, max(peak_bytes(region) for region in node.regions) - own)
+    return max(0, max(map(_own_peak, node.regions)) - own)
+
+
+def _own_peak(graph: DataflowGraph) -> int:
+    """Find the peak of a graph in its own order, once.
+
+    The repetitions of a loop are functions that call the next shorter one twice: counted at each call, forty of them
+    would never end.
+    """
+    known = vars(graph)  # where the properties of a graph are kept, too
+    if "_own_peak" not in known:
+        known["_own_peak"] = peak_bytes(graph)
+    return int(known["_own_peak"])

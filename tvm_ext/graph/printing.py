@@ -22,8 +22,13 @@ def to_text(graph: DataflowGraph, regions: bool = True) -> str:
     graph : DataflowGraph
         The graph.
     regions : bool
-        Print the branches and functions inside, too, indented.
+        Print the branches and functions inside, too, indented, each once.
     """
+    return "\n".join(_lines(graph, regions, set()))
+
+
+def _lines(graph: DataflowGraph, regions: bool, printed: set[int]) -> list[str]:
+    printed.add(id(graph))
     lines = [_summary(graph)]
     lines += [f"  input     {name}: {graph.tensors[name]}" for name in graph.inputs]
     lines += [f"  constant  {tensor.name}: {tensor}" for tensor in graph.constants]
@@ -33,9 +38,11 @@ def to_text(graph: DataflowGraph, regions: bool = True) -> str:
         columns = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
         lines.append("  ".join((f"{node.index:>5}", *columns, *row[4:])).rstrip())
         if regions:
-            lines += [f"      | {line}" for region in node.regions for line in to_text(region).splitlines()]
+            for region in node.regions:
+                inside = [f"{region.name}: above"] if id(region) in printed else _lines(region, regions, printed)
+                lines += [f"      | {line}" for line in inside]
     lines.append(f"  return    {', '.join(graph.outputs)}")
-    return "\n".join(lines)
+    return lines
 
 
 def to_dot(graph: DataflowGraph, groups: Mapping[str, Collection[int]] | None = None) -> str:

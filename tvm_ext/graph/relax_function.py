@@ -305,7 +305,8 @@ class FunctionReader:
             if region.symbols and isinstance(call.op, tvm.ir.GlobalVar):
                 formal = [region.tensors[name].shape or () for name in region.inputs]
                 known = _caller_symbols(callee, formal, shapes)
-                region = region.bind({name: known.get(name, symbol(f"{callee}.{name}")) for name in region.symbols})
+                sizes = {name: known.get(name, symbol(f"{callee}.{name}")) for name in region.symbols}
+                region = self._module.bound(callee, region, sizes)
             flops = _known_flops(region)
         elif (kernel := self._module.kernel(callee)) is not None and kernel.flops is not None:
             flops = kernel.flops.substitute(_caller_symbols(callee, kernel.shapes, shapes))

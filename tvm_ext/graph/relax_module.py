@@ -86,6 +86,7 @@ class ModuleReader:
         self._graphs: dict[str, DataflowGraph | None] = {}
         self._kernels: dict[str, Kernel | None] = {}
         self._is_pure: dict[str, bool] = {}
+        self._bound: dict[tuple[str, frozenset[tuple[str, Dim]]], DataflowGraph] = {}
 
     def function(self, name: str) -> Any:
         """Find a function by name; None when the module has none."""
@@ -106,6 +107,13 @@ class ModuleReader:
             if self._nested and isinstance(self._functions.get(name), relax.Function):
                 self._graphs[name] = self.graph(name)
         return self._graphs[name]
+
+    def bound(self, name: str, graph: DataflowGraph, sizes: dict[str, Dim]) -> DataflowGraph:
+        """Give a function's graph for sizes of a call; calls of the same sizes share it."""
+        key = name, frozenset(sizes.items())
+        if key not in self._bound:
+            self._bound[key] = graph.bind(sizes)
+        return self._bound[key]
 
     def kernel(self, name: str) -> Kernel | None:
         """Tell what is known of a PrimFunc; None for what is no PrimFunc."""
