@@ -295,7 +295,7 @@ class Widener(Lanes):
         if name == "if_then_else":
             return self._choice(*call.args)
         args = [self.value(argument) for argument in call.args]
-        lanes = max(map(lanes_of, args), default=1)
+        lanes = max((lanes_of(argument) for argument in args if not isinstance(argument, tvm.ir.StringImm)), default=1)
         if lanes == 1:
             return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
         if name not in _LANEWISE or (name in _SINGLE_PRECISION_ONLY and element_type(call) == "float64"):

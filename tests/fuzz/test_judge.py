@@ -145,3 +145,14 @@ def test_a_running_sum_of_what_is_not_finite_is_open() -> None:
     assert kinds(model, {"x": x}, [x + 1]) == ["wrong"]
     x[0, 0] = np.inf
     assert kinds(model, {"x": x}, [x + 1]) == ["unspecified"]
+
+
+def test_results_that_are_denormal_may_be_zero() -> None:
+    model = model_of("(float[4] x) => (float[4] z)", "y = Exp(x) z = Log(y)")
+    feeds = {"x": np.array([-100, -2, -95, 3], "float32")}
+    (right,) = reference.run(model, feeds)
+    found = right.copy()
+    found[0] = -np.inf
+    assert kinds(model, feeds, [found]) == ["rounding"]
+    found[1] = -np.inf
+    assert kinds(model, feeds, [found]) == ["wrong"]

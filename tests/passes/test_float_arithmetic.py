@@ -185,6 +185,8 @@ def test_functions_of_the_c_library_in_every_precision(name: str, dtype: str) ->
         return emit(getattr(op, name)(emit(op.astype(x, dtype))))
 
     x = (np.linspace(0.01, 0.99, 33) + (1 if name == "acosh" else 0)).astype("float32")
+    if name not in ("acos", "acosh", "cosh"):
+        x[:5] = 1e-3, -1e-5, 3e-4, 0, -0.25
     (found,) = run(tvm_ext.compile(build(make, x.shape)).executable, [x])
     reference = getattr(np, name.replace("a", "arc", 1) if name.startswith("a") else name)
     expected = reference(x.astype(dtype).astype("float64"))

@@ -84,11 +84,18 @@ def legalize_leaky_relu(builder: relax.BlockBuilder, call: relax.Call) -> relax.
     return builder.call_te(topi.nn.leaky_relu, call.args[0], slope, primfunc_name_hint="leaky_relu")
 
 
-def _in_single_precision(name: str) -> Any:
-    """Make the legalisation of a function that LLVM lacks and the C library has for single and double precision."""
+def _in_c_library(name: str) -> Any:
+    """Make the legalisation of a function that LLVM lacks and the C library has for single and double precision.
+
+    TVM's own inverse hyperbolic tangent is half the logarithm of a quotient, which has no digits left next to zero.
+    """
 
     def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        function = getattr(tirx, name)
+        def function(value: Any) -> Any:
+            if name != "atanh":
+                return getattr(tirx, name)(value)
+            dtype = element_type(value)
+            return tirx.call_pure_extern(dtype, "atanhf" if dtype == "float32" else "atanh", value)
 
         def element(value: Any) -> Any:
             if element_type(value) not in ("float16", "bfloat16"):
@@ -108,7 +115,7 @@ _IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sin
 FLOAT_LEGALIZATIONS = {
     "relax.nn.leakyrelu": legalize_leaky_relu,
     "relax.sign": legalize_sign,
-    **{f"relax.{name}": _in_single_precision(name) for name in _IN_C_LIBRARY},
+    **{f"relax.{name}": _in_c_library(name) for name in _IN_C_LIBRARY},
 }
 """For ``relax.transform.LegalizeOps``."""
 
