@@ -331,11 +331,16 @@ def _cases() -> Iterator[Case]:
     case("EyeLike", {"X": normal(3, 5)}, {"k": -1})
     case("Dropout", {"X": normal(3, 5)})
     for d in ("forward", "reverse", "bidirectional"):
-        nd = 2 if d == "bidirectional" else 1
+        directions = 2 if d == "bidirectional" else 1
         for lbr in (0, 1):
             case(
                 "GRU",
-                {"X": normal(5, 2, 3), "W": normal(nd, 12, 3), "R": normal(nd, 12, 4), "B": normal(nd, 24)},
+                {
+                    "X": normal(5, 2, 3),
+                    "W": normal(directions, 12, 3),
+                    "R": normal(directions, 12, 4),
+                    "B": normal(directions, 24),
+                },
                 {"hidden_size": 4, "direction": d, "linear_before_reset": lbr},
                 ("W", "R", "B"),
                 outs=("Y", "H"),
@@ -344,13 +349,13 @@ def _cases() -> Iterator[Case]:
             "LSTM",
             {
                 "X": normal(5, 2, 3),
-                "W": normal(nd, 16, 3),
-                "R": normal(nd, 16, 4),
-                "B": normal(nd, 32),
+                "W": normal(directions, 16, 3),
+                "R": normal(directions, 16, 4),
+                "B": normal(directions, 32),
                 "l": np.array([5, 3], "int32"),
-                "h": normal(nd, 2, 4),
-                "c": normal(nd, 2, 4),
-                "P": normal(nd, 12),
+                "h": normal(directions, 2, 4),
+                "c": normal(directions, 2, 4),
+                "P": normal(directions, 12),
             },
             {"hidden_size": 4, "direction": d, "clip": 0.7},
             ("W", "R", "B", "P"),
@@ -358,8 +363,8 @@ def _cases() -> Iterator[Case]:
         )
         case(
             "RNN",
-            {"X": normal(5, 2, 3), "W": normal(nd, 4, 3), "R": normal(nd, 4, 4)},
-            {"hidden_size": 4, "direction": d, "activations": ["Relu"] * nd},
+            {"X": normal(5, 2, 3), "W": normal(directions, 4, 3), "R": normal(directions, 4, 4)},
+            {"hidden_size": 4, "direction": d, "activations": ["Relu"] * directions},
             ("W", "R"),
             outs=("Y", "H"),
         )
