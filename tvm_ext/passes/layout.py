@@ -114,6 +114,14 @@ def is_better_turned(shape: Sequence[int], known: Blocked | None) -> bool:
     return width <= 3 and height >= 4 * width
 
 
+def static_shape(tensor: relax.Expr | relax.TensorType) -> tuple[int, ...] | None:
+    """Give the shape of a tensor, or of its type, if all of it is known."""
+    shape = getattr(tensor if isinstance(tensor, relax.TensorType) else tensor.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
+        return None
+    return tuple(int(extent) for extent in shape)
+
+
 Rule = Callable[["BlockedLayoutMutator", relax.Call], Blocked | None]
 
 
@@ -160,6 +168,11 @@ class BlockedLayoutMutator(PyExprMutator):
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
+
+    def known(self, expr: relax.Expr) -> Blocked | None:
+        """Look up the blocked form of an operand."""
+        value = self.blocked.get(expr) if isinstance(expr, relax.Var) else None
+        return value if isinstance(value, Blocked) else None
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Let a rule take the binding; otherwise keep it, with plain operands."""

@@ -14,30 +14,19 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes import lanes as lane_arithmetic
-from tvm_ext.passes.lanes import ANYTHING, ZERO, Lanes
+from tvm_ext.passes.lanes import ANYTHING, Lanes
 from tvm_ext.passes.layout import (
     OUT_ELEMENTWISE,
     Blocked,
     BlockedLayoutMutator,
     Rule,
-    channel_block,
-    is_better_turned,
+    static_shape,
     turn_geometry,
 )
-from tvm_ext.passes.layout_winograd import winograd_convolution
+from tvm_ext.passes.layout_convolution import convolution_rule, transposed_convolution_rule
 from tvm_ext.passes.quantized_layout import INTEGER_RULES
-from tvm_ext.schedules.compute.convolution import (
-    convolution,
-    depthwise_convolution,
-    output_extent,
-    pack_depthwise_weight,
-    pack_weight,
-    transposed_as_convolution,
-    transposed_convolution,
-)
 from tvm_ext.schedules.compute.layout import block_channels, turn
 from tvm_ext.schedules.compute.pool import global_average, pool
-from tvm_ext.schedules.cpu.convolution import computed_chunks, computed_width
 from tvm_ext.schedules.cpu.window import computed_strip_width
 
 
@@ -56,142 +45,8 @@ def take(rewriter: BlockedLayoutMutator, value: relax.Expr) -> Blocked | tuple[B
     return None
 
 
-def _blocked(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> Blocked | None:
-    value = rewriter.blocked.get(expr) if isinstance(expr, relax.Var) else None
-    return value if isinstance(value, Blocked) else None
-
-
-def _static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
-    shape = getattr(expr.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
-        return None
-    return tuple(int(extent) for extent in shape)
-
-
-# Convolutions: operator -> layouts of data and weight that the rule takes.
-CONVOLUTIONS = {
-    "relax.nn.conv1d": ("NCW", "OIW"),
-    "relax.nn.conv2d": ("NCHW", "OIHW"),
-    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
-    "relax.nn.conv2d_transpose": ("NCHW", "IOHW"),
-}
-
-
-def _known_weight(call: relax.Call) -> np.ndarray | None:
-    """Weight of a float32 convolution that a rule can take."""
-    data, weight = call.args
-    shapes = _static_shape(data), _static_shape(call)
-    if (
-        any(shape is None or 0 in shape for shape in shapes)
-        or not isinstance(weight, tvm.ir.GenericConst)
-        or (call.attrs.data_layout, call.attrs.kernel_layout) != CONVOLUTIONS[call.op.name]
-        or str(data.ty.dtype) != "float32"
-        or str(call.ty.dtype) != "float32"
-    ):
-        return None
-    return weight.value.numpy()
-
-
-def _geometry(call: relax.Call) -> dict[str, list[int]]:
-    """Strides, padding and dilation of a convolution; those of a 1-D one extended by an axis of height 1."""
-    strides, padding, dilation = (
-        [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
-    )
-    if call.op.name == "relax.nn.conv1d":
-        return {"strides": [1, *strides], "padding": [0, padding[0], 0, padding[1]], "dilation": [1, *dilation]}
-    return {"strides": strides, "padding": padding, "dilation": dilation}
-
-
-def _input_block(rewriter: BlockedLayoutMutator, data: relax.Expr, channels: int) -> int:
-    """Block in which a convolution over all channels reads its input."""
-    known = _blocked(rewriter, data)
-    lanes = rewriter.machine.lanes("float32")
-    if known:
-        return known.block
-    return 1 if channels < lanes // 2 else channel_block(channels, lanes)
-
-
-def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    weight = _known_weight(call)
-    if weight is None:
-        return None
-    data = call.args[0]
-    shape = _static_shape(data)
-    assert shape is not None
-    known = _blocked(rewriter, data)
-    turned = is_better_turned(shape, known)
-    geometry = turn_geometry(_geometry(call), turned)
-    if weight.ndim == 3:
-        weight = weight[:, :, None]
-    if turned:
-        weight = weight.swapaxes(-2, -1)
-    lanes = rewriter.machine.lanes("float32")
-    groups, in_channels, out_channels = int(call.attrs.groups), shape[1], weight.shape[0]
-    padding_w = geometry["padding"][weight.ndim - 3], geometry["padding"][-1]
-    width = turn(shape, turned)[-1]
-    out_w = output_extent(width, weight.shape[-1], geometry["strides"][-1], *padding_w, geometry["dilation"][-1])
-    if groups == in_channels == out_channels and groups > 1:
-        block = known.block if known else channel_block(in_channels, lanes)
-        source = rewriter.to_block(data, block, turned)
-        packed = relax.const(pack_depthwise_weight(weight, block))
-        var = rewriter.emit_kernel(
-            depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
-            computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
-        )  # fmt: skip
-        return Blocked(var, out_channels, len(shape), ZERO, turned)  # every lane by itself, times weights of zero
-    if groups == 1:
-        block_out = channel_block(out_channels, lanes)
-        block_in = _input_block(rewriter, data, in_channels)
-    else:
-        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
-        block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
-        block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
-        if not block_out:
-            return None
-    source = rewriter.to_block(data, block_in, turned)
-    if groups == 1:
-        result = winograd_convolution(rewriter, source, weight, block_out, geometry)
-        if result is not None:
-            return Blocked(result, out_channels, len(shape), ZERO, turned)
-    out_chunks = -(-out_channels // block_out)
-    chunks = computed_chunks(out_w, out_chunks, rewriter.machine) if groups == 1 else out_chunks
-    packed = pack_weight(weight, block_in, block_out, groups)
-    packed = np.pad(packed, [(0, chunks - out_chunks)] + [(0, 0)] * (packed.ndim - 1))
-    var = rewriter.emit_kernel(
-        convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
-        computed_width=computed_width(out_w, chunks, rewriter.machine), out_channels=out_channels, **geometry,
-    )  # fmt: skip
-    return Blocked(var, out_channels, len(shape), ZERO, turned)
-
-
-def _transposed_convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    weight, out_shape = _known_weight(call), _static_shape(call)
-    geometry = _geometry(call)
-    if weight is None or out_shape is None or int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
-        return None
-    data, strides = call.args[0], geometry["strides"]
-    shape = _static_shape(data)
-    assert shape is not None
-    phases, first, counts = transposed_as_convolution(weight, strides, geometry["padding"], out_shape[2:])
-    if any(count * stride != extent for count, stride, extent in zip(counts, strides, out_shape[2:], strict=True)):
-        return None  # the last row or column of phases is not whole
-    block_out = channel_block(weight.shape[1], rewriter.machine.lanes("float32"))
-    source = rewriter.to_block(data, _input_block(rewriter, data, shape[1]))
-    packed = np.stack([[pack_weight(phase, source.block, block_out) for phase in row] for row in phases])
-    padding = [-offset for offset in first] + [
-        count + taps + offset - extent - 1
-        for count, taps, offset, extent in zip(counts, phases.shape[-2:], first, shape[2:], strict=True)
-    ]
-    var = rewriter.emit_kernel(
-        transposed_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE,
-        padding=padding, out_shape=list(out_shape[2:]),
-        computed_width=computed_width(counts[1], packed.shape[2], rewriter.machine), out_channels=weight.shape[1],
-    )  # fmt: skip
-    return Blocked(var, weight.shape[1], len(shape), ZERO)
-
-
 def _unary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    value = _blocked(rewriter, call.args[0])
+    value = rewriter.known(call.args[0])
     parameters = _parameters(call)
     if value is None or parameters is None:
         return None
@@ -212,7 +67,7 @@ def _parameters(call: relax.Call) -> dict[str, float] | None:
 
 def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     """Convert to another type."""
-    value = _blocked(rewriter, call.args[0])
+    value = rewriter.known(call.args[0])
     if value is None:
         return None
     var = rewriter.builder_.emit(relax.Call(call.op, [value.var], call.attrs))
@@ -221,8 +76,8 @@ def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
 
 def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    known = [_blocked(rewriter, arg) for arg in call.args]
-    shape = _static_shape(call)
+    known = [rewriter.known(arg) for arg in call.args]
+    shape = static_shape(call)
     if not any(known) or shape is None:
         return None
 
@@ -259,7 +114,7 @@ def _operand(
     rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked, op_name: str
 ) -> tuple[relax.Expr, Lanes | None] | None:
     """Bring an operand of a binary operator into the block of the one that decides; with what its lanes hold."""
-    shape = _static_shape(arg)
+    shape = static_shape(arg)
     if shape is None:
         return (arg, ANYTHING) if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else None
     values = arg.value.numpy() if isinstance(arg, tvm.ir.GenericConst) else None
@@ -294,8 +149,8 @@ def _operand(
 
 
 def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    value = _blocked(rewriter, call.args[0])
-    out_shape = _static_shape(call)
+    value = rewriter.known(call.args[0])
+    out_shape = static_shape(call)
     if value is None or out_shape is None or value.rank != len(out_shape) or value.rank == 3:
         return None
     attributes = call.attrs
@@ -335,8 +190,8 @@ def _windows_meet_input(spatial: Sequence[int], out: Sequence[int], sizes: dict[
 
 
 def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    value = _blocked(rewriter, call.args[0])
-    shape = _static_shape(call)
+    value = rewriter.known(call.args[0])
+    shape = static_shape(call)
     if value is None or shape is None or len(shape) != value.rank or any(extent != 1 for extent in shape[2:]):
         return None
     if call.op.name == "relax.mean":
@@ -352,14 +207,14 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
 
 def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     items = call.args[0]
-    shape = _static_shape(call)
+    shape = static_shape(call)
     if not isinstance(items, relax.Tuple) or call.attrs.axis is None or shape is None:
         return None
-    known = [_blocked(rewriter, item) for item in items.fields]
+    known = [rewriter.known(item) for item in items.fields]
     first = next((value for value in known if value), None)
     if first is None or first.rank != len(shape) or int(call.attrs.axis) % first.rank != 1:
         return None
-    channels = [_static_shape(item)[1] for item in items.fields]  # type: ignore[index]
+    channels = [static_shape(item)[1] for item in items.fields]  # type: ignore[index]
     block = min(value.block for value in known if value)
     if any(count % block for count in channels):
         return None
@@ -369,10 +224,10 @@ def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
 
 def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
-    value = _blocked(rewriter, call.args[0])
+    value = rewriter.known(call.args[0])
     if value is None or not value.full or int(call.attrs.axis) % value.rank != 1:
         return None
-    sections = [_static_shape_of_type(field) for field in call.ty.fields]
+    sections = [static_shape(field) for field in call.ty.fields]
     if any(shape is None or shape[1] % value.block for shape in sections):
         return None
     bounds = np.cumsum([shape[1] // value.block for shape in sections])[:-1]  # type: ignore[index]
@@ -384,17 +239,11 @@ def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, .
     )
 
 
-def _static_shape_of_type(tensor: relax.TensorType) -> tuple[int, ...] | None:
-    if not isinstance(tensor.shape, relax.ShapeExpr) or not all(isinstance(e, tvm.tirx.IntImm) for e in tensor.shape):
-        return None
-    return tuple(int(extent) for extent in tensor.shape)
-
-
 RULES: dict[str, Rule] = {
-    "relax.nn.conv1d": _convolution,
-    "relax.nn.conv2d": _convolution,
-    "relax.nn.conv3d": _convolution,
-    "relax.nn.conv2d_transpose": _transposed_convolution,
+    "relax.nn.conv1d": convolution_rule,
+    "relax.nn.conv2d": convolution_rule,
+    "relax.nn.conv3d": convolution_rule,
+    "relax.nn.conv2d_transpose": transposed_convolution_rule,
     "relax.nn.max_pool2d": _pool,
     "relax.nn.max_pool3d": _pool,
     "relax.nn.avg_pool2d": _pool,
