@@ -34,6 +34,7 @@ from tvm_ext.passes.fusion import fuse_by_mapping_types
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
 from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.memory_limit import memory_limit, parse_bytes
 from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.memory_rewriting import memory_rewriting
@@ -292,7 +293,7 @@ def _vectorize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.
         return []
     flush = [flush_kernels()] if options.flush_denormals else []
     passes = [protect_cancellations(), vector_code(), propagate_nan(), defined_integers(), element_alignment()]
-    return [*passes, *flush]
+    return [*passes, *flush, lift_lets()]
 
 
 def _finalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:

@@ -24,7 +24,7 @@ from tvm.ir.prim import expr as prim
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.tir_flops import CONTROL_REGISTER
-from tvm_ext.passes.vector_code import lower_to_loops
+from tvm_ext.passes.vector_code import has_blocks, lower_to_loops
 from tvm_ext.schedules.simd.vector import element_type
 
 MXCSR_FLUSH = 0x8040
@@ -68,9 +68,9 @@ def flush_kernels() -> tvm.transform.Pass:
             return mod
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         # Those that hold vector code have been lowered before.
-        lowered = lower_to_loops()(tvm.IRModule({var: func for var, func in kernels.items() if _has_blocks(func)}))
+        lowered = lower_to_loops()(tvm.IRModule({var: func for var, func in kernels.items() if has_blocks(func)}))
         for global_var, func in kernels.items():
-            func = _with_ramps(lowered[global_var]) if _has_blocks(func) else func
+            func = _with_ramps(lowered[global_var]) if has_blocks(func) else func
             updated.update_func(global_var, _flushed(func, mode))
         return updated
 
@@ -149,13 +149,6 @@ def _flushed(func: tirx.PrimFunc, mode: Callable[[Any], tuple[list[Any], list[An
 
     changed = tvm_ffi.structural_mutate(func, [(tirx.For, loop), (tirx.AttrStmt, attribute)])
     return changed.with_body(surrounded(changed.body))
-
-
-def _has_blocks(func: tirx.PrimFunc) -> bool:
-    def interrupt(_block: Any) -> Any:
-        return tvm_ffi.VisitInterrupt(True)
-
-    return tvm_ffi.structural_walk(func.body, [(tvm.s_tir.SBlockRealize, interrupt)]) is not None
 
 
 @mutator

@@ -47,6 +47,15 @@ def lower_to_loops() -> tvm.transform.Pass:
     )
 
 
+def has_blocks(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel is made of blocks, and not of loops over what is stored where."""
+
+    def interrupt(_block: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True)
+
+    return tvm_ffi.structural_walk(func.body, [(tvm.s_tir.SBlockRealize, interrupt)]) is not None
+
+
 def vector_code() -> tvm.transform.Pass:
     """Make the pass; it works on the PrimFuncs of a module that is compiled for a CPU."""
     to_loops = lower_to_loops()
