@@ -48,6 +48,7 @@ from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.tuned_schedules import tuned_schedules
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
@@ -226,6 +227,7 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
+        wide_concatenations(),
         relax.transform.LegalizeOps(LEGALIZATIONS | FLOAT_LEGALIZATIONS if target.kind.name == "llvm" else None),
         # TVM's reductions across the threads of a GPU know the finite identities only.
         *([infinite_identities()] if target.kind.name == "llvm" else []),
