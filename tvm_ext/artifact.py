@@ -23,7 +23,7 @@ from tvm import relax
 
 from tvm_ext.arguments import arguments, results
 from tvm_ext.cleanup import temporary_folder
-from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError
+from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError, TvmExtError
 from tvm_ext.files import exchange
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.shared_object import write_library
@@ -122,7 +122,9 @@ class CompiledModel:
                     machine = self._new_machine()
             try:
                 values = list(results(machine["main"](*given)))
-            except (RuntimeError, ValueError, TypeError) as error:
+            except TvmExtError:
+                raise
+            except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
                 raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
             self._idle.append(machine)  # not after an error: what it left unfinished goes with it
         return values

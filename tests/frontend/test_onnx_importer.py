@@ -298,3 +298,8 @@ def test_the_imported_module_is_well_formed() -> None:
     assert relax.analysis.check_well_formed(imported.mod)
     assert isinstance(imported.mod, tvm.IRModule)
     assert imported.outputs[0].shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["main", "vm_main", "R", "class", "fused_negative", "lv", "None", "negative"])
+def test_tensors_may_be_named_like_functions_and_keywords(name: str) -> None:
+    agrees(graph(f"g (float[3] x) => (float[3] y, float[3] {name}) {{ {name} = Neg (x)\n y = Neg ({name}) }}"))

@@ -214,7 +214,9 @@ class OnnxImporter(ControlFlowConverter):
             return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
-        variable = self.bb.emit(result, name_hint=identifier(name))
+        hint = identifier(name)
+        # The builder draws the names of variables and of functions from one supply, and "main" must stay the function's.
+        variable = self.bb.emit(result, name_hint="main_" if hint == "main" else hint)
         self.origins[variable.name] = label
         return variable
 
