@@ -214,9 +214,7 @@ class OnnxImporter(ControlFlowConverter):
             return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
-        hint = identifier(name)
-        # The builder draws the names of variables and of functions from one supply, and "main" must stay the function's.
-        variable = self.bb.emit(result, name_hint="main_" if hint == "main" else hint)
+        variable = self.bb.emit(result, name_hint=identifier(name))
         self.origins[variable.name] = label
         return variable
 
@@ -249,8 +247,12 @@ def _is_tvm_dtype(name: str) -> bool:
 
 
 def identifier(name: str) -> str:
-    """Spell a tensor's name as an identifier."""
+    """Spell a tensor's name as an identifier other than ``main``.
+
+    A block builder names variables and functions from one supply, and the function must be the one to get that name.
+    """
     spelled = re.sub(r"\W", "_", name, flags=re.ASCII)
+    spelled = "main_" if spelled == "main" else spelled
     return spelled if spelled[:1].isalpha() or spelled[:1] == "_" else f"tensor_{spelled}"
 
 
