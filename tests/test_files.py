@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tvm_ext.errors import OutputError
-from tvm_ext.files import exchange, write_atomically
+from tvm_ext.compiler import compile
+from tvm_ext.errors import (
+    InputError,
+    ModelError,
+    OptionError,
+    OutputError,
+    TuningError,
+    TvmExtError,
+    VTAConfigError,
+    VTAProgramError,
+)
+from tvm_ext.files import exchange, require_regular, write_atomically
+from tvm_ext.fusion.profile_database import ProfileDatabase
+from tvm_ext.inputs import read_arrays
+from tvm_ext.metadata import check_file, read_metadata
+from tvm_ext.tuning_files import lines_of
+from tvm_ext.vta.config import load_config
+from tvm_ext.vta.listing import load_stream
+from tvm_ext.vta.replay import load_recording
 
 
 def test_text_and_bytes(tmp_path: Path) -> None:
@@ -70,3 +89,43 @@ def test_two_names_are_exchanged_in_one_step(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["one"]
     assert not exchange(tmp_path / "one", tmp_path / "missing")
     assert (tmp_path / "one").exists()
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    kinds = {
+        "/dev/zero": "a device",
+        tmp_path / "pipe": "a pipe",
+        tmp_path / "socket": "a socket",
+        tmp_path: "a folder",
+    }
+    for place, kind in kinds.items():
+        with pytest.raises(ModelError, match=f"^{place} is {kind}, and only a regular file can be read"):
+            require_regular(place, ModelError)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    for place in ("file", "link", "missing"):
+        require_regular(tmp_path / place, ModelError)
+
+
+READERS: dict[str, tuple[type[TvmExtError], Callable[[Path], object]]] = {
+    "model": (ModelError, compile),
+    "metadata": (ModelError, read_metadata),
+    "library": (ModelError, lambda path: check_file(path, {})),
+    "input": (InputError, lambda path: read_arrays([], [f"x={path}"])),
+    "tuning records": (TuningError, lines_of),
+    "profiles": (OptionError, ProfileDatabase),
+    "VTA configuration": (VTAConfigError, load_config),
+    "VTA stream": (VTAProgramError, load_stream),
+    "VTA recording": (VTAProgramError, load_recording),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_open_no_pipe(tmp_path: Path, reader: str) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
+    refusal, read = READERS[reader]
+    with pytest.raises(refusal, match="is a pipe, and only a regular file can be read"):
+        read(tmp_path / "pipe")

@@ -1,13 +1,14 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, and reading nothing but regular files."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import stat
 from pathlib import Path
 
 from tvm_ext.cleanup import temporary_file
-from tvm_ext.errors import OutputError
+from tvm_ext.errors import OutputError, TvmExtError
 
 
 def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool = False) -> None:
@@ -41,6 +42,39 @@ def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool 
             partial.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from None
+
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def require_regular(path: str | os.PathLike[str], refusal: type[TvmExtError]) -> None:
+    """Refuse what is no regular file, nor a link to one, before it is opened: a pipe may block, a device never end.
+
+    Parameters
+    ----------
+    path : path
+        What is to be read. Where nothing or a folder is found, nothing is raised: to open it fails at once, and says
+        why.
+    refusal : type of TvmExtError
+        The class to raise.
+
+    Raises
+    ------
+    TvmExtError
+        Of the class ``refusal``, if there is a pipe, a socket or a device.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kind = next((name for test, name in _KINDS if test(mode)), "something else")
+        raise refusal(f"{path} is {kind}, and only a regular file can be read; give the path of one")
 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # fcntl.h, linux/fs.h

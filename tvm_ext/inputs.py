@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import InputError
+from tvm_ext.files import require_regular
 from tvm_ext.frontend.imported import TensorSpec
 
 ALIGNMENT = 64
@@ -237,6 +238,7 @@ def _load_archive(path: Path) -> dict[str, np.ndarray]:
 
 
 def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
+    require_regular(path, InputError)
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):

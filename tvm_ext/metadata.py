@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.errors import ModelError
+from tvm_ext.files import require_regular
 from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.inputs import numpy_dtype
 
@@ -26,6 +27,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     ModelError
         If the file cannot be read, is not JSON, has another format version, or a field is missing or of another type.
     """
+    require_regular(path, ModelError)
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -64,6 +66,7 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
     ModelError
         If the file is missing, or is not the one that was recorded.
     """
+    require_regular(path, ModelError)
     try:
         found = file_record(path)
     except OSError as error:

@@ -15,7 +15,7 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
-from tvm_ext.files import write_atomically
+from tvm_ext.files import require_regular, write_atomically
 from tvm_ext.tuning_files import (
     CONFIRMED,
     DAMAGED,
@@ -200,6 +200,7 @@ def _check_version(folder: Path) -> None:
     path = folder / VERSION
     if not path.exists():
         return
+    require_regular(path, TuningError)
     try:
         version = str(json.loads(path.read_text("utf-8"))["tvm"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.errors import OutputError
+from tvm_ext.errors import OutputError, TuningError
+from tvm_ext.files import require_regular
 
 WORKLOADS, RECORDS, VERSION = "database_workload.json", "database_tuning_record.json", "database_version.json"
 CONFIRMED = "database_confirmed.json"
@@ -95,6 +96,7 @@ def lines_of(path: Path) -> list[str]:
 
     A last line without its end counts where it is a whole JSON value: its writer was killed between the two.
     """
+    require_regular(path, TuningError)
     try:
         content = path.read_bytes()
     except FileNotFoundError:

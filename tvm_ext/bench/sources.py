@@ -12,6 +12,7 @@ import onnx
 
 from tvm_ext.bench.protocol import ModelKind
 from tvm_ext.errors import InputError, MissingPackageError, ModelError
+from tvm_ext.files import require_regular
 from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.frontend.onnx_inputs import bind_inputs, model_inputs
 from tvm_ext.frontend.onnx_model import load_onnx
@@ -123,6 +124,7 @@ class TorchSource:
             import torch
         except ImportError:
             raise MissingPackageError(f"{path}: reading a .pt2 file needs torch: pip install torch") from None
+        require_regular(path, ModelError)
         try:
             program = torch.export.load(path)
         except Exception as error:  # zip, pickle and schema errors of every kind

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx import external_data_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.files import require_regular
 from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs
 
 PROTOBUF_LIMIT = 2**31 - 1
@@ -153,7 +154,8 @@ def _read(path: Path) -> bytes:
         size = path.stat().st_size
         if path.is_dir():
             raise ModelError(f"{path} is a folder, not an ONNX model; give the path of the .onnx file inside it")
-        if size == 0 and path.is_file():
+        require_regular(path, ModelError)
+        if size == 0:
             raise ModelError(f"{path} is empty; {EXPORT_AGAIN}")
         if size > PROTOBUF_LIMIT:
             raise ModelError(

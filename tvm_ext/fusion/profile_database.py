@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 from tvm_ext.cleanup import temporary_file
 from tvm_ext.errors import OptionError, OutputError, TvmExtWarning, warn
+from tvm_ext.files import require_regular
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
@@ -170,6 +171,7 @@ class ProfileDatabase:
 
 def _read(path: Path) -> dict[str, Profile]:
     """Read a file; one that is damaged is moved aside."""
+    require_regular(path, OptionError)
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import VTAConfigError
+from tvm_ext.files import require_regular
 
 # HW_VER -> generation of the instruction encoding.
 ISA_OF_VERSION = {"0.0.0": 1, "0.0.1": 1, "0.0.2": 2}
@@ -280,6 +281,7 @@ def load_config(config: str | Path | Mapping[str, Any]) -> VTAConfig:
     if str(config) in names:
         return VTAConfig.from_json(json.loads((shipped / f"{config}.json").read_text("utf-8")), f"{config}.json")
     path = Path(config)
+    require_regular(path, VTAConfigError)
     try:
         values = json.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.errors import VTAProgramError
+from tvm_ext.files import require_regular
 from tvm_ext.vta.config import INSTRUCTION_BYTES, VTAConfig, load_config
 from tvm_ext.vta.faults import dram_address
 from tvm_ext.vta.isa import Instruction, Load, MemoryType, Words, decode_uops
@@ -39,6 +40,7 @@ def load_stream(path: Path, config_name: str | None = None) -> Stream:
         If there is no such configuration.
     """
     config = load_config(config_name) if config_name else None
+    require_regular(path, VTAProgramError)
     try:
         with path.open("rb") as file:
             archive = file.read(2) == b"PK"

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.errors import VTAConfigError, VTAProgramError
+from tvm_ext.files import require_regular
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import Words, as_words
 from tvm_ext.vta.memory import ADDRESS_SPACE, SimulationResult, check_image
@@ -170,6 +171,7 @@ def simulate(recording: Recording, simulator: str, max_steps: int) -> Simulation
 
 
 def _read(path: Path) -> dict[str, NDArray]:
+    require_regular(path, VTAProgramError)
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > 3 * ADDRESS_SPACE:
