@@ -95,12 +95,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-    kinds = {
-        "/dev/zero": "a device",
-        tmp_path / "pipe": "a pipe",
-        tmp_path / "socket": "a socket",
-        tmp_path: "a folder",
-    }
+    kinds = {"/dev/zero": "a device", tmp_path / "pipe": "a pipe", tmp_path / "socket": "a socket"}
     for place, kind in kinds.items():
         with pytest.raises(ModelError, match=f"^{place} is {kind}, and only a regular file can be read"):
             require_regular(place, ModelError)
