@@ -20,6 +20,7 @@ from tvm_ext.frontend.torch_export import TORCH_FOLDER, first_line, quiet
 from tvm_ext.frontend.torch_operators import all_converters, bound_takes, type_fault
 from tvm_ext.frontend.torch_precision import PreciseBuilder
 from tvm_ext.frontend.torch_promotion import logical_converter, promoted, relax_dtype
+from tvm_ext.frontend.torch_random import draw
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,14 @@ class _Importer(ExportedProgramImporter):
         return {name: self._located(converter) for name, converter in converters.items()}
 
     def check_operators(self, program: torch.export.ExportedProgram) -> None:
-        """Raise one error that lists every node without a converter, also those inside branches."""
-        missing = [
-            f"{_label(node)}: there is no converter for it"
+        """Raise one error that lists every node that draws random numbers or has no converter, in branches, too."""
+        faults = [
+            f"{_label(node)}: {draw(node) or 'there is no converter for it'}"
             for node in _call_nodes(program)
-            if node.target.__name__ not in self.convert_map
+            if draw(node) or node.target.__name__ not in self.convert_map
         ]
-        if missing:
-            raise _unsupported(self.source, missing)
+        if faults:
+            raise _unsupported(self.source, faults)
 
     def run(self, program: torch.export.ExportedProgram) -> tvm.IRModule:
         """Convert a program of core operators; a single output is not wrapped in a tuple."""

@@ -18,6 +18,8 @@ from torch.fx import Node
 from tvm import relax
 
 from tvm_ext.frontend.torch_promotion import dtype_of, relax_dtype
+from tvm_ext.frontend.torch_random import no_dropout
+from tvm_ext.frontend.torch_sampling import grid_sample
 
 Converter = Callable[[Any, Node], Any]
 
@@ -150,16 +152,22 @@ def _operand(importer: Any, value: Any, dtype: str) -> Any:
 
 
 def clamp(importer: Any, node: Node) -> Any:
-    """``torch.clamp`` with numbers as bounds, of which one may be missing or infinite."""
+    """``torch.clamp`` with numbers as bounds, of which one may be missing; the upper one wins over a larger lower."""
     emit = importer.block_builder.emit
     data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
-    low, high = argument(node, 1, "min", -math.inf), argument(node, 2, "max", math.inf)
+    low, high = argument(node, 1, "min"), argument(node, 2, "max")
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
-    if math.isfinite(low) and math.isfinite(high):
-        return emit(relax.op.clip(data, low, high))
-    if math.isfinite(low):
+    if math.isnan(low) or math.isnan(high):
+        return emit(relax.op.add(data, relax.const(math.nan, dtype)))
+    if low >= high:  # TVM would lose NaN in x, and takes the lower bound
+        if not node.meta["val"].is_floating_point():
+            return emit(relax.op.add(emit(relax.op.multiply(data, relax.const(0, dtype))), relax.const(high, dtype)))
+        return emit(relax.op.where(emit(relax.op.isnan(data)), data, relax.const(high, dtype)))
+    if low == -math.inf:
+        return data if high == math.inf else emit(relax.op.minimum(data, relax.const(high, dtype)))
+    if high == math.inf:
         return emit(relax.op.maximum(data, relax.const(low, dtype)))
-    return emit(relax.op.minimum(data, relax.const(high, dtype))) if math.isfinite(high) else data
+    return emit(relax.op.clip(data, low, high))
 
 
 def elu(importer: Any, node: Node) -> Any:
@@ -289,7 +297,10 @@ CONVERTERS: Mapping[str, Converter] = {
     "div.Tensor_mode": divide_rounded,
     "elu.default": elu,
     "gather.default": gather,
+    "grid_sampler_2d.default": grid_sample,
+    "grid_sampler_3d.default": grid_sample,
     "index.Tensor": index_tensors,
+    "native_dropout.default": no_dropout,
     "native_group_norm.default": group_norm,
     "prod.dim_int": partial(reduction, relax.op.prod),
     "rsub.Scalar": partial(scaled_sum, relax.op.subtract, True),
