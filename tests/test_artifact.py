@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ import tvm_ext
 from tests.modules import Branch, Dynamic, Mlp, Several, arguments, convolutions
 from tvm_ext import artifact
 from tvm_ext.artifact import LIBRARY, METADATA, CompiledModel, check_destination, load
-from tvm_ext.errors import InputError, OutputError
+from tvm_ext.errors import InputError, ModelError, OutputError
 from tvm_ext.metadata import file_record
 
 
@@ -169,3 +171,19 @@ def test_errors_while_running_are_of_our_classes(compiled: CompiledModel) -> Non
     values = arguments(Mlp)
     with pytest.raises(InputError, match="2 inputs given where 3 are needed"):
         compiled.run(values[:2])
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bytes", "a\0b", os.fsdecode(b"bad\xff")])
+def test_what_is_no_path_is_refused(compiled: CompiledModel, name: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"is not the path|null character|not valid UTF-8"):
+        load(name)
+    with pytest.raises(OutputError, match=r"is not the path|null character|not valid UTF-8"):
+        compiled.save(name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(compiled: CompiledModel, duplicate: Callable[[Any], Any]) -> None:
+    with pytest.raises(OutputError, match=r"neither pickled nor copied; use save\(folder\)"):
+        duplicate(compiled)

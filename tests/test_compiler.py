@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import pytest
 import tvm
 
 import tvm_ext
+from tests.frontend.onnx_text import graph
 from tests.modules import MODULES, Mlp, Several, arguments, run
 from tests.zoo import get
 from tvm_ext.compiler import generate_code, recorded_versions, summary_line
@@ -164,3 +166,19 @@ def test_code_generation_errors_name_the_target() -> None:
 )
 def test_summary_of_a_tvm_error(text: str, line: str) -> None:
     assert summary_line(RuntimeError(text)) == line
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal", "message"),
+    [
+        ({"input_shapes": [1]}, OptionError, r"option input_shapes: \[1\] is not a mapping with names as its keys"),
+        ({"input_shapes": {5: [1]}}, OptionError, "option input_shapes: .* is not a mapping with names as its keys"),
+        ({"input_shapes": {"x": 3}}, InputError, "option input_shapes: 3 given for input 'x' is not a list"),
+        ({"input_shapes": {"qq": [3]}}, InputError, r"the model has no input 'qq'; its inputs are x: \[3\]$"),
+        ({"progress": 3}, OptionError, "option progress: 3 is not a function"),
+    ],
+)
+def test_options_of_the_wrong_type(options: dict[str, Any], refusal: type[TvmExtError], message: str) -> None:
+    model = graph("g (float[3] x) => (float[3] y) { y = Neg (x) }")
+    with pytest.raises(refusal, match=message):
+        tvm_ext.compile(model, **options)

@@ -208,6 +208,13 @@ class TestInputs:
         with pytest.raises(InputError, match="no array can be made of it"):
             model.run([[[1.0], [1.0, 2.0]]])
 
+        class Broken:
+            def __array__(self, *_: Any, **__: Any) -> Any:
+                raise KeyError("gone")
+
+        with pytest.raises(InputError, match="no array can be made of it: 'gone'"):
+            model.run([Broken()])
+
 
 class TestTorch:
     def test_its_tensors(self) -> None:

@@ -84,7 +84,7 @@ def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.r
 def _as_array(spec: TensorSpec, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
-    except (ValueError, TypeError) as error:  # lists of different lengths, for one
+    except Exception as error:  # lists of different lengths, for one, or whatever an object's __array__ raises
         raise InputError(f"input {describe(spec)}: no array can be made of it: {_first_line(error)}") from None
 
 

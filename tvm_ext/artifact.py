@@ -152,6 +152,13 @@ class CompiledModel:
         """Whether layers run on an accelerator beside the CPU, of which there is one."""
         return "vta" in self.metadata.get("decisions", {})
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled or copied: the code is a library, which is loaded from a file."""
+        raise OutputError(
+            "a compiled model can be neither pickled nor copied; use save(folder), and tvm_ext.load(folder) in each "
+            "process that runs it"
+        )
+
     def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
         """Write the artifact; it appears whole or not at all.
 
@@ -169,7 +176,7 @@ class CompiledModel:
         MissingPackageError
             If there is no C++ compiler to link the library with.
         """
-        folder = Path(folder)
+        folder = _as_path(folder, OutputError)
         check_destination(folder, force)
         parent = folder.absolute().parent
         made = [path for path in (parent, *parent.parents) if not path.exists()]
@@ -228,6 +235,7 @@ def check_destination(folder: Path, force: bool) -> None:
     OutputError
         If something is there that must not be replaced, or no folder can be made there.
     """
+    _as_path(folder, OutputError)
     try:
         _check_existing(folder, force)
         parent = folder.absolute().parent
@@ -270,7 +278,7 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     TargetError
         If its code is for another machine.
     """
-    folder = Path(folder)
+    folder = _as_path(folder, ModelError)
     path = folder / METADATA
     if not os.path.isfile(path):
         what = "is not an artifact (it has no metadata.json)" if os.path.isdir(folder) else "is not a folder"
@@ -285,6 +293,20 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     except (RuntimeError, ValueError, OSError) as error:
         raise TargetError(f"{library} cannot be loaded on this machine: {_first_line(error)}") from None
     return CompiledModel(module, metadata, origin=library)
+
+
+def _as_path(folder: Any, refusal: type[TvmExtError]) -> Path:
+    """Make a path of what a caller gave, if it is one under which TVM can read and write files."""
+    if not isinstance(folder, str | os.PathLike) or isinstance(os.fspath(folder), bytes):
+        raise refusal(f"{folder!r} is not the path of a folder; give a str or a pathlib.Path")
+    path = Path(folder)
+    if "\0" in str(path):
+        raise refusal(f"{str(path)!r} holds a null character, which no path may; give another name")
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:  # TVM's C++ side takes names as UTF-8
+        raise refusal(f"{str(path.absolute())!r} is not valid UTF-8; give another name, or another folder") from None
+    return path
 
 
 def _first_line(error: BaseException) -> str:

@@ -76,6 +76,8 @@ def compile(
     """
     parsed = PipelineOptions.from_keywords(options)
     resolved = resolve_target(target)
+    if progress is not None and not callable(progress):
+        raise OptionError(f"option progress: {progress!r} is not a function; give one that takes the name of a step")
     report = progress or (lambda step: None)
     report("import")
     imported = (

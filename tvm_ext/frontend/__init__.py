@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_ext.errors import ModelError, OptionError
+from tvm_ext.errors import InputError, ModelError, OptionError
 
 if TYPE_CHECKING:
     from tvm_ext.frontend.imported import ImportedModel, TensorSpec
@@ -64,6 +64,12 @@ def import_model(
         if value is not None and option not in OPTIONS[kind]:
             applies = " or ".join(name for name, options in OPTIONS.items() if option in options)
             raise OptionError(f"option {option} applies to {applies}, and this is {kind}")
+    for option, value in (("input_shapes", input_shapes), ("params", params)):
+        if value is not None and not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
+            raise OptionError(f"option {option}: {value!r:.200} is not a mapping with names as its keys")
+    for name, shape in (input_shapes or {}).items():
+        if isinstance(shape, str) or not isinstance(shape, Iterable):
+            raise InputError(f"option input_shapes: {shape!r} given for input {name!r} is not a list of dimensions")
     if kind == "an ONNX model":
         from tvm_ext.frontend.onnx_import import import_onnx
 

@@ -60,8 +60,8 @@ def bind_inputs(
         if name not in declared:
             near = difflib.get_close_matches(name, declared, n=1)
             raise InputError(
-                f"{source}: the model has no input {name!r}{f', did you mean {near[0]!r}?' if near else ''} "
-                f"Its inputs are {_listed(declared)}"
+                f"{source}: the model has no input {name!r}{f', did you mean {near[0]!r}? Its' if near else '; its'} "
+                f"inputs are {_listed(declared)}"
             )
     numbers = _numbers(declared, given, source)
     notes = []
