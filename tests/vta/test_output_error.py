@@ -17,13 +17,14 @@ from tests.vta.test_equalize import chain, rows
 from tests.vta.test_equalize import run as run_chain
 from tests.vta.test_model import COSTS, Emitter, run
 from tests.vta.test_partition import CONFIG, Part, models
+from tvm_ext.vta import output_error
 from tvm_ext.vta.calibrate import ObservedModel
 from tvm_ext.vta.config import load_config
 from tvm_ext.vta.cut import Penalties, conversion_seconds, packed_tensors
 from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layers import IntegerLayer, Layer
 from tvm_ext.vta.model import offload
-from tvm_ext.vta.output_error import convolve, layer_error
+from tvm_ext.vta.output_error import OutputError, convolve, layer_error
 from tvm_ext.vta.partition import plan_partition
 from tvm_ext.vta.quantize import quantize_network
 
@@ -170,3 +171,20 @@ def test_a_layer_whose_error_grows_stays_on_the_cpu() -> None:
     asked = dict.fromkeys(fast.partition.on_vta, "vta")
     forced = offload(mod, load_config("sim"), COSTS, {"x": samples}, forced=asked)
     assert "more than 5%, by layers that were put on VTA by name" in forced.notes[1]
+
+
+class _Recorded:
+    """A model whose one output is a step of the sum of its input and the error added to it."""
+
+    def run(self, inputs: Any, errors: Any = None) -> Any:
+        x = inputs["x"] + (errors or {}).get("x", 0)
+        return [np.append(x, np.where(x > 1, 3.0, 0.0))], {"x": inputs["x"]}
+
+
+@pytest.mark.parametrize(("margin", "lost"), [(0.2, False), (0.08, False), (0.005, True), (-0.005, True)])
+def test_answers_that_hang_by_a_thread_are_found(monkeypatch: pytest.MonkeyPatch, margin: float, lost: bool) -> None:
+    """Also those that only errors of the other sign change."""
+    errors = OutputError(_Recorded(), [{"x": np.full(4, 1 + margin)}])  # type: ignore[arg-type]
+    monkeypatch.setattr(output_error, "network_errors", lambda network, tensors: {"x": np.full(4, 0.01)})
+    found = errors.together(None) ** 0.5  # type: ignore[arg-type]
+    assert found > 0.5 if lost else found < 0.012

@@ -13,14 +13,11 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.errors import CompileError, InputError
 from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.vta.ranges import expected_ends
 from tvm_ext.vta.relax_layers import bindings_of
 
 # Values of a tensor that are kept of one run; more do not change which power of two fits them.
 SAMPLE = 1 << 16
-# How far beyond the values of a few samples those of others may lie: standard deviations of the samples' largest
-# values, divided by the root of the number of samples. The values of one channel in one picture go together, so that
-# some pictures say little about the largest value of a channel, however many places they have.
-HEADROOM = 2.0
 
 
 @mutator
@@ -166,11 +163,12 @@ def _samples(name: str, shape: tuple[int, ...], dtype: str, array: NDArray) -> N
 def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> dict[str, NDArray]:
     """Run a model on samples; return of each tensor some of its values, (channels, values).
 
-    The largest and the smallest of each channel are always among them, and what other samples may have beyond these:
-    by so much as those of the samples differ. Channels are the second axis of pictures, and otherwise the last.
+    The largest and the smallest of each channel are always among them, and what other samples may have beyond these
+    (see :mod:`tvm_ext.vta.ranges`). Channels are the second axis of pictures, and otherwise the last.
     """
     kept: dict[str, list[NDArray]] = {name: [] for name in model.tensors}
     found: dict[str, list[NDArray]] = {name: [] for name in model.tensors}
+    places: dict[str, int] = {}
     for sample in samples:
         _, tensors = model.run(sample)
         for name, values in tensors.items():
@@ -179,16 +177,14 @@ def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> d
             rows = np.moveaxis(values, 1 if values.ndim == 4 else -1, 0)
             rows = rows.reshape(len(rows), -1)
             step = max(1, rows.size * len(samples) // (4 * SAMPLE), rows.size // SAMPLE)
+            places[name] = rows.shape[1]
             ends = [rows.max(axis=1, keepdims=True), rows.min(axis=1, keepdims=True)] if rows.size else []
             kept[name].extend([rows[:, ::step], *ends])
             if ends:
                 found[name].append(np.concatenate(ends, axis=1))
     for name, ends in found.items():
-        if len(ends) > 1:
-            beyond = HEADROOM / len(ends) ** 0.5 * np.std(ends, axis=0) * np.array([1, -1])
-            kept[name].append(
-                (np.stack([np.max(ends, axis=0)[:, 0], np.min(ends, axis=0)[:, 1]], axis=1) + beyond).astype(np.float32)
-            )
+        if ends:
+            kept[name].append(expected_ends(np.stack(ends), places[name]))
     return {name: np.concatenate(parts, axis=1) for name, parts in kept.items()}
 
 

@@ -31,7 +31,15 @@ from tvm_ext.vta.forms import from_form, in_forms, to_form
 from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layer_error import lossy_layers
 from tvm_ext.vta.layers import IntegerNetwork, Layer
-from tvm_ext.vta.output_error import ERROR_SAMPLES, LAYER_SAMPLES, OutputError, assign_within
+from tvm_ext.vta.output_error import (
+    ERROR_SAMPLES,
+    LAYER_SAMPLES,
+    MARGIN,
+    NARROW_MARGIN,
+    OutputError,
+    assign_within,
+    split,
+)
 from tvm_ext.vta.partition import Partition, layer_times, plan_partition
 from tvm_ext.vta.quantize import quantize_network
 from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
@@ -187,11 +195,12 @@ def offload(
     forced : mapping, optional
         Layer to ``vta`` or ``cpu``, whatever is faster.
     largest_error : float
-        Share of its results' size that a layer alone may lose in integers on the first sample; one that loses more
-        stays on the CPU.
+        Share of its results' size that a layer alone may lose in integers on a sample; one that loses more stays on
+        the CPU.
     largest_output_error : float
-        Share of the outputs' size that may be lost, estimated on some of the samples: layers whose error is not worth
-        the time that they save stay on the CPU until that is so.
+        Share of the outputs' size that may be lost, estimated on a third of the samples, which nothing else is chosen
+        on: layers whose error is not worth the time that they save stay on the CPU until that is so. Of a single
+        sample everything is chosen on that one, and half as much may be lost on it.
 
     Returns
     -------
@@ -262,11 +271,10 @@ class _Calibrated:
         samples = check_samples(parameters, data)
         wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
         model = ObservedModel(floats, {name: graph.variables[name] for name in wanted}, disturbed=True)
-        # Errors of single layers are measured on other samples than weights are fitted to, as far as there are any.
-        half = max(len(samples) // 2, 1)
-        seen = SeenInputs([in_forms(layers, model.run(sample)[1]) for sample in samples[:half][:LAYER_SAMPLES]])
-        judged = [*samples[half:], *samples[:half]][:ERROR_SAMPLES]
-        return cls(observe(model, samples), seen, OutputError(model, judged))
+        fitted, held_out = split(samples)
+        seen = SeenInputs([in_forms(layers, model.run(sample)[1]) for sample in fitted[:LAYER_SAMPLES]])
+        errors = OutputError(model, (held_out or fitted)[:ERROR_SAMPLES], MARGIN if held_out else NARROW_MARGIN)
+        return cls(observe(model, fitted), seen, errors)
 
 
 def _network(layers: Sequence[Layer], calibrated: _Calibrated | None, known: Mapping[str, int]) -> IntegerNetwork:

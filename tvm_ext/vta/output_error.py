@@ -13,6 +13,7 @@ Allocation of Resources", Operations Research 1963).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,14 @@ from tvm_ext.vta.partition import Partition
 from tvm_ext.vta.unfold import unfold_columns
 
 Outputs = Sequence[NDArray]
+Sample: TypeAlias = Mapping[str, NDArray]
 # Samples that errors are measured on, at most, and those of them that single layers are measured on.
 ERROR_SAMPLES, LAYER_SAMPLES = 8, 4
-# What is aimed at, as a share of the largest error: other inputs lose more than those that scales were chosen on.
-MARGIN = 0.8
+# What is aimed at, as a share of the largest error: inputs differ, and few are looked at; they lose much more than a
+# sample that scales and weights were fitted to, where there is no other one.
+MARGIN, NARROW_MARGIN = 0.8, 0.4
+# One in so many samples, at least, is kept from what chooses scales and rounds weights.
+HELD_OUT = 3
 # An assignment whose error is so large a share of what is aimed at is not worth to be bettered.
 ENOUGH = 0.6
 # Assignments that are tried; errors add up to something else than their squares' sum.
@@ -151,6 +156,15 @@ def share(found: Outputs, expected: Outputs) -> float:
     return error / signal if signal else float(error > 0)
 
 
+def split(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """Part samples into those that scales and weights are fitted to, and those that their error is measured on.
+
+    Of a single sample there is none to measure on.
+    """
+    first = len(samples) - (-(-len(samples) // HELD_OUT) if len(samples) > 1 else 0)
+    return samples[:first], samples[first:]
+
+
 class OutputError:
     """Measures what errors inside of a model become at its outputs.
 
@@ -160,18 +174,25 @@ class OutputError:
         One to which errors can be added.
     samples : sequence of mapping
         Inputs by name.
+    margin : float
+        What is aimed at on them, as a share of the largest error that is allowed.
     """
 
-    def __init__(self, model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> None:
-        self.model, self.samples = model, samples
+    def __init__(self, model: ObservedModel, samples: Sequence[Sample], margin: float = MARGIN) -> None:
+        self.model, self.samples, self.margin = model, samples, margin
         self.right = [model.run(sample) for sample in samples]
 
     def together(self, network: IntegerNetwork) -> float:
-        """Return the square of the outputs' error with all layers of a network in integers, on average."""
+        """Return the square of the outputs' error with all layers of a network in integers, on average.
+
+        Errors of the other sign are as likely, so that each sample tells twice.
+        """
         rows = []
         for sample, (outputs, tensors) in zip(self.samples, self.right, strict=True):
             errors = network_errors(network, tensors)
-            rows.append(share(self.model.run(sample, errors)[0], outputs))
+            for sign in (1, -1):
+                signed = {name: sign * error for name, error in errors.items()}
+                rows.append(share(self.model.run(sample, signed)[0], outputs))
         return float(np.mean(rows))
 
     def each(self, network: IntegerNetwork) -> tuple[dict[str, float], dict[str, float]]:
@@ -269,7 +290,7 @@ def assign_within(
     float
         Error of the outputs, estimated.
     """
-    limit = (MARGIN * largest) ** 2
+    limit = (errors.margin * largest) ** 2
     error = errors.together(network)
     if error <= limit:
         return partition, network, error**0.5
