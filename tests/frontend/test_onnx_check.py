@@ -106,3 +106,14 @@ def test_many_faults_are_counted() -> None:
 
 def test_unknown_operators_are_not_faults_of_the_graph() -> None:
     check_graph(graph("g (float[2] x) => (float[2] y) { h = Nonesuch (x) y = com.acme.Widget (h) }"), "m.onnx")
+
+
+@pytest.mark.parametrize("callee", ["f", "h"])
+def test_functions_that_call_themselves(callee: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "l": 1]> g (float[3] x) => (float[3] y) {{ y = l.f (x) }}
+        <domain: "l", opset_import: ["": 21, "l": 1]> f (a) => (b) {{ c = Neg (a) b = l.{callee} (c) }}
+        <domain: "l", opset_import: ["": 21, "l": 1]> h (a) => (b) {{ b = l.f (a) }}
+        <domain: "l", opset_import: ["": 21]> k (a) => (b) {{ b = Neg (a) }}"""
+    )
+    assert "function 'f', 'h' calls itself, perhaps by way of others" in refused(model)

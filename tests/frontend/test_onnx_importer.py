@@ -303,3 +303,15 @@ def test_the_imported_module_is_well_formed() -> None:
 @pytest.mark.parametrize("name", ["main", "vm_main", "R", "class", "fused_negative", "lv", "None", "negative"])
 def test_tensors_may_be_named_like_functions_and_keywords(name: str) -> None:
     agrees(graph(f"g (float[3] x) => (float[3] y, float[3] {name}) {{ {name} = Neg (x)\n y = Neg ({name}) }}"))
+
+
+@pytest.mark.parametrize("index", [-3, -1, 0, 2])
+def test_sequences_of_parts_are_counted_from_both_ends(index: int) -> None:
+    text = """g (float[3,2] x) => (float[1,2] y, int64 n, int64 fewer) {
+      s = SplitToSequence <axis = 0> (x)
+      y = SequenceAt (s, i)
+      n = SequenceLength (s)
+      t = SequenceErase (s, i)
+      fewer = SequenceLength (t)
+    }"""
+    agrees(graph(text, i=np.array(index)))

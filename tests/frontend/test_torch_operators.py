@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
             "constant index": lambda x, i, j: x[:, torch.tensor([-1, 0])],
             "gather": lambda x, i, j: torch.gather(x, 1, j.expand(2, 1, 3)),
             "unfold": lambda x, i, j: x.unfold(1, 3, 2),
+            "norm of order 0": lambda x, i, j: torch.linalg.vector_norm(x * (x > 0), 0, 1, keepdim=True),
+            "norms without end": lambda x, i, j: torch.linalg.vector_norm(x, float("inf")) - x.norm(float("-inf"), 1),
             "embedding": lambda x, i, j: F.embedding(j, x[0]),
         },
     ),

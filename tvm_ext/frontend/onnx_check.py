@@ -8,7 +8,7 @@ asked about one node at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import onnx
@@ -40,6 +40,7 @@ def check_graph(model: onnx.ModelProto, source: str) -> None:
     context.ir_version = model.ir_version
     context.opset_imports = {domain_of(item): item.version for item in model.opset_import}
     faults: list[str] = []
+    _check_functions(model, source)
     _check_names(model.graph, set(), source)
     _check_nodes(model.graph, context, faults)
     if faults:
@@ -50,6 +51,31 @@ def listed(faults: Sequence[str], separator: str = "; ") -> str:
     """Join the first few faults and count the others."""
     rest = len(faults) - SHOWN
     return separator.join(islice(faults, SHOWN)) + (f"{separator}and {rest} more" if rest > 0 else "")
+
+
+def _check_functions(model: onnx.ModelProto, source: str) -> None:
+    """Refuse functions that call themselves, also by way of others: ONNX has none, and they have no end."""
+    calls = {
+        (function.domain, function.name, function.overload): {
+            (node.domain, node.op_type, node.overload) for node in _all_nodes(function.node)
+        }
+        for function in model.functions
+    }
+    while ends := [name for name, called in calls.items() if not called & calls.keys()]:
+        for name in ends:
+            del calls[name]
+    if calls:
+        raise ModelError(
+            f"{source}: function {listed([repr(name) for _, name, _ in sorted(calls)], ', ')} calls itself, perhaps by "
+            "way of others, which ONNX does not allow; export the model again"
+        )
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
 
 
 def _check_names(graph: onnx.GraphProto, outer: set[str], source: str) -> None:

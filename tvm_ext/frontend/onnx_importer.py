@@ -169,6 +169,9 @@ class OnnxImporter(ControlFlowConverter):
                 )
         if node.op_type in OF_SEQUENCES and inputs and not isinstance(getattr(inputs[0], "ty", None), relax.TupleType):
             raise NotImplementedError(f"its input {node.input[0]!r} is not a sequence")
+        if node.op_type in OF_SEQUENCES and inputs and not isinstance(inputs[0], relax.Tuple):
+            # TVM's converters count the elements of a sequence, and take some from its end.
+            inputs[0] = relax.Tuple([relax.TupleGetItem(inputs[0], index) for index in range(len(inputs[0].ty.fields))])
         if node.name in self._always_run:
             check_indices(node, inputs)
         attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}

@@ -196,6 +196,18 @@ def reduction(operation: Callable[..., Any], importer: Any, node: Node) -> Any:
     return importer.block_builder.emit(operation(importer.env[node.args[0]], axes, keep))
 
 
+def vector_norm(importer: Any, node: Node) -> Any:
+    """Norm of order 0, the number of elements that are not 0, which TVM takes for a root; others are TVM's."""
+    if argument(node, 1, "ord", 2) != 0:
+        return importer._norm(node)
+    data, emit = importer.env[node.args[0]], importer.block_builder.emit
+    dtype = str(data.ty.dtype)
+    axes = argument(node, 2, "dim")
+    axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+    nonzero = emit(relax.op.astype(emit(relax.op.not_equal(data, relax.const(0, dtype))), dtype))
+    return emit(relax.op.sum(nonzero, axes, bool(argument(node, 3, "keepdim", False))))
+
+
 def group_norm(importer: Any, node: Node) -> Any:
     """Group normalisation, also without weight and bias; its first result only, which is all that inference uses."""
     data = importer.env[node.args[0]]
@@ -300,6 +312,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "grid_sampler_2d.default": grid_sample,
     "grid_sampler_3d.default": grid_sample,
     "index.Tensor": index_tensors,
+    "linalg_vector_norm.default": vector_norm,
     "native_dropout.default": no_dropout,
     "native_group_norm.default": group_norm,
     "prod.dim_int": partial(reduction, relax.op.prod),
