@@ -224,6 +224,11 @@ class TestTorch:
         for form in forms:
             (result,) = one_input("float32").run([form.reshape(3, 5)]).values()
             np.testing.assert_array_equal(result, np.concatenate([x.numpy(), x.numpy()]))
+        signed = torch.complex(x, x).conj().imag  # its sign is a flag of the tensor
+        (result,) = one_input("float32").run([signed.reshape(3, 5)]).values()
+        np.testing.assert_array_equal(result, np.concatenate([-x.numpy(), -x.numpy()]))
+        (result,) = one_input("float32").run([torch._neg_view(x)]).values()
+        np.testing.assert_array_equal(result, np.concatenate([-x.numpy(), -x.numpy()]))
         half = x.to(torch.bfloat16)
         for form in (half, half.t().contiguous().t()):
             (result,) = one_input("bfloat16").run([form]).values()

@@ -104,6 +104,8 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> tuple[Any, str]:
     try:
         if getattr(value, "requires_grad", False):
             value = value.detach()  # PyTorch only hands out tensors that no gradients are taken of
+        for resolve in ("resolve_conj", "resolve_neg"):  # signs that PyTorch has still to change, and DLPack leaves out
+            value = getattr(value, resolve)() if hasattr(value, resolve) else value
         tensor = tvm_ffi.from_dlpack(value)
         if not tensor.is_contiguous():
             # NumPy has no bfloat16, but who has it has contiguous() too.

@@ -39,6 +39,7 @@ from tvm_ext.passes.memory_limit import memory_limit, parse_bytes
 from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.memory_rewriting import memory_rewriting
 from tvm_ext.passes.open_batch import open_batch
+from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
@@ -197,7 +198,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
         *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
-        *([single_precision()] if target.kind.name == "llvm" else []),
+        *([single_precision(), order_of_nan()] if target.kind.name == "llvm" else []),
         *([flush_constants()] if options.flush_denormals else []),
         # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
         zero_literals(),

@@ -51,3 +51,25 @@ def test_bounds() -> None:
         ],
         VALUES,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_order(dtype: torch.dtype) -> None:
+    assert_as_torch(
+        [
+            lambda x: torch.sort(x)[0],
+            lambda x: torch.sort(x, descending=True)[0],
+            lambda x: torch.argsort(x, dim=0),
+            lambda x: torch.topk(x, 3)[0],
+            lambda x: torch.topk(x, 2, largest=False)[0],
+            lambda x: x.max(1)[0],
+            lambda x: x.argmax(1),
+            lambda x: x.argmin(1),
+            lambda x: x.argmax(),
+            lambda x: x.argmax(0, keepdim=True),
+            lambda x: x.median(),
+            lambda x: x.median(1)[0],
+            lambda x: x[2:, :1].median(1)[1],
+        ],
+        VALUES.to(dtype),
+    )

@@ -1,0 +1,139 @@
+"""Sorts and searches floats by integers of the same order, in which NaN is larger than every number.
+
+before: ``i = argsort(x)``, ``i = argmax(x)``
+after:  ``k = order(x)`` (a kernel: the bits of x as an integer), ``i = argsort(k)``, ``i = argmax(k)``
+before: ``v, i = topk(x)``, ``v, i = median(x)``
+after:  the places found in ``k``, the values taken from x
+
+TVM's sort compares floats, and with NaN among them the numbers come out in no order at all. NumPy and PyTorch have NaN
+last; the largest and the smallest of values with NaN among them are the first NaN, and their median is it, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir.prim import expr as prim
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+INTEGERS = {"float16": ("float32", "int32"), "bfloat16": ("float32", "int32")} | {
+    f"float{bits}": (f"float{bits}", f"int{bits}") for bits in (32, 64)
+}
+"""What a float is widened to, and the integer of that size."""
+
+
+def order_of_nan() -> tvm.transform.Pass:
+    """Make the pass; it runs before sorts are handed to library kernels."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OrderOfNaN")
+    def _order(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = _Orders(mod)
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _order
+
+
+@mutator
+class _Orders(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Put integers in the place of the floats that a call orders."""
+        call = self.visit_expr_post_order(call)
+        rule = RULES.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
+        if rule is None or not isinstance(call.args[0].ty, relax.TensorType) or call.args[0].ty.shape is None:
+            return call
+        if str(call.args[0].ty.dtype) not in INTEGERS or call.args[0].ty.ndim == 0:
+            return call
+        return rule(self.builder_, call)
+
+
+def _order(builder: relax.BlockBuilder, x: relax.Expr, nan_is_largest: bool = True) -> relax.Expr:
+    wide, integer = INTEGERS[str(x.ty.dtype)]
+    bits = int(integer.removeprefix("int"))
+    largest = 2 ** (bits - 1) - 1
+    nan = tirx.const(largest if nan_is_largest else -largest - 1, integer)
+
+    def element(value: Any) -> Any:
+        value = value.astype(wide)
+        place = tirx.reinterpret(integer, value)
+        # The magnitude of a negative number counts downwards.
+        turned = prim.Select(place < 0, tirx.bitwise_xor(place, tirx.const(largest, integer)), place)
+        is_zero = value == tirx.const(0, wide)  # both zeros are equal
+        return prim.Select(tirx.isnan(value), nan, prim.Select(is_zero, tirx.const(0, integer), turned))
+
+    def order(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *at: element(x(*at)), name="order")
+
+    return builder.emit(builder.call_te(order, x, primfunc_name_hint="order"))
+
+
+def _argsort(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attributes = call.attrs
+    key = _order(builder, call.args[0])
+    return relax.op.argsort(key, attributes.axis, attributes.descending, str(attributes.dtype))
+
+
+def _sort(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    axis = int(call.attrs.axis) % call.args[0].ty.ndim
+    places = relax.op.argsort(_order(builder, call.args[0]), axis, call.attrs.descending, "int64")
+    return relax.op.gather_elements(call.args[0], builder.emit(places), axis)
+
+
+def _topk(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attributes, x = call.attrs, call.args[0]
+    axis, kind = int(attributes.axis) % x.ty.ndim, str(attributes.ret_type)
+    key = _order(builder, x)
+    found = relax.op.topk(key, int(attributes.k), axis, "indices", attributes.largest, str(attributes.dtype))
+    if kind == "indices":
+        return found
+    places = builder.emit(found)
+    values = relax.op.gather_elements(x, _as_int64(builder, places), axis)
+    return values if kind == "values" else relax.Tuple([builder.emit(values), places])
+
+
+def _extreme(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    is_largest = call.op.name == "relax.argmax"
+    operator = relax.op.argmax if is_largest else relax.op.argmin
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return operator(_order(builder, call.args[0], is_largest), axis, bool(call.attrs.keepdims))
+
+
+def _as_int64(builder: relax.BlockBuilder, places: relax.Expr) -> relax.Expr:
+    return places if str(places.ty.dtype) == "int64" else builder.emit(relax.op.astype(places, "int64"))
+
+
+def _median(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    emit, x, axes = builder.emit, call.args[0], call.attrs.axis
+    is_whole = axes is None or len(axes) == 0
+    keep = bool(call.attrs.keepdims)
+    data = emit(relax.op.reshape(x, (-1,))) if is_whole else x
+    axis = 0 if is_whole else int(axes[0]) % x.ty.ndim
+    size = data.ty.shape[axis]
+    if not isinstance(size, tirx.IntImm) or (is_whole and keep):
+        return call
+    places = emit(relax.op.argsort(_order(builder, data), axis, False, "int64"))
+    values = emit(relax.op.gather_elements(data, places, axis))
+    is_nan = emit(relax.op.astype(emit(relax.op.isnan(data)), "int64"))
+    count = emit(relax.op.sum(is_nan, [axis], keepdims=True))
+    middle = relax.const((int(size) - 1) // 2, "int64")
+    first = emit(relax.op.subtract(relax.const(int(size), "int64"), count))
+    at = emit(relax.op.where(emit(relax.op.greater(count, relax.const(0, "int64"))), first, middle))
+    found = [emit(relax.op.gather_elements(part, at, axis)) for part in (values, places)]
+    if not keep:
+        found = [emit(relax.op.squeeze(part, [axis])) for part in found]
+    return found[0] if is_whole else relax.Tuple(found)
+
+
+RULES = {
+    "relax.argsort": _argsort,
+    "relax.sort": _sort,
+    "relax.topk": _topk,
+    "relax.argmax": _extreme,
+    "relax.argmin": _extreme,
+    "relax.median": _median,
+}
+"""By the name of an operator: what computes the same of floats, NaN included."""
