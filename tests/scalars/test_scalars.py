@@ -65,7 +65,10 @@ def test_values_are_those_of_the_reference(group: Group) -> None:
 @pytest.mark.parametrize("group", _marked(QUICK_FOLDED))
 def test_folded_values_are_those_of_the_reference(group: Group) -> None:
     kind, dtype, _ = group
-    check(GROUPS[group], operands(kind, dtype, None), constant=True)
+    feeds = operands(kind, dtype, None)
+    if "py" in feeds and np.dtype(dtype).kind in "iu":  # constants that divide by zero are refused
+        feeds["py"] = np.where(feeds["py"] == 0, np.ones_like(feeds["py"]), feeds["py"])
+    check(GROUPS[group], feeds, constant=True)
 
 
 @pytest.mark.slow
