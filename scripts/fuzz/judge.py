@@ -250,9 +250,19 @@ def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | No
     return "a sum or a product of finite numbers may overflow, depending on the order" if is_open else None
 
 
+def _open_norm(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    if array is not None and array.dtype.kind == "f":
+        sizes = np.abs(array[array != 0].astype("float64"))
+        if bool((np.square(sizes) < float(np.finfo(array.dtype).tiny)).any()):
+            return "a square that is denormal, or vanishes"
+    return _open_sum(inputs, result)
+
+
 _OPEN = {
     **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _open_recurrence),
+    **dict.fromkeys(("LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"), _open_norm),
     "LRN": _open_running_sum,
     "ReduceProd": _open_product,
     "Resize": _open_interpolation,

@@ -247,10 +247,14 @@ class FunctionReader:
         scalars = [self._table.size(extent) for shape in call.args[2:] for extent in shape.values]
         kernel = self._module.kernel(callee)
         # The stock lowering turns a kernel that only reshapes into a view, unless its result leaves the dataflow block.
-        is_view = kernel is not None and kernel.is_reshape and len(operands) == 1 and bound.is_local
+        source = kernel.reshaped if kernel is not None and bound.is_local else None
         # A slice from the beginning looks like a reshape, apart from its size.
-        is_view = is_view and self._elements(bound.type) == self._elements(call.args[1].fields[0].ty)
-        found = self._read_in_place(op, bound, call, operands, operands[0] if is_view else None)
+        if source is not None and (
+            len(operands) != len(call.args[1].fields)
+            or self._elements(bound.type) != self._elements(call.args[1].fields[source].ty)
+        ):
+            source = None
+        found = self._read_in_place(op, bound, call, operands, None if source is None else operands[source])
         found.callee = callee
         shapes = [self._table.tensors[name].shape for name in (*operands, *leaves(found.value))]
         if kernel is not None and kernel.flops is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir import SBlockRealize
 
@@ -66,13 +67,13 @@ class Kernel:
         Arithmetic of one call, in the symbols of the PrimFunc; None where there is no static count.
     shapes : tuple of shapes
         Of its parameters, a scalar being a shape of one size.
-    is_reshape : bool
-        It copies its operand without changing the order of the elements.
+    reshaped : int, optional
+        Place of the operand that it copies without changing the order of the elements, reading no other.
     """
 
     flops: Flops | None
     shapes: tuple[tuple[Dim, ...], ...]
-    is_reshape: bool
+    reshaped: int | None
 
 
 class ModuleReader:
@@ -123,9 +124,7 @@ class ModuleReader:
             if isinstance(func, tvm.tirx.PrimFunc):
                 sizes = SizeReader()
                 flops = prim_func_flops(func, sizes)
-                # The analysis takes functions made of blocks only.
-                is_reshape = isinstance(func.body, SBlockRealize) and bool(relax.analysis.has_reshape_pattern(func))
-                self._kernels[name] = Kernel(flops, tuple(parameter_shapes(func, sizes)), is_reshape)
+                self._kernels[name] = Kernel(flops, tuple(parameter_shapes(func, sizes)), _reshaped(func))
         return self._kernels[name]
 
     def is_pure(self, op: Any) -> bool:
@@ -133,3 +132,17 @@ class ModuleReader:
         if op.name not in self._is_pure:
             self._is_pure[op.name] = bool(op.get_attr("FPurity"))
         return self._is_pure[op.name]
+
+
+def _reshaped(func: Any) -> int | None:
+    # The analysis takes functions made of blocks only.
+    if not isinstance(func.body, SBlockRealize) or not relax.analysis.has_reshape_pattern(func):
+        return None
+    read = set()
+
+    def load(node: Any) -> None:
+        read.add(node.source)
+
+    tvm_ffi.structural_walk(func.body, [(tvm.ir.TensorLoad, load)])
+    places = [place for place, parameter in enumerate(func.params) if parameter in read]
+    return places[0] if len(places) == len(read) == 1 else None
