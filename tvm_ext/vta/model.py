@@ -200,7 +200,7 @@ def offload(
     largest_output_error : float
         Share of the outputs' size that may be lost, estimated on a third of the samples, which nothing else is chosen
         on: layers whose error is not worth the time that they save stay on the CPU until that is so. Of a single
-        sample everything is chosen on that one, and half as much may be lost on it.
+        sample everything is chosen on that one, and only three fifths of that share may be lost on it.
 
     Returns
     -------

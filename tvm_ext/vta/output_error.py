@@ -31,7 +31,7 @@ Sample: TypeAlias = Mapping[str, NDArray]
 ERROR_SAMPLES, LAYER_SAMPLES = 8, 4
 # What is aimed at, as a share of the largest error: inputs differ, and few are looked at; they lose much more than a
 # sample that scales and weights were fitted to, where there is no other one.
-MARGIN, NARROW_MARGIN = 0.8, 0.4
+MARGIN, NARROW_MARGIN = 0.8, 0.6
 # One in so many samples, at least, is kept from what chooses scales and rounds weights.
 HELD_OUT = 3
 # An assignment whose error is so large a share of what is aimed at is not worth to be bettered.
