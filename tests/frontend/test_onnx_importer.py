@@ -315,3 +315,8 @@ def test_sequences_of_parts_are_counted_from_both_ends(index: int) -> None:
       fewer = SequenceLength (t)
     }"""
     agrees(graph(text, i=np.array(index)))
+
+
+def test_an_output_of_another_type_than_declared_is_refused() -> None:
+    with pytest.raises(ModelError, match="output 'y' is declared int64, but the node that makes it gives float; "):
+        import_model(graph("g (float[3] x) => (int64[3] y) { y = Neg (x) }"))

@@ -118,6 +118,14 @@ def prepare(
                 f"{model.source}: output {declared.name!r} is a {kind.removesuffix('_type')}, and only tensors can be "
                 "returned; export the model with tensor outputs"
             )
+        promised = declared.type.tensor_type.elem_type
+        made = value.type.tensor_type.elem_type if value.type else 0
+        if promised and made and promised != made:
+            names = [onnx.TensorProto.DataType.Name(number).lower() for number in (promised, made)]
+            raise ModelError(
+                f"{model.source}: output {declared.name!r} is declared {names[0]}, but the node that makes it gives "
+                f"{names[1]}; {EXPORT_AGAIN}"
+            )
     read = {name for node in folder.nodes for name in reads(node)} | {value.name for value in folder.outputs}
     constants = {name: value for name, value in folder.constants.items() if name in read}
     skeleton = _skeleton(proto, given, folder)
