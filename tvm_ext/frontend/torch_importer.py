@@ -21,6 +21,7 @@ from tvm_ext.frontend.torch_operators import all_converters, bound_takes, type_f
 from tvm_ext.frontend.torch_precision import PreciseBuilder
 from tvm_ext.frontend.torch_promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch_random import draw
+from tvm_ext.frontend.torch_sampling import KEPT
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
     """
     try:
         with quiet():
-            core = program.run_decompositions()
+            table = torch.export.default_decompositions()
+            for operator in KEPT:
+                table.pop(operator)
+            core = program.run_decompositions(table)
     except Exception as error:  # whatever a decomposition raises
         raise ModelError(f"{source}: torch cannot decompose it into core operators: {first_line(error)}") from error
     _check_interface(core, source)  # only the decomposed form shows what is changed in place

@@ -19,7 +19,7 @@ from tvm import relax
 
 from tvm_ext.frontend.torch_promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch_random import no_dropout
-from tvm_ext.frontend.torch_sampling import grid_sample
+from tvm_ext.frontend.torch_sampling import grid_sample, pad_circular, resize_bicubic
 
 Converter = Callable[[Any, Node], Any]
 
@@ -315,12 +315,14 @@ CONVERTERS: Mapping[str, Converter] = {
     "linalg_vector_norm.default": vector_norm,
     "native_dropout.default": no_dropout,
     "native_group_norm.default": group_norm,
+    "_pad_circular.default": pad_circular,
     "prod.dim_int": partial(reduction, relax.op.prod),
     "rsub.Scalar": partial(scaled_sum, relax.op.subtract, True),
     "rsub.Tensor": partial(scaled_sum, relax.op.subtract, True),
     "select.int": select,
     "sub.Tensor": partial(scaled_sum, relax.op.subtract, False),
     "unfold.default": unfold,
+    "upsample_bicubic2d.vec": resize_bicubic,
     "_upsample_bicubic2d_aa.default": partial(resize_by_matrices, torch.ops.aten._upsample_bicubic2d_aa.default, None),
     "_upsample_bilinear2d_aa.default": partial(
         resize_by_matrices, torch.ops.aten._upsample_bilinear2d_aa.default, None
