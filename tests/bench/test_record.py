@@ -45,10 +45,10 @@ def test_result_has_the_common_layout(tmp_path: Path) -> None:
 
 
 def test_notes_and_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/some/where/tvm-ext", "bench", "my model.onnx"])
+    monkeypatch.setattr("sys.argv", ["/some/where/tvm-ext", "bench", "my model.onnx", "--json", "/here/out.json"])
     document = record.result_document("n", [], {}, notes=["a warning"])
     assert document["notes"] == ["a warning"]
-    assert document["command"] == "tvm-ext bench 'my model.onnx'"
+    assert document["command"] == "tvm-ext bench 'my model.onnx' --json out.json"
 
 
 def test_infinity_is_refused_since_it_is_not_json(tmp_path: Path) -> None:

@@ -98,8 +98,9 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def command_line() -> str:
-    """Return the command that started this process, without the folder of the program."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """Return the command that started this process, without the folders of the program and of other absolute paths."""
+    arguments = [Path(item).name if os.path.isabs(item) else item for item in sys.argv[1:]]
+    return shlex.join([Path(sys.argv[0]).name, *arguments])
 
 
 def result_document(
