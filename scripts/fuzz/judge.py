@@ -57,12 +57,15 @@ def judge(
         if not any(mask is None or mask.any() for mask in off.values()):
             return [Verdict(name, "same") for name in names]
         unclear = unspecified(model, feeds)
+        types = reference.value_types(model)
         others = list(reference.variants(model, feeds))
         exact = reference.in_double_precision(model, feeds)
         verdicts = []
         for index, (name, theirs, ours) in enumerate(rows):
             mask = off[name]
-            if mask is None:
+            if mask is None and types.get(name) == (ours.dtype, ours.shape):
+                verdicts.append(Verdict(name, "unspecified", "the reference's type is not what ONNX infers"))
+            elif mask is None:
                 detail = f"{ours.dtype}{list(ours.shape)} for {theirs.dtype}{list(theirs.shape)}"
                 verdicts.append(Verdict(name, "wrong", detail))
             elif not mask.any():

@@ -142,6 +142,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x, y: op.where(op.logical_not(op.equal(x, y)), x, -y),
         lambda x, y: np.where(x == y, -y, x),
     ),
+    "difference_of_maximum": (lambda x, y: op.subtract(op.maximum(x, x), x), lambda x, y: x - x),
     "difference": (lambda x, y: op.subtract(x, x), lambda x, y: x - x),
 }
 

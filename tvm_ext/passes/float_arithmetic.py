@@ -130,6 +130,7 @@ def protect_cancellations() -> tvm.transform.Pass:
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.ProtectCancellations")
     def _protect(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
         rules = [
+            ((prim.Max, prim.Min), _same),
             (prim.Sub, _difference),
             (prim.Not, _negation),
             (prim.Or, _alternatives),
@@ -163,6 +164,12 @@ def _difference(expression: Any, mutator: Any) -> Any:
     if not any(tvm_ffi.structural_equal(term, part) for term in terms):
         return expression
     return prim.Add(whole, prim.Mul(part, constant_like(-1.0, part)))
+
+
+def _same(expression: Any, mutator: Any) -> Any:
+    """Take the larger of a value and itself for the value, as TVM does later: then its difference to itself is seen."""
+    expression = mutator.default_mutate(expression)
+    return expression.a if tvm_ffi.structural_equal(expression.a, expression.b) else expression
 
 
 def _comparison(expression: Any, mutator: Any) -> Any:
