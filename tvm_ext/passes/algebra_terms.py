@@ -95,6 +95,7 @@ class PartReader:
         self._uses = uses
         self._lower_bounds = lower_bounds  # of constants, found once
         self._shapes = {} if shapes is None else shapes
+        self._dtypes: set[str] = set()
 
     def read(self, binding: Any) -> bool:
         """Read one binding; False when it has no meaning in terms."""
@@ -102,7 +103,8 @@ class PartReader:
         if shape is None or not is_known(binding):
             return False
         dtypes = {str(argument.ty.dtype) for argument in binding.value.args if self._shape(argument) is not None}
-        if dtypes != {str(binding.var.ty.dtype)}:
+        self._dtypes |= {str(binding.var.ty.dtype)}
+        if dtypes != self._dtypes:  # of all bindings of the part
             return False
         try:
             term = self._term(operator_name(binding), binding.value, shape)
