@@ -145,17 +145,6 @@ def test_fusion_groups_show_what_they_hold(lowered):
     assert kernel.attributes == {}
 
 
-def test_a_view_is_an_alias_unless_the_stock_lowering_copies_it():
-    graph = from_relax(convolutional())
-    assert graph.tensors["flat"].alias_of == "residual"
-    # A result of the dataflow block is a copy: the stock lowering makes views only inside the block.
-    assert graph.tensors["second"].alias_of is None
-    assert graph.tensors["second"].kind == "output"
-    after = stages(convolutional())["reshaped"]["main"]
-    values = {binding.var.name: binding.value for block in after.body.blocks for binding in block.bindings}
-    assert values["second"].op.name == "relax.call_tir"
-
-
 def test_operators_keep_their_attributes():
     node = from_relax(convolutional()).nodes[0]
     assert node.op == node.label == "nn.conv2d"
@@ -370,20 +359,6 @@ def test_two_thousand_bindings_take_well_under_a_second_per_thousand():
     seconds = time.process_time() - start
     assert len(graph) > 2000
     assert seconds < 2.0
-
-
-def test_a_slice_from_the_beginning_is_no_view() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((8, 4), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            first = builder.emit(relax.op.strided_slice(x, [0], [0], [4]), "first")
-            flat = builder.emit(relax.op.reshape(first, (16,)), "flat")
-            result = builder.emit_output(relax.op.exp(flat))
-        builder.emit_func_output(result)
-    graph = from_relax(relax.transform.LegalizeOps()(builder.get()))
-    assert graph.tensors["first"].alias_of is None
-    assert graph.tensors["flat"].alias_of == "first"
 
 
 def test_functions_that_call_the_next_one_twice_are_looked_at_once() -> None:
