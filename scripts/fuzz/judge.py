@@ -120,7 +120,8 @@ def _better(theirs: np.ndarray, ours: np.ndarray, exact: np.ndarray) -> np.ndarr
     if theirs.dtype != np.float32 or exact.shape != theirs.shape:
         return np.zeros(theirs.shape, bool)
     distance = np.abs(ours.astype("float64") - exact)
-    return np.isfinite(exact) & (distance <= np.abs(theirs.astype("float64") - exact) + NEAR * np.abs(exact))
+    near = distance <= np.abs(theirs.astype("float64") - exact) + NEAR * np.abs(exact)
+    return np.where(np.isfinite(exact), near, _kind(ours.astype("float64")) == _kind(exact))
 
 
 def _kind(array: np.ndarray) -> np.ndarray:
@@ -253,6 +254,14 @@ def _open_sum(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | No
     return "a sum or a product of finite numbers may overflow, depending on the order" if is_open else None
 
 
+def _open_angle(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
+    array = inputs[0]
+    if array is None or array.dtype.kind != "f" or not array.size:
+        return None
+    largest = float(np.max(np.abs(array.astype("float64")), initial=0.0, where=np.isfinite(array)))
+    return "an angle whose rounding is a good part of a turn" if largest * np.finfo(array.dtype).eps > 0.1 else None
+
+
 def _open_norm(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
     array = inputs[0]
     if array is not None and array.dtype.kind == "f":
@@ -264,6 +273,7 @@ def _open_norm(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | N
 
 _OPEN = {
     **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),
+    **dict.fromkeys(("Cos", "Sin", "Tan"), _open_angle),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _open_recurrence),
     **dict.fromkeys(("LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"), _open_norm),
     "LRN": _open_running_sum,

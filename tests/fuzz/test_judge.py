@@ -156,3 +156,36 @@ def test_results_that_are_denormal_may_be_zero() -> None:
     assert kinds(model, feeds, [found]) == ["rounding"]
     found[1] = -np.inf
     assert kinds(model, feeds, [found]) == ["wrong"]
+
+
+def test_what_double_precision_calls_infinite_or_not_a_number() -> None:
+    """onnxruntime's sigmoid of -20 is 0, so that the logarithm of a product with it is infinite instead of NaN."""
+    model = model_of("(float[4] x) => (float[4] z)", "s = Sigmoid(x) y = Mul(x, s) z = Log(y)")
+    feeds = {"x": np.array([-20, 1, 2, 3], "float32")}
+    with np.errstate(invalid="ignore"):
+        right = np.log(feeds["x"] / (1 + np.exp(-feeds["x"]))).astype("float32")
+    assert kinds(model, feeds, [right]) == ["rounding"]
+    right[1] = np.nan
+    assert kinds(model, feeds, [right]) == ["wrong"]
+
+
+def test_an_angle_of_which_rounding_is_a_good_part_of_a_turn_is_open() -> None:
+    model = model_of("(float[2] x) => (float[2] z)", "y = Tan(x) z = Sinh(y)")
+    assert kinds(model, {"x": np.array([3e13, 1], "float32")}, [np.array([7, 7], "float32")]) == ["unspecified"]
+    assert kinds(model, {"x": np.array([3e4, 1], "float32")}, [np.array([7, 7], "float32")]) == ["wrong"]
+
+
+def test_the_nearer_to_double_precision_is_right_also_behind_what_only_onnxruntime_computes() -> None:
+    """The package's own LRN fails for an even number of channels; one pixel minus its mean leaves the bias."""
+    model = model_of(
+        "(float[3,4,1,1] x) => (float[3,4,1,1] z)",
+        "y = LRN<size = 5>(x) z = InstanceNormalization(y, scale, bias)",
+        "<float[4] scale = {1.7, 1.5, -1.3, 1.1}, float[4] bias = {-0.44981268, 0.1, 0.2, 0.3}>",
+    )
+    feeds = {"x": 4 * np.ones((3, 4, 1, 1), "float32")}
+    bias = np.broadcast_to(np.array([-0.44981268, 0.1, 0.2, 0.3], "float32").reshape(1, 4, 1, 1), (3, 4, 1, 1))
+    assert set(kinds(model, feeds, [bias])) <= {"same", "rounding"}
+    exact = reference.in_double_precision(model, feeds)
+    assert exact is not None
+    np.testing.assert_array_equal(exact[0].astype("float32"), bias)
+    assert kinds(model, feeds, [bias + np.float32(0.01)]) == ["wrong"]

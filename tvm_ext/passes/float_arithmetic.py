@@ -45,7 +45,7 @@ _MIRRORED = {"<": ">", "=": "=", ">": "<"}
 
 
 def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Make a kernel of ``relax.sign`` that gives NaN for NaN, where TVM's gives 0.
+    """Make a kernel of ``relax.sign`` that gives NaN for NaN, where TVM's gives 0, and 0 for -0.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
         def element(*indices: Any) -> Any:
             value = x(*indices)
-            rest = value if _is_float(value) else zero
+            rest = value * value if _is_float(value) else zero  # of a zero of either sign, or NaN
             if not element_type(value).startswith(("uint", "bool")):
                 rest = prim.Select(value < zero, tirx.const(-1, x.dtype), rest)
             return prim.Select(value > zero, one, rest)
