@@ -70,7 +70,7 @@ class Widener(Lanes):
         if kind is prim.Cast:
             with self._exact("float" not in element_type(expression)):
                 value = self.value(expression.value)
-            return prim.Cast(wide_type(element_type(expression), lanes_of(value)), value)
+            return _cast(element_type(expression), value)
         if kind in (prim.Not, prim.BitwiseNot):
             return kind(self.value(expression.a))
         if kind is prim.Select:
@@ -319,6 +319,19 @@ class Widener(Lanes):
         other = self.value(otherwise)
         lanes = max(lanes_of(chosen), lanes_of(other))
         return tirx.if_then_else(scalar, broadcast(chosen, lanes), broadcast(other, lanes))
+
+
+def _cast(element: str, value: Any) -> Any:
+    """Convert a value; a vector of truth values by choosing between one and zero.
+
+    TVM names what comes twice in a kernel, and then asks for the bounds of what it names. It fails on a conversion of
+    truth values, whose bounds it takes for scalars.
+    """
+    lanes = lanes_of(value)
+    if lanes == 1 or element_type(value) != "bool" or element == "bool":
+        return prim.Cast(wide_type(element, lanes), value)
+    one, zero = (broadcast(tirx.const(number, element), lanes) for number in (1, 0))
+    return prim.Select(value, one, zero)
 
 
 def _conjuncts(condition: Any) -> list[Any]:

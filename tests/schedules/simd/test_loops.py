@@ -103,6 +103,22 @@ def test_conditions_become_masks(columns: int, before: int, after: int) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("number", ["int64", "float32"])
+def test_truth_values_as_numbers_that_come_twice(number: str) -> None:
+    """TVM names what comes twice, and asks for its bounds; those of converted truth values it cannot tell."""
+    x = np.arange(3 * 33, dtype=np.float32).reshape(3, 33)
+    source = te.placeholder(x.shape, "float32", "source")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        inside = tirx.all(j % 9 >= 1, j % 9 < 4).astype(number)
+        return tirx.if_then_else(inside > 0, -source[i, j], source[i, j] + inside.astype("float32") * 3 + 1)
+
+    func = lowered(marked(te.create_prim_func([source, te.compute(x.shape, element, name="chosen")]), "chosen", 16))
+    column = np.arange(33) % 9
+    expected = np.where((column >= 1) & (column < 4), -x, x + 1)
+    np.testing.assert_array_equal(run(func, [x], x.shape, "float32", "native"), expected)
+
+
 PATTERNS: dict[str, tuple[Callable, Callable[[np.ndarray], np.ndarray]]] = {
     "every second": (lambda j: 2 * j, lambda x: x[:, ::2]),
     "backwards": (lambda j: 127 - j, lambda x: x[:, ::-1]),
