@@ -14,13 +14,17 @@ import numpy as np
 import tvm
 import tvm_ffi
 
+from tvm_ext.conditions import check_conditions
 from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, describe, match_names
 
 
 def arguments(
-    specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence[Any], device: tvm.runtime.Device
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, Any] | Sequence[Any],
+    device: tvm.runtime.Device,
+    conditions: Sequence[str] = (),
 ) -> list[Any]:
     """Check what was given for the inputs of a model, and make arguments of it.
 
@@ -32,6 +36,8 @@ def arguments(
         NumPy arrays, objects with ``__dlpack__``, or what NumPy can make an array of.
     device : tvm.runtime.Device
         Where the model runs.
+    conditions : sequence of str
+        What has to hold of the extents (see :mod:`tvm_ext.conditions`).
 
     Returns
     -------
@@ -41,10 +47,13 @@ def arguments(
     Raises
     ------
     InputError
-        If a name, count, shape or dtype differs, or an object cannot be read.
+        If a name, count, shape or dtype differs, a condition does not hold, or an object cannot be read.
     """
     bound: dict[str, int] = {}
-    return [_argument(spec, value, bound, device) for spec, value in zip(specs, match_names(specs, given), strict=True)]
+    matched = zip(specs, match_names(specs, given), strict=True)
+    taken = [_argument(spec, value, bound, device) for spec, value in matched]
+    check_conditions(conditions, specs, bound)
+    return taken
 
 
 def results(value: Any) -> Iterator[np.ndarray]:

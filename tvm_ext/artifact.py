@@ -23,7 +23,7 @@ from tvm import relax
 
 from tvm_ext.arguments import arguments, results
 from tvm_ext.cleanup import temporary_folder
-from tvm_ext.errors import CompileError, ModelError, OutputError, TargetError, TvmExtError
+from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError
 from tvm_ext.files import exchange
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.shared_object import write_library
@@ -44,6 +44,8 @@ class CompiledModel:
         Source, target, inputs and outputs, versions, and the decisions taken; written as ``metadata.json``.
     inputs, outputs : tuple of TensorSpec
         What ``run`` takes and returns.
+    conditions : tuple of str
+        What has to hold of the extents of the inputs (see :mod:`tvm_ext.conditions`).
     """
 
     def __init__(self, executable: Any, metadata: Mapping[str, Any], origin: Path | None = None) -> None:
@@ -51,6 +53,7 @@ class CompiledModel:
         self.metadata = dict(metadata)
         self.inputs = tensor_specs(metadata["inputs"])
         self.outputs = tensor_specs(metadata["outputs"])
+        self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
         self._origin = origin  # the library file, where the model was loaded from one
         self._idle: list[relax.VirtualMachine] = []
         self._own: relax.VirtualMachine | None = None
@@ -95,14 +98,15 @@ class CompiledModel:
         Raises
         ------
         InputError
-            If an input has the wrong name, shape or dtype.
+            If an input has the wrong name, shape or dtype, or extents that the model was not made for, or an
+            assertion in the model says that values are wrong.
         CompileError
             If the compiled code fails at run time.
         ModelError
             If it returns another number of tensors than its metadata lists.
         """
         self._check_device()
-        given = arguments(self.inputs, inputs, self.device)
+        given = arguments(self.inputs, inputs, self.device, self.conditions)
         values = with_pool(lambda: self._call(given))
         if len(values) != len(self.outputs):
             raise ModelError(
@@ -124,6 +128,10 @@ class CompiledModel:
                 values = list(results(machine["main"](*given)))
             except TvmExtError:
                 raise
+            except AssertionError as error:  # by an operator of the model that checks values: relax.assert_op
+                raise InputError(
+                    f"the model itself refuses its inputs: {_first_line(error).rstrip('.')}; give values that it allows"
+                ) from error
             except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
                 raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
             self._idle.append(machine)  # not after an error: what it left unfinished goes with it

@@ -210,7 +210,11 @@ def _metadata(
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
     def rows(specs: Sequence[Any]) -> list[dict[str, Any]]:
-        return [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in specs]
+        return [
+            {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+            | ({"ranges": [limits and list(limits) for limits in spec.ranges]} if spec.ranges else {})
+            for spec in specs
+        ]
 
     dump_dir = None if options.dump_dir is None else str(options.dump_dir)
     return {
@@ -222,6 +226,7 @@ def _metadata(
         "device": str(tvm.runtime.Device(target.get_target_device_type(), 0)).partition(":")[0],
         "inputs": rows(imported.inputs),
         "outputs": rows(imported.outputs),
+        **({"conditions": list(imported.conditions)} if imported.conditions else {}),
         "versions": recorded_versions(),
         "decisions": {
             "import": list(imported.notes),

@@ -107,7 +107,7 @@ def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[s
     Raises
     ------
     InputError
-        If the dtype, the number of dimensions or a size differs.
+        If the dtype, the number of dimensions or a size differs, or a size is out of its range.
     """
     found = f"{dtype}[{','.join(map(str, shape))}]"
     if dtype != spec.dtype:
@@ -118,6 +118,17 @@ def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[s
         wanted = bound.setdefault(dimension, extent) if isinstance(dimension, str) else dimension
         if wanted != extent:
             raise InputError(f"input {describe(spec)}: dimension {axis} must be {wanted}, found {found}")
+        limits = spec.ranges[axis] if spec.ranges else None
+        if limits is not None and not limits[0] <= extent <= (extent if limits[1] is None else limits[1]):
+            raise InputError(
+                f"input {describe(spec)}: dimension {axis} is {extent}, and the model is made for "
+                f"{_spelled_range(limits)}; give one of these, or declare a wider range where the model comes from "
+                "(torch.export.Dim(name, min=..., max=...), tir_var_upper_bound of a module) and compile it again"
+            )
+
+
+def _spelled_range(limits: tuple[int, int | None]) -> str:
+    return f"{limits[0]} or more" if limits[1] is None else f"{limits[0]} to {limits[1]}"
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -151,12 +162,16 @@ def random_inputs(
     seed : int
         Same seed, same arrays.
     dimensions : mapping, optional
-        Values of symbolic dimensions; 1 for any that is not named.
+        Values of symbolic dimensions; for any that is not named 1, or what is nearest to it in its range.
     """
     generator = np.random.default_rng(seed)
     arrays = {}
     for spec in specs:
-        shape = [(dimensions or {}).get(dim, 1) if isinstance(dim, str) else dim for dim in spec.shape]
+        smallest = [max(1, limits[0]) if limits else 1 for limits in spec.ranges or [None] * len(spec.shape)]
+        shape = [
+            (dimensions or {}).get(dim, least) if isinstance(dim, str) else dim
+            for dim, least in zip(spec.shape, smallest, strict=True)
+        ]
         if spec.dtype.startswith(("int", "uint", "bool")):
             arrays[spec.name] = generator.integers(0, 2, shape).astype(numpy_dtype(spec.dtype))
         else:

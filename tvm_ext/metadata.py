@@ -10,6 +10,7 @@ from typing import Any
 
 import tvm
 
+from tvm_ext.conditions import names_of
 from tvm_ext.errors import ModelError
 from tvm_ext.files import require_regular
 from tvm_ext.frontend.imported import TensorSpec
@@ -48,7 +49,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 def tensor_specs(rows: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
     """Build the specs that the field ``inputs`` or ``outputs`` lists."""
-    return tuple(TensorSpec(row["name"], tuple(row["shape"]), row["dtype"]) for row in rows)
+    return tuple(
+        TensorSpec(
+            row["name"],
+            tuple(row["shape"]),
+            row["dtype"],
+            tuple(limits and (limits[0], limits[1]) for limits in row.get("ranges", ())),
+        )
+        for row in rows
+    )
 
 
 def file_record(path: Path) -> dict[str, Any]:
@@ -96,9 +105,11 @@ def _check(metadata: Mapping[str, Any]) -> None:
                     raise _Damage(f"{place}.shape holds {dimension!r}, which is no dimension")
                 if isinstance(dimension, int) and not 0 <= dimension < 2**63:
                     raise _Damage(f"{place}.shape holds {dimension}, which is no dimension")
+            _check_ranges(row, place)
         names = [row["name"] for row in rows]
         if len(set(names)) < len(names):
             raise _Damage(f"{side} names a tensor twice")
+    _check_conditions(metadata)
     _check_device(_typed(metadata, "device", str))
     _typed(_typed(metadata, "target", dict), "kind", str, "target")
     for name, record in _typed(metadata, "files", dict).items():
@@ -106,6 +117,34 @@ def _check(metadata: Mapping[str, Any]) -> None:
             raise _Damage(f"files.{name} is not an object")
         _typed(record, "bytes", int, f"files.{name}")
         _typed(record, "sha256", str, f"files.{name}")
+
+
+def _check_ranges(row: Mapping[str, Any], place: str) -> None:
+    ranges = row.get("ranges", [])
+    if not isinstance(ranges, list) or len(ranges) not in (0, len(row["shape"])):
+        raise _Damage(f"{place}.ranges is not a list with one entry for each axis")
+    for limits in ranges:
+        if limits is None:
+            continue
+        ends = limits if isinstance(limits, list) else []
+        # The upper end may be open. Booleans are integers to Python.
+        if len(ends) != 2 or type(ends[0]) is not int or not (ends[1] is None or type(ends[1]) is int):
+            raise _Damage(f"{place}.ranges holds {limits!r:.100}, which is no range of extents")
+
+
+def _check_conditions(metadata: Mapping[str, Any]) -> None:
+    """Check that the conditions speak of extents of inputs only, in what a condition may be made of."""
+    extents = {dimension for row in metadata["inputs"] for dimension in row["shape"]}
+    conditions = metadata.get("conditions", [])
+    if not isinstance(conditions, list):
+        raise _Damage(f"conditions is {type(conditions).__name__} where list is needed")
+    for index, condition in enumerate(conditions):
+        try:
+            names = names_of(condition) if isinstance(condition, str) else frozenset("?")
+        except ValueError as error:
+            raise _Damage(f"conditions[{index}] is no condition on extents: {error}") from None
+        if not names <= extents:
+            raise _Damage(f"conditions[{index}] is {condition!r:.100}, which is no condition on the inputs' extents")
 
 
 def _typed(row: Mapping[str, Any], key: str, kind: type, place: str = "") -> Any:

@@ -20,11 +20,15 @@ class TensorSpec:
         A string is a symbolic dimension.
     dtype : str
         As numpy spells it, for example ``"float32"``.
+    ranges : tuple of (int, int or None) or None
+        For each axis the smallest and the largest extent that the model is made for, both included, None for no upper
+        limit; None for an axis without limits, and empty if no axis has any.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    ranges: tuple[tuple[int, int | None] | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class ImportedModel:
         One sentence for each thing that importing did to the model.
     origins : mapping from str to str
         Words for the nodes of the model, by the names of the Relax variables that are their outputs.
+    conditions : tuple of str
+        What has to hold of the extents of the inputs (see :mod:`tvm_ext.conditions`).
     """
 
     mod: tvm.IRModule
@@ -51,3 +57,4 @@ class ImportedModel:
     source: str
     notes: tuple[str, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,11 @@ def import_module(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) ->
         mod = relax.transform.BindParams("main", bound)(mod)
         notes.append(f"bound {len(bound)} parameters to constants")
     parameters = mod["main"].params
-    inputs = tuple(_spec(variable.name, variable.ty, f"{source}: parameter", source) for variable in parameters)
+    analyzer = _analyzer(mod["main"])
+    inputs = tuple(
+        _limited(_spec(variable.name, variable.ty, f"{source}: parameter", source), variable.ty, analyzer)
+        for variable in parameters
+    )
     fields = _returned(mod)
     names = ["output"] if len(fields) == 1 else [f"output_{index}" for index in range(len(fields))]
     return ImportedModel(mod, inputs, output_specs(mod, names, source), source, tuple(notes))
@@ -74,8 +80,43 @@ def _spec(name: str, ty: Any, what: str, source: str) -> TensorSpec:
     if ty.shape is None:  # computed from values: every dimension is a symbol of its own
         shape = tuple(f"{name}_{axis}" for axis in range(ty.ndim))
     else:
-        shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else str(dim) for dim in ty.shape)
+        shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else _spelled(dim) for dim in ty.shape)
     return TensorSpec(name, shape, str(ty.dtype))
+
+
+def _spelled(dim: tvm.tirx.Expr) -> str:
+    """Spell ``T.int64(2) * n`` as ``2 * n``."""
+    return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(dim))
+
+
+def _analyzer(main: relax.Function) -> tvm.sym.Analyzer | None:
+    """Tell an analyzer the ranges of symbolic variables that a function declares; memory is planned for the ends.
+
+    The attributes go by names, as TVM's memory planner does.
+    """
+    lower = {str(name): int(end) for name, end in ((main.attrs or {}).get("tir_var_lower_bound") or {}).items()}
+    upper = {str(name): int(end) for name, end in ((main.attrs or {}).get("tir_var_upper_bound") or {}).items()}
+    if not lower and not upper:
+        return None
+    analyzer = tvm.sym.Analyzer()
+    for variable in (*relax.analysis.defined_symbolic_vars(main), *relax.analysis.free_symbolic_vars(main)):
+        low = max(lower.get(variable.name, 0), 0)
+        high = upper.get(variable.name, tvm.sym.ConstIntBound.POS_INF)
+        analyzer.update(variable, tvm.sym.ConstIntBound(low, high), True)
+    return analyzer
+
+
+def _limited(spec: TensorSpec, ty: relax.TensorType, analyzer: tvm.sym.Analyzer | None) -> TensorSpec:
+    """Add to a spec what the ranges of variables mean for its axes, those with computed extents among them."""
+    if analyzer is None or ty.shape is None:
+        return spec
+    ranges: list[tuple[int, int | None] | None] = []
+    for dim in ty.shape:
+        bound = analyzer.const_int_bound(dim)
+        low = max(int(bound.min_value), 0)
+        high = int(bound.max_value) if bound.max_value < tvm.sym.ConstIntBound.POS_INF else None
+        ranges.append(None if isinstance(dim, tvm.tirx.IntImm) or (low, high) == (0, None) else (low, high))
+    return replace(spec, ranges=tuple(ranges)) if any(ranges) else spec
 
 
 def _checked_params(main: relax.Function, params: Mapping[str, Any], source: str) -> dict[str, tvm.runtime.Tensor]:

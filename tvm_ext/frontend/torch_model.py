@@ -24,8 +24,9 @@ def import_torch(
     """Import a PyTorch model.
 
     Its weights become constants, copied: the imported model does not change when the module is trained on. Symbolic
-    dimensions of an exported program stay symbolic. Inputs are named as the arguments of ``forward``, outputs by their
-    place in what it returns: ``output`` for a single one, the keys of a dictionary, ``output_0`` and so on for a tuple.
+    dimensions of an exported program stay symbolic, and keep their ranges. Inputs are named as the arguments of
+    ``forward``, outputs by their place in what it returns: ``output`` for a single one, the keys of a
+    dictionary, ``output_0`` and so on for a tuple.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ def import_torch(
             f"a PyTorch model can only be imported where torch is installed ({error}); run: pip install torch"
         ) from None
     from tvm_ext.frontend.torch_export import export_module, load_program
+    from tvm_ext.frontend.torch_guards import guards, require_bound
     from tvm_ext.frontend.torch_importer import convert
 
     if isinstance(model, torch.nn.Module):
@@ -72,13 +74,17 @@ def import_torch(
         raise ModelError(f"a {kind} is not a PyTorch model; give a torch.nn.Module, an ExportedProgram or a .pt2 path")
     converted = convert(program, source)
     described = import_module(converted.mod)
+    inputs = _renamed(described.inputs, converted.input_names, source)
+    require_bound(inputs, source)
+    conditions, unchecked = guards(program, inputs)
     return ImportedModel(
         converted.mod,
-        _renamed(described.inputs, input_names or converted.input_names, source),
+        _renamed(inputs, input_names or converted.input_names, source),
         _renamed(described.outputs, converted.output_names, source),
         source,
-        (*notes, *converted.notes),
+        (*notes, *converted.notes, *(f"torch's guard {guard} is not checked at run time" for guard in unchecked)),
         converted.origins,
+        tuple(conditions),
     )
 
 

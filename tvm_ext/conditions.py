@@ -1,0 +1,104 @@
+"""Conditions on the extents of a model's inputs, such as ``n % 2 == 0``: what an exported program was traced under.
+
+A condition is a comparison in Python's notation between integers, names of dimensions, and sums, products, quotients
+rounded down and remainders of them, joined by ``and``, ``or`` and ``not``. It is read from files, so nothing else is
+evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
+
+from tvm_ext.errors import InputError
+from tvm_ext.frontend.imported import TensorSpec
+
+LONGEST = 2000
+"""Characters of one condition."""
+
+_NODES = (
+    *(ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Name, ast.Load, ast.Constant),
+    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.And, ast.Or, ast.Not),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
+
+
+def names_of(condition: str) -> frozenset[str]:
+    """Collect the dimensions that a condition speaks of.
+
+    Raises
+    ------
+    ValueError
+        If it is not a condition.
+    """
+    return _parsed(condition)[1]
+
+
+def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int]) -> None:
+    """Check the extents of the inputs that were given.
+
+    Parameters
+    ----------
+    conditions : sequence of str
+        Each has to hold.
+    specs : sequence of TensorSpec
+        The declared inputs.
+    extents : mapping from str to int
+        By the names of dimensions in ``specs``.
+
+    Raises
+    ------
+    InputError
+        If one does not hold; the message names the inputs, the extents and the condition.
+    """
+    for spec in specs:
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and not dim.isidentifier():
+                _check_computed(spec, axis, dim, extents)
+    for condition in conditions:
+        code, names = _parsed(condition)
+        known = {name: extents[name] for name in sorted(names)}
+        if not _value(code, known):
+            concerned = [spec.name for spec in specs if names & set(spec.shape)]
+            found = " and ".join(f"{name} = {extent}" for name, extent in known.items())
+            raise InputError(
+                f"input {', '.join(concerned)}: {found} where the model was exported under the condition {condition}; "
+                "give other extents, or export the model anew with example inputs like these"
+            )
+
+
+def _check_computed(spec: TensorSpec, axis: int, dim: str, extents: Mapping[str, int]) -> None:
+    """Compare an extent such as ``n + 1`` with what the others say it is; names that are no terms are let be."""
+    try:
+        code, names = _parsed(dim)
+    except ValueError:
+        return
+    if names <= extents.keys() and (wanted := _value(code, {name: extents[name] for name in names})) != extents[dim]:
+        raise InputError(
+            f"input {spec.name}: dimension {axis} must be {dim}, which is {wanted} by the other inputs, found "
+            f"{extents[dim]}"
+        )
+
+
+def _value(code: CodeType, known: dict[str, int]) -> int | None:
+    try:
+        return int(eval(code, {"__builtins__": {}}, known))  # integer arithmetic: _parsed lets nothing else through
+    except ZeroDivisionError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(condition: str) -> tuple[CodeType, frozenset[str]]:
+    if len(condition) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
+    try:
+        tree = ast.parse(condition, mode="eval")
+        for node in ast.walk(tree):
+            if not isinstance(node, _NODES) or (isinstance(node, ast.Constant) and type(node.value) is not int):
+                raise ValueError(f"{type(node).__name__} is no part of a condition")
+        code = compile(tree, "<condition>", "eval")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"it cannot be read ({type(error).__name__})") from None
+    return code, frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
