@@ -11,6 +11,9 @@ TORCH ?= torch==2.13.0+cpu
 demo: $(VENV)/.installed zoo
 	$(BIN)/python scripts/demo.py --output demo_out
 
+# Tests start some hundred processes: the package is compiled to bytecode once, whatever the environment says.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.installed zoo
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
 
