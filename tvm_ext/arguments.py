@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm_ext.conditions import check_conditions
 from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import TensorSpec
-from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, describe, match_names
+from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, check_values, describe, match_names
 
 
 def arguments(
@@ -47,7 +47,8 @@ def arguments(
     Raises
     ------
     InputError
-        If a name, count, shape or dtype differs, a condition does not hold, or an object cannot be read.
+        If a name, count, shape or dtype differs, an index is out of range, a condition does not hold, or an object
+        cannot be read.
     """
     bound: dict[str, int] = {}
     matched = zip(specs, match_names(specs, given), strict=True)
@@ -76,9 +77,12 @@ def results(value: Any) -> Iterator[np.ndarray]:
 def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.runtime.Device) -> Any:
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
         array = check_array(spec, _as_array(spec, value), bound)
+        check_values(spec, array)
         return _from_array(array, device)
     tensor, dtype = _from_dlpack(spec, value)
     check_type(spec, dtype, [int(extent) for extent in tensor.shape], bound)
+    if spec.limits is not None and tensor.device.dlpack_device_type() == tvm.cpu().dlpack_device_type():
+        check_values(spec, np.from_dlpack(tensor))
     if tensor.device == device and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     try:

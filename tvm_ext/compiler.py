@@ -212,7 +212,8 @@ def _metadata(
     def rows(specs: Sequence[Any]) -> list[dict[str, Any]]:
         return [
             {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
-            | ({"ranges": [limits and list(limits) for limits in spec.ranges]} if spec.ranges else {})
+            | ({"ranges": [ends and list(ends) for ends in spec.ranges]} if spec.ranges else {})
+            | ({"limits": list(spec.limits)} if spec.limits else {})
             for spec in specs
         ]
 

@@ -127,6 +127,26 @@ def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[s
             )
 
 
+def check_values(spec: TensorSpec, array: np.ndarray) -> None:
+    """Compare the values of an input that the model looks something up with with its limits.
+
+    Raises
+    ------
+    InputError
+        If one is outside.
+    """
+    if spec.limits is None or array.size == 0:
+        return
+    low, high = spec.limits
+    if low <= array.min() and array.max() <= high:
+        return
+    place = np.argwhere((array < low) | (array > high))[0]
+    raise InputError(
+        f"input {describe(spec)}: found {array[tuple(place)]} at {[int(index) for index in place]}, where the model "
+        f"looks something up by these numbers; give integers from {low} to {high}"
+    )
+
+
 def _spelled_range(limits: tuple[int, int | None]) -> str:
     return f"{limits[0]} or more" if limits[1] is None else f"{limits[0]} to {limits[1]}"
 
@@ -153,7 +173,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 def random_inputs(
     specs: Sequence[TensorSpec], seed: int = 0, dimensions: Mapping[str, int] | None = None
 ) -> dict[str, np.ndarray]:
-    """Make up inputs: floats from a standard normal, integers and booleans 0 or 1 (a valid index of any table).
+    """Make up inputs: floats from a standard normal, integers and booleans 0 or 1 (0 where 1 is no index of a table).
 
     Parameters
     ----------
@@ -173,7 +193,8 @@ def random_inputs(
             for dim, least in zip(spec.shape, smallest, strict=True)
         ]
         if spec.dtype.startswith(("int", "uint", "bool")):
-            arrays[spec.name] = generator.integers(0, 2, shape).astype(numpy_dtype(spec.dtype))
+            highest = 1 if spec.limits is None else min(1, spec.limits[1])
+            arrays[spec.name] = generator.integers(0, highest + 1, shape).astype(numpy_dtype(spec.dtype))
         else:
             arrays[spec.name] = generator.standard_normal(shape).astype(numpy_dtype(spec.dtype))
     return arrays

@@ -54,7 +54,8 @@ def tensor_specs(rows: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
             row["name"],
             tuple(row["shape"]),
             row["dtype"],
-            tuple(limits and (limits[0], limits[1]) for limits in row.get("ranges", ())),
+            tuple(ends and (ends[0], ends[1]) for ends in row.get("ranges", ())),
+            (row["limits"][0], row["limits"][1]) if "limits" in row else None,
         )
         for row in rows
     )
@@ -106,6 +107,7 @@ def _check(metadata: Mapping[str, Any]) -> None:
                 if isinstance(dimension, int) and not 0 <= dimension < 2**63:
                     raise _Damage(f"{place}.shape holds {dimension}, which is no dimension")
             _check_ranges(row, place)
+            _check_limits(row, place)
         names = [row["name"] for row in rows]
         if len(set(names)) < len(names):
             raise _Damage(f"{side} names a tensor twice")
@@ -130,6 +132,12 @@ def _check_ranges(row: Mapping[str, Any], place: str) -> None:
         # The upper end may be open. Booleans are integers to Python.
         if len(ends) != 2 or type(ends[0]) is not int or not (ends[1] is None or type(ends[1]) is int):
             raise _Damage(f"{place}.ranges holds {limits!r:.100}, which is no range of extents")
+
+
+def _check_limits(row: Mapping[str, Any], place: str) -> None:
+    limits = row.get("limits", [0, 0])
+    if not isinstance(limits, list) or len(limits) != 2 or any(type(end) is not int for end in limits):
+        raise _Damage(f"{place}.limits holds {limits!r:.100}, which is not a lowest and a highest value")
 
 
 def _check_conditions(metadata: Mapping[str, Any]) -> None:

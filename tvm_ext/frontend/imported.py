@@ -23,12 +23,16 @@ class TensorSpec:
     ranges : tuple of (int, int or None) or None
         For each axis the smallest and the largest extent that the model is made for, both included, None for no upper
         limit; None for an axis without limits, and empty if no axis has any.
+    limits : tuple of int, or None
+        The lowest and the highest value that an integer may have, as the model looks something up with it; None where
+        any will do.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
     ranges: tuple[tuple[int, int | None] | None, ...] = ()
+    limits: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

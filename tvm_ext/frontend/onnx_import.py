@@ -10,6 +10,7 @@ import onnx
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+from tvm_ext.frontend.index_limits import with_index_limits
 from tvm_ext.frontend.onnx_converter_types import converter_types
 from tvm_ext.frontend.onnx_importer import OnnxImporter
 from tvm_ext.frontend.onnx_model import OnnxModel, load_onnx
@@ -83,7 +84,8 @@ def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[Any]] | None,
     declared = prepared.skeleton.graph.output
     found = output_specs(mod, [value.name for value in declared], loaded.source)
     outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
-    return ImportedModel(mod, prepared.inputs, outputs, loaded.source, prepared.notes, importer.origins)
+    inputs = with_index_limits(mod, prepared.inputs)
+    return ImportedModel(mod, inputs, outputs, loaded.source, prepared.notes, importer.origins)
 
 
 def _with_open_dimensions(spec: TensorSpec, type_proto: onnx.TypeProto) -> TensorSpec:

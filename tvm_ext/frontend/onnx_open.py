@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ SAMPLES = (7, 61)
 """Numbers of images that a model is imported for."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+
+def _joined_spec(spec: TensorSpec, other: TensorSpec, name: str) -> TensorSpec:
+    limits = spec.limits if spec.limits == other.limits else None  # a look-up by the number of an image
+    return replace(spec, shape=_joined_dims(spec.shape, other.shape, name), limits=limits)
 
 
 class _DifferError(Exception):
@@ -72,10 +78,7 @@ def with_open_batch(first: ImportedModel, second: ImportedModel, name: str) -> I
     try:
         mod = _Joiner(first.mod, second.mod, name).run()
         inputs, outputs = (
-            tuple(
-                TensorSpec(spec.name, _joined_dims(spec.shape, other.shape, name), spec.dtype)
-                for spec, other in zip(specs, others, strict=True)
-            )
+            tuple(_joined_spec(spec, other, name) for spec, other in zip(specs, others, strict=True))
             for specs, others in ((first.inputs, second.inputs), (first.outputs, second.outputs))
         )
     except _DifferError as difference:

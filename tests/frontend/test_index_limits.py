@@ -1,0 +1,107 @@
+"""An input that a model looks something up with is refused where it is out of range."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import tvm_ext
+from tvm_ext.errors import InputError, ModelError
+from tvm_ext.frontend import import_model
+from tvm_ext.inputs import random_inputs
+
+TABLE = np.arange(12, dtype="float32").reshape(4, 3)
+
+
+def model_of(signature: str, body: str, *tables: tuple[str, np.ndarray]) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {signature} {{ {body} }}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in tables)
+    return model
+
+
+def limits(model: object) -> list[tuple[int, int] | None]:
+    return [spec.limits for spec in import_model(model).inputs]
+
+
+LOOKUP = model_of("(int64[2,2] ids) => (float[2,2,3] z)", "z = Gather(table, ids)", ("table", TABLE))
+
+
+def test_an_index_beyond_the_table_is_refused(tmp_path: Path) -> None:
+    model = tvm_ext.compile(LOOKUP, "native")
+    model.save(tmp_path / "model")
+    for compiled in (model, tvm_ext.load(tmp_path / "model")):
+        (found,) = compiled.run([np.array([[0, 3], [-1, -4]])]).values()
+        np.testing.assert_array_equal(found, TABLE[[[0, 3], [-1, -4]]])
+        for outside in (4, -5, 2**32):
+            with pytest.raises(InputError, match=rf"input ids.*{outside} at \[1, 0\].*-4 to 3"):
+                compiled.run([np.array([[0, 1], [outside, 1]])])
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "expected"),
+    [
+        ("(int64[4] i) => (float[2,2,3] z)", "a = Cast<to = 6>(i) b = Reshape(a, two) z = Gather(table, b)", (-4, 3)),
+        ("(int64[4] i) => (float[4,3] z, float[4] w)", "z = Gather(table, i) w = Gather(row, i)", (-3, 2)),
+        ("(int64[4] i) => (float[4,4] z)", "z = Gather<axis = 1>(table, i)", (-3, 2)),
+        ("(int32[4] i, float[9,2] t) => (float[4,2] z)", "z = Gather(t, i)", (-9, 8)),
+        # Values that are computed are the model's own affair.
+        ("(int64[4] i) => (float[4,3] z)", "a = Add(i, i) z = Gather(table, a)", None),
+        ("(int64[4] i) => (float[4,3] z)", "a = Max(i, i) z = Gather(table, a)", None),
+        # So is what may never happen.
+        (
+            "(int64[4] i, bool c) => (float[4,3] z)",
+            "z = If(c) <then_branch = t () => (float[4,3] u) { u = Gather(table, i) }, "
+            "else_branch = e () => (float[4,3] v) { v = Expand(row, shape) }>",
+            None,
+        ),
+        ("(float[4] i) => (float[4] z)", "z = Relu(i)", None),
+    ],
+)  # fmt: skip
+def test_what_is_followed(signature: str, body: str, expected: tuple[int, int] | None) -> None:
+    constants = {
+        "table": TABLE, "row": TABLE[0], "two": np.array([2, 2]), "shape": np.array([4, 3]),
+    }  # fmt: skip
+    model = model_of(signature, body, *((name, array) for name, array in constants.items() if name in body))
+    assert limits(model)[0] == expected
+
+
+def test_a_table_of_one_row_takes_made_up_inputs() -> None:
+    model = model_of("(int64[5] ids) => (float[5,3] z)", "z = Gather(table, ids)", ("table", TABLE[:1]))
+    compiled = tvm_ext.compile(model, "native")
+    (found,) = compiled.run(random_inputs(compiled.inputs)).values()
+    np.testing.assert_array_equal(found, np.repeat(TABLE[:1], 5, 0))
+
+
+def test_an_embedding_of_torch_counts_from_the_start_only() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(7, 3)
+
+        def forward(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.table(ids), self.table.weight[rows]
+
+    ids = torch.zeros(4, dtype=torch.int64)
+    program = torch.export.export(Both(), (ids, ids.clone()))
+    assert limits(program) == [(0, 6), (-7, 6)]
+    compiled = tvm_ext.compile(program, "native")
+    with pytest.raises(InputError, match=r"-1 at \[3\]"):
+        compiled.run([torch.tensor([0, 1, 6, -1]), ids])
+    compiled.run([ids, torch.tensor([0, 1, 6, -7])])
+
+
+def test_metadata_with_damaged_limits_is_refused(tmp_path: Path) -> None:
+    tvm_ext.compile(LOOKUP, "native").save(tmp_path / "model")
+    path = tmp_path / "model" / "metadata.json"
+    text = path.read_text()
+    for damaged in ('"limits": 3', '"limits": [1]', '"limits": [true, 3]', '"limits": ["a", 3]'):
+        path.write_text(re.sub(r'"limits": \[[^\]]*\]', damaged, text))
+        with pytest.raises(ModelError, match=r"inputs\[0\].limits"):
+            tvm_ext.load(tmp_path / "model")

@@ -1,0 +1,107 @@
+"""Finds the integers that an input may hold because the model looks something up with them.
+
+``embedding = take(table, ids)`` with a table of 30522 rows: ``ids`` are at least 0 and below 30522. Kernels limit an
+index that is outside, so that nothing foreign is read, but the answer is none; with the limits in the description of
+the input, a run refuses it. Only values that reach the look-up unchanged are followed, in ``main`` itself: what a
+branch or a loop does may never happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.frontend.imported import TensorSpec
+
+_UNCHANGED = frozenset(
+    f"relax.{name}"
+    for name in ("astype", "broadcast_to", "expand_dims", "flatten", "permute_dims", "reshape", "squeeze")
+)
+"""Operators whose result holds all values of their first operand and no others; casts between integers."""
+
+
+def with_index_limits(mod: tvm.IRModule, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Add to the inputs of a model what integers they may hold.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        As an importer makes it: ``main`` takes exactly ``inputs``, and ``take`` is a look-up whose indices are in
+        range.
+    inputs : tuple of TensorSpec
+
+    Returns
+    -------
+    tuple of TensorSpec
+        ``limits`` set where they are known.
+    """
+    main = mod["main"]
+    limits = _Finder(main).limits()
+    return tuple(
+        replace(spec, limits=limits.get(param, spec.limits)) for spec, param in zip(inputs, main.params, strict=True)
+    )
+
+
+class _Finder:
+    def __init__(self, main: relax.Function) -> None:
+        self._values: dict[Any, Any] = {
+            binding.var: binding.value
+            for block in main.body.blocks
+            for binding in block.bindings
+            if isinstance(binding, relax.VarBinding)
+        }
+        # Of what variable these are the values, and whether a negative one counts from the end.
+        self._sources: dict[Any, tuple[Any, bool]] = {
+            param: (param, False) for param in main.params if _is_whole_number(param)
+        }
+        self._limits: dict[Any, tuple[int, int]] = {}
+
+    def limits(self) -> dict[Any, tuple[int, int]]:
+        """Lowest and highest value of each parameter that is an index."""
+        for var, value in self._values.items():
+            name = _name(value)
+            if name in _UNCHANGED and value.args[0] in self._sources and _is_whole_number(var):
+                self._sources[var] = self._sources[value.args[0]]
+            elif name == "relax.where":
+                wrapped = self._counted_from_the_end(value)
+                if wrapped is not None:
+                    self._sources[var] = (wrapped, True)
+            elif name == "relax.take" and value.args[1] in self._sources:
+                self._look_up(value)
+        return self._limits
+
+    def _counted_from_the_end(self, choice: relax.Call) -> Any:
+        """Return the parameter ``x`` of ``where(x < 0, x + extent, x)``."""
+        condition, moved, plain = choice.args
+        source, wrapped = self._sources.get(plain, (None, False))
+        less, added = self._values.get(condition), self._values.get(moved)
+        if source is None or wrapped or _name(less) != "relax.less" or _name(added) != "relax.add":
+            return None
+        zero = less.args[1]
+        if not isinstance(zero, tvm.ir.GenericConst) or zero.value.numpy().any():
+            return None
+        return source if less.args[0].same_as(plain) and plain in tuple(added.args) else None
+
+    def _look_up(self, take: relax.Call) -> None:
+        extents = take.args[0].ty.shape
+        if str(take.attrs.mode) == "wrap":
+            return
+        axis = 0 if take.attrs.axis is None else int(take.attrs.axis)
+        if not isinstance(extents, relax.ShapeExpr) or not isinstance(extents.values[axis], tvm.tirx.IntImm):
+            return
+        extent = int(extents.values[axis])
+        source, wrapped = self._sources[take.args[1]]
+        if extent > 0:  # nothing can be looked up in an empty tensor, and with no index nothing is
+            low, high = self._limits.get(source, (-extent, extent - 1))
+            self._limits[source] = (max(low, -extent if wrapped else 0), min(high, extent - 1))
+
+
+def _name(value: Any) -> str | None:
+    return str(value.op.name) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
+
+
+def _is_whole_number(var: Any) -> bool:
+    return isinstance(var.ty, relax.TensorType) and str(var.ty.dtype).startswith(("int", "uint"))
