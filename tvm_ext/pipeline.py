@@ -35,6 +35,7 @@ from tvm_ext.passes.grouped_pointwise import grouped_pointwise
 from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.passes.lift_lets import lift_lets
+from tvm_ext.passes.limit_recomputation import limit_recomputation
 from tvm_ext.passes.memory_limit import memory_limit, parse_bytes
 from tvm_ext.passes.memory_order import memory_order
 from tvm_ext.passes.memory_rewriting import memory_rewriting
@@ -246,7 +247,7 @@ def _fuse(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.trans
         if options.fuse == "stock"
         else fuse_by_mapping_types(rules=rules, profiles=options.fuse_profiles)
     )
-    return [*isolated, grouped, relax.transform.FuseTIR()]
+    return [*isolated, limit_recomputation(), grouped, relax.transform.FuseTIR()]
 
 
 def _schedule(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
