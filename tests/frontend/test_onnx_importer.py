@@ -95,7 +95,7 @@ class TestRefusals:
         ("node", "reason"),
         [
             ("y = IsInf <detect_negative = 0> (x)", "positive"),
-            ('y = RoiAlign <mode = "max"> (x, r, b)', "mode avg"),
+            ('y = RoiAlign <mode = "max"> (x, r, b)', "its mode is 'max'"),
         ],
     )
     def test_variants_that_tvm_gets_wrong(self, node: str, reason: str) -> None:

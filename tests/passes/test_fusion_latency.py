@@ -147,3 +147,13 @@ def test_shipped_file_lies_in_the_package_and_is_packed() -> None:
     assert fusion_latency.SHIPPED == root / "tvm_ext" / "fusion" / "profiles.json"
     packed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
     assert "*.json" in packed
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    pipeline = relax.get_pipeline("tvm_ext", fuse="mapping-type", fuse_profiles=tmp_path / "mistyped" / "profiles.json")
+    with pytest.raises(
+        OptionError, match=r"there is no folder .*mistyped for profiles.json; create it, or correct the"
+    ):
+        with TARGET:
+            pipeline(lowered())
+    assert not (tmp_path / "mistyped").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx
+from onnx import helper
 
 from tvm_ext.frontend.onnx_graph import domain_of, subgraphs
 from tvm_ext.frontend.onnx_infer import MalformedNodeError
@@ -100,6 +101,45 @@ def function_body(
     for step in body.node:
         _fill_in_attributes(step, given)
     return body
+
+
+def is_withdrawn(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:
+    """Whether a node's operator was in a version of the operator set, and ``onnx`` calls it deprecated there since.
+
+    That is group normalisation with one scale for each group. Exporters have written it, and runtimes run it.
+    """
+    return (domain_of(node), node.op_type) == ("", "GroupNormalization") and opsets.get("") in (18, 19, 20)
+
+
+def withdrawn_body(
+    node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]
+) -> onnx.FunctionProto | None:
+    """Define a withdrawn operator; None for all others.
+
+    A group is normalised and scaled as a whole, as instance normalisation does it with a channel.
+    """
+    if not is_withdrawn(node, opsets):
+        return None
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    groups, epsilon = int(given.get("num_groups", 1)), float(given.get("epsilon", 1e-5))
+    if len(inputs) != 3 or inputs[0] is None or inputs[0].type is None or groups < 1:
+        raise MalformedNodeError(f"GroupNormalization of {groups} groups with {len(inputs)} inputs; it has three")
+    own, single = inputs[0].type.tensor_type.elem_type, onnx.TensorProto.FLOAT
+    narrow = own in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # the sums would overflow
+    wide = single if narrow else own
+    steps = [
+        helper.make_node("Shape", ["X"], ["shape"]),
+        helper.make_node("Constant", [], ["grouped"], value_ints=[0, groups, -1]),
+        helper.make_node("Reshape", ["X", "grouped"], ["joined"]),
+        *(helper.make_node("Cast", [name], [f"wide_{name}"], to=wide) for name in ("joined", "scale", "bias")),
+        helper.make_node(
+            "InstanceNormalization", ["wide_joined", "wide_scale", "wide_bias"], ["normal"], epsilon=epsilon
+        ),
+        helper.make_node("Cast", ["normal"], ["result"], to=own),
+        helper.make_node("Reshape", ["result", "shape"], ["Y"]),
+    ]
+    opset = helper.make_opsetid("", opsets[""])
+    return helper.make_function("", node.op_type, ["X", "scale", "bias"], ["Y"], steps, [opset])
 
 
 def _fill_in_attributes(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> None:

@@ -15,7 +15,7 @@ from onnx import helper
 
 from tvm_ext.frontend.onnx_control_flow import BranchFolding
 from tvm_ext.frontend.onnx_evaluate import Evaluator
-from tvm_ext.frontend.onnx_expand import function_body, local_body
+from tvm_ext.frontend.onnx_expand import function_body, local_body, withdrawn_body
 from tvm_ext.frontend.onnx_graph import domain_of, node_label, subgraphs, topological_order, without_dead
 from tvm_ext.frontend.onnx_infer import MalformedNodeError, OtherTypes, TypeInference
 from tvm_ext.frontend.onnx_loops import LoopFolding
@@ -124,7 +124,7 @@ class Folder(BranchFolding, LoopFolding):
         if operator == ("", "Scan"):
             self._fold_scan(node, inputs, scope, label)
             return
-        body = local_body(node, self._functions, self._opsets)
+        body = local_body(node, self._functions, self._opsets) or withdrawn_body(node, inputs, self._opsets)
         if body is None and not self._is_supported(node):
             try:
                 body = function_body(node, inputs, self._opsets)

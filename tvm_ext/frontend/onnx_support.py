@@ -43,7 +43,6 @@ WRONG_IN_TVM: dict[str, tuple[Callable[[onnx.NodeProto, Attributes], bool], str]
         "TVM cannot tell positive from negative infinity",
     ),
     "LayerNormalization": (lambda node, given: given.get("axis", -1) == 0, "TVM cannot normalise over all axes"),
-    "RoiAlign": (lambda node, given: given.get("mode", b"avg") == b"max", "TVM computes only its mode avg"),
     "SpaceToDepth": (lambda node, given: given.get("mode", b"DCR") != b"DCR", "TVM computes only its mode DCR"),
 }
 

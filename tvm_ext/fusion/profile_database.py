@@ -169,6 +169,21 @@ class ProfileDatabase:
         self._entries, self._new = self._current(merged) | self._entries, {}
 
 
+def require_folder(path: str | Path) -> None:
+    """Make sure that the folder of a database is there: a path that was mistyped is not to begin an empty one.
+
+    Raises
+    ------
+    OptionError
+        If it is not.
+    """
+    parent = Path(path).absolute().parent
+    if not parent.is_dir():
+        raise OptionError(
+            f"option fuse_profiles: there is no folder {parent} for {Path(path).name}; create it, or correct the path"
+        )
+
+
 def _read(path: Path) -> dict[str, Profile]:
     """Read a file; one that is damaged is moved aside."""
     require_regular(path, OptionError)

@@ -23,6 +23,7 @@ from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
 from tvm_ext.fusion.operator_graph import operator_graph
 from tvm_ext.fusion.plan import FusionPlan
 from tvm_ext.fusion.planner import plan_fusion
+from tvm_ext.fusion.profile_database import require_folder
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import DataflowGraph, from_relax
 from tvm_ext.graph.mapping_types import Mapping, MappingType
@@ -54,7 +55,14 @@ def fuse_by_mapping_types(
     profiles : str or Path, optional
         File of measured latencies. Blocks that the combination table makes depend on them are measured when they are
         not in it, and noted. Without a file only the entries that come with the package count.
+
+    Raises
+    ------
+    OptionError
+        If the folder of ``profiles`` does not exist.
     """
+    if profiles is not None:
+        require_folder(profiles)
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FuseByMappingTypes")
     def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_ops.base import (
     Converter,
@@ -102,7 +103,34 @@ class LpNormalization(Converter):
         return astype(bb, bb.emit(relax.op.divide(x, relax.op.where(relax.op.equal(norm, zero), one, norm))), dtype)
 
 
+class LRN(Converter):
+    """Division by a power of the mean square over neighbouring channels; of an even number of them one more behind."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the normalised tensor."""
+        x, size = emit(bb, inputs[0]), node.integer("size", 1)
+        if size % 2 and x.ty.ndim in (3, 4) and "16" not in dtype_of(x):
+            convert = onnx_frontend.LocalResponseNormalization.get_converter(13)
+            return convert(bb, [x], dict(node.attributes), node.parameters)
+        shape, dtype = node.shape(x, "X"), dtype_of(x)
+        if size < 1 or len(shape) < 2:
+            node.damaged(f"size is {size} and X has shape {shape}, a positive size and channels were expected")
+        before = (size - 1) // 2
+        x = astype(bb, x, "float32" if dtype in ("float16", "bfloat16") else dtype)  # squares overflow early
+        squares = reshape(bb, bb.emit(relax.op.multiply(x, x)), [shape[0], 1, shape[1], prod(shape[2:])])
+        # Of all elements of the window, those in the padding counted.
+        mean = relax.op.nn.avg_pool2d(
+            squares, [size, 1], padding=[before, 0, size - 1 - before, 0], count_include_pad=True
+        )
+        scaled = relax.op.multiply(bb.emit(mean), constant(node.number("alpha", 1e-4), dtype_of(x)))
+        base = relax.op.add(bb.emit(scaled), constant(node.number("bias", 1.0), dtype_of(x)))
+        power = relax.op.power(bb.emit(base), constant(node.number("beta", 0.75), dtype_of(x)))
+        return astype(bb, bb.emit(relax.op.divide(x, reshape(bb, bb.emit(power), shape))), dtype)
+
+
 CONVERTERS: dict[tuple[str, str], type] = {
+    ("", "LRN"): LRN,
     ("", "LayerNormalization"): LayerNormalization,
     ("", "LpNormalization"): LpNormalization,
     ("", "RMSNormalization"): RMSNormalization,

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
+from tvm_ext.frontend.onnx_ops.selections import max_pool_with_indices, slice_at_run_time
 
 _POOL_OPSET = 12
 _SLICE_OPSET = 13
@@ -53,13 +54,31 @@ class _Pool(Converter):
             strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
             attributes["pads"] = same_padding(sizes, kernel, strides, dilations, padding == "SAME_UPPER")
             attributes["auto_pad"] = b"NOTSET"
-        return cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
+        pooled = cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
+        return cls.with_indices(node, bb, inputs, pooled, attributes)
+
+    @classmethod
+    def with_indices(
+        cls, node: Node, bb: relax.BlockBuilder, inputs: Any, pooled: Any, attributes: dict[str, Any]
+    ) -> Any:
+        """Add what a node asks for beside the pooled tensor: nothing."""
+        return pooled
 
 
 class MaxPool(_Pool):
-    """Maximum over windows."""
+    """Maximum over windows, and where it is if that is asked for."""
 
     stock = onnx_frontend.MaxPool
+
+    @classmethod
+    def with_indices(
+        cls, node: Node, bb: relax.BlockBuilder, inputs: Any, pooled: Any, attributes: dict[str, Any]
+    ) -> Any:
+        """Add the places of the maxima."""
+        if node.attributes.get("tvm_custom", {}).get("num_outputs", 1) < 2:
+            return pooled
+        values, places = max_pool_with_indices(node, bb, emit(bb, inputs[0]), bb.normalize(pooled), attributes)
+        return node.outputs([values, places])
 
 
 class AveragePool(_Pool):
@@ -106,7 +125,7 @@ class ConvTranspose(Converter):
 
 
 class Slice(Converter):
-    """Slices with constant bounds; steps may be negative."""
+    """Slices; steps may be negative, starts and ends may be computed."""
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
@@ -121,10 +140,23 @@ class Slice(Converter):
         bounds = [None if inputs[index] is None else node.array(inputs[index]) for index in range(1, 5)]
         computed = any(inputs[index] is not None and bounds[index - 1] is None for index in range(1, 5))
         known = isinstance(inputs[0].ty, relax.TensorType) and inputs[0].ty.ndim >= 0
+        is_at_run_time = computed and known and (inputs[3] is None or bounds[2] is not None)
+        if is_at_run_time and (inputs[4] is None or bounds[3] is not None):
+            return cls._computed(node, bb, inputs, bounds[2], bounds[3])
         if computed or not known or inputs[0].ty.shape is None:
-            # A slice of a shape, or one with computed bounds.
+            # A slice of a shape, or one whose axes are computed.
             return onnx_frontend.Slice.get_converter(_SLICE_OPSET)(bb, inputs, attr, params)
         return cls._slice(node, bb, emit(bb, inputs[0]), bounds[0], bounds[1], bounds[2], bounds[3])
+
+    @staticmethod
+    def _computed(node: Node, bb: relax.BlockBuilder, inputs: Any, axes: Any, steps: Any) -> Any:
+        x, starts, ends = (emit(bb, value) for value in inputs[:3])
+        count = node.shape(starts, "starts")[0]
+        along = [node.in_range(int(axis), x.ty.ndim) for axis in (np.arange(count) if axes is None else axes)]
+        steps = [1] * count if steps is None else [int(step) for step in steps]
+        if 0 in steps:
+            node.damaged(f"the step along axis {along[steps.index(0)]} is 0")
+        return slice_at_run_time(node, bb, x, starts, ends, along, steps)
 
     @staticmethod
     def _slice(node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
@@ -177,6 +209,8 @@ class RoiAlign(Converter):
         """Give the averages."""
         x, boxes, picture = (emit(bb, value) for value in inputs[:3])
         mode, dtype = node.text("coordinate_transformation_mode", "half_pixel"), dtype_of(boxes)
+        if node.text("mode", "avg") != "avg":
+            node.refuse(f"its mode is {node.text('mode')!r}, avg is supported")
         if mode not in ("half_pixel", "output_half_pixel"):
             node.damaged(f"attribute coordinate_transformation_mode is {mode!r}, half_pixel was expected")
         boxes = multiply(bb, boxes, constant(node.number("spatial_scale", 1.0), dtype))
