@@ -132,6 +132,28 @@ class TestSlice:
             import_with_converters(model)
 
 
+@pytest.mark.parametrize(
+    ("shape", "target", "allowzero", "expected"),
+    [
+        ((2, 3, 4), [0, 12], 0, (2, 12)),
+        ((2, 3, 4), [0, -1], 0, (2, 12)),
+        ((2, 3, 4), [-1, 0], 0, (8, 3)),
+        ((2, 3, 4), [0, 0, 0, -1], 0, (2, 3, 4, 1)),
+        ((0, 3), [3, 0], 1, (3, 0)),
+        ((0, 3), [0, 5, 2], 1, (0, 5, 2)),
+        ((2, 3), [-1, 2], 1, (3, 2)),
+        ((0, 3), [0, 3], 0, (0, 3)),
+    ],
+)
+def test_reshape_to_known_extents(
+    shape: tuple[int, ...], target: list[int], allowzero: int, expected: tuple[int, ...]
+) -> None:
+    values = {"X": normal(*shape), "shape": np.array(target)}
+    model = node_model("Reshape", values, ["Y"], {"allowzero": allowzero}, ("shape",))
+    assert tvm_ext.import_model(model).outputs[0].shape == expected
+    assert_close(compiled(model, values), run_onnxruntime(model, inputs_of(model, values)))
+
+
 @pytest.mark.parametrize(("size", "lengths"), [(5, [2, 0, 3]), (0, [0, 0]), (3, [0, 3]), (3, [3, 0]), (4, [1, 3])])
 def test_split_into_empty_parts(size: int, lengths: list[int]) -> None:
     values = {"X": normal(2, size), "split": np.array(lengths)}

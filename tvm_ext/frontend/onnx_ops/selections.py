@@ -92,7 +92,7 @@ def window_places(
         places = np.kron(places, np.ones_like(along)) * size + np.kron(np.ones_like(places), along)
         inside = np.kron(inside, (along >= 0) & (along < size))
     first = np.take_along_axis(places, inside.argmax(1)[:, None], 1)
-    return np.where(inside, places, np.where(inside.any(1)[:, None], first, -1))
+    return np.where(inside, places, np.where(inside.max(1, keepdims=True), first, -1))
 
 
 def max_pool_with_indices(
@@ -160,6 +160,26 @@ class MaxUnpool(Converter):
         empty = constant(np.zeros(int(np.prod(shape))), dtype_of(x))
         flat = relax.op.scatter_elements(empty, reshape(bb, places, [-1]), reshape(bb, x, [-1]), 0)
         return reshape(bb, bb.emit(flat), shape)
+
+
+class Reshape(Converter):
+    """Another shape; a zero in it is an extent of zero if attribute ``allowzero`` says so, else the input's extent."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return onnx_frontend.Reshape.get_converter(13)(bb, inputs, attr, params)
+
+    @classmethod
+    def _impl_v14(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        node = Node("Reshape", attr, params)
+        target = node.array(inputs[1])
+        if not attr.get("allowzero", 0) or target is None or np.all(target):
+            return cls._impl_v1(bb, inputs, attr, params)
+        x = emit(bb, inputs[0])
+        if 0 not in node.shape(x, "data"):
+            node.damaged(f"its shape {target.tolist()} has no elements, and its input has some")
+        # Relax reads zeros in a shape as by default. No value is lost where there is none.
+        return relax.op.zeros([int(extent) for extent in target], dtype_of(x))
 
 
 class Split(Converter):
@@ -261,5 +281,5 @@ class TopK(Converter):
         return relax.Tuple([astype(bb, values, dtype), places])
 
 
-_OPERATORS = (MaxUnpool, Pad, Split, TopK)
+_OPERATORS = (MaxUnpool, Pad, Reshape, Split, TopK)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
