@@ -16,12 +16,14 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.relax_check import error_line, origin_of, unlowered_calls
+from tvm_ext.frontend.relax_indexing import clip_indices
 from tvm_ext.frontend.torch_export import TORCH_FOLDER, first_line, quiet
-from tvm_ext.frontend.torch_operators import all_converters, bound_takes, type_fault
+from tvm_ext.frontend.torch_operators import all_converters, type_fault
 from tvm_ext.frontend.torch_precision import PreciseBuilder
 from tvm_ext.frontend.torch_promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch_random import draw
 from tvm_ext.frontend.torch_sampling import KEPT
+from tvm_ext.passes.non_finite_fills import broadcast_fills
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class _Importer(ExportedProgramImporter):
                 raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
         if self.faults or mod is None:
             raise _unsupported(self.source, self.faults)
-        return bound_takes(mod)
+        return broadcast_fills(clip_indices(mod))
 
     @staticmethod
     def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:

@@ -346,24 +346,6 @@ def all_converters(importer: Any, stock: Mapping[str, Callable[[Node], Any]]) ->
     return {**stock, **ours, **refined}
 
 
-def bound_takes(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make every ``take`` that trusts its indices read the nearest element instead when one is out of range."""
-
-    @relax.expr_functor.mutator
-    class _Bounder(relax.PyExprMutator):
-        def visit_call_(self, call: relax.Call) -> Any:
-            call = self.visit_expr_post_order(call)
-            if call.op == tvm.ir.Op.get("relax.take") and call.attrs.mode == "fast":
-                return relax.op.take(call.args[0], call.args[1], call.attrs.axis, mode="clip")
-            return call
-
-    mutator = _Bounder(mod)
-    for variable, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            mutator.builder_.update_func(variable, mutator.visit_expr(function))
-    return mutator.builder_.get()
-
-
 def type_fault(result: Any, expected: torch.Tensor) -> str | None:
     """Say how a converted result differs in type or known sizes from what PyTorch has; None if it does not."""
     if not isinstance(result.ty, relax.TensorType):

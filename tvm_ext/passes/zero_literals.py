@@ -8,6 +8,8 @@ refuses to divide by it. What is computed of constants alone may turn out to be 
 
 before: ``s = floor(const(0.5)); z = divide(const(1.0), s)``
 after:  ``s = floor(const(0.5)); z = divide(const(1.0), reshape(s, (1,)))``
+
+Literals that are not finite are taken out of ``full`` on the way (:mod:`tvm_ext.passes.non_finite_fills`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.passes.non_finite_fills import broadcast_fill
 
 OPERATORS = frozenset(["relax.multiply", "relax.divide", "relax.mod", "relax.floor_mod", "relax.floor_divide"])
 
@@ -39,11 +43,11 @@ class _ZeroMutator(PyExprMutator):
     computed: frozenset[relax.Var] = frozenset()
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        """Give a zero scalar, or one that may be found to be zero, an axis."""
+        """Give a zero scalar, or one that may be found to be zero, an axis; broadcast what fills a tensor."""
         are_computed = [argument in self.computed for argument in call.args if isinstance(argument, relax.Var)]
         call = self.visit_expr_post_order(call)
         if not isinstance(call.op, tvm.ir.Op) or call.op.name not in OPERATORS:
-            return call
+            return broadcast_fill(call)
         if not any(are_computed) and not any(map(_is_zero, call.args)):
             return call
         arguments = [self._with_an_axis(argument) for argument in call.args]
