@@ -15,6 +15,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from tests.frontend.onnx_text import graph as onnx_graph
 from tests.vta.integer_reference import run_network
 from tvm_ext.compiler import compile
 from tvm_ext.errors import InputError, OptionError
@@ -218,6 +219,26 @@ def test_the_border_is_crossed_once() -> None:
     assert names.count("region") == 1
     assert names.count("relax.astype") == 2
     assert "relax.nn.conv2d" not in names
+
+
+def test_kernels_and_loops_of_the_model_stay() -> None:
+    """What an importer writes as kernels and as functions of its own is there in both modules that calibration makes."""
+    weights = np.random.default_rng(0).standard_normal((2, 16, 16, 3, 3)).astype(np.float32) / 12
+    text = """g (float[1,16,5,6] x) => (float[1,16,h,w] y) {
+        a = Conv<pads=[1,1,1,1]>(x, w0)
+        pads = Constant<value=int64[8]{0,0,1,2,0,0,2,1}>()
+        p = Pad<mode="reflect">(a, pads)
+        s = Scan<num_scan_inputs=1, scan_input_axes=[2], scan_output_axes=[2],
+                 body=row (float[1,16,9] r) => (float[1,16,9] t) { t = Sin(r) }>(p)
+        y = Conv(s, w1) }"""
+    model = onnx_graph(text, w0=weights[0], w1=weights[1])
+    samples = np.random.default_rng(1).standard_normal((2, 1, 16, 5, 6)).astype(np.float32)
+    offloaded = forced_offload(import_model(model).mod, "sim", samples)
+    assert len(offloaded.regions) == 2
+    assert len(offloaded.floats.functions) > 1
+    (expected,), (found,) = offloaded.observed.run({"x": samples[0]})[0], run(offloaded.mod, samples[0])
+    np.testing.assert_allclose(expected, compile(model).run({"x": samples[0]})["y"], rtol=1e-4, atol=1e-5)
+    assert np.square(found - expected).mean() < 0.01 * np.square(expected).mean()
 
 
 def save_onnx(path: Path, batch: int | str = 1, dtype: int = TensorProto.FLOAT, operator: str = "Conv") -> Path:

@@ -59,7 +59,7 @@ class ObservedModel:
         target = native_target()
         try:
             with target:
-                seen = _with_outputs(main, list(tensors.values()), disturbed)
+                seen = _with_outputs(mod, list(tensors.values()), disturbed)
                 executable = tvm.compile(seen, target, relax_pipeline="tvm_ext")
         except Exception as error:  # TVM raises whatever its C++ side threw
             raise CompileError(f"the model in floats cannot be compiled for calibration: {error}") from error
@@ -188,11 +188,13 @@ def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> d
     return {name: np.concatenate(parts, axis=1) for name, parts in kept.items()}
 
 
-def _with_outputs(main: relax.Function, tensors: Sequence[relax.Var], disturbed: bool) -> tvm.IRModule:
+def _with_outputs(mod: tvm.IRModule, tensors: Sequence[relax.Var], disturbed: bool) -> tvm.IRModule:
     """Write ``main`` anew, with a tuple of its result and a tuple of tensors as its result.
 
-    With ``disturbed`` it has a further parameter for each of the tensors, which is added to it.
+    With ``disturbed`` it has a further parameter for each of the tensors, which is added to it. Kernels and functions
+    that it calls stay beside it.
     """
+    main = mod["main"]
     builder = relax.BlockBuilder()
     values: dict[relax.Var, relax.Expr] = {}
     substitution = Substitution(values)
@@ -211,7 +213,11 @@ def _with_outputs(main: relax.Function, tensors: Sequence[relax.Var], disturbed:
             result = substitution.visit_expr(main.body.body)
             output = builder.emit_output(relax.Tuple([result, inside]))
         builder.emit_func_output(output)
-    return builder.get()
+    written = builder.get()
+    for variable, func in mod.functions.items():
+        if variable.name_hint != "main":
+            written.update_func(variable, func)
+    return written
 
 
 def _dtype(parameter: relax.Var) -> str:
