@@ -44,6 +44,17 @@ ALL_PARAMETERS = frozenset(
     ["ConstantOfShape", "Range", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "Constant"]
 )
 
+_UNROUNDED = (
+    "takes the size times the scale, unrounded, for the distance between the corners; onnxruntime and PyTorch take the "
+    "number of elements"
+)
+DISPUTED = dict.fromkeys(
+    ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
+    _UNROUNDED,
+)
+"""Tests whose outputs contradict what exporters mean, each with the reason. They count as disputed, and not as passed,
+where the compiled model gives what onnxruntime gives."""
+
 FAILED = ("wrong", "other", "crashed", "hung", "memory")
 
 
@@ -88,6 +99,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         "node_tests_held": len(held),
         "node_tests_passed": states["passed"],
         "node_tests_passed_share": round(states["passed"] / max(len(held), 1), 4),
+        "node_tests_disputed": everything["disputed"],
         "node_tests_wrong": everything["wrong"],
         "node_tests_crashed": everything["crashed"] + everything["hung"] + everything["memory"],
         "node_tests_other": everything["other"],
@@ -148,7 +160,18 @@ def run_case(task: tuple[str, str]) -> tuple[str, str]:
         return "refused", f"{type(error).__name__}: {error}"
     except Exception as error:  # what this script looks for
         return "other", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return compared(case.model, list(found.values()), outputs, case.rtol, case.atol)
+    state, detail = compared(case.model, list(found.values()), outputs, case.rtol, case.atol)
+    if state == "wrong" and name in DISPUTED and agrees_with_onnxruntime(model, feeds, list(found.values())):
+        return "disputed", DISPUTED[name]
+    return state, detail
+
+
+def agrees_with_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray], found: Sequence[np.ndarray]) -> bool:
+    """Whether onnxruntime gives these outputs, too."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return compared(model, found, session.run(None, feeds), 1e-3, 1e-5)[0] == "passed"
 
 
 def model_inputs(model: onnx.ModelProto) -> list[str]:
@@ -321,11 +344,15 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         by_operator[item["operator"]].append(item)
     for operator, items in sorted(by_operator.items()):
         inside = [item for item in items if item["held"]]
-        good = sum(item["state"] == "passed" for item in inside)
-        lines.append(
-            f"| {operator} | {len(items)} | {good} | {len(inside) - good or ''} | {len(items) - len(inside) or ''} |"
-        )
-    lines += ["", "## Tests that are refused", "", "With the reason that the compiler gives.", ""]
+        good, refused = (sum(item["state"] == state for item in inside) for state in ("passed", "refused"))
+        lines.append(f"| {operator} | {len(items)} | {good} | {refused or ''} | {len(items) - len(inside) or ''} |")
+    lines += [
+        "",
+        "## Tests that are refused",
+        "",
+        "With the reason that the compiler gives. Where a test is *disputed*, the compiled",
+    ]
+    lines += ["model gives what onnxruntime gives, and the test something else.", ""]
     lines += list(refusals(held))
     lines += [
         "",

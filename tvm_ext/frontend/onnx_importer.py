@@ -38,6 +38,7 @@ SHAPES_FROM = {
     "Slice": 1, "Split": 1, "Squeeze": 1, "Tile": 1, "Unsqueeze": 1, "Upsample": 1,
 }  # fmt: skip
 HIGHEST_RANK = 64
+_STRING = onnx.TensorProto.STRING
 
 # Their one output is a Relax tuple (a sequence), not a list of outputs.
 SEQUENCE_OPERATORS = frozenset(
@@ -129,7 +130,9 @@ class OnnxImporter(ControlFlowConverter):
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         self._convert_nodes(graph)
         for value in graph.output:  # so that TVM can finish the function, and close what it opened, after failures
-            self._nodes.setdefault(value.name, relax.const(0))
+            made = self._nodes.setdefault(value.name, relax.const(0))
+            if isinstance(getattr(made, "ty", None), relax.ShapeType):  # of a tensor whose shape depends on values
+                self._nodes[value.name] = self.bb.emit(relax.op.shape_to_tensor(made))
 
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
@@ -143,6 +146,12 @@ class OnnxImporter(ControlFlowConverter):
         try:
             if node.name in self._prepared.unsupported:
                 raise NotImplementedError(self._prepared.unsupported[node.name])
+            text = [name for name in node.output if element_type(self._prepared.types.get(name)) == _STRING]
+            if text:
+                raise NotImplementedError(
+                    f"its output {text[0]!r} is a tensor of strings, which TVM does not have; leave text to what calls "
+                    "the model"
+                )
             if (domain, node.op_type) == ("", "If"):
                 results = self._convert_if(node)
             elif (domain, node.op_type) == ("", "Loop"):
@@ -227,7 +236,8 @@ class OnnxImporter(ControlFlowConverter):
         shape = known_shape(type_proto)
         if type_proto is not None and shape is not None:
             dtype = helper.tensor_dtype_to_np_dtype(type_proto.tensor_type.elem_type).name
-            self._nodes[name] = self.bb.emit(relax.op.zeros(shape, dtype))
+            if _is_tvm_dtype(dtype):
+                self._nodes[name] = self.bb.emit(relax.op.zeros(shape, dtype))
 
     def _variable_name(self, name: str) -> str:
         return str(self._name_supply.fresh_name(identifier(name)))

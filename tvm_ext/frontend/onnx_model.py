@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message
-from onnx import external_data_helper
+from onnx import external_data_helper, helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.files import require_regular
@@ -78,7 +78,7 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
         If the file is missing, empty, not ONNX, or damaged; or of a version that the installed ``onnx`` does not know.
     """
     if isinstance(model, onnx.ModelProto):
-        loaded = OnnxModel(_modernized(model), "ModelProto")
+        loaded = OnnxModel(_normalized(model), "ModelProto")
         _require_versions(loaded)
         if any(external_data_helper.uses_external_data(tensor) for _, tensor in _tensors(model.graph)):
             raise ModelError(
@@ -86,12 +86,12 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
                 "or load it with onnx.load(path)"
             )
     elif isinstance(model, bytes):
-        loaded = OnnxModel(_modernized(_parse(model, "bytes")), "bytes")
+        loaded = OnnxModel(_normalized(_parse(model, "bytes")), "bytes")
         _require_versions(loaded)
         _load_external_data(loaded, None)
     else:
         path = Path(model)
-        loaded = OnnxModel(_modernized(_parse(_read(path), str(path))), str(path))
+        loaded = OnnxModel(_normalized(_parse(_read(path), str(path))), str(path))
         _require_versions(loaded)
         _load_external_data(loaded, path.parent)
     for owner, tensor in _tensors(loaded.proto.graph):
@@ -127,6 +127,10 @@ def default_opset(proto: onnx.ModelProto) -> int:
     return next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
 
 
+def _normalized(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return _with_single_outputs(_modernized(proto))
+
+
 def _modernized(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Give a model of an old operator set the oldest version known here, if it means the same in it."""
     opset = default_opset(proto)
@@ -147,6 +151,36 @@ def _modernized(proto: onnx.ModelProto) -> onnx.ModelProto:
         if domain_of(item) == "":
             item.version = OLDEST_OPSET
     return changed
+
+
+def _with_single_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Give each output of a subgraph a name of its own; a body may return one tensor in two places."""
+    if not any(_repeated(graph) for node in proto.graph.node for graph in subgraphs(node)):
+        return proto
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+
+    def rename(graph: onnx.GraphProto) -> None:
+        seen: set[str] = set()
+        for index, value in enumerate(graph.output):
+            if value.name in seen:
+                copy = f"{value.name}_{graph.name}_again_{index}"
+                graph.node.append(helper.make_node("Identity", [value.name], [copy], name=copy))
+                value.name = copy
+            seen.add(value.name)
+        for node in graph.node:
+            for nested in subgraphs(node):
+                rename(nested)
+
+    for node in changed.graph.node:
+        for graph in subgraphs(node):
+            rename(graph)
+    return changed
+
+
+def _repeated(graph: onnx.GraphProto) -> bool:
+    names = [value.name for value in graph.output]
+    return len(set(names)) < len(names) or any(_repeated(nested) for node in graph.node for nested in subgraphs(node))
 
 
 def _read(path: Path) -> bytes:

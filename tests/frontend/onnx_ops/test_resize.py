@@ -18,7 +18,7 @@ from tvm_ext.errors import ModelError, UnsupportedOperatorError
 
 pytest.importorskip("onnxruntime")
 
-# These take the unrounded size for the distance between corners; the runtime and the operator's text do not.
+# These take the unrounded size for the distance between corners; onnxruntime and PyTorch do not.
 UNROUNDED = ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners")
 CASES = [
     pytest.param(case, marks=() if index % 4 == 0 else pytest.mark.slow)
@@ -64,9 +64,6 @@ def test_agrees_with_onnxruntime(data):
         ratios = [1, 1, *(data.draw(st.sampled_from([0.5, 0.6, 1.0, 1.5, 2.0, 2.3])) for _ in range(2))]
         if min(int(height * ratios[2]), int(width * ratios[3])) == 0:
             return
-        lengths = [height * ratios[2], width * ratios[3]]
-        if attributes["coordinate_transformation_mode"] == "align_corners" and any(map(np.mod, lengths, (1, 1))):
-            return  # onnxruntime takes the whole part of the resized length here, ONNX's reference does not
         model, values = model_of(x, attributes, scales=ratios)
     check_with_onnxruntime(model, values, rtol=1e-3, atol=1e-4)
 
@@ -112,6 +109,25 @@ def test_operator_set_10():
     x = np.random.default_rng(5).standard_normal((1, 1, 4, 5)).astype("float32")
     values = {"X": x, "scales": np.array([1, 1, 2, 2], "float32")}
     check_with_onnxruntime(node_model("Resize", values, ["Y"], {"mode": "linear"}, ("scales",), opset=10), values)
+
+
+@pytest.mark.parametrize("scales", [(0.6, 0.6), (0.5, 1.7), (1.5, 0.8), (2, 3)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_operator_set_10_of_any_scale(mode, scales):
+    """Its nearest element is the next one where an axis shrinks, and the one before where it grows."""
+    x = np.random.default_rng(6).standard_normal((1, 1, 7, 10)).astype("float32")
+    values = {"X": x, "scales": np.array([1, 1, *scales], "float32")}
+    check_with_onnxruntime(node_model("Resize", values, ["Y"], {"mode": mode}, ("scales",), opset=10), values)
+
+
+def test_corners_are_as_far_apart_as_there_are_elements():
+    """As PyTorch exports ``interpolate(scale_factor=1.7, align_corners=True)``; 11 * 1.7 is 18.7."""
+    x = np.random.default_rng(7).standard_normal((1, 2, 11, 13)).astype("float32")
+    for mode, scale in (("linear", 1.7), ("linear", 0.61), ("cubic", 1.7), ("nearest", 0.61)):
+        model, values = model_of(
+            x, {"mode": mode, "coordinate_transformation_mode": "align_corners"}, scales=[1, 1, scale, scale]
+        )
+        check_with_onnxruntime(model, values, rtol=1e-4, atol=1e-5)
 
 
 def test_exact_upsampling_is_left_to_the_operator():

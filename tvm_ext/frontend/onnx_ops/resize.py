@@ -26,6 +26,9 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),
 }
 
+_OLD_NEAREST = "simple"
+"""As onnxruntime calls it, of operator set 10, which had no attribute: down if an axis grows, up if it shrinks."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -71,8 +74,8 @@ def coordinates(rule: str, inputs: int, outputs: int, scale: float, start: float
     position = np.arange(outputs, dtype="float64")
     match rule:
         case "align_corners":
-            length = scale * inputs  # of a scale that is no ratio of whole numbers, this is no whole number
-            return position * (inputs - 1) / (length - 1) if outputs > 1 else np.zeros(1)
+            # As PyTorch and onnxruntime have it; ONNX's own reference takes inputs * scale, unrounded, for outputs.
+            return position * (inputs - 1) / (outputs - 1) if outputs > 1 else np.zeros(1)
         case "asymmetric":
             return position / scale
         case "pytorch_half_pixel" if outputs == 1:
@@ -85,6 +88,10 @@ def coordinates(rule: str, inputs: int, outputs: int, scale: float, start: float
                 return np.array([0.5 * (start + end) * (inputs - 1)])
             return start * (inputs - 1) + position * (end - start) * (inputs - 1) / (outputs - 1)
     return (position + 0.5) / scale - 0.5
+
+
+def _nearest(rule: str, scale: float) -> Callable[[np.ndarray], np.ndarray]:
+    return _NEAREST[rule if rule != _OLD_NEAREST else "ceil" if scale < 1 else "floor"]
 
 
 def _kernel(rule: Rule, distance: np.ndarray) -> np.ndarray:
@@ -117,7 +124,7 @@ def interpolation(rule: Rule, inputs: int, outputs: int, scale: float, start: fl
     if rule.coordinates == "tf_crop_and_resize":
         outside = (x < 0) | (x > inputs - 1)
     if rule.mode == "nearest":
-        indices = _NEAREST[rule.nearest](x)[:, None]
+        indices = _nearest(rule.nearest, scale)(x)[:, None]
         return Table(np.clip(indices, 0, inputs - 1).astype("int64"), np.ones((outputs, 1)), outside)
     # Shrinking with antialiasing widens the kernel to the inputs that an output covers.
     stretch = min(scale, 1.0) if rule.antialias else 1.0
@@ -139,19 +146,19 @@ class Resize(Converter):
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         # Operator set 10 had no region of interest: (X, scales).
         operands = onnx_frontend.onnx_input([inputs[0], None, inputs[1]])
-        old = {"coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor", **attr}
-        return cls.convert(Node("Resize", old, params), bb, operands)
+        old = {**attr, "coordinate_transformation_mode": b"asymmetric", "nearest_mode": _OLD_NEAREST.encode()}
+        return cls.convert(Node("Resize", old, params), bb, operands, old=True)
 
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         return cls.convert(Node("Resize", attr, params), bb, inputs)
 
     @classmethod
-    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any, old: bool = False) -> Any:
         """Give the resized tensor."""
         x = emit(bb, inputs[0])
         shape = node.shape(x, "X")
-        rule = cls._rule(node)
+        rule = cls._rule(node, old)
         scales, sizes = cls._sizes(node, inputs, shape)
         changed = [axis for axis in range(len(shape)) if sizes[axis] != shape[axis] or scales[axis] != 1.0]
         starts, ends = cls._region(node, inputs[1], rule, len(shape))
@@ -171,7 +178,7 @@ class Resize(Converter):
         return cls._apply(node, bb, x, tables)
 
     @staticmethod
-    def _rule(node: Node) -> Rule:
+    def _rule(node: Node, old: bool) -> Rule:
         rule = Rule(
             mode=node.text("mode", "nearest"),
             coordinates=node.text("coordinate_transformation_mode", "half_pixel"),
@@ -183,7 +190,7 @@ class Resize(Converter):
         for name, value, known in (
             ("mode", rule.mode, ("nearest", "linear", "cubic")),
             ("coordinate_transformation_mode", rule.coordinates, _COORDINATES),
-            ("nearest_mode", rule.nearest, tuple(_NEAREST)),
+            ("nearest_mode", rule.nearest, (*_NEAREST, *([_OLD_NEAREST] if old else []))),
         ):
             if value not in known:
                 node.refuse(f"attribute {name} is {value!r}, only {', '.join(known)} are supported")
@@ -249,6 +256,7 @@ class Resize(Converter):
             and not rule.antialias
             and not rule.exclude_outside
             and rule.coordinates in _STOCK_COORDINATES
+            and rule.nearest in _NEAREST
         )
 
     @staticmethod
