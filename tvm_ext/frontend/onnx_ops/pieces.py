@@ -1,4 +1,4 @@
-"""Operators that take one value or another by a comparison: Max, Min, PRelu, ThresholdedRelu, Celu and TopK.
+"""Operators that take one value or another by a comparison: Max, Min, PRelu, ThresholdedRelu and Celu.
 
 TVM's converters stack the operands of the first two and reduce, copies and all; refuse a PRelu whose slope has one
 element or is broadcast; multiply by 0 what ThresholdedRelu leaves out, which is NaN for an infinity, and only in single
@@ -54,19 +54,6 @@ class PRelu(onnx_frontend.PRelu):
         return relax.op.where(negative, falling, data)
 
 
-class TopK(onnx_frontend.TopK):
-    """``TopK``, whose number is an input since operator set 10; TVM's converter takes it from 11 on."""
-
-    @classmethod
-    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Sequence[Any], attr: dict[str, Any], params: Any) -> Any:
-        return cls._impl_v11(bb, inputs, attr, params)
-
-    @classmethod
-    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Sequence[Any], attr: dict[str, Any], params: Any) -> Any:
-        # Without sorted any order will do, this one too.
-        return super()._impl_v11(bb, inputs, {**attr, "sorted": 1}, params)
-
-
 class ThresholdedRelu(OnnxOpConverter):
     """``ThresholdedRelu(x)``: x where it is above alpha, 0 elsewhere and for NaN."""
 
@@ -96,5 +83,4 @@ CONVERTERS: dict[tuple[str, str], type] = {
     ("", "PRelu"): PRelu,
     ("", "ThresholdedRelu"): ThresholdedRelu,
     ("", "Celu"): Celu,
-    ("", "TopK"): TopK,
 }
