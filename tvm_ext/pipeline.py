@@ -31,6 +31,7 @@ from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
+from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
 from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
@@ -57,6 +58,8 @@ from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.target import native_target, warn_if_baseline
 from tvm_ext.threads import use_all_cores
 from tvm_ext.tuning_database import open_earlier
+
+_RULES_OF_OPERATORS = LEGALIZATIONS | FLOAT_LEGALIZATIONS | SAMPLING_LEGALIZATIONS
 
 Memory = Literal["stock", "arena", "optimal"]
 Rewrite = Literal["off", "strict", "fast"]
@@ -230,7 +233,7 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
         wide_concatenations(),
-        relax.transform.LegalizeOps(LEGALIZATIONS | FLOAT_LEGALIZATIONS if target.kind.name == "llvm" else None),
+        relax.transform.LegalizeOps(_RULES_OF_OPERATORS if target.kind.name == "llvm" else None),
         # TVM's reductions across the threads of a GPU know the finite identities only.
         *([infinite_identities()] if target.kind.name == "llvm" else []),
         *([bounded_indices()] if target.kind.name == "llvm" else []),
