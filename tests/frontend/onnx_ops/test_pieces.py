@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import helper
 
 import tvm_ext
 
@@ -60,3 +61,12 @@ def test_extremes_of_several(operator: str) -> None:
     signature = "(float[11,11] x, float[11] z, float[1,1] w) => (float[11,11] y)"
     check(signature, f"y = {operator}(x, z, w)", inputs)
     check("(float[11,11] x) => (float[11,11] y)", f"y = {operator}(x)", {"x": rows})
+
+
+def test_nothing_is_in_an_optional_value_that_is_left_out() -> None:
+    nodes = [helper.make_node("OptionalHasElement", inputs, [name]) for name, inputs in (("none", []), ("one", ["x"]))]
+    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, []) for name in ("none", "one")]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3])
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], outputs), opset_imports=[helper.make_opsetid("", 18)])
+    found = tvm_ext.compile(model).run([np.zeros(3, "float32")])
+    assert [bool(found["none"]), bool(found["one"])] == [False, True]

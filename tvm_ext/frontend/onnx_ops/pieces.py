@@ -77,10 +77,21 @@ class Celu(OnnxOpConverter):
         return relax.op.add(bb.normalize(relax.op.nn.relu(inputs[0])), below)
 
 
+class OptionalHasElement(OnnxOpConverter):
+    """Whether there is something in an optional value; nothing is in one that is left out."""
+
+    @classmethod
+    def _impl_v15(cls, bb: relax.BlockBuilder, inputs: Sequence[Any], attr: dict[str, Any], params: Any) -> Any:
+        if len(inputs) == 0:
+            return relax.const(False, "bool")
+        return onnx_frontend.OptionalHasElement.get_converter(18)(bb, inputs, attr, params)
+
+
 CONVERTERS: dict[tuple[str, str], type] = {
     ("", "Max"): Max,
     ("", "Min"): Min,
     ("", "PRelu"): PRelu,
     ("", "ThresholdedRelu"): ThresholdedRelu,
     ("", "Celu"): Celu,
+    ("", "OptionalHasElement"): OptionalHasElement,
 }
