@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.artifact import CompiledModel
+from tvm_ext.compile_lock import one_at_a_time
 from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.metadata import FORMAT
@@ -32,6 +33,7 @@ Progress = Callable[[str], None]
 RECORDED_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "torch")
 
 
+@one_at_a_time
 def compile(
     model: Any,
     target: str | Mapping[str, Any] | tvm.target.Target | None = None,
@@ -43,7 +45,7 @@ def compile(
     progress: Progress | None = None,
     **options: Any,
 ) -> CompiledModel:
-    """Import a model, run the ``tvm_ext`` pipeline on it, and generate code.
+    """Import a model, run the ``tvm_ext`` pipeline on it, and generate code; several threads take turns.
 
     Parameters
     ----------
@@ -129,6 +131,7 @@ def _offload(
     return replace(imported, mod=offloaded.mod, notes=(*imported.notes, *offloaded.notes)), offloaded
 
 
+@one_at_a_time
 def lower(
     mod: tvm.IRModule,
     target: tvm.target.Target,
@@ -167,6 +170,7 @@ def lower(
     return mod, instrument.statistics, seconds
 
 
+@one_at_a_time
 def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     """Build the executable of a module that went through the whole pipeline.
 

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.compile_lock import one_compilation
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.passes.algebra import rewrite_algebra
 from tvm_ext.passes.arena import arena
@@ -366,8 +367,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
     Returns
     -------
     tvm.transform.Pass
-        A pass over an IRModule with Relax functions. It compiles for the current target (``with target:``, as
-        ``tvm.compile`` sets it), or for this machine's CPU when there is none.
+        Over an IRModule with Relax functions, for the current target, or for this machine's CPU without one.
 
     Raises
     ------
@@ -381,7 +381,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True) or native_target()
         warn_if_baseline(target)
-        with target:
+        with one_compilation(), target:
             for phase, phase_pass in phase_passes(target, parsed):
                 mod = phase_pass(mod)
                 if phase.name == "schedule" and target.kind.name == "llvm":

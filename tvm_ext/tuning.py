@@ -18,6 +18,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
+from tvm_ext.compile_lock import one_compilation
 from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules import cpu
@@ -214,11 +215,12 @@ def _search(
     new_trials, trials, batch = budget
 
     def design_space(schedule: Schedule) -> Schedule:
-        return tunable_schedule(schedule.mod["main"], target, cpu.RULES)
+        with one_compilation():
+            return tunable_schedule(schedule.mod["main"], target, cpu.RULES)
 
     nothing: dict[str, Any] = {"sch_rules": [], "postprocs": [], "mutator_probs": {}}
 
-    with only_tensor_intrinsics():
+    with one_compilation(), only_tensor_intrinsics():
         contexts = [
             ms.TuneContext(
                 task.mod,

@@ -9,6 +9,7 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops
 
+from tvm_ext.compile_lock import one_at_a_time
 from tvm_ext.errors import TargetError, TuningError
 from tvm_ext.pipeline import PipelineOptions, phase_passes
 from tvm_ext.schedules import cpu
@@ -36,6 +37,7 @@ class Task:
         return self.space.mod
 
 
+@one_at_a_time
 def kernels_to_tune(
     mod: tvm.IRModule,
     target: tvm.target.Target,

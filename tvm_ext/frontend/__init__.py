@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_ext.compile_lock import one_at_a_time
 from tvm_ext.errors import InputError, ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ ACCEPTED = (
 )
 
 
+@one_at_a_time
 def import_model(
     model: Any,
     *,

@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ext.compile_lock import one_at_a_time
 from tvm_ext.compiler import lower, recorded_versions
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
@@ -31,6 +32,7 @@ _AFTER_KERNELS = ("lower", "memory", "finalize")
 _LARGEST_TENSORS, _LARGEST_CONSTANTS = 20, 8
 
 
+@one_at_a_time
 def inspect_model(
     model: Any,
     target: Any = None,

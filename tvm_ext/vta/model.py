@@ -15,6 +15,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from tvm_ext.compile_lock import one_at_a_time
 from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
@@ -169,6 +170,7 @@ def _largest(array: NDArray) -> NDArray:
     return array.reshape(-1, array.shape[-1]).argmax(axis=1) if array.ndim else np.zeros(1)
 
 
+@one_at_a_time
 def offload(
     mod: tvm.IRModule,
     config: VTAConfig,
@@ -309,6 +311,7 @@ def _notes(
     return (first, *lost, *refused, *slower)
 
 
+@one_at_a_time
 def offload_imported(
     imported: ImportedModel,
     target: tvm.target.Target,
