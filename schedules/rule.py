@@ -10,6 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.knobs import TunableSchedule
+from tvm_ext.schedules.quick_schedule import QuickSchedule
 
 RULE_ATTRIBUTE = "tvm_ext.schedule_rule"
 """Attribute of a scheduled PrimFunc that names the rule that took it."""
@@ -157,5 +158,5 @@ def prepared_schedule(
 
 def new_schedule(func: PrimFunc, tunable: bool = False) -> Schedule:
     """Start a schedule of one kernel, as function ``main`` of a module of its own."""
-    kind = TunableSchedule if tunable else Schedule
+    kind = TunableSchedule if tunable else QuickSchedule
     return kind(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="none")

@@ -20,6 +20,8 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.schedules.simd.stream import PREFIX
 from tvm_ext.schedules.simd.vector import lanes_of
 
+_LEAVES = (tvm.ir.Var, prim.IntImm, prim.FloatImm)
+
 SOLVER_STEPS, SOLVER_TIMEOUT = 200_000, 60_000
 """Work that the solver may do for a proof, in its own count, which ends it before the milliseconds of its clock do."""
 
@@ -135,54 +137,53 @@ class _Checker:
             self._analyzer.bind(variable, value, allow_override=True)
 
     def _expression(self, expression: Any) -> None:
-        tvm_ffi.structural_mutate(
+        if isinstance(expression, _LEAVES):
+            return
+        tvm_ffi.structural_visit(
             expression,
             [(tvm.ir.TensorLoad, self._load), (tvm.ir.Call, self._call), (prim.Let, self._let)],
         )
 
-    def _let(self, let: Any, mutator: Any) -> Any:
-        mutator.mutate(let.value)
+    def _let(self, let: Any, visitor: Any) -> None:
+        visitor.visit(let.value)
         self._define(let.var, let.value)
-        mutator.mutate(let.body)
-        return let
+        visitor.visit(let.body)
 
-    def _load(self, load: Any, mutator: Any) -> Any:
+    def _load(self, load: Any, visitor: Any) -> None:
         for index in load.indices:
-            mutator.mutate(index)
+            visitor.visit(index)
         self._access(load.source, load.indices, None)
-        return load
 
-    def _call(self, call: Any, mutator: Any) -> Any:
+    def _call(self, call: Any, visitor: Any) -> None:
         name = getattr(call.op, "name", "").rpartition(".")[2]
         if name == "if_then_else":
             condition, then, otherwise = call.args
-            mutator.mutate(condition)
+            visitor.visit(condition)
             for branch, holds in ((then, condition), (otherwise, prim.Not(condition))):
                 with self._given(holds):
-                    mutator.mutate(branch)
+                    visitor.visit(branch)
         elif name == "masked_load":
             buffer, index, mask = call.args[-3:]
-            self._masked(mutator, buffer, index, mask)
+            self._masked(visitor, buffer, index, mask)
         elif name == "masked_store":
             buffer, value, index, mask = call.args
-            mutator.mutate(value)
-            self._masked(mutator, buffer, index, mask)
+            visitor.visit(value)
+            self._masked(visitor, buffer, index, mask)
         elif name == "address_of":
             for index in call.args[0].indices:  # an address alone is not accessed
-                mutator.mutate(index)
+                visitor.visit(index)
         elif name == "call_extern" and str(getattr(call.args[0], "value", "")).startswith(PREFIX):
             address, value = call.args[1:]
-            mutator.mutate(value)
+            visitor.visit(value)
             load = address.args[0]
             (first,) = load.indices
             self._access(load.source, [prim.Ramp(first, tirx.const(1, first.ty.dtype), lanes_of(value))], None)
         else:
-            return mutator.default_mutate(call)
-        return call
+            visitor.default_visit(call)
 
-    def _masked(self, mutator: Any, buffer: Any, index: Any, mask: Any) -> None:
-        mutator.mutate(index)
-        mutator.mutate(mask)
+    def _masked(self, visitor: Any, buffer: Any, index: Any, mask: Any) -> None:
+        visitor.visit(index)
+        visitor.visit(mask)
         self._access(buffer, [index], mask)
 
     def _access(self, buffer: Any, indices: Any, mask: Any) -> None:
