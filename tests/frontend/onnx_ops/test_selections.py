@@ -234,3 +234,11 @@ def test_maxima_of_boxes_are_refused() -> None:
     model = node_model("RoiAlign", values, ["Y"], {"mode": "max"}, opset=16)
     with pytest.raises(UnsupportedOperatorError, match="its mode is 'max', avg is supported"):
         tvm_ext.compile(model)
+
+
+def test_padding_of_known_widths_is_one_operator() -> None:
+    """Passes know ``nn.pad``; kernels made at once are closed to them."""
+    values = {"X": normal(3, 4), "pads": np.array([1, 0, 0, 2])}
+    mod = tvm_ext.import_model(node_model("Pad", values, ["Y"], constants=("pads",), opset=13)).mod
+    assert [str(variable.name_hint) for variable in mod.get_global_vars()] == ["main"]
+    assert "R.nn.pad(" in mod.script()

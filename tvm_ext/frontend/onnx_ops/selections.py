@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from tvm_ext.frontend.onnx_ops import operator_level
 from tvm_ext.frontend.onnx_ops.base import Converter, Node, add, astype, constant, dtype_of, emit, reshape
 
 
@@ -217,7 +218,7 @@ class Pad(Converter):
 
     @classmethod
     def _impl_v2(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
-        return onnx_frontend.Pad.get_converter(2)(bb, inputs, attr, params)
+        return operator_level.Pad.get_converter(2)(bb, inputs, attr, params)
 
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
@@ -237,7 +238,7 @@ class Pad(Converter):
 
         def padded(x: Any, by: Any) -> Any:
             attributes = dict(node.attributes)
-            result = onnx_frontend.Pad.get_converter(version)(
+            result = operator_level.Pad.get_converter(version)(
                 bb, [x, inputs[1], by, *rest], attributes, node.parameters
             )
             return bb.normalize(result)
