@@ -59,11 +59,14 @@ def _limits(call: relax.Call) -> int | Sequence[int] | None:
     if name not in (*BY_AXIS, *BY_COLUMN):
         return None
     table, indices = call.args[0].ty, call.args[1].ty
-    if table.shape is None or any(not isinstance(dim, tvm.tirx.IntImm) for dim in table.shape):
+    if table.shape is None or not len(table.shape):
+        return None
+    if name in BY_AXIS:
+        extent = table.shape[int(call.attrs.axis)]
+        return int(extent) if isinstance(extent, tvm.tirx.IntImm) else None
+    if any(not isinstance(dim, tvm.tirx.IntImm) for dim in table.shape):
         return None
     extents = [int(dim) for dim in table.shape]
-    if name in BY_AXIS:
-        return extents[int(call.attrs.axis)] if extents else None
     if indices.shape is None or not isinstance(indices.shape[-1], tvm.tirx.IntImm):
         return None
     first = int(getattr(call.attrs, "batch_dims", 0) or 0)

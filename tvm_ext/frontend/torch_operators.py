@@ -17,24 +17,13 @@ import tvm
 from torch.fx import Node
 from tvm import relax
 
+from tvm_ext.frontend.torch_arguments import argument, counted_from_start, static_size
 from tvm_ext.frontend.torch_promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch_random import no_dropout
 from tvm_ext.frontend.torch_sampling import grid_sample, pad_circular, resize_bicubic
+from tvm_ext.frontend.torch_scatter import SCATTERS
 
 Converter = Callable[[Any, Node], Any]
-
-
-def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """Argument of a node, given by position or by name."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def static_size(value: Any, axis: int) -> int:
-    """Size of a dimension that has to be known."""
-    size = value.ty.shape[axis]
-    if not isinstance(size, tvm.tirx.IntImm):
-        raise NotImplementedError(f"dimension {axis} of its input, {size}, has to be known")
-    return int(size)
 
 
 # Places in a tensor
@@ -62,8 +51,7 @@ def index_tensors(importer: Any, node: Node) -> Any:
         raise NotImplementedError("with a mask as index, the shape of the result depends on values")
     sizes = [static_size(data, axis) for axis in axes]
     indices = [
-        _counted_from_start(emit, importer.env[node.args[1][axis]], size)
-        for axis, size in zip(axes, sizes, strict=True)
+        counted_from_start(emit, importer.env[node.args[1][axis]], size) for axis, size in zip(axes, sizes, strict=True)
     ]
     if len(axes) == 1:
         return emit(relax.op.take(data, indices[0], axes[0], mode="clip"))
@@ -82,18 +70,6 @@ def index_tensors(importer: Any, node: Node) -> Any:
     before = [broadcast + place for place in range(axes[0])]
     after = [broadcast + place for place in range(axes[0], len(rest))]
     return emit(relax.op.permute_dims(taken, [*before, *range(broadcast), *after]))
-
-
-def _counted_from_start(emit: Callable[[Any], Any], index: Any, size: int) -> Any:
-    """Turn negative positions into those counted from the start, as int64."""
-    if isinstance(index, tvm.ir.GenericConst):
-        values = index.value.numpy().astype("int64")
-        return relax.const(np.where(values < 0, values + size, values), "int64")
-    if str(index.ty.dtype) != "int64":
-        index = emit(relax.op.astype(index, "int64"))
-    turned = emit(relax.op.add(index, relax.const(size, "int64")))
-    negative = emit(relax.op.less(index, relax.const(0, "int64")))
-    return emit(relax.op.where(negative, turned, index))
 
 
 def gather(importer: Any, node: Node) -> Any:
@@ -302,6 +278,7 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
 
 
 CONVERTERS: Mapping[str, Converter] = {
+    **SCATTERS,
     "add.Tensor": partial(scaled_sum, relax.op.add, False),
     "amax.default": partial(reduction, relax.op.max),
     "amin.default": partial(reduction, relax.op.min),

@@ -1,0 +1,36 @@
+"""What converters of PyTorch operators ask of nodes and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from torch.fx import Node
+from tvm import relax
+
+
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """Argument of a node, given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def static_size(value: Any, axis: int) -> int:
+    """Size of a dimension that has to be known."""
+    size = value.ty.shape[axis]
+    if not isinstance(size, tvm.tirx.IntImm):
+        raise NotImplementedError(f"dimension {axis} of its input, {size}, has to be known")
+    return int(size)
+
+
+def counted_from_start(emit: Callable[[Any], Any], index: Any, size: int) -> Any:
+    """Turn negative positions into those counted from the start, as int64."""
+    if isinstance(index, tvm.ir.GenericConst):
+        values = index.value.numpy().astype("int64")
+        return relax.const(np.where(values < 0, values + size, values), "int64")
+    if str(index.ty.dtype) != "int64":
+        index = emit(relax.op.astype(index, "int64"))
+    turned = emit(relax.op.add(index, relax.const(size, "int64")))
+    negative = emit(relax.op.less(index, relax.const(0, "int64")))
+    return emit(relax.op.where(negative, turned, index))
