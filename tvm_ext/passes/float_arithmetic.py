@@ -59,7 +59,8 @@ def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
         def element(*indices: Any) -> Any:
             value = x(*indices)
-            rest = value * value if _is_float(value) else zero  # of a zero of either sign, or NaN
+            # NaN, or the zero that has no sign; by comparing, as arithmetic would flush denormals to that zero.
+            rest = prim.Select(value == zero, zero, value) if _is_float(value) else zero
             if not element_type(value).startswith(("uint", "bool")):
                 rest = prim.Select(value < zero, tirx.const(-1, x.dtype), rest)
             return prim.Select(value > zero, one, rest)
