@@ -13,6 +13,8 @@ demo: $(VENV)/.installed zoo
 
 # Tests start some hundred processes: the package is compiled to bytecode once, whatever the environment says.
 test test-slow: export PYTHONDONTWRITEBYTECODE =
+# Threads of kernels that wait give way: two processes with two threads each share two cores.
+test test-slow: export TVM_THREAD_POOL_SPIN_COUNT ?= 0
 
 test: $(VENV)/.installed zoo
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
