@@ -78,7 +78,9 @@ class _Finder:
         condition, moved, plain = choice.args
         source, wrapped = self._sources.get(plain, (None, False))
         less, added = self._values.get(condition), self._values.get(moved)
-        if source is None or wrapped or _name(less) != "relax.less" or _name(added) != "relax.add":
+        if source is None or wrapped or less is None or added is None:
+            return None
+        if _name(less) != "relax.less" or _name(added) != "relax.add":
             return None
         zero = less.args[1]
         if not isinstance(zero, tvm.ir.GenericConst) or zero.value.numpy().any():

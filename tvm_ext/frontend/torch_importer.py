@@ -25,6 +25,9 @@ from tvm_ext.frontend.torch_random import draw
 from tvm_ext.frontend.torch_sampling import KEPT
 from tvm_ext.passes.non_finite_fills import broadcast_fills
 
+_TRACED_FROM = 2
+"""The least extent that torch traces a dynamic dimension with."""
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -68,7 +71,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
     notes = tuple(_drop_constant_inputs(core))
     importer = _Importer(source)
     importer.check_operators(core)
-    mod = importer.run(core)
+    mod = _without_bounds_of_two(importer.run(core))
     faults = [
         f"{origin_of(call.variable, mod, importer.origins)}, its Relax operator {call.operator}: {call.reason}"
         for call in unlowered_calls(mod)
@@ -77,6 +80,16 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
         raise _unsupported(source, faults)
     inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
     return Converted(mod, inputs, output_names(program), notes, importer.origins)
+
+
+def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let dynamic extents be 0 and 1: torch traces them as 2 or more, and checks a lower bound only from 3 on."""
+    bounds = (mod["main"].attrs or {}).get("tir_var_lower_bound")
+    if not bounds:
+        return mod
+    kept = {name: end for name, end in bounds.items() if int(end) > _TRACED_FROM}
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("tir_var_lower_bound", kept))
+    return mod
 
 
 def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
