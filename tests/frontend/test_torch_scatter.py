@@ -103,3 +103,25 @@ def test_a_value_for_each_place_of_a_mask_is_refused() -> None:
     message = r"aten\.index_put\.default .*test_torch_scatter\.py, line \d+.* which goes where depends on values"
     with pytest.raises(UnsupportedOperatorError, match=message):
         import_torch(module, (CUBE, CUBE[CUBE > 0]))
+
+
+def test_cache_of_any_batch() -> None:
+    """Also places out of range write no foreign memory."""
+
+    class Cache(nn.Module):
+        def forward(self, cache: Any, places: Any, values: Any) -> Any:
+            return cache.index_copy(1, places, values)
+
+    def inputs(batch: int) -> tuple[Any, ...]:
+        return torch.randn(batch, 9, 4), torch.tensor([3, 5]), torch.randn(batch, 2, 4)
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(Cache(), inputs(2), dynamic_shapes=({0: batch}, None, {0: batch}))
+    artifact = tvm_ext.compile(program)
+    for size in (1, 5):
+        given = inputs(size)
+        (found,) = artifact.run([value.numpy() for value in given]).values()
+        np.testing.assert_array_equal(found, Cache()(*given).numpy())
+    cache, _, values = (value.numpy() for value in given)
+    (found,) = artifact.run([cache, np.array([10**9, -(10**9)]), values]).values()
+    np.testing.assert_array_equal(found, np.concatenate([values[:, 1:], cache[:, 1:8], values[:, :1]], 1))

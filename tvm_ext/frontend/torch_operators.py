@@ -22,6 +22,7 @@ from tvm_ext.frontend.torch_promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch_random import no_dropout
 from tvm_ext.frontend.torch_sampling import grid_sample, pad_circular, resize_bicubic
 from tvm_ext.frontend.torch_scatter import SCATTERS
+from tvm_ext.frontend.torch_windows import WINDOWS, convolution
 
 Converter = Callable[[Any, Node], Any]
 
@@ -279,6 +280,7 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
 
 CONVERTERS: Mapping[str, Converter] = {
     **SCATTERS,
+    **WINDOWS,
     "add.Tensor": partial(scaled_sum, relax.op.add, False),
     "amax.default": partial(reduction, relax.op.max),
     "amin.default": partial(reduction, relax.op.min),
@@ -310,6 +312,7 @@ CONVERTERS: Mapping[str, Converter] = {
 REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "avg_pool2d.default": partial(average_pool, 2),
     "avg_pool3d.default": partial(average_pool, 3),
+    "convolution.default": convolution,
     "upsample_bilinear2d.vec": partial(resize_by_matrices, torch.ops.aten.upsample_bilinear2d.default),
     "upsample_nearest2d.vec": resize_nearest,
 }

@@ -125,7 +125,9 @@ def initialize_open_reductions() -> tvm.transform.Pass:
         if not (func.attrs and "s_tir" in func.attrs) or "tirx.is_scheduled" in func.attrs or not _has_open_loops(func):
             return func  # a kernel that is scheduled already may be no tree of blocks, as VTA's interpreter is none
         schedule = s_tir.Schedule(func)
-        for block in _blocks(schedule, schedule.get_sblock("root")):
+        # A kernel written out as loops, such as TVM's of scattering, is one block of another name.
+        root = func.body.block.name_hint if isinstance(func.body, s_tir.SBlockRealize) else "root"
+        for block in _blocks(schedule, schedule.get_sblock(root)):
             first = _first_open_reduction(schedule, block)
             if first is not None:
                 schedule.decompose_reduction(block, first)
