@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -222,7 +223,7 @@ def test_the_border_is_crossed_once() -> None:
 
 
 def test_kernels_and_loops_of_the_model_stay() -> None:
-    """What an importer writes as kernels and as functions of its own is there in both modules that calibration makes."""
+    """What an importer writes as kernels and as functions of its own is there in both modules that are made of it."""
     weights = np.random.default_rng(0).standard_normal((2, 16, 16, 3, 3)).astype(np.float32) / 12
     text = """g (float[1,16,5,6] x) => (float[1,16,h,w] y) {
         a = Conv<pads=[1,1,1,1]>(x, w0)
@@ -310,11 +311,25 @@ def test_open_dimensions_are_refused() -> None:
         ({"image": np.ones((0, 16, 24, 24), np.float32)}, "no sample"),
         ({"image": np.full((1, 16, 24, 24), np.nan, np.float32)}, "not finite"),
         ({"image": np.float32(3)}, r"shape \[\]; expected"),
+        ({"image": np.full((1, 16, 24, 24), 3e38, np.float32)}, r"tensor '\w+' of the model in floats is .* give data"),
     ],
 )
 def test_bad_calibration_data(tmp_path: Path, calibration: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         compile(save_onnx(tmp_path / "m.onnx"), TARGET, calibration=calibration)
+
+
+def test_huge_calibration_data() -> None:
+    """What is too large for integers costs accuracy; it is no warning, and no error."""
+    mod = Emitter().module((1, 16, 4, 4), lambda e, x: e.conv(e.relu(e.conv(x, 16)), 16))
+    samples = np.random.default_rng(1).standard_normal((2, 1, 16, 4, 4)).astype(np.float32) * np.float32(1e30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        model = forced_offload(mod, "sim", samples)
+        report = model.accuracy([{"x": samples[0]}], [run(model.mod, samples[0])])
+    assert model.output_error is not None
+    assert model.output_error > 0.5
+    assert np.isfinite([row.largest_error for row in (*report.layers, *report.outputs)]).all()
 
 
 def test_calibration_is_for_vta(tmp_path: Path) -> None:

@@ -165,12 +165,17 @@ def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> d
 
     The largest and the smallest of each channel are always among them, and what other samples may have beyond these
     (see :mod:`tvm_ext.vta.ranges`). Channels are the second axis of pictures, and otherwise the last.
+
+    Raises
+    ------
+    InputError
+        If a value is not finite; the message names the first such tensor, in the order of ``model.tensors``.
     """
     kept: dict[str, list[NDArray]] = {name: [] for name in model.tensors}
     found: dict[str, list[NDArray]] = {name: [] for name in model.tensors}
     places: dict[str, int] = {}
     for sample in samples:
-        _, tensors = model.run(sample)
+        tensors = finite_tensors(model, sample)[1]
         for name, values in tensors.items():
             if not values.ndim:
                 values = values[None]
@@ -186,6 +191,25 @@ def observe(model: ObservedModel, samples: Sequence[Mapping[str, NDArray]]) -> d
         if ends:
             kept[name].append(expected_ends(np.stack(ends), places[name]))
     return {name: np.concatenate(parts, axis=1) for name, parts in kept.items()}
+
+
+def finite_tensors(model: ObservedModel, sample: Mapping[str, NDArray]) -> tuple[list[NDArray], dict[str, NDArray]]:
+    """Run a model as :meth:`ObservedModel.run` does, and refuse tensors that are not finite.
+
+    Raises
+    ------
+    InputError
+        The message names the first such tensor, in the order of ``model.tensors``.
+    """
+    outputs, tensors = model.run(sample)
+    for name, values in tensors.items():
+        if not np.isfinite(values).all():
+            found = "NaN" if np.isnan(values).any() else "an infinity"
+            raise InputError(
+                f"tensor {name!r} of the model in floats is {found} somewhere on the calibration data, where 8 bits "
+                "have no scale: give data of the size that the model was made for, or mend what overflows before it"
+            )
+    return outputs, tensors
 
 
 def _with_outputs(mod: tvm.IRModule, tensors: Sequence[relax.Var], disturbed: bool) -> tvm.IRModule:

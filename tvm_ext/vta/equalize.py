@@ -98,8 +98,15 @@ def scale_layer(layer: Layer, scales: Mapping[str, Factors]) -> Layer:
     if layer.unfold is not None:
         before = np.tile(before, layer.unfold[0])
     weights = layer.weights.astype(np.float64) * after[:, None, None, None] / _by_group(layer, before)
-    bias = (layer.bias.astype(np.float64) * after).astype(np.float32)
-    return replace(layer, weights=weights.astype(np.float32), bias=bias, **bounds)  # type: ignore[arg-type]
+    bias = layer.bias.astype(np.float64) * after
+    return replace(layer, weights=_narrow(weights), bias=_narrow(bias), **bounds)  # type: ignore[arg-type]
+
+
+def _narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round to single precision; what is finite stays finite."""
+    narrow = values.astype(np.float32)
+    largest = np.copysign(np.finfo(np.float32).max, narrow)
+    return np.where(np.isinf(narrow) & np.isfinite(values), largest, narrow)
 
 
 def _by_group(layer: Layer, before: Factors) -> NDArray[np.float64]:

@@ -133,6 +133,7 @@ class VTAModel:
             computed |= region.run(given | computed)
         return computed
 
+    @np.errstate(over="ignore", invalid="ignore")  # inputs may overflow in floats, or be NaN
     def accuracy(
         self, samples: Sequence[Mapping[str, NDArray]], found: Sequence[Sequence[NDArray]] | None = None
     ) -> AccuracyReport:
@@ -171,6 +172,8 @@ def _largest(array: NDArray) -> NDArray:
 
 
 @one_at_a_time
+# What is too large for 8 bits, or for the floats on the way there, is clipped, and then counts as what a layer loses.
+@np.errstate(over="ignore", invalid="ignore")
 def offload(
     mod: tvm.IRModule,
     config: VTAConfig,
@@ -271,12 +274,14 @@ class _Calibrated:
     ) -> _Calibrated:
         parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
         samples = check_samples(parameters, data)
-        wanted = sorted({name for layer in layers for name in (*layer.inputs, layer.name)})
+        needed = {name for layer in layers for name in (*layer.inputs, layer.name)}
+        wanted = [name for name in graph.variables if name in needed]  # as they are computed
         model = ObservedModel(floats, {name: graph.variables[name] for name in wanted}, disturbed=True)
         fitted, held_out = split(samples)
+        observed = observe(model, fitted)
         seen = SeenInputs([in_forms(layers, model.run(sample)[1]) for sample in fitted[:LAYER_SAMPLES]])
         errors = OutputError(model, (held_out or fitted)[:ERROR_SAMPLES], MARGIN if held_out else NARROW_MARGIN)
-        return cls(observe(model, fitted), seen, errors)
+        return cls(observed, seen, errors)
 
 
 def _network(layers: Sequence[Layer], calibrated: _Calibrated | None, known: Mapping[str, int]) -> IntegerNetwork:

@@ -18,7 +18,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.vta.calibrate import ObservedModel
+from tvm_ext.errors import InputError
+from tvm_ext.vta.calibrate import ObservedModel, finite_tensors
 from tvm_ext.vta.cut import Penalties
 from tvm_ext.vta.forms import from_form, in_forms
 from tvm_ext.vta.layers import IntegerLayer, IntegerNetwork, Layer
@@ -40,6 +41,8 @@ ENOUGH = 0.6
 ROUNDS = 6
 # Prices that are tried lie between the whole time of the model for so many squares of the largest error.
 CHEAPEST, DEAREST, STEPS = 1e-4, 1e4, 16
+# Values from which on sums of products may leave single precision.
+LARGE = 1e20
 
 
 def convolve(layer: Layer, data: NDArray, weights: NDArray) -> NDArray:
@@ -114,10 +117,12 @@ def layer_error(network: IntegerNetwork, integer: IntegerLayer, tensors: Mapping
     fraction = integer.shift + network.fractions[layer.name] - network.fractions[layer.data]
     rounded = np.ldexp(integer.weights.astype(np.float64), -fraction) - layer.weights
     data = tensors[layer.data] * before.astype(np.float32).reshape(1, -1, 1, 1)
+    if np.abs(data).max(initial=0) > LARGE:
+        data = tensors[layer.data] * before.reshape(1, -1, 1, 1)
     whole = integer.bias - ((1 << integer.shift) >> 1)
     bias = np.ldexp(whole.astype(np.float64), -integer.shift - network.fractions[layer.name]) - layer.bias
-    sums = convolve(layer, data, rounded) + bias.astype(np.float32).reshape(1, -1, 1, 1)
-    sums /= after.astype(np.float32).reshape(1, -1, 1, 1)
+    sums = convolve(layer, data, rounded) + bias.astype(data.dtype).reshape(1, -1, 1, 1)
+    sums /= after.astype(data.dtype).reshape(1, -1, 1, 1)
     right = tensors[layer.name]
     low, high = layer.low / after[0], layer.high / after[0]
     # Where a bound holds, a small error of the sum leaves it so.
@@ -149,10 +154,16 @@ def network_errors(network: IntegerNetwork, tensors: Mapping[str, NDArray]) -> d
 
 
 def share(found: Outputs, expected: Outputs) -> float:
-    """Return the square of the outputs' error as a share of that of the outputs."""
-    pairs = list(zip(found, expected, strict=True))
-    error = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in pairs)
-    signal = sum(float(np.square(b.astype(np.float64)).sum()) for _, b in pairs)
+    """Return the square of the outputs' error as a share of that of the outputs.
+
+    Places where the outputs are not finite are left out; elsewhere a value that is not finite is wholly lost.
+    """
+    error = signal = 0.0
+    for a, b in zip(found, expected, strict=True):
+        right = np.where(np.isfinite(b), b, 0).astype(np.float64)
+        wrong = np.where(np.isfinite(a) & np.isfinite(b), a, 0).astype(np.float64)
+        error += float(np.square(wrong - right).sum())
+        signal += float(np.square(right).sum())
     return error / signal if signal else float(error > 0)
 
 
@@ -180,7 +191,13 @@ class OutputError:
 
     def __init__(self, model: ObservedModel, samples: Sequence[Sample], margin: float = MARGIN) -> None:
         self.model, self.samples, self.margin = model, samples, margin
-        self.right = [model.run(sample) for sample in samples]
+        self.right = [finite_tensors(model, sample) for sample in samples]
+        outputs = [output for found, _ in self.right for output in found]
+        if any(output.size for output in outputs) and not any(np.isfinite(output).any() for output in outputs):
+            raise InputError(
+                "the model in floats gives no finite value on the calibration data, so that errors cannot be weighed: "
+                "give data of the size that the model was made for, or mend what overflows"
+            )
 
     def together(self, network: IntegerNetwork) -> float:
         """Return the square of the outputs' error with all layers of a network in integers, on average.

@@ -153,7 +153,7 @@ def _weight_fraction(layer: Layer, floats: NDArray, bias: NDArray, fractions: Ma
     while fraction > -LARGEST_FRACTION:
         weights = to_integers(floats, fraction).astype(np.int64)
         sums = 128.0 * np.abs(weights).sum(axis=(1, 2, 3)).max()
-        sums += float(np.ldexp(np.abs(bias), fractions[layer.data] + fraction).max())
+        sums += float(np.ldexp(np.abs(bias.astype(np.float64)), fractions[layer.data] + fraction).max())
         if layer.residual is not None:
             sums += 128 * 2.0 ** max(fractions[layer.data] + fraction - fractions[layer.residual], 0)
         # Half of the last bit shifted out is added as well, at most as much as the result's largest value needs.
@@ -169,7 +169,10 @@ def _convolution(layer: Layer, fractions: Mapping[str, int], sums: int, seen: ND
     rounding = (1 << shift) >> 1
     rounded = round_weights(layer, weights, sums - fractions[layer.data], seen)
     wide = np.ldexp(bias.astype(np.float64), sums) + np.ldexp(rounded.bias, fractions[layer.data])
-    whole = np.floor(wide + 0.5).astype(np.int64) + rounding
+    # A bias that no fraction fits is clipped, so that the sums keep within the accumulator.
+    room = (1 << (ACCUMULATOR_BITS - 1)) - 1 - rounding - 128 * np.abs(rounded.integers.astype(np.int64)).sum((1, 2, 3))
+    room -= 0 if layer.residual is None else 128 << (sums - fractions[layer.residual])
+    whole = np.clip(np.floor(wide + 0.5), -room, room).astype(np.int64) + rounding
     low, high = _bounds(layer, fractions[layer.name])
     return IntegerLayer(
         layer,

@@ -59,5 +59,6 @@ def expected_ends(ends: NDArray, places: int) -> NDArray[np.float32]:
         np.maximum(centre[:, 0] + beyond[:, 0], wide[..., 0].max(axis=0)),
         np.minimum(centre[:, 1] - beyond[:, 1], wide[..., 1].min(axis=0)),
     ]
-    found = np.stack(reach, axis=1).astype(np.float32)
+    largest = float(np.finfo(np.float32).max)
+    found = np.clip(np.stack(reach, axis=1), -largest, largest).astype(np.float32)
     return np.maximum(found, 0) if wide.min(initial=0.0) >= 0 else found  # behind a ReLU

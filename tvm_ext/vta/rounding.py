@@ -26,6 +26,8 @@ LARGEST_WORK = 6e9
 DAMPING = 0.02
 # Weights that are rounded before what they owe is handed to all that follow.
 BLOCK = 64
+# A value that is seen is clipped to this, so that the difference of two is finite in single precision.
+LARGEST = np.float32(2.0**126)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +105,7 @@ class SeenInputs:
             every = n * rows * columns
             chosen = np.arange(every) if every <= count else rng.choice(every, count, replace=False)
             places = np.stack(np.unravel_index(chosen, (n, rows, columns)), axis=1)
-            found.append(windows_at(layer, sample[layer.data] * scale, places))
+            found.append(windows_at(layer, np.clip(sample[layer.data] * scale, -LARGEST, LARGEST), places))
         return np.concatenate(found).astype(np.float32)
 
 
@@ -131,6 +133,8 @@ def round_weights(layer: Layer, weights: NDArray, fraction: int, seen: NDArray |
     integers = nearest.reshape(by_group.shape)
     if layer.groups * taps * taps * (taps + outputs // layer.groups) <= LARGEST_WORK and taps > 1:
         centred = np.ascontiguousarray((seen - mean.astype(np.float32)).transpose(1, 0, 2))
+        # Only ratios matter: without a common power of two, products neither overflow nor vanish.
+        centred = np.ldexp(centred, -int(np.frexp(np.abs(centred).max(initial=0.0))[1]))
         powers = (centred.transpose(0, 2, 1) @ centred).astype(np.float64) / len(seen)
         better = _compensated(by_group, powers, DAMPING + taps / len(seen) / 4)
         # Clipping may undo what it is for.
