@@ -107,7 +107,8 @@ class CompiledModel:
         """
         self._check_device()
         given = arguments(self.inputs, inputs, self.device, self.conditions)
-        values = with_pool(lambda: self._call(given))
+        # Elsewhere than on the CPU a thread has a stream of its own, and its kernels need no pool.
+        values = with_pool(lambda: self._call(given)) if self._is_on_cpu else self._call(given)
         if len(values) != len(self.outputs):
             raise ModelError(
                 f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "

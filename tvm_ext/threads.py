@@ -1,7 +1,7 @@
 """Threads of the TVM runtime: as many as this process may use cores, without a trace in its environment.
 
 TVM's own default is half of the logical processors, which is right with two-way simultaneous multithreading and leaves
-half of the machine idle without it. Its pool belongs to the thread that calls kernels: each calling thread has one.
+half of the machine idle without it. Its pool belongs to the thread that calls kernels, and outlives it.
 When TVM makes a pool, it binds the calling thread to processors, also to some that it was kept from; here the calling
 thread stays where it was.
 """
@@ -13,10 +13,10 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
 
 import tvm_ffi
 
@@ -28,11 +28,13 @@ VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 ONE_EACH, SHARED = -2, -3
 """Ways to bind threads that the runtime knows: each to a processor of its own, or all to all of them."""
 
+MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
+"""Pools of threads other than the main one: of workers, and as many again that such threads asked for."""
+
 Result = TypeVar("Result")
 
 _pool = threading.local()
 _first = itertools.count()
-_helpers: dict[int, ThreadPoolExecutor] = {}
 
 
 @lru_cache(maxsize=1)
@@ -55,10 +57,81 @@ def threads() -> int:
 def use_all_cores() -> None:
     """Give TVM's thread pool of the calling thread :func:`threads` threads, if it was not done before.
 
-    A pool that the thread has already, because it ran kernels of another origin, keeps its size.
+    A pool that the thread has already, because it ran kernels of another origin, keeps its size. So does that of a
+    further thread where :data:`MOST_POOLS` threads beside the main one were given pools.
     """
-    if getattr(_pool, "process", None) is not None:
-        return
+    if getattr(_pool, "process", None) is None and (_is_main() or next(_others) < MOST_POOLS):
+        _make_pool()
+
+
+def with_pool(function: Callable[[], Result]) -> Result:
+    """Call a function that runs kernels, in a thread whose pool works.
+
+    That is the calling thread if it is the main one, or has such a pool. TVM keeps the pool of a thread that ended, and
+    its threads, for as long as the process lives; so other threads, of which a server may start one for each request,
+    have a worker of this module make the call. So has a thread of a process that was forked after it had made its pool:
+    threads of a pool do not survive a fork, and kernels would wait for them forever.
+    """
+    process = getattr(_pool, "process", None)
+    if process is None and _is_main():
+        _make_pool()
+    elif process != os.getpid():
+        return _workers.call(function)
+    return function()
+
+
+class _Workers:
+    """Threads that own a pool each and stay; so many at most, for further calls wait until one has finished."""
+
+    def __init__(self) -> None:
+        self._places = threading.Semaphore(MOST_POOLS)
+        self._idle: list[SimpleQueue[Callable[[], None]]] = []
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function in one of the threads; what it raises is raised here."""
+        outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+        with self._places:
+            try:
+                tasks = self._idle.pop()
+            except IndexError:
+                tasks = self._start()
+
+            def task() -> None:
+                try:
+                    result = True, function()
+                except BaseException as error:
+                    self._idle.append(tasks)
+                    outcome.put((False, error))
+                else:
+                    self._idle.append(tasks)  # before the caller goes on: its next call then finds this thread awake
+                    outcome.put(result)
+
+            tasks.put(task)
+            del task
+            succeeded, value = outcome.get()
+        if succeeded:
+            return cast(Result, value)
+        try:
+            raise value
+        finally:
+            del value  # it holds this frame, which holds it
+
+    def _start(self) -> SimpleQueue[Callable[[], None]]:
+        tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # A daemon, because threads may go on running models after the main one has ended.
+        threading.Thread(target=_work, args=(tasks,), name="tvm_ext", daemon=True).start()
+        return tasks
+
+
+def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
+    _make_pool()
+    while True:
+        task = tasks.get()
+        task()
+        del task  # with the arrays that it is about
+
+
+def _make_pool() -> None:
     allowed = os.sched_getaffinity(0)
     configure = tvm_ffi.get_global_func("runtime.config_threadpool")
     count = threads()
@@ -78,19 +151,14 @@ def use_all_cores() -> None:
     _pool.process = os.getpid()
 
 
-def with_pool(function: Callable[[], Result]) -> Result:
-    """Call a function that runs kernels, in a thread whose pool works.
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
-    That is the calling thread, except in a child process that was forked after the thread had made its pool: threads
-    of a pool do not survive a fork, and kernels would wait for them forever.
-    """
-    use_all_cores()
-    process = os.getpid()
-    if _pool.process == process:
-        return function()
-    if process not in _helpers:
-        _helpers[process] = ThreadPoolExecutor(1, "tvm_ext", initializer=use_all_cores)
-    return _helpers[process].submit(function).result()
+
+def _renew() -> None:
+    """Start anew in a forked child, where none of the workers is."""
+    global _workers, _others
+    _workers, _others = _Workers(), itertools.count()
 
 
 def _one_of_each_core() -> list[int]:
@@ -104,3 +172,8 @@ def _one_of_each_core() -> list[int]:
         except OSError:
             return allowed
     return list(cores.values())
+
+
+_workers = _Workers()
+_others = itertools.count()
+os.register_at_fork(after_in_child=_renew)

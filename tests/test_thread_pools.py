@@ -1,0 +1,112 @@
+"""Threads that run models come and go: the native threads of TVM's pools do not add up, results and errors arrive."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.processes import output_of
+from tvm_ext import threads
+
+MODEL = """
+import os, threading, time
+import tvm_ext
+from tests.modules import convolutions
+from tvm_ext.inputs import random_inputs
+model = tvm_ext.compile(convolutions(1))
+given = random_inputs(model.inputs)
+def run():
+    return [value.tobytes() for value in model.run(given).values()]
+"""
+
+
+def test_threads_that_end_leave_none_behind() -> None:
+    source = f"""{MODEL}
+expected, wrong = run(), []
+def work():
+    if run() != expected:
+        wrong.append(1)
+def measure(count):
+    for _ in range(count):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return len(os.listdir("/proc/self/task")), int(status["VmSize"].split()[0])
+before, after = measure(20), measure(300)
+print(after[0] - before[0], (after[1] - before[1]) // 1024 < 64, wrong)
+"""
+    native, small, wrong = output_of(source, TVM_NUM_THREADS="2", MALLOC_ARENA_MAX="2").split(maxsplit=2)
+    assert int(native) <= 1  # the last to end may still be there
+    assert small == "True"
+    assert wrong.strip() == "[]"
+
+
+def test_many_at_a_time_share_few_pools() -> None:
+    source = f"""{MODEL}
+from tvm_ext.threads import MOST_POOLS
+expected, wrong = run(), []
+start = threading.Barrier(40)
+def work():
+    start.wait()
+    for _ in range(10):
+        if run() != expected:
+            wrong.append(1)
+workers = [threading.Thread(target=work) for _ in range(40)]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+time.sleep(0.2)
+print(len(os.listdir("/proc/self/task")) <= 3 + 2 * MOST_POOLS, wrong)
+"""
+    assert output_of(source, TVM_NUM_THREADS="2").strip() == "True []"
+
+
+def test_threads_outlive_the_main_one_and_fork() -> None:
+    source = f"""{MODEL}
+expected = run()
+def work():
+    threading.main_thread().join()
+    first = run() == expected
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if run() == expected else 1)
+    print(first, os.waitpid(child, 0)[1], flush=True)
+threading.Thread(target=work).start()
+"""
+    assert output_of(source, TVM_NUM_THREADS="2").strip() == "True 0"
+
+
+class Owner:
+    """Something that can be seen to be freed."""
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """Have a worker call a function, as a thread without a pool does."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(threads.with_pool, function).result()
+
+
+def test_workers_keep_nothing_and_hand_errors_on() -> None:
+    owner = Owner()
+    gone = weakref.ref(owner)
+    assert in_a_thread(lambda held=owner: (threading.current_thread().daemon, type(held))) == (True, Owner)
+    with pytest.raises(KeyError, match="what it was"):
+        in_a_thread(lambda: {}["what it was"])
+    del owner
+    gc.collect()
+    assert gone() is None
+    assert in_a_thread(os.getpid) == os.getpid()
+
+
+def test_a_worker_may_call_again() -> None:
+    found = in_a_thread(lambda: threads.with_pool(lambda: threading.get_ident()) == threading.get_ident())
+    assert found is True
