@@ -79,14 +79,25 @@ def _put_by_mask(emit: Emit, data: Any, mask: Any, axis: int, values: Any, accum
     """``x[mask] = v`` where each place gets the same value, or the same slice of the dimensions after the mask."""
     behind = len(data.ty.shape) - axis - len(mask.ty.shape)
     extents = list(values.ty.shape)
-    if axis and len(extents) > behind:
-        extents = [1, *extents]  # the dimensions before the mask must be broadcast, too
     leading, trailing = extents[: max(len(extents) - behind, 0)], extents[max(len(extents) - behind, 0) :]
     if any(not isinstance(extent, tvm.tirx.IntImm | int) or int(extent) != 1 for extent in leading):
         raise NotImplementedError("with a mask as index and a value for each place, which goes where depends on values")
     value = emit(relax.op.reshape(values, trailing))
     mask = emit(relax.op.reshape(mask, [*mask.ty.shape, *[1] * behind]))
     return emit(relax.op.where(mask, emit(relax.op.add(data, value)) if accumulate else value, data))
+
+
+def masked_scatter(importer: Any, node: Node) -> Any:
+    """``x.masked_scatter(mask, v)``: the places of the mask, in order, take the elements of ``v``, in order."""
+    emit = importer.block_builder.emit
+    data, mask, values = (importer.env[operand] for operand in node.args[:3])
+    shape = list(data.ty.shape)
+    mask = emit(relax.op.broadcast_to(mask, shape))
+    counted = emit(relax.op.astype(emit(relax.op.reshape(mask, [-1])), "int64"))
+    before = emit(relax.op.subtract(emit(relax.op.cumsum(counted, 0)), relax.const(1, "int64")))
+    places = emit(relax.op.maximum(before, relax.const(0, "int64")))  # before the first, where nothing is taken
+    taken = emit(relax.op.take(emit(relax.op.reshape(values, [-1])), places, 0, mode="clip"))
+    return emit(relax.op.where(mask, emit(relax.op.reshape(taken, shape)), data))
 
 
 def scatter(importer: Any, node: Node) -> Any:
@@ -192,6 +203,7 @@ def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 SCATTERS: Mapping[str, Callable[[Any, Node], Any]] = {
     "index_put.default": index_put,
     "index_reduce.default": partial(scatter_reduce, True),
+    "masked_scatter.default": masked_scatter,
     "scatter.reduce": scatter,
     "scatter.src": scatter,
     "scatter.value": scatter,
