@@ -108,6 +108,8 @@ def test_unknown_options_and_phases_list_the_candidates() -> None:
         relax.get_pipeline("tvm_ext", disable=3)
     with pytest.raises(OptionError, match="option dump_dir: 3 is not a path"):
         relax.get_pipeline("tvm_ext", dump_dir=3)
+    with pytest.raises(OptionError, match=r"option dump_dir: 'a\\x00b' is not a path"):
+        relax.get_pipeline("tvm_ext", dump_dir="a\0b")
 
 
 def test_phases_are_named_once_and_explained() -> None:

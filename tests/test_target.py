@@ -71,6 +71,7 @@ def test_host_code_of_hexagon_is_for_hexagon() -> None:
         ({"kind": "llvm", "nope": 1}, "Unknown config option 'nope'"),
         ({"kind": "llvm", "mcpu": 5}, "Option 'mcpu': expected type 'str' but got 'int'"),
         ({"kind": "llvm", "mcpu": "skylak"}, "field mcpu: LLVM has no CPU 'skylak' .* did you mean skylake"),
+        ({"kind": "llvm", "num-cores": -3}, "field num-cores: -3 is no number of cores; give 1 or more"),
         ({"kind": "llvm", "mcpu": "§"}, "field mcpu: .* some it has: "),
         ({"kind": "llvm", "mtriple": "foo-bar"}, "field mtriple: LLVM cannot compile for 'foo-bar'; architectures"),
         ({"kind": "llvm", "mtriple": "foo-bar", "mcpu": "x"}, "field mtriple: LLVM cannot compile for 'foo-bar'"),

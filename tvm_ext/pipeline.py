@@ -133,19 +133,15 @@ class PipelineOptions:
         if not isinstance(self.disable, list | tuple | set | frozenset):
             raise OptionError(f"option disable: {self.disable!r} is not a list of phases such as {names[0]!r}")
         object.__setattr__(self, "disable", tuple(self.disable))
-        if not isinstance(self.dump_dir, str | os.PathLike | None):
-            raise OptionError(f"option dump_dir: {self.dump_dir!r} is not a path")
-        for option in ("fuse_profiles", "work_dir"):
-            value = getattr(self, option)
-            if not isinstance(value, str | os.PathLike | None):
+        for option in ("dump_dir", "fuse_profiles", "work_dir"):
+            if not isinstance(value := getattr(self, option), str | os.PathLike | None) or "\0" in str(value):
                 raise OptionError(f"option {option}: {value!r} is not a path")
-            if value is not None:
+            if value is not None and option != "dump_dir":
                 object.__setattr__(self, option, str(value))
         if self.work_dir is not None:
             open_earlier(Path(self.work_dir))  # a database that cannot be used is refused before anything is compiled
         for option, kind in (("memory", Memory), ("rewrite", Rewrite), ("fuse", Fuse)):
-            value = getattr(self, option)
-            if value not in get_args(kind):
+            if (value := getattr(self, option)) not in get_args(kind):
                 raise OptionError(f"option {option}: {value!r} is none of {', '.join(get_args(kind))}")
         for option in ("winograd", "flush_denormals", "memory_rewriting"):
             if not isinstance(getattr(self, option), bool):

@@ -124,6 +124,9 @@ def _kinds() -> list[str]:
 
 def _check_llvm(target: tvm.target.Target) -> None:
     codegen = tvm.target.codegen
+    cores = target.attrs.get("num-cores")
+    if cores is not None and int(cores) < 1:
+        raise TargetError(f"target field num-cores: {int(cores)} is no number of cores; give 1 or more")
     triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
     plain = tvm.target.Target({"kind": "llvm", "mtriple": triple})
     try:

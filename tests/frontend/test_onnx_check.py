@@ -5,6 +5,7 @@ import pytest
 
 from tests.frontend.onnx_text import graph
 from tvm_ext.errors import ModelError
+from tvm_ext.frontend import import_model
 from tvm_ext.frontend.onnx_check import check_graph
 
 IF = """
@@ -117,3 +118,21 @@ def test_functions_that_call_themselves(callee: str) -> None:
         <domain: "l", opset_import: ["": 21]> k (a) => (b) {{ b = Neg (a) }}"""
     )
     assert "function 'f', 'h' calls itself, perhaps by way of others" in refused(model)
+
+
+@pytest.mark.parametrize(
+    ("node", "extent"),
+    [
+        ("p = Constant<value=int64[8]{0,0,-2,0,0,0,-2,0}>() y = Pad(x, p)", -1),
+        ("y = MaxPool<kernel_shape=[5,5]>(x)", -1),
+        ("y = AveragePool<kernel_shape=[2147483648,1]>(x)", 4 - 2**31),
+        ("w = Constant<value=float[1,1,5,1]{1.,1.,1.,1.,1.}>() y = Conv(x, w)", -1),
+        ("w = Constant<value=float[1,1,1,1]{1.}>() y = ConvTranspose<pads=[4,4,4,4]>(x, w)", -5),
+    ],
+)
+def test_negative_extents(node: str, extent: int) -> None:
+    model = graph(f"g (float[1,1,3,3] x) => (float[a,b,c,d] y) {{ {node} }}")
+    with pytest.raises(
+        ModelError, match=rf"node that makes 'y': its result 'y' .* extent of {extent}; .* larger input"
+    ):
+        import_model(model)

@@ -1,5 +1,7 @@
 """Batch normalisation folds into convolutions, and means the same afterwards."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tvm
@@ -63,6 +65,25 @@ def test_meaning(dtype: str, bias: bool, twice: bool) -> None:
         assert operators(after) == ["relax.nn.conv2d", "relax.add"]
     tolerance = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(run(after, dtype), run(before, dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_negative_variances_are_no_warnings() -> None:
+    """Channels become NaN then, as they do while a model runs."""
+    data = relax.Var("data", relax.TensorType((1, 3, 2, 2), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            variance = relax.const(np.float32([-1, 1, 1e38]))
+            ones = relax.const(np.float32([1, 3e38, 1]))
+            normal = builder.emit(relax.op.nn.batch_norm(data, ones, ones, ones, variance, axis=1, training=False))
+            output = builder.emit_output(relax.TupleGetItem(normal, 0))
+        builder.emit_func_output(output)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        after = fold_batch_norm()(builder.get())
+    machine = relax.VirtualMachine(tvm.compile(after, tvm.target.Target("llvm")), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(np.zeros((1, 3, 2, 2), "float32"))).numpy()
+    np.testing.assert_array_equal(np.isnan(found).all(axis=(0, 2, 3)), [True, False, False])
 
 
 @pytest.mark.parametrize("axis", [1, 3])

@@ -28,7 +28,25 @@ def test_sizes(text: str | int, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "KB", "0", "-1", "1e6", "1 KBB", "nan", 0])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "KB",
+        "0",
+        "-1",
+        "1e6",
+        "1 KBB",
+        "nan",
+        0,
+        "0.5",
+        "9" * 400,
+        "9e9GB",
+        10**400,
+        pytest.param(10**5000, id="5000 digits"),
+        2**63,
+    ],
+)
 def test_what_is_no_size(text: str | int) -> None:
     with pytest.raises(OptionError, match="256KB"):
         parse_bytes(text)

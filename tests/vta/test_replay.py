@@ -65,7 +65,7 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_recordings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(VTAProgramError, match=rf"changed\.npz: {message}"):
+    with pytest.raises(VTAProgramError, match=rf"^[^:]*changed\.npz: {message}"):
         load_recording(changed(tmp_path, **changes))
 
 
@@ -76,7 +76,16 @@ def test_an_illegal_configuration_in_a_recording(tmp_path: Path) -> None:
             load_recording(changed(tmp_path, config=config))
 
 
-@pytest.mark.parametrize("regions", ["[1]", "{", '[{"name": 3}]', '[{"name": "x", "phys": "y", "bytes": 3}]'])
+@pytest.mark.parametrize(
+    "regions",
+    [
+        "[1]",
+        "{",
+        '[{"name": 3}]',
+        '[{"name": "x", "phys": 1e400, "bytes": 8}]',
+        '[{"name": "x", "phys": "y", "bytes": 3}]',
+    ],
+)
 def test_names_of_buffers_are_a_courtesy(tmp_path: Path, regions: str) -> None:
     recording = load_recording(changed(tmp_path, regions=regions))
     assert recording.regions == []

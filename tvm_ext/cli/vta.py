@@ -22,7 +22,7 @@ max_steps_option = click.option(
     "--max-steps",
     default=1 << 28,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, (1 << 62) - 1),
     help="Most steps of GEMM and ALU that a stream may ask for; one that asks for more is refused before it runs.",
 )
 

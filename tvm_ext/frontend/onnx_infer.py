@@ -119,4 +119,22 @@ class TypeInference:
             return unknown
         except (RuntimeError, ValueError):  # what inference functions throw when an input has no type
             return unknown
+        if strict and all(value is None or value.shape is not None for value in inputs):
+            _check_extents(found, label)
         return [found.get(name) for name in node.output]
+
+
+def _check_extents(found: Mapping[str, onnx.TypeProto], label: str) -> None:
+    """Refuse results with less than no element along an axis: more cut off than there is, windows beyond their input.
+
+    Raises
+    ------
+    MalformedNodeError
+    """
+    for name, kind in found.items():
+        dims = [dim.dim_value for dim in kind.tensor_type.shape.dim if dim.HasField("dim_value")]
+        if min(dims, default=0) < 0:
+            raise MalformedNodeError(
+                f"{label}: its result {name!r} would have an extent of {min(dims)}; its input is too small for its "
+                "pads, kernel or strides: give a larger input (--input-shape), or mend the node"
+            )

@@ -17,6 +17,9 @@ from tvm_ext.statistics import module_statistics
 
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
+LARGEST_SIZE = 1 << 63
+"""Bytes that TVM's integers cannot count."""
+
 
 def parse_bytes(text: str | int, name: str = "memory limit") -> int:
     """Read a size: a number of bytes, or one with a unit.
@@ -33,10 +36,16 @@ def parse_bytes(text: str | int, name: str = "memory limit") -> int:
     >>> parse_bytes("256KB"), parse_bytes("1.5 MiB"), parse_bytes(4096)
     (256000, 1572864, 4096)
     """
+    # An integer is compared first: Python does not spell one of thousands of digits.
+    if isinstance(text, int) and abs(text) >= LARGEST_SIZE:
+        raise OptionError(f"{name}: no machine has 8 EiB or more, expected a size such as 262144, 256KB or 1.5MiB")
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
-    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+    size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match is not None else 0.0
+    if size >= LARGEST_SIZE:  # infinite, even, where there are hundreds of digits
+        raise OptionError(f"{name}: no machine has 8 EiB or more, expected a size such as 262144, 256KB or 1.5MiB")
+    if size < 1:
         raise OptionError(f"{name} {text!r} is no size, expected one such as 262144, 256KB or 1.5MiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return int(size)
 
 
 def memory_decisions(mod: tvm.IRModule) -> dict[str, dict[str, Any]]:

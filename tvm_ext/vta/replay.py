@@ -109,8 +109,9 @@ def load_recording(path: str | Path, config: VTAConfig | None = None) -> Recordi
                 f"{path}: array 'isa' is {isa}, but the configuration's HW_VER {config.hw_ver} is generation "
                 f"{config.isa}; one of them is wrong"
             )
+    stream = _array(path, arrays, "insns")
     try:
-        words = as_words(_array(path, arrays, "insns"))
+        words = as_words(stream)
     except VTAProgramError as error:
         raise VTAProgramError(f"{path}: array 'insns': {error}") from None
     base = _number(path, arrays, "dram_base")
@@ -221,5 +222,5 @@ def _regions(arrays: dict[str, NDArray]) -> list[dict[str, Any]]:
     try:
         regions = json.loads(_text(arrays, "regions") or "[]")
         return [{"name": str(r["name"]), "phys": int(r["phys"]), "bytes": int(r["bytes"])} for r in regions]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return []
