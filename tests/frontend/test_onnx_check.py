@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests.frontend.onnx_text import graph
-from tvm_ext.errors import ModelError
+from tvm_ext.compiler import compile
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
 from tvm_ext.frontend import import_model
 from tvm_ext.frontend.onnx_check import check_graph
 
@@ -136,3 +139,30 @@ def test_negative_extents(node: str, extent: int) -> None:
         ModelError, match=rf"node that makes 'y': its result 'y' .* extent of {extent}; .* larger input"
     ):
         import_model(model)
+
+
+@pytest.mark.parametrize("place", ["initializer", "constant"])
+def test_sparse_tensors_are_named(place: str) -> None:
+    values = helper.make_tensor("s", TensorProto.FLOAT, [1], [2.0])
+    indices = helper.make_tensor("i", TensorProto.INT64, [1], [1])
+    sparse = helper.make_sparse_tensor(values, indices, [3])
+    model = graph("g (float[3] x) => (float[3] y) { y = Add(x, s) }")
+    if place == "initializer":
+        model.graph.sparse_initializer.append(sparse)
+    else:
+        model.graph.node.insert(0, helper.make_node("Constant", [], ["s"], sparse_value=sparse))
+    assert "sparse initializers and constants are not supported, and 's' is one" in refused(model)
+
+
+def test_a_node_without_a_schema_that_lacks_an_input() -> None:
+    model = graph('g (float[1,1,3,3] x) => (float[a,b,c,d] y) { y = com.microsoft.FusedConv<activation="Relu">(x) }')
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(UnsupportedOperatorError, match=r"FusedConv node .* lacks an input that it needs: 1 is given"):
+        import_model(model)
+
+
+@pytest.mark.parametrize("node", ["ReduceMean<axes=[0], keepdims=0>(x)", "ReduceSum<axes=[0], keepdims=0>(x)"])
+def test_reductions_over_nothing(node: str) -> None:
+    model = graph(f"g (float[0,3] x) => (float[n] y) {{ y = {node} }}", opset=11)
+    found = compile(model).run({"x": np.zeros((0, 3), np.float32)})["y"]
+    np.testing.assert_array_equal(found, [np.nan if "Mean" in node else 0] * 3)

@@ -163,7 +163,7 @@ class OnnxImporter(ControlFlowConverter):
                     self._nodes[name] = self._bind(self._checked(result, name), name, label)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, SubgraphFailedError):
-                self._failures.append(UnsupportedNode(label, domain, error_line(error)))
+                self._failures.append(UnsupportedNode(label, domain, _reason(node, error)))
             for name in filter(None, node.output):
                 self._stand_in(name)
 
@@ -249,6 +249,14 @@ def _extent(variable: relax.Var) -> int:
     if shape is None or len(shape) != 1 or not isinstance(shape[0], tvm.tirx.IntImm):
         return 0
     return int(shape[0])
+
+
+def _reason(node: onnx.NodeProto, error: Exception) -> str:
+    """Say why a node cannot be converted; converters of operators without a schema find missing inputs by accident."""
+    if isinstance(error, AttributeError | TypeError) and "NoneType" in str(error):
+        given = len([name for name in node.input if name])
+        return f"it lacks an input that it needs: {given} {'is' if given == 1 else 'are'} given"
+    return error_line(error)
 
 
 def _is_tvm_dtype(name: str) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from tvm_ext.passes.empty_tensors import empty_tensors
+
 # Left alone by LegalizeOps; the virtual machine's passes take care of them.
 RUNTIME_PREFIXES = ("relax.builtin.", "relax.memory.", "relax.vm.")
 RUNTIME_OPERATORS = frozenset(
@@ -53,6 +55,7 @@ def unlowered_calls(mod: tvm.IRModule) -> list[UnloweredCall]:
     """
     passes = tvm.transform.Sequential(
         [
+            empty_tensors(),  # as the pipeline does it: TVM has no kernel for a mean over nothing
             relax.transform.DecomposeOpsForInference(),
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),

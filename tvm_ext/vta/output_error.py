@@ -116,7 +116,7 @@ def layer_error(network: IntegerNetwork, integer: IntegerLayer, tensors: Mapping
     before, after = (network.scales.get(name, np.ones(1)) for name in (layer.data, layer.name))
     fraction = integer.shift + network.fractions[layer.name] - network.fractions[layer.data]
     rounded = np.ldexp(integer.weights.astype(np.float64), -fraction) - layer.weights
-    data = tensors[layer.data] * before.astype(np.float32).reshape(1, -1, 1, 1)
+    data: NDArray = tensors[layer.data] * before.astype(np.float32).reshape(1, -1, 1, 1)
     if np.abs(data).max(initial=0) > LARGE:
         data = tensors[layer.data] * before.reshape(1, -1, 1, 1)
     whole = integer.bias - ((1 << integer.shift) >> 1)
