@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +147,18 @@ class TestFiles:
         spec = TensorSpec("in=put:0", (2,), "float32")
         assert list(read_inputs([spec], [f"in=put:0={tmp_path}/x.npy"])) == ["in=put:0"]
 
+    def test_an_input_given_twice(self, tmp_path: Path) -> None:
+        array = np.zeros(tuple(dim if isinstance(dim, int) else 1 for dim in IMAGE.shape), IMAGE.dtype)
+        np.save(tmp_path / "x.npy", array)
+        np.savez(tmp_path / "x.npz", **{IMAGE.name: array})
+        for second in (f"{IMAGE.name}={tmp_path}/x.npy", f"{tmp_path}/x.npz"):
+            with pytest.raises(InputError, match=f"input '{IMAGE.name}' is given twice"):
+                read_inputs([IMAGE], [f"{tmp_path}/x.npy", second])
+        with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+            archive.write(tmp_path / "x.npy", f"{IMAGE.name}.npy")
+        with pytest.raises(InputError, match=f"x.npz holds two arrays of the name '{IMAGE.name}'"):
+            read_inputs([IMAGE], [f"{tmp_path}/x.npz"])
+
     def test_a_file_without_name_for_a_model_with_two_inputs(self, tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.zeros(2))
         with pytest.raises(InputError, match=r"say which input it is, NAME=.*x.npy, with NAME one of ids, mask"):
@@ -208,3 +222,19 @@ def test_damaged_files_give_an_array_that_fits_or_an_error(tmp_path: Path, data:
 def test_inputs_are_a_dict_or_a_list(value: object) -> None:
     with pytest.raises(InputError, match=f"a list of arrays, found {type(value).__name__}"):
         check_inputs([IMAGE], value)  # type: ignore[arg-type]
+
+
+def test_masked_elements_are_refused() -> None:
+    array = np.ma.masked_array(np.zeros(3, "float32"), [False, True, False])
+    spec = TensorSpec("x", (3,), "float32")
+    for taken in ([array], {"x": array}):
+        with pytest.raises(InputError, match=r"input x: float32\[3\]: 1 elements of the array are masked"):
+            check_inputs([spec], taken)
+    assert not check_inputs([spec], [np.ma.masked_array(np.zeros(3, "float32"))])["x"].any()
+
+
+@pytest.mark.parametrize("extents", [(10**12, 3, 16, 16), (2**40, 2**40, 2**40)])
+def test_random_values_that_fit_nowhere(extents: tuple[int, ...]) -> None:
+    size = 4 * math.prod(extents)
+    with pytest.raises(InputError, match=rf"input x: float32\[.*{size} bytes of random values do not fit into memory"):
+        random_inputs([TensorSpec("x", extents, "float32")])

@@ -24,13 +24,12 @@ from tvm import relax
 from tvm_ext.arguments import arguments, results
 from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError
-from tvm_ext.files import exchange
+from tvm_ext.files import ARTIFACT, exchange
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.shared_object import write_library
 from tvm_ext.threads import use_all_cores, with_pool
 
-LIBRARY = "model.so"
-METADATA = "metadata.json"
+LIBRARY, METADATA = ARTIFACT
 
 
 class CompiledModel:
@@ -313,6 +312,8 @@ def _as_path(folder: Any, refusal: type[TvmExtError]) -> Path:
         raise refusal(f"{str(path)!r} holds a null character, which no path may; give another name")
     try:
         str(path.absolute()).encode()
+    except OSError:
+        raise refusal(f"{path} is relative to a folder that was deleted; give an absolute path") from None
     except UnicodeEncodeError:  # TVM's C++ side takes names as UTF-8
         raise refusal(f"{str(path.absolute())!r} is not valid UTF-8; give another name, or another folder") from None
     return path

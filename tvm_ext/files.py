@@ -3,12 +3,67 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from tvm_ext.cleanup import temporary_file
 from tvm_ext.errors import OutputError, TvmExtError
+
+ARTIFACT = "model.so", "metadata.json"
+"""The files of an artifact."""
+
+
+def check_output(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse to write a file over what a command reads, or among the files of an artifact, before the work is done.
+
+    Parameters
+    ----------
+    path : path
+        The file that is to be written.
+    reads : iterable of path
+        Files and folders that the command reads; what does not exist is passed over.
+
+    Raises
+    ------
+    OutputError
+        If ``path``, links followed, is or lies in one of ``reads``, is in the folder of an artifact, is a folder, or is
+        a pipe that nobody reads.
+    """
+    try:
+        place = Path(os.path.realpath(path))
+    except OSError as error:  # the current folder was deleted
+        raise OutputError(f"cannot write {path}: {error.strerror}; give an absolute path") from None
+    if place.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    for read in reads:
+        if _is_same(place, read) or Path(os.path.realpath(read)) in (place, *place.parents):
+            raise OutputError(f"cannot write {path}: {read} is read by this command; choose another path")
+    if all(place.with_name(name).exists() for name in ARTIFACT):
+        raise OutputError(f"cannot write {path}: {place.parent} is an artifact; choose another folder")
+    if place.is_fifo():
+        os.close(_open_pipe(place))
+
+
+def _is_same(place: Path, other: str | os.PathLike[str]) -> bool:
+    """Tell whether two paths are one regular file, by whatever names."""
+    try:
+        return place.is_file() and os.path.samefile(place, other)
+    except OSError:
+        return False
+
+
+def _open_pipe(path: Path) -> int:
+    """Open what is no regular file to be written, without waiting for somebody who reads it."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        reason = "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+        raise OutputError(f"cannot write {path}: {reason}; choose another path") from None
+    os.set_blocking(handle, True)
+    return handle
 
 
 def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool = False) -> None:
@@ -17,7 +72,7 @@ def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool 
     Parameters
     ----------
     path : str or Path
-        The file; a pipe or a device is written to and not replaced.
+        The file; a device, or a pipe that somebody reads, is written to and not replaced.
     data : str or bytes
         Text is written as UTF-8.
     make_folders : bool
@@ -32,7 +87,8 @@ def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool 
     payload = data.encode() if isinstance(data, str) else data
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(payload)
+            with os.fdopen(_open_pipe(path), "wb") as stream:
+                stream.write(payload)
             return
         folder = path.absolute().parent
         if make_folders:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence
             raise InputError(f"inputs are a dict of arrays by name or a list of arrays, found {type(given).__name__}")
         if len(given) != len(specs):
             raise InputError(f"{len(given)} inputs given where {len(specs)} are needed{expected}")
-        return list(given)
+        return _unmasked(specs, given)
     for name in given:
         if name not in names:
             folded = {known.casefold(): known for known in names}
@@ -81,7 +82,18 @@ def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence
     missing = [name for name in names if name not in given]
     if missing:
         raise InputError(f"no value for input {', '.join(map(repr, missing))}{expected}")
-    return [given[name] for name in names]
+    return _unmasked(specs, [given[name] for name in names])
+
+
+def _unmasked(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Any]:
+    """Refuse arrays with masked elements, whose values would be taken as if they were none."""
+    for spec, value in zip(specs, values, strict=True):
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise InputError(
+                f"input {describe(spec)}: {np.ma.count_masked(value)} elements of the array are masked, which models "
+                "know nothing of; give their values with array.filled(VALUE)"
+            )
+    return list(values)
 
 
 def check_array(spec: TensorSpec, array: np.ndarray, bound: dict[str, int]) -> np.ndarray:
@@ -192,11 +204,18 @@ def random_inputs(
             (dimensions or {}).get(dim, least) if isinstance(dim, str) else dim
             for dim, least in zip(spec.shape, smallest, strict=True)
         ]
-        if spec.dtype.startswith(("int", "uint", "bool")):
-            highest = 1 if spec.limits is None else min(1, spec.limits[1])
-            arrays[spec.name] = generator.integers(0, highest + 1, shape).astype(numpy_dtype(spec.dtype))
-        else:
-            arrays[spec.name] = generator.standard_normal(shape).astype(numpy_dtype(spec.dtype))
+        try:
+            if spec.dtype.startswith(("int", "uint", "bool")):
+                highest = 1 if spec.limits is None else min(1, spec.limits[1])
+                arrays[spec.name] = generator.integers(0, highest + 1, shape).astype(numpy_dtype(spec.dtype))
+            else:
+                arrays[spec.name] = generator.standard_normal(shape).astype(numpy_dtype(spec.dtype))
+        except (MemoryError, ValueError):  # a ValueError where the count of bytes is no 64-bit number
+            size = math.prod(shape) * numpy_dtype(spec.dtype).itemsize
+            raise InputError(
+                f"input {describe(spec)}: {size} bytes of random values do not fit into memory; give smaller extents, "
+                "or compile the model again if its metadata was edited"
+            ) from None
     return arrays
 
 
@@ -236,6 +255,17 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
     return check_inputs(specs, read_arrays(specs, arguments))
 
 
+def input_files(arguments: Iterable[str]) -> list[str]:
+    """List the files that :func:`read_inputs` reads for arguments of a command line."""
+    return [_named(argument)[1] for argument in arguments]
+
+
+def _named(argument: str) -> tuple[str | None, str]:
+    """Take ``NAME=FILE`` apart; no name where all of it is the name of a file."""
+    name, separator, path = argument.rpartition("=")
+    return (name, path) if separator and not os.path.exists(argument) else (None, argument)
+
+
 def read_arrays(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[str, np.ndarray]:
     """Do as :func:`read_inputs`, but leave it to the caller to check names and shapes.
 
@@ -246,16 +276,19 @@ def read_arrays(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
     """
     arrays: dict[str, np.ndarray] = {}
     for argument in arguments:
-        name, separator, path = argument.rpartition("=")
-        if separator and not os.path.exists(argument):
-            arrays[name] = _load_array(Path(path))
-        elif argument.endswith(".npz"):
-            arrays.update(_load_archive(Path(argument)))
+        name, path = _named(argument)
+        if name is not None:
+            found = {name: _load_array(Path(path))}
+        elif path.endswith(".npz"):
+            found = _load_archive(Path(path))
         elif len(specs) == 1:
-            arrays[specs[0].name] = _load_array(Path(argument))
+            found = {specs[0].name: _load_array(Path(path))}
         else:
             names = ", ".join(spec.name for spec in specs)
             raise InputError(f"{argument}: say which input it is, NAME={argument}, with NAME one of {names}")
+        for twice in arrays.keys() & found.keys():
+            raise InputError(f"{argument}: input {twice!r} is given twice; leave one of them out")
+        arrays.update(found)
     return arrays
 
 
@@ -280,7 +313,12 @@ def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
         if isinstance(loaded, np.ndarray):
             return loaded
         with loaded as archive:
+            for name in archive.files:
+                if archive.files.count(name) > 1:
+                    raise InputError(f"{path} holds two arrays of the name {name!r}; write it anew with one of them")
             return {name: archive[name] for name in archive.files}
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or 'it cannot be read as NumPy data (.npy or .npz)'}") from None
     except Exception as error:  # damaged data makes NumPy and zipfile raise nearly anything

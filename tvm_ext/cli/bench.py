@@ -84,6 +84,7 @@ def command(
     from tvm_ext.bench.record import check_writable, result_document, write_result
     from tvm_ext.bench.table import print_result
     from tvm_ext.errors import CompileError, OptionError
+    from tvm_ext.files import check_output
 
     shapes: dict[str, list[int]] = {}
     for name, shape in input_shapes.items():
@@ -93,8 +94,10 @@ def command(
     if chart is not None:
         check_chart(chart)
         check_writable(chart)
+        check_output(chart, [model])
     if json_path not in (None, "-"):
         check_writable(json_path)
+        check_output(json_path, [model])
     names = None if engines is None else [name.strip() for name in engines.split(",") if name.strip()]
     with _late_progress() as progress:
         result = compare(

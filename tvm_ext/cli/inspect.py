@@ -21,7 +21,7 @@ from tvm_ext.cli.common import (
     target_option,
 )
 from tvm_ext.errors import OutputError
-from tvm_ext.files import write_atomically
+from tvm_ext.files import check_output, write_atomically
 
 
 @click.command()
@@ -46,6 +46,7 @@ def command(model: Path, target: str, input_shapes: Shapes, output: Path | None,
     if output is None and not as_json:
         output = Path(f"{model.stem}.html")
     if output is not None:
+        check_output(output, [model])
         _check_destination(output)
     with step_display(quiet=as_json) as report:
         found = inspect_model(model, target, input_shapes=input_shapes or None, progress=report, **options)
@@ -65,8 +66,6 @@ def command(model: Path, target: str, input_shapes: Shapes, output: Path | None,
 def _check_destination(path: Path) -> None:
     """Refuse a page that cannot be written before the work is done for it."""
     folder = path.absolute().parent
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
     if not folder.is_dir():
         raise OutputError(f"cannot write {path}: there is no folder {folder}; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):

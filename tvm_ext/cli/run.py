@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from tvm_ext.cli.common import json_flag, print_json
-from tvm_ext.files import write_atomically
+from tvm_ext.files import check_output, write_atomically
 
 
 @click.command()
@@ -48,9 +48,11 @@ def command(
 ) -> None:
     """Run ARTIFACT, a folder that `tvm-ext compile` wrote."""
     from tvm_ext.artifact import load
-    from tvm_ext.inputs import random_inputs, read_inputs
+    from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
+    if output is not None:
+        check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
     compiled = load(artifact)
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
     start = time.perf_counter()

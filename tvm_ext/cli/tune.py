@@ -99,6 +99,7 @@ def command(
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
+    from tvm_ext.files import check_output
     from tvm_ext.frontend import import_model
     from tvm_ext.pipeline import PipelineOptions
     from tvm_ext.report.tuning_chart import write_tuning_chart
@@ -118,6 +119,7 @@ def command(
     if chart is not None:
         check_chart(chart)
         check_writable(chart)
+        check_output(chart, [model])
     imported = import_model(model, input_shapes=input_shapes or None)
     with _display(trials, quiet=as_json) as progress, _measurer(threads, tracker, key) as measurer:
         result = tune(

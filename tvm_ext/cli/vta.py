@@ -108,6 +108,7 @@ def replay(files: tuple[Path, ...], config_name: str | None, max_steps: int, as_
 @json_flag
 def cycles(file: Path, config_name: str | None, costs_name: str, picture: Path | None, as_json: bool) -> None:
     """Count the cycles of a stream, a .npz recording or 16 bytes an instruction, and show the three modules."""
+    from tvm_ext.files import check_output
     from tvm_ext.vta.checks import check_fields
     from tvm_ext.vta.costs import costs_named
     from tvm_ext.vta.cycles import time_program
@@ -115,6 +116,8 @@ def cycles(file: Path, config_name: str | None, costs_name: str, picture: Path |
     from tvm_ext.vta.listing import load_stream, naming
     from tvm_ext.vta.timeline import draw_timeline, text_timeline
 
+    if picture is not None:
+        check_output(picture, [file])
     costs = costs_named(costs_name)
     stream = load_stream(file, config_name)
     with naming(file):

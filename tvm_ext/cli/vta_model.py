@@ -84,10 +84,13 @@ def run(
     from tvm import relax
 
     from tvm_ext.cli.run import save_arrays
+    from tvm_ext.files import check_output
     from tvm_ext.frontend import import_model
-    from tvm_ext.inputs import random_inputs, read_inputs
+    from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.target import native_target
 
+    if output is not None:
+        check_output(output, [model, *input_files((*inputs, *calibration))])
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
