@@ -90,8 +90,8 @@ def _unmasked(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Any]:
     for spec, value in zip(specs, values, strict=True):
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise InputError(
-                f"input {describe(spec)}: {np.count_nonzero(value.mask)} elements of the array are masked, which models "
-                "know nothing of; give their values with array.filled(VALUE)"
+                f"input {describe(spec)}: {np.count_nonzero(value.mask)} elements of the array are masked, which "
+                "models know nothing of; give their values with array.filled(VALUE)"
             )
     return list(values)
 
