@@ -238,3 +238,13 @@ def test_random_values_that_fit_nowhere(extents: tuple[int, ...]) -> None:
     size = 4 * math.prod(extents)
     with pytest.raises(InputError, match=rf"input x: float32\[.*{size} bytes of random values do not fit into memory"):
         random_inputs([TensorSpec("x", extents, "float32")])
+
+
+def test_archives_are_not_unpacked_for_another_shape(tmp_path: Path) -> None:
+    """The header alone is read: the array behind it is not there."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (400000, 3)})
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+    with pytest.raises(InputError, match=r"input x: float32\[2,3\]: dimension 0 must be 2, found .*400000"):
+        read_inputs([TensorSpec("x", (2, 3), "float32")], [str(tmp_path / "x.npz")])

@@ -6,6 +6,7 @@ import difflib
 import math
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,9 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
     InputError
         If a file is missing or is not what its ending says, or an array does not fit (see :func:`check_inputs`).
     """
+    for argument in arguments:
+        if argument.endswith(".npz") and os.path.isfile(argument):
+            _check_headers(specs, Path(argument))
     return check_inputs(specs, read_arrays(specs, arguments))
 
 
@@ -290,6 +294,35 @@ def read_arrays(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
             raise InputError(f"{argument}: input {twice!r} is given twice; leave one of them out")
         arrays.update(found)
     return arrays
+
+
+def _check_headers(specs: Sequence[TensorSpec], path: Path) -> None:
+    """Compare shapes in an archive with the inputs before anything is unpacked: a small file may unpack to gigabytes.
+
+    What cannot be read is left to what unpacks it.
+
+    Raises
+    ------
+    InputError
+        If an array has another shape than the input of its name.
+    """
+    bound: dict[str, int] = {}
+    by_name = {spec.name: spec for spec in specs}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                spec = by_name.get(member.removesuffix(".npy"))
+                if spec is None:
+                    continue
+                with archive.open(member) as stream:
+                    form = np.lib.format
+                    one = form.read_magic(stream) == (1, 0)
+                    shape = (form.read_array_header_1_0 if one else form.read_array_header_2_0)(stream)[0]
+                check_type(spec, spec.dtype, shape, bound)
+    except InputError:
+        raise
+    except Exception:  # damaged data makes NumPy and zipfile raise nearly anything
+        return
 
 
 def _load_array(path: Path) -> np.ndarray:
