@@ -110,6 +110,34 @@ def test_a_forked_child_runs_what_its_parent_ran() -> None:
     assert output_of(source, TVM_NUM_THREADS="2").split() == ["0"]
 
 
+def test_a_forked_child_does_not_wait_for_threads_it_has_not() -> None:
+    """A thread that makes a virtual machine, or runs a model on VTA, while the process forks."""
+    source = """
+    import os, signal, threading
+    import numpy as np
+    import tvm_ext
+    from tests.modules import convolutions
+    from tvm_ext.inputs import random_inputs
+    model = tvm_ext.compile(convolutions(2))
+    held = threading.Event()
+    def hold():
+        with model._lock, model._turn:
+            held.set()
+            threading.Event().wait()
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        model.run(random_inputs(model.inputs))
+        with model._turn:
+            os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os._exit(0)
+    """
+    assert output_of(source, TVM_NUM_THREADS="2").split() == ["0"]
+
+
 class TestOutputs:
     def test_they_share_memory_with_nothing(self) -> None:
         model = tvm_ext.compile(Passes)

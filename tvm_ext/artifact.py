@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,6 +31,9 @@ from tvm_ext.shared_object import write_library
 from tvm_ext.threads import use_all_cores, with_pool
 
 LIBRARY, METADATA = ARTIFACT
+
+
+_models: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
 
 
 class CompiledModel:
@@ -56,6 +60,10 @@ class CompiledModel:
         self._origin = origin  # the library file, where the model was loaded from one
         self._idle: list[relax.VirtualMachine] = []
         self._own: relax.VirtualMachine | None = None
+        self._renew_locks()
+        _models.add(self)
+
+    def _renew_locks(self) -> None:
         self._lock = threading.Lock()  # held while a virtual machine is made
         self._turn = threading.Lock()  # held while the model runs on a device that runs it once at a time
 
@@ -274,6 +282,15 @@ def _check_existing(folder: Path, force: bool) -> None:
         raise OutputError(
             f"{folder} holds more than an artifact ({strangers[0]}); it is not replaced, give another folder"
         )
+
+
+def _renew() -> None:
+    """Make new locks in a forked child: the threads that held the old ones are not there to release them."""
+    for model in list(_models):
+        model._renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def load(folder: str | os.PathLike[str]) -> CompiledModel:
