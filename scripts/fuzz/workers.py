@@ -154,6 +154,7 @@ def _serve(pipe: Connection, threads: int) -> None:
             trial = pipe.recv()
         except EOFError:
             return
+        signal.setitimer(signal.ITIMER_PROF, 4 * LIMIT)  # ends the process if nobody is left who would end a hang
         if isinstance(trial, Drawn):
             outcome = try_drawn(trial, stage)
         else:
