@@ -48,6 +48,7 @@ from tvm_ext.passes.pack_matmul import pack_matmul
 from tvm_ext.passes.quantized import integer_arithmetic
 from tvm_ext.passes.quantized_layout import LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels
+from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.tuned_schedules import tuned_schedules
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
@@ -183,23 +184,21 @@ class Phase:
 
 def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     # Before constants are folded: that would turn quantised weights into floats.
-    integer = [integer_arithmetic(), relax.transform.DeadCodeElimination()] if target.kind.name == "llvm" else []
-    decomposed = [decompose_attention()] if target.kind.name == "llvm" else []
+    decomposed = [decompose_attention(), integer_arithmetic(), relax.transform.DeadCodeElimination()]
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
         *([open_batch()] if target.kind.name == "llvm" else []),
         empty_tensors(),
         zero_literals(),
-        *decomposed,
-        *integer,
+        *(decomposed if target.kind.name == "llvm" else []),
         fold_batch_norm(),
         relax.transform.DeadCodeElimination(),
         fold_constants(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
         *([] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]),
-        *([single_precision(), order_of_nan()] if target.kind.name == "llvm" else []),
+        *([single_precision(), order_of_nan(), running_sums()] if target.kind.name == "llvm" else []),
         *([flush_constants()] if options.flush_denormals else []),
         # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
         zero_literals(),

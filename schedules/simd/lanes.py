@@ -113,14 +113,30 @@ class Lanes:
         return all(lanes_of_variable(variable) == 1 for variable in unknown) and self._inside(buffer, at_any_lane)
 
     def _loads_inside(self, expression: Any) -> bool:
-        """Whether what an expression loads lies in its tensors in every lane that takes part, chosen or not."""
+        """Whether what an expression loads lies in its tensors in every lane that takes part, chosen or not.
+
+        What stands in a branch of the expression itself is loaded under the branch's own condition.
+        """
         outside: list[Any] = []
 
-        def check(load: Any) -> None:
-            if len(load.indices) != 1 or not self._inside(load.source, self._at_lane(load.indices[0])):
-                outside.append(load)
+        def load(node: Any, visitor: Any) -> None:
+            if len(node.indices) != 1 or not self._inside(node.source, self._at_lane(node.indices[0])):
+                outside.append(node)
+            for index in node.indices:
+                visitor.visit(index)
 
-        tvm_ffi.structural_walk(expression, (tvm.ir.TensorLoad, check))
+        def call(node: Any, visitor: Any) -> None:
+            if operation(node) != "if_then_else" or holds_load(node.args[0]):
+                for argument in node.args:
+                    visitor.visit(argument)
+                return
+            condition, then, otherwise = node.args
+            visitor.visit(condition)
+            for branch, holds in ((then, condition), (otherwise, prim.Not(condition))):
+                with self._analyzer.constraint_scope(self._at_lane(holds)):
+                    visitor.visit(branch)
+
+        tvm_ffi.structural_visit(expression, [(tvm.ir.TensorLoad, load), (tvm.ir.Call, call)])
         return not outside
 
     def _inside(self, buffer: Any, index: Any) -> bool:

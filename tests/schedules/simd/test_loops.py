@@ -103,6 +103,29 @@ def test_conditions_become_masks(columns: int, before: int, after: int) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [3, 16, 17])
+def test_choices_of_what_is_joined_need_no_masks_of_their_own(columns: int, target: str) -> None:
+    """What is loaded where tensors are joined lies inside by the conditions of the join; chained choices add none."""
+    left, right = (te.placeholder((count,), "float32", name) for count, name in ((columns - 2, "left"), (2, "right")))
+
+    def element(i: tirx.Var) -> tirx.PrimExpr:
+        value = tirx.if_then_else(i < columns - 2, left[i], right[i - (columns - 2)])
+        for slope in (0.5, 0.25, 0.125):
+            value = tirx.Select(value < tirx.const(0, "float32"), value * tirx.const(slope, "float32") + 1, value)
+        return value
+
+    func = te.create_prim_func([left, right, te.compute((columns,), element, name="chosen")])
+    made = lowered(marked(func, "chosen", min(16, columns)), target)
+    assert len(made.script()) < 60_000
+    generator = np.random.default_rng(0)
+    inputs = [generator.standard_normal(count).astype("float32") for count in (columns - 2, 2)]
+    expected = np.concatenate(inputs)
+    for slope in (0.5, 0.25, 0.125):
+        expected = np.where(expected < 0, expected * np.float32(slope) + 1, expected)
+    np.testing.assert_allclose(run(made, inputs, (columns,), "float32", target), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("number", ["int64", "float32"])
 def test_truth_values_as_numbers_that_come_twice(number: str) -> None:
     """TVM names what comes twice, and asks for its bounds; those of converted truth values it cannot tell."""
