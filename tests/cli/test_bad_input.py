@@ -213,7 +213,7 @@ class TestFullDisk:
         assert names(disk) == []
         commands("run", artifact, "-o", "/dev/full").error(7, "cannot write /dev/full: No space left on device")
         commands("run", artifact, "-o", "/proc/y.npz").error(7, "cannot write /proc/y.npz: ")
-        commands("run", artifact, "-o", disk).error(7, f"cannot write {disk}: Is a directory")
+        commands("run", artifact, "-o", disk).error(7, f"cannot write {disk}: it is a folder; give a file name")
 
     def test_an_output_file_is_replaced_whole_or_not_at_all(
         self, commands: Commands, artifact: Path, tmp_path: Path

@@ -49,6 +49,10 @@ def test_an_index_beyond_the_table_is_refused(tmp_path: Path) -> None:
         ("(int64[4] i) => (float[4,3] z, float[4] w)", "z = Gather(table, i) w = Gather(row, i)", (-3, 2)),
         ("(int64[4] i) => (float[4,4] z)", "z = Gather<axis = 1>(table, i)", (-3, 2)),
         ("(int32[4] i, float[9,2] t) => (float[4,2] z)", "z = Gather(t, i)", (-9, 8)),
+        ("(int64[4,3] i) => (float[4,3] z)", "z = GatherElements<axis = 1>(table, i)", (-3, 2)),
+        ("(int64[2,3] i) => (float[4,3] z)", "z = ScatterElements<axis = 0>(table, i, some)", (-4, 3)),
+        ("(uint8[4] i) => (float[4,3] z)", "a = Cast<to = 7>(i) z = Gather(table, a)", (-4, 3)),
+        ("(int64[4] i) => (float[4,3] z)", "a = Cast<to = 2>(i) b = Cast<to = 7>(a) z = Gather(table, b)", None),
         # Values that are computed are the model's own affair.
         ("(int64[4] i) => (float[4,3] z)", "a = Add(i, i) z = Gather(table, a)", None),
         ("(int64[4] i) => (float[4,3] z)", "a = Max(i, i) z = Gather(table, a)", None),
@@ -64,7 +68,7 @@ def test_an_index_beyond_the_table_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_followed(signature: str, body: str, expected: tuple[int, int] | None) -> None:
     constants = {
-        "table": TABLE, "row": TABLE[0], "two": np.array([2, 2]), "shape": np.array([4, 3]),
+        "table": TABLE, "row": TABLE[0], "two": np.array([2, 2]), "shape": np.array([4, 3]), "some": TABLE[:2],
     }  # fmt: skip
     model = model_of(signature, body, *((name, array) for name, array in constants.items() if name in body))
     assert limits(model)[0] == expected
@@ -95,6 +99,22 @@ def test_an_embedding_of_torch_counts_from_the_start_only() -> None:
     with pytest.raises(InputError, match=r"-1 at \[3\]"):
         compiled.run([torch.tensor([0, 1, 6, -1]), ids])
     compiled.run([ids, torch.tensor([0, 1, 6, -7])])
+
+
+def test_writes_of_torch_beyond_the_end_are_refused() -> None:
+    """A cache of keys that is full."""
+    torch = pytest.importorskip("torch")
+
+    class Cache(torch.nn.Module):
+        def forward(self, cache: torch.Tensor, place: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            return cache.index_copy(0, place, new)
+
+    program = torch.export.export(Cache(), (torch.zeros(5, 2), torch.tensor([3]), torch.ones(1, 2)))
+    compiled = tvm_ext.compile(program, "native")
+    (found,) = compiled.run([np.zeros((5, 2), "float32"), np.array([4]), np.ones((1, 2), "float32")]).values()
+    np.testing.assert_array_equal(found.sum(1), [0, 0, 0, 0, 2])
+    with pytest.raises(InputError, match="found 5 at"):
+        compiled.run([np.zeros((5, 2), "float32"), np.array([5]), np.ones((1, 2), "float32")])
 
 
 def test_metadata_with_damaged_limits_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ branch or a loop does may never happen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,29 +21,35 @@ _UNCHANGED = frozenset(
     f"relax.{name}"
     for name in ("astype", "broadcast_to", "expand_dims", "flatten", "permute_dims", "reshape", "squeeze")
 )
-"""Operators whose result holds all values of their first operand and no others; casts between integers."""
+"""Operators whose result holds all values of their first operand and no others; casts to the larger integers."""
+
+_ALONG_AN_AXIS = frozenset(("relax.take", "relax.gather_elements", "relax.scatter_elements"))
 
 
-def with_index_limits(mod: tvm.IRModule, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Add to the inputs of a model what integers they may hold.
+Limits = tuple[int, int] | None
+"""Lowest and highest value; None where any will do."""
+
+
+def index_limits(mod: tvm.IRModule) -> tuple[Limits, ...]:
+    """Find what integers the inputs of a model may hold.
 
     Parameters
     ----------
     mod : tvm.IRModule
-        As an importer makes it: ``main`` takes exactly ``inputs``, and ``take`` is a look-up whose indices are in
-        range.
-    inputs : tuple of TensorSpec
+        As an importer makes it, before indices are clipped: every index of ``take`` and its like is in range.
 
     Returns
     -------
-    tuple of TensorSpec
-        ``limits`` set where they are known.
+    tuple of (int, int) or None
+        For each parameter of ``main``.
     """
-    main = mod["main"]
-    limits = _Finder(main).limits()
-    return tuple(
-        replace(spec, limits=limits.get(param, spec.limits)) for spec, param in zip(inputs, main.params, strict=True)
-    )
+    limits = _Finder(mod["main"]).limits()
+    return tuple(limits.get(param) for param in mod["main"].params)
+
+
+def with_limits(inputs: Sequence[TensorSpec], limits: Sequence[Limits]) -> tuple[TensorSpec, ...]:
+    """Add to the inputs of a model what integers they may hold."""
+    return tuple(replace(spec, limits=limit) for spec, limit in zip(inputs, limits, strict=True))
 
 
 class _Finder:
@@ -63,14 +70,14 @@ class _Finder:
         """Lowest and highest value of each parameter that is an index."""
         for var, value in self._values.items():
             name = _name(value)
-            if name in _UNCHANGED and value.args[0] in self._sources and _is_whole_number(var):
+            if name in _UNCHANGED and value.args[0] in self._sources and _holds_all(var, value.args[0]):
                 self._sources[var] = self._sources[value.args[0]]
             elif name == "relax.where":
                 wrapped = self._counted_from_the_end(value)
                 if wrapped is not None:
                     self._sources[var] = (wrapped, True)
-            elif name == "relax.take" and value.args[1] in self._sources:
-                self._look_up(value)
+            elif name in _ALONG_AN_AXIS and value.args[1] in self._sources:
+                self._look_up(value, name)
         return self._limits
 
     def _counted_from_the_end(self, choice: relax.Call) -> Any:
@@ -87,15 +94,16 @@ class _Finder:
             return None
         return source if less.args[0].same_as(plain) and plain in tuple(added.args) else None
 
-    def _look_up(self, take: relax.Call) -> None:
-        extents = take.args[0].ty.shape
-        if str(take.attrs.mode) == "wrap":
+    def _look_up(self, call: relax.Call, name: str) -> None:
+        extents = call.args[0].ty.shape
+        if name == "relax.take" and str(call.attrs.mode) == "wrap":
             return
-        axis = 0 if take.attrs.axis is None else int(take.attrs.axis)
+        axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
         if not isinstance(extents, relax.ShapeExpr) or not isinstance(extents.values[axis], tvm.tirx.IntImm):
             return
         extent = int(extents.values[axis])
-        source, wrapped = self._sources[take.args[1]]
+        source, wrapped = self._sources[call.args[1]]
+        wrapped = wrapped or name == "relax.scatter_elements"  # it counts from the end itself
         if extent > 0:  # nothing can be looked up in an empty tensor, and with no index nothing is
             low, high = self._limits.get(source, (-extent, extent - 1))
             self._limits[source] = (max(low, -extent if wrapped else 0), min(high, extent - 1))
@@ -103,6 +111,12 @@ class _Finder:
 
 def _name(value: Any) -> str | None:
     return str(value.op.name) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
+
+
+def _holds_all(after: Any, before: Any) -> bool:
+    """Whether a value keeps the integers of another; nobody counts on an index that wraps around 32 bits."""
+    same = str(after.ty.dtype) == str(before.ty.dtype)
+    return _is_whole_number(after) and (same or str(after.ty.dtype) in ("int32", "int64"))
 
 
 def _is_whole_number(var: Any) -> bool:

@@ -10,7 +10,7 @@ import onnx
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.imported import ImportedModel, TensorSpec
-from tvm_ext.frontend.index_limits import with_index_limits
+from tvm_ext.frontend.index_limits import with_limits
 from tvm_ext.frontend.onnx_converter_types import converter_types
 from tvm_ext.frontend.onnx_importer import OnnxImporter
 from tvm_ext.frontend.onnx_model import OnnxModel, load_onnx
@@ -84,7 +84,7 @@ def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[Any]] | None,
     declared = prepared.skeleton.graph.output
     found = output_specs(mod, [value.name for value in declared], loaded.source)
     outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
-    inputs = with_index_limits(mod, prepared.inputs)
+    inputs = with_limits(prepared.inputs, importer.index_limits)
     return ImportedModel(mod, inputs, outputs, loaded.source, prepared.notes, importer.origins)
 
 

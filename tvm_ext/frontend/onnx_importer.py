@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.frontend.index_limits import index_limits
 from tvm_ext.frontend.onnx_control_import import ControlFlowConverter, SubgraphFailedError
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_indices import check_indices
@@ -98,6 +99,7 @@ class OnnxImporter(ControlFlowConverter):
             mod = self.from_onnx(model.graph, default_opset(model))
         if self._failures:
             raise unsupported_error(self._source, self._failures, self._prepared.unfolded)
+        self.index_limits = index_limits(mod)
         mod = clip_indices(mod)
         if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)

@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax_check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax_indexing import clip_indices
 from tvm_ext.frontend.torch_export import TORCH_FOLDER, first_line, quiet
@@ -38,6 +39,7 @@ class Converted:
     output_names: tuple[str, ...]
     notes: tuple[str, ...]
     origins: Mapping[str, str]
+    index_limits: tuple[Limits, ...]
 
 
 def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
@@ -79,7 +81,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
     if faults:
         raise _unsupported(source, faults)
     inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
-    return Converted(mod, inputs, output_names(program), notes, importer.origins)
+    return Converted(mod, inputs, output_names(program), notes, importer.origins, importer.index_limits)
 
 
 def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
@@ -160,6 +162,7 @@ class _Importer(ExportedProgramImporter):
                 raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
         if self.faults or mod is None:
             raise _unsupported(self.source, self.faults)
+        self.index_limits = index_limits(mod)
         return broadcast_fills(clip_indices(mod))
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_ext.errors import InputError, MissingPackageError, ModelError
 from tvm_ext.frontend.imported import ImportedModel, TensorSpec
-from tvm_ext.frontend.index_limits import with_index_limits
+from tvm_ext.frontend.index_limits import with_limits
 from tvm_ext.frontend.relax_module import import_module
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def import_torch(
         raise ModelError(f"a {kind} is not a PyTorch model; give a torch.nn.Module, an ExportedProgram or a .pt2 path")
     converted = convert(program, source)
     described = import_module(converted.mod)
-    inputs = with_index_limits(converted.mod, _renamed(described.inputs, converted.input_names, source))
+    inputs = with_limits(_renamed(described.inputs, converted.input_names, source), converted.index_limits)
     require_bound(inputs, source)
     conditions, unchecked = guards(program, inputs)
     return ImportedModel(
