@@ -30,10 +30,14 @@ class OperatorProof:
         self._batch = batch
 
     def prove(self, value: Any) -> bool | None:
-        """Say whether an image-wise value reduces; None for any other value, also one without images."""
+        """Say whether an image-wise value reduces; None for any other value, also one without images.
+
+        One with a second open extent is such another one: the images of a loop have to be of a known size.
+        """
         try:
-            images = [images_of(shape, self._batch) for shape in self._shapes(value)]
-            if not any(images):
+            shapes = self._shapes(value)
+            images = [images_of(shape, self._batch) for shape in shapes]
+            if not any(images) or self._has_other_extents(value, shapes):
                 return None
             if isinstance(value, relax.Var):
                 return False
@@ -48,6 +52,14 @@ class OperatorProof:
             if not isinstance(argument, relax.ShapeExpr | tvm.ir.GlobalVar):
                 found += tensor_shapes(argument.ty)
         return found
+
+    def _has_other_extents(self, value: Any, shapes: Sequence[Any]) -> bool:
+        """Whether a value, of tensors of these shapes, depends on an open extent other than the batch."""
+        read = [variable for variable in relax.analysis.free_vars(value) if isinstance(variable.ty, tvm.ir.PrimType)]
+        for shape in shapes:
+            for extent in shape:
+                tvm_ffi.structural_walk(extent, (tvm.ir.Var, read.append))
+        return any(not variable.same_as(self._batch) for variable in read)
 
     def _call_proof(self, call: relax.Call) -> bool:
         if not isinstance(call.op, tvm.ir.Op):
