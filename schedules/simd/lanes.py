@@ -115,26 +115,20 @@ class Lanes:
     def _loads_inside(self, expression: Any) -> bool:
         """Whether what an expression loads lies in its tensors in every lane that takes part, chosen or not.
 
-        What stands in a branch of the expression itself is loaded under the branch's own condition.
+        What stands in a branch is loaded under the branch's own condition, by TVM's rules, too.
         """
         outside: list[Any] = []
 
         def load(node: Any, visitor: Any) -> None:
             if len(node.indices) != 1 or not self._inside(node.source, self._at_lane(node.indices[0])):
                 outside.append(node)
-            for index in node.indices:
-                visitor.visit(index)
+            visitor.default_visit(node)
 
         def call(node: Any, visitor: Any) -> None:
-            if operation(node) != "if_then_else" or holds_load(node.args[0]):
-                for argument in node.args:
-                    visitor.visit(argument)
-                return
-            condition, then, otherwise = node.args
-            visitor.visit(condition)
-            for branch, holds in ((then, condition), (otherwise, prim.Not(condition))):
-                with self._analyzer.constraint_scope(self._at_lane(holds)):
-                    visitor.visit(branch)
+            if operation(node) == "if_then_else":
+                visitor.visit(node.args[0])
+            else:
+                visitor.default_visit(node)
 
         tvm_ffi.structural_visit(expression, [(tvm.ir.TensorLoad, load), (tvm.ir.Call, call)])
         return not outside
