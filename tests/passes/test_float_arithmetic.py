@@ -197,3 +197,18 @@ def test_functions_of_the_c_library_in_every_precision(name: str, dtype: str) ->
     expected = reference(x.astype(dtype).astype("float64"))
     assert found.dtype == dtype
     np.testing.assert_allclose(found, expected, rtol={"float16": 2e-3, "float32": 2e-6, "float64": 1e-14}[dtype])
+
+
+@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh"])
+def test_functions_of_the_c_library_behind_a_product(name: str) -> None:
+    """In a kernel whose loops are vectors."""
+
+    def make(emit: Any, x: relax.Var, y: relax.Var) -> relax.Var:
+        return emit(getattr(op, name)(emit(op.matmul(x, y))))
+
+    generator = np.random.default_rng(0)
+    x, y = (generator.uniform(0.1, 0.5, shape).astype("float32") for shape in ((6, 5), (5, 64)))
+    (found,) = run(tvm_ext.compile(build(make, x.shape, y.shape)).executable, [x, y])
+    with np.errstate(invalid="ignore"):
+        expected = getattr(np, name.replace("a", "arc", 1) if name.startswith("a") else name)(x @ y)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

@@ -93,10 +93,9 @@ def _in_c_library(name: str) -> Any:
 
     def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         def function(value: Any) -> Any:
-            if name != "atanh":
-                return getattr(tirx, name)(value)
+            # Called by its name in C: TVM widens calls of its own functions where it cannot compile the wide ones.
             dtype = element_type(value)
-            return tirx.call_pure_extern(dtype, "atanhf" if dtype == "float32" else "atanh", value)
+            return tirx.call_pure_extern(dtype, f"{name}f" if dtype == "float32" else name, value)
 
         def element(value: Any) -> Any:
             if element_type(value) not in ("float16", "bfloat16"):
