@@ -36,7 +36,6 @@ _FAMILIES = (
     integer,
     quantized,
     blocked,
-    casts,
     attention,
     contrib_attention,
     fused,
