@@ -83,9 +83,9 @@ def values_to_keep(values: Sequence[Value]) -> list[Any]:
             chain = _ancestors(value, kept, known)
             if not chain:
                 break
-            kept.add(
-                min(chain, key=lambda name: (_excess(value, _within(value, chain, kept | {name}, known)), str(name)))
-            )
+            left = excess_without(value, [known[name] for name in chain])
+            least = min(left)
+            kept.add(min((name for name, excess in zip(chain, left, strict=True) if excess == least), key=str))
             for name in [*chain, value.name]:
                 sizes[name] = _expanded(known[name], sizes, kept, known)
     return [value.name for value in values if value.name in kept]
@@ -105,11 +105,61 @@ def _expanded(
     return total
 
 
-def _within(value: Value, chain: Sequence[Any], kept: set[Any], known: Mapping[Any, Value]) -> Counter[Any]:
-    sizes: dict[Any, Counter[Any]] = {}
-    for name in chain:
-        sizes[name] = _expanded(known[name], sizes, kept, known)
-    return _expanded(value, sizes, kept, known)
+def excess_without(value: Value, chain: Sequence[Value]) -> list[int]:
+    """Count, for each value of ``chain``, the excess that is left of an element of ``value`` when that one is stored.
+
+    A load is a path from ``value`` down to a stored tensor, so that no expression has to be expanded anew for each
+    choice: storing a value puts one load in the place of all those below each of its occurrences, and hides the tensors
+    to which every path leads through it, those that it dominates.
+
+    Parameters
+    ----------
+    value : Value
+        The operator whose expression is counted.
+    chain : sequence of Value
+        All that is computed in place for it, operands first.
+    """
+    nodes = [*chain, value]
+    place = {node.name: number for number, node in enumerate(chain)}
+    totals: list[int] = []
+    stored: dict[Any, int] = {}
+    operands: list[list[tuple[int, int]]] = []
+    for node in nodes:
+        edges = []
+        for operand, count in node.loads.items():
+            at = place.get(operand)
+            # Stored tensors are numbered from -1 down.
+            edges.append((stored.setdefault(operand, -1 - len(stored)) if at is None else at, count))
+        operands.append(edges)
+        totals.append(sum(count * (totals[at] if at >= 0 else 1) for at, count in edges))
+    top = len(chain)
+    occurrences = [0] * top + [1]
+    dominator: dict[int, int] = {}
+    for user in range(top, -1, -1):  # users come before their operands
+        for at, count in operands[user]:
+            if at >= 0:
+                occurrences[at] += count * occurrences[user]
+            dominator[at] = _common_dominator(dominator.get(at, user), user, dominator)
+    hidden = [0] * (top + 1)
+    for tensor in stored.values():
+        hidden[dominator[tensor]] += 1
+    for number in range(top):
+        hidden[dominator[number]] += hidden[number]
+    own = sum(value.loads.values())
+    left = []
+    for number in range(top):
+        total = totals[top] - occurrences[number] * (totals[number] - 1)
+        left.append(min(total - (len(stored) - hidden[number] + 1), total - own))
+    return left
+
+
+def _common_dominator(one: int, other: int, dominator: Mapping[int, int]) -> int:
+    while one != other:
+        if one < other:
+            one = dominator[one]
+        else:
+            other = dominator[other]
+    return one
 
 
 def _excess(value: Value, size: Counter[Any]) -> int:
