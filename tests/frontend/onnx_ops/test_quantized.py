@@ -13,7 +13,7 @@ from tests.frontend.onnx_ops.harness import (
     run_module,
     run_onnxruntime,
 )
-from tests.frontend.onnx_ops.test_integer import assert_close_integers, integers
+from tests.frontend.onnx_ops.test_integer import assert_close_integers, integers, weights
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
 
 pytest.importorskip("onnxruntime")
@@ -97,7 +97,7 @@ def test_where():
 def test_gemm_to_integers(transposed, per_column):
     random = np.random.default_rng(4)
     values = quantised(random, "A", "uint8", 5, 33)
-    values["b"] = integers(random, "int8", *((9, 33) if transposed else (33, 9)))
+    values["b"] = weights(random, "int8", *((9, 33) if transposed else (33, 9)))
     values["b_scale"] = (random.random((9,) if per_column else ()) * 0.01 + 0.001).astype("float32")
     values["b_zero_point"] = np.zeros((9,) if per_column else (), "int8")
     values["C"] = random.integers(-900, 900, 9).astype("int32")
@@ -107,7 +107,7 @@ def test_gemm_to_integers(transposed, per_column):
 def test_gemm_to_floats():
     random = np.random.default_rng(5)
     values = quantised(random, "A", "uint8", 5, 33)
-    values |= {"b": integers(random, "int8", 33, 9), "b_scale": np.float32(0.01), "b_zero_point": np.int8(0)}
+    values |= {"b": weights(random, "int8", 33, 9), "b_scale": np.float32(0.01), "b_zero_point": np.int8(0)}
     values["C"] = random.integers(-900, 900, 9).astype("int32")
     constants = tuple(name for name in values if name != "A")
     model = node_model("QGemm", values, ["Y"], {}, constants, DOMAIN, output_types=[np.float32])
