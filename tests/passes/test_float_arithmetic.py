@@ -93,6 +93,41 @@ def test_differences_are_not_cancelled() -> None:
     np.testing.assert_array_equal(result.numpy(), expected)
 
 
+@pytest.mark.parametrize("columns", [5, 33])
+def test_a_difference_of_equal_products_is_nothing(columns: int) -> None:
+    """A fused multiply-add would leave what one of the products loses by being rounded."""
+
+    def make(emit: Any, x: relax.Var) -> relax.Var:
+        angle = emit(op.asinh(x))
+        product = emit(op.multiply(emit(op.log(angle)), angle))
+        return emit(op.subtract(product, product))
+
+    x = np.random.default_rng(0).uniform(1, 9, (7, columns)).astype("float32")
+    x[0, :5] = NAN, INF, -INF, 0, 3e38
+    (found,) = run(tvm_ext.compile(build(make, x.shape), fuse="mapping-type", rewrite="strict").executable, [x])
+    expected = np.zeros_like(x)
+    expected[0, :4] = NAN
+    np.testing.assert_array_equal(found, expected)
+    assert not np.signbit(found[1:]).any()
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "haswell"])
+def test_divisors_that_are_zero_in_a_part_of_the_loop(level: str) -> None:
+    """TVM makes that part a loop of its own, and refuses to divide by the literal."""
+
+    def make(emit: Any, x: relax.Var) -> relax.Var:
+        padded = emit(op.nn.pad(x, [1, 0, 3, 1, 4, 3]))
+        is_less = emit(op.astype(emit(op.less(padded, padded)), "float32"))
+        return emit(op.add(is_less, emit(op.divide(relax.const(1.0), padded))))
+
+    x = np.random.default_rng(0).standard_normal((3, 5, 16)).astype("float32")
+    target = tvm.target.Target({"kind": "llvm", "mcpu": level})
+    (found,) = run(tvm_ext.compile(build(make, x.shape), target, fuse="mapping-type").executable, [x])
+    with np.errstate(divide="ignore"):
+        expected = 1 / np.pad(x, [(1, 0), (3, 1), (4, 3)])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_other_kernels_stay_as_they_are() -> None:
     @I.ir_module
     class Plain:

@@ -72,6 +72,22 @@ def test_what_moves_or_compares_is_exact(build: Callable[..., relax.Expr]) -> No
     np.testing.assert_array_equal(flushed, exact)
 
 
+@pytest.mark.parametrize("slope", [-0.5, 0.5])
+@pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc"])
+def test_whole_numbers_next_to_a_denormal(name: str, slope: float) -> None:
+    """What compares takes a denormal for zero and hands it on: the kernel after it may not take it for a number."""
+
+    def build(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        bent = bb.emit(relax.op.multiply(x, relax.const(slope, "float32")))
+        chosen = bb.emit(relax.op.where(bb.emit(relax.op.less(x, relax.const(0.0, "float32"))), bent, x))
+        return getattr(relax.op, name)(bb.emit(relax.op.permute_dims(chosen)))
+
+    values = np.where(np.arange(85) % 3, np.where(np.arange(85) % 2, TINY, -TINY), np.float32(2.5))
+    flushed, _ = both(build, values.astype("float32").reshape(5, 17), disable=("fuse",))
+    expected = np.where(values == np.float32(2.5), getattr(np, name)(np.float32(2.5)), 0).reshape(5, 17)
+    np.testing.assert_array_equal(flushed, expected.T)
+
+
 def test_nan_and_infinity_stay() -> None:
     values = np.array([np.nan, np.inf, -np.inf, -0.0, TINY, -TINY], "float32")
     flushed, _ = both(lambda bb, x: relax.op.multiply(x, relax.const(2.0, "float32")), values)

@@ -2,6 +2,10 @@
 
 before: ``x - x``, ``(x + y) - y``        TVM's simplifier makes them ``0`` and ``x``, also where x is NaN or infinite
 after:  ``x + x * -1``, ``(x + y) + y * -1``        the same to the bit, and LLVM makes a subtraction of it again
+before: ``x * y - x * y``        compiled as a fused multiply-add, whose rest is a rounding of the product
+after:  ``abs(x * y) <= largest ? 0 : nan``
+before: ``x / (inside ? y : 0)``        divided by the literal where loops are split, which TVM refuses
+after:  ``x / (inside ? y : reinterpret(bits of 0))``
 before: ``bool(x)``        compiled, in vectors, as a conversion to an integer of which one bit is kept: False for 0.5
 after:  ``x != 0 or isnan(x)``        as TVM compiles ``!=`` so that it is false for NaN
 before: ``p == q`` of booleans        compiled, in vectors, as a comparison of floats, which LLVM refuses
@@ -21,6 +25,7 @@ A NaN that a relu swallows is an error that nobody sees; numpy, PyTorch and onnx
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import tvm
@@ -132,6 +137,7 @@ def protect_cancellations() -> tvm.transform.Pass:
         rules = [
             ((prim.Max, prim.Min), _same),
             (prim.Sub, _difference),
+            (prim.Div, _quotient),
             (prim.Not, _negation),
             (prim.Or, _alternatives),
             ((prim.EQ, prim.NE), _comparison),
@@ -160,10 +166,30 @@ def _difference(expression: Any, mutator: Any) -> Any:
     if not _is_float(expression):
         return expression
     whole, part = expression.a, expression.b
+    if not _is_cheap(whole) and tvm_ffi.structural_equal(whole, part):
+        is_finite = prim.LE(tirx.abs(whole), constant_like(float(tirx.max_value(element_type(whole)).value), whole))
+        return prim.Select(is_finite, constant_like(0.0, whole), constant_like(math.nan, whole))
     terms = (whole, whole.a, whole.b) if isinstance(whole, prim.Add) else (whole,)
     if not any(tvm_ffi.structural_equal(term, part) for term in terms):
         return expression
     return prim.Add(whole, prim.Mul(part, constant_like(-1.0, part)))
+
+
+def _quotient(expression: Any, mutator: Any) -> Any:
+    """Hide the zeros that a divisor may be chosen to be; one that it always is has been put in memory."""
+    expression = mutator.default_mutate(expression)
+    if not _is_float(expression) or isinstance(expression.b, prim.FloatImm | prim.Broadcast):
+        return expression
+
+    def literal(value: Any, _mutator: Any) -> Any:
+        dtype = element_type(value)
+        if value.value != 0:
+            return value
+        bits = f"int{dtype.removeprefix('float')}"
+        negative = tirx.reinterpret(dtype, tirx.min_value(bits))  # TVM cannot compile one of 0
+        return negative if math.copysign(1, value.value) < 0 else negative * tirx.const(-1.0, dtype)
+
+    return prim.Div(expression.a, tvm_ffi.structural_mutate(expression.b, [(prim.FloatImm, literal)]))
 
 
 def _same(expression: Any, mutator: Any) -> Any:

@@ -38,6 +38,12 @@ LAUNCH_POINT = "pragma_parallel_launch_point"
 
 _ARITHMETIC = (prim.Add, prim.Sub, prim.Mul, prim.Div)
 
+_ROUNDING = frozenset(["ceil", "floor", "nearbyint", "round", "trunc"])
+"""Calls that count as arithmetic, too: the next integer above a denormal is 1 where it is a number, 0 where it is zero.
+
+TVM has them in different namespaces, of which the names here say nothing.
+"""
+
 
 def flush_constants() -> tvm.transform.Pass:
     """Make the pass that puts zeros, of the same sign, in place of denormals among constants."""
@@ -97,7 +103,11 @@ def computes_in_floats(func: tirx.PrimFunc) -> bool:
         is_float = element_type(value).startswith(("float", "bfloat"))
         return tvm_ffi.VisitInterrupt(True) if is_float else None
 
-    return tvm_ffi.structural_walk(func.body, (_ARITHMETIC, arithmetic)) is not None
+    def rounding(value: Any) -> Any:
+        is_rounding = isinstance(value.op, tvm.ir.Op) and value.op.name.rpartition(".")[2] in _ROUNDING
+        return tvm_ffi.VisitInterrupt(True) if is_rounding else None
+
+    return tvm_ffi.structural_walk(func.body, [(_ARITHMETIC, arithmetic), (tvm.ir.Call, rounding)]) is not None
 
 
 def _mode(target: tvm.target.Target | None) -> Callable[[Any], tuple[list[Any], list[Any]]] | None:
