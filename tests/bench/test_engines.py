@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from tests.zoo import get
 from tvm_ext.bench import Contender, compare
+from tvm_ext.bench.contender import choose_contenders
 from tvm_ext.bench.engines import ENGINES
 from tvm_ext.bench.protocol import Job
+from tvm_ext.bench.result import BenchResult, Row
 
 
 def job(model: Path, inputs: dict[str, np.ndarray], **fields: Any) -> Job:
@@ -34,17 +37,23 @@ def load(name: str) -> Any:
     return importlib.import_module(f"tvm_ext.bench.engines.{name}_engine")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["tiny_cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny_mlp", "tiny_transformer"))],
-)
-def test_all_engines_agree(name: str) -> None:
-    entry = get(name)
-    result = compare(entry.onnx_path(), inputs=entry.inputs(1), threads=1, noise=False)
-    for row in result.rows:
+@pytest.fixture(scope="module")
+def measured() -> BenchResult:
+    """All engines on one model, and this package with an option and with a wrong one: every worker is started once."""
+    entry = get("tiny_cnn")
+    contenders = [
+        *choose_contenders(None, "onnx"),
+        Contender("tvm_ext", "single", options={"disable": "fuse"}),
+        Contender("tvm_ext", "wrong", options={"disable": "phase7"}),
+    ]
+    return compare(entry.onnx_path(), contenders, inputs=entry.inputs(1), threads=1, noise=False)
+
+
+def assert_agreement(rows: Sequence[Row], reference: str | None) -> None:
+    for row in rows:
         assert row.error is None, f"{row.label}: {row.error}"
         assert row.runs >= 10
-        if row.engine != result.reference:
+        if row.engine != reference:
             assert row.relative_error is not None
             assert row.relative_error < 1e-4
         if row.engine in ("tvm", "tvm_ext"):
@@ -53,21 +62,27 @@ def test_all_engines_agree(name: str) -> None:
             assert row.kernels <= row.kernel_calls
             assert row.planned_bytes is not None
             assert row.compile_seconds is not None
-    assert {"tvm", "tvm_ext"} <= {row.engine for row in result.rows}
+    assert {"tvm", "tvm_ext"} <= {row.engine for row in rows}
 
 
-def test_options_reach_tvm_ext_and_a_wrong_one_is_the_error_of_its_row() -> None:
-    entry = get("tiny_cnn")
-    contenders = [
-        Contender("tvm_ext", "fused"),
-        Contender("tvm_ext", "single", options={"disable": "fuse"}),
-        Contender("tvm_ext", "wrong", options={"disable": "phase7"}),
-    ]
-    result = compare(entry.onnx_path(), contenders, inputs=entry.inputs(1), noise=False)
-    assert result["fused"].error is None
-    assert result["single"].error is None
-    assert (result["single"].kernel_calls or 0) > (result["fused"].kernel_calls or 0)
-    assert "unknown phase 'phase7'" in (result["wrong"].error or "")
+@pytest.mark.xdist_group("engines")
+def test_all_engines_agree(measured: BenchResult) -> None:
+    assert_agreement([row for row in measured.rows if row.label != "wrong"], measured.reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny_mlp", "tiny_transformer"])
+def test_all_engines_agree_on_other_models(name: str) -> None:
+    entry = get(name)
+    result = compare(entry.onnx_path(), inputs=entry.inputs(1), threads=1, noise=False)
+    assert_agreement(result.rows, result.reference)
+
+
+@pytest.mark.xdist_group("engines")
+def test_options_reach_tvm_ext_and_a_wrong_one_is_the_error_of_its_row(measured: BenchResult) -> None:
+    assert measured["single"].error is None
+    assert (measured["single"].kernel_calls or 0) > (measured["tvm_ext"].kernel_calls or 0)
+    assert "unknown phase 'phase7'" in (measured["wrong"].error or "")
 
 
 def test_openvino_computes_in_float32_with_the_threads_asked_for() -> None:
