@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.passes.layout import OPAQUE
 
 INTEGERS = {"float16": ("float32", "int32"), "bfloat16": ("float32", "int32")} | {
     f"float{bits}": (f"float{bits}", f"int{bits}") for bits in (32, 64)
@@ -55,20 +58,21 @@ def _order(builder: relax.BlockBuilder, x: relax.Expr, nan_is_largest: bool = Tr
     wide, integer = INTEGERS[str(x.ty.dtype)]
     bits = int(integer.removeprefix("int"))
     largest = 2 ** (bits - 1) - 1
+    infinity = int(np.float64(np.inf).view("int64")) if bits == 64 else int(np.float32(np.inf).view("int32"))
     nan = tirx.const(largest if nan_is_largest else -largest - 1, integer)
 
     def element(value: Any) -> Any:
-        value = value.astype(wide)
-        place = tirx.reinterpret(integer, value)
-        # The magnitude of a negative number counts downwards.
-        turned = prim.Select(place < 0, tirx.bitwise_xor(place, tirx.const(largest, integer)), place)
-        is_zero = value == tirx.const(0, wide)  # both zeros are equal
-        return prim.Select(tirx.isnan(value), nan, prim.Select(is_zero, tirx.const(0, integer), turned))
+        place = tirx.reinterpret(integer, value.astype(wide))
+        magnitude = tirx.bitwise_and(place, tirx.const(largest, integer))
+        sign = place >> tirx.const(bits - 1, integer)  # -1 of a negative number
+        signed = tirx.bitwise_xor(magnitude, sign) - sign  # both zeros are 0
+        return prim.Select(magnitude > tirx.const(infinity, integer), nan, signed)
 
     def order(x: te.Tensor) -> te.Tensor:
         return te.compute(x.shape, lambda *at: element(x(*at)), name="order")
 
-    return builder.emit(builder.call_te(order, x, primfunc_name_hint="order"))
+    # Kept in memory: what searches and compares loads an element many times, and would compute it anew each time.
+    return builder.emit(builder.call_te(order, x, primfunc_name_hint="order", primfunc_attrs={"op_pattern": OPAQUE}))
 
 
 def _argsort(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
