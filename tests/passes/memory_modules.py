@@ -65,6 +65,14 @@ def lowered(mod: tvm.IRModule, **options: Any) -> tvm.IRModule:
     return lower(mod, resolve_target(None), PipelineOptions(**options))[0]
 
 
+def phases(mod: tvm.IRModule, **options: Any) -> dict[str, tvm.IRModule]:
+    """Run the pipeline, and give the module after each phase."""
+    found: dict[str, tvm.IRModule] = {}
+    target = resolve_target(options.pop("target", None))
+    lower(mod, target, PipelineOptions(**options), after_phase=lambda phase, m: found.update({phase.name: m}))
+    return found
+
+
 def results(mod: tvm.IRModule, values: list[Array], **options: Any) -> list[Array]:
     """Compile and run ``main``."""
     return results_of(lowered(mod, **options), values)

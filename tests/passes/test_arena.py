@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from tests.modules import MODULES, arguments, run
-from tests.passes.memory_modules import random_net, results_of
-from tvm_ext.compiler import generate_code, lower
+from tests.passes.memory_modules import phases, random_net, results_of
+from tvm_ext.compiler import generate_code
 from tvm_ext.passes.arena import NOTE_ATTRIBUTE
-from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.statistics import module_statistics
 from tvm_ext.target import resolve_target
-
-
-def phases(mod: tvm.IRModule, **options: Any) -> dict[str, tvm.IRModule]:
-    found: dict[str, tvm.IRModule] = {}
-    target = resolve_target(options.pop("target", None))
-    lower(mod, target, PipelineOptions(**options), after_phase=lambda phase, m: found.update({phase.name: m}))
-    return found
 
 
 def calls(mod: tvm.IRModule, op: str) -> list[relax.Call]:
@@ -38,7 +30,7 @@ def calls(mod: tvm.IRModule, op: str) -> list[relax.Call]:
 
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["arena", "optimal"]))
-def test_the_machine_allocates_what_is_planned(seed: int, memory: str) -> None:
+def test_the_machine_allocates_what_is_planned_and_tensors_are_aligned_and_inside(seed: int, memory: str) -> None:
     mod = random_net(seed)
     found = phases(mod, memory=memory)
     planned = module_statistics(found["memory"])
@@ -52,15 +44,9 @@ def test_the_machine_allocates_what_is_planned(seed: int, memory: str) -> None:
     machine.set_instrument(watch)
     machine["main"](*(tvm.runtime.tensor(value) for value in arguments(mod)))
     assert sum(allocated) == planned.planned_bytes + planned.output_bytes
-    assert len(calls(found["memory"], "relax.memory.alloc_storage")) <= 1
-
-
-@settings(max_examples=4, deadline=None)
-@given(st.integers(0, 10**6))
-def test_tensors_of_the_arena_are_aligned_and_inside(seed: int) -> None:
-    found = phases(random_net(seed), memory="optimal")["memory"]
-    storages = calls(found, "relax.memory.alloc_storage")
-    for call in calls(found, "relax.memory.alloc_tensor"):
+    storages = calls(found["memory"], "relax.memory.alloc_storage")
+    assert len(storages) <= 1
+    for call in calls(found["memory"], "relax.memory.alloc_tensor"):
         offset = int(call.args[1])
         size = 4 * int(np.prod([int(extent) for extent in call.args[2]]))
         assert offset % 64 == 0
@@ -140,6 +126,8 @@ def test_concatenations_are_written_in_place_where_their_parts_are_aligned(
     kept = [name for name in called if "concatenate" in name]
     # A result that is returned leaves the blocked layout in the same kernel.
     assert bool(kept) != (joins and not returned)
+    if returned and channels != 16:
+        return  # the same kernels as in the other cases, and nothing is in place
     values = arguments(mod)
     expected = results_of(phases(mod, winograd=False)["finalize"], values)
     for left, right in zip(results_of(found["finalize"], values), expected, strict=True):
