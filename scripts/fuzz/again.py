@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.fuzz import store
-from scripts.fuzz.seeds import Drawn
+from scripts.fuzz.seeds import Drawn, threads_of
 from scripts.fuzz.trial import Outcome
 from scripts.fuzz.workers import Pool
 
@@ -17,6 +17,15 @@ def outcome_of(path: Path, limit: float = 60.0) -> Outcome:
     pool = Pool(options.threads, limit)
     try:
         return pool.run(Drawn(model.SerializeToString(), feeds, options))
+    finally:
+        pool.close()
+
+
+def outcome_of_seed(seed: int, limit: float = 60.0) -> Outcome:
+    """Draw a seed's model anew and try it in a process of its own."""
+    pool = Pool(threads_of(seed), limit)
+    try:
+        return pool.run(seed)
     finally:
         pool.close()
 
