@@ -20,41 +20,30 @@ from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
-from tvm_ext.passes.quantized_values import static_shape
 from tvm_ext.vta.accuracy import AccuracyReport, compare, compare_layers
 from tvm_ext.vta.borders import with_regions
-from tvm_ext.vta.calibrate import ObservedModel, check_samples, observe
+from tvm_ext.vta.calibrate import ObservedModel
+from tvm_ext.vta.confidence import CONFIDENCE
 from tvm_ext.vta.config import VTAConfig, config_of_target
 from tvm_ext.vta.costs import CycleCosts, costs_named
 from tvm_ext.vta.cut import Device
-from tvm_ext.vta.equalize import equalize
+from tvm_ext.vta.fits import NOTHING, Calibrated
 from tvm_ext.vta.forms import from_form, in_forms, to_form
 from tvm_ext.vta.host import HostSpeed
 from tvm_ext.vta.layer_error import lossy_layers
 from tvm_ext.vta.layers import IntegerNetwork, Layer
-from tvm_ext.vta.output_error import (
-    ERROR_SAMPLES,
-    LAYER_SAMPLES,
-    MARGIN,
-    NARROW_MARGIN,
-    OutputError,
-    assign_within,
-    split,
-)
+from tvm_ext.vta.output_error import OutputEstimate, assign_within
 from tvm_ext.vta.partition import Partition, layer_times, plan_partition
 from tvm_ext.vta.quantize import quantize_network
 from tvm_ext.vta.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.vta.region import RegionProgram, build_region
 from tvm_ext.vta.relax_layers import ModelGraph, read_graph
-from tvm_ext.vta.rounding import SeenInputs
 from tvm_ext.vta.unfold import unfold_layers
 
 LARGEST_ERROR = 0.05
 """Share of its results' size that a layer alone may lose in integers."""
 LARGEST_OUTPUT_ERROR = 0.05
 """Share of the outputs' size that all layers together may lose."""
-
-NOTHING = IntegerNetwork((), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +65,9 @@ class VTAModel:
     notes : tuple of str
         One sentence for each thing that a user should know.
     output_error : float, optional
-        Error of the outputs as a share of their size, estimated on some calibration data; None without any.
+        Error of the outputs as a share of their size, estimated on calibration data; None without any.
+    output_error_bound : float, optional
+        What that error is below on other inputs like these, with a confidence of 95 %.
     """
 
     mod: tvm.IRModule
@@ -88,6 +79,7 @@ class VTAModel:
     config: VTAConfig
     notes: tuple[str, ...]
     output_error: float | None = None
+    output_error_bound: float | None = None
 
     def decisions(self) -> dict[str, Any]:
         """Return what was decided, as plain data."""
@@ -103,6 +95,7 @@ class VTAModel:
             "regions": [list(region) for region in self.partition.regions],
             "instructions": [len(region.program.words) for region in self.regions],
             "output_error": self.output_error,
+            "output_error_bound": self.output_error_bound,
         }
 
     @cached_property
@@ -203,9 +196,9 @@ def offload(
         Share of its results' size that a layer alone may lose in integers on a sample; one that loses more stays on
         the CPU.
     largest_output_error : float
-        Share of the outputs' size that may be lost, estimated on a third of the samples, which nothing else is chosen
-        on: layers whose error is not worth the time that they save stay on the CPU until that is so. Of a single
-        sample everything is chosen on that one, and only three fifths of that share may be lost on it.
+        Share of the outputs' size that may be lost: layers whose error is not worth the time that they save stay on the
+        CPU until the bound for inputs that were not seen is below 19 twentieths of it. It is estimated on samples that
+        scales and weights were not fitted to, and is the wider the fewer these are and the more they differ.
 
     Returns
     -------
@@ -224,82 +217,54 @@ def offload(
         plan_partition, graph.nodes, graph.outputs, config, costs, host, forced,
         times=layer_times(graph.nodes, config, costs, host),
     )  # fmt: skip
-    calibrated: _Calibrated | None = None
+    calibrated: Calibrated | None = None
     lossy: dict[str, str] = {}
     while True:
         partition = plan(refused=lossy)
         layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
         if not layers:
-            return VTAModel(mod, floats, graph, partition, NOTHING, (), config, _notes(graph, partition), 0.0)
+            return VTAModel(mod, floats, graph, partition, NOTHING, (), config, _notes(graph, partition), 0.0, 0.0)
         if calibration is not None and calibrated is None:
-            calibrated = _Calibrated.of(floats, graph, layers, calibration)
-        network = _network(layers, calibrated, known)
+            calibrated = Calibrated.of(floats, graph, layers, calibration)
         if calibrated is None:
+            network = quantize_network(layers, {}, known)
             break
         # With fewer layers on VTA no other one gains by being there, so that what was observed is enough.
-        first = in_forms(layers, calibrated.errors.right[0][1])
-        worse = lossy_layers(network, first, largest_error)
+        network = calibrated.parts[0].network(layers, known)
+        worse = lossy_layers(network, in_forms(layers, calibrated.first), largest_error)
         worse = {name: reason for name, reason in worse.items() if name not in (forced or {})}
         if not worse:
             break
         lossy |= worse
-    error = None
+    estimate = None
     if calibrated is not None:
 
-        def quantized(chosen: Partition) -> IntegerNetwork:
-            return _network([layer for layer in graph.layers if layer.name in chosen.on_vta], calibrated, known)
+        def layers_of(chosen: Partition) -> list[Layer]:
+            return [layer for layer in graph.layers if layer.name in chosen.on_vta]
 
-        partition, network, error = assign_within(
-            calibrated.errors, partial(plan, refused=lossy), quantized, partition, network, largest_output_error
+        partition, estimate = assign_within(
+            calibrated.errors,
+            partial(plan, refused=lossy),
+            lambda chosen: calibrated.networks(layers_of(chosen), known),
+            partition,
+            (network, *calibrated.networks(layers, known, 1)),
+            largest_output_error,
         )
-    notes = _notes(graph, partition, error, largest_output_error)
+        network = calibrated.whole.network(layers_of(partition), known)
+    found = (None, None) if estimate is None else (estimate.error, estimate.bound)
+    notes = _notes(graph, partition, estimate, largest_output_error)
     if not network.layers:
-        return VTAModel(mod, floats, graph, partition, network, (), config, notes, error)
+        return VTAModel(mod, floats, graph, partition, network, (), config, notes, *found)
     regions = tuple(_build_regions(graph, partition, network, config, costs))
     written = with_regions(floats, regions, network)
-    return VTAModel(written, floats, graph, partition, network, regions, config, notes, error)
-
-
-@dataclass(frozen=True, eq=False)
-class _Calibrated:
-    """What was seen on calibration data: values of tensors, and a way to tell what errors become."""
-
-    observed: Mapping[str, NDArray]
-    seen: SeenInputs
-    errors: OutputError
-
-    @classmethod
-    def of(
-        cls, floats: tvm.IRModule, graph: ModelGraph, layers: Sequence[Layer], data: Mapping[str, NDArray]
-    ) -> _Calibrated:
-        parameters = [(p.name, static_shape(p), str(p.ty.dtype)) for p in floats["main"].params]
-        samples = check_samples(parameters, data)
-        needed = {name for layer in layers for name in (*layer.inputs, layer.name)}
-        wanted = [name for name in graph.variables if name in needed]  # as they are computed
-        model = ObservedModel(floats, {name: graph.variables[name] for name in wanted}, disturbed=True)
-        fitted, held_out = split(samples)
-        observed = observe(model, fitted)
-        seen = SeenInputs([in_forms(layers, model.run(sample)[1]) for sample in fitted[:LAYER_SAMPLES]])
-        errors = OutputError(model, (held_out or fitted)[:ERROR_SAMPLES], MARGIN if held_out else NARROW_MARGIN)
-        return cls(observed, seen, errors)
-
-
-def _network(layers: Sequence[Layer], calibrated: _Calibrated | None, known: Mapping[str, int]) -> IntegerNetwork:
-    """Choose scales, and write layers in integers."""
-    if not layers:
-        return NOTHING
-    if calibrated is None:
-        return quantize_network(layers, {}, known)
-    equalized = equalize(layers, calibrated.observed, known)
-    scales = equalized.scales
-    network = quantize_network(
-        equalized.layers, equalized.observed, known, lambda layer: calibrated.seen.of(layer, scales[layer.data])
-    )
-    return replace(network, scales=scales)
+    return VTAModel(written, floats, graph, partition, network, regions, config, notes, *found)
 
 
 def _notes(
-    graph: ModelGraph, partition: Partition, error: float | None = None, limit: float = LARGEST_OUTPUT_ERROR
+    graph: ModelGraph,
+    partition: Partition,
+    estimate: OutputEstimate | None = None,
+    limit: float = LARGEST_OUTPUT_ERROR,
 ) -> tuple[str, ...]:
     """Say how many layers run on VTA, what they lose, and of every other layer why it does not run there."""
     count, regions = len(partition.on_vta), len(partition.regions)
@@ -310,9 +275,11 @@ def _notes(
     refused = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
     slower = [f"{row.layer} stays on the CPU: {row.reason}" for row in partition.decisions if row.device == "cpu"]
     lost = []
-    if count and error is not None:
-        more = f", more than {limit:.0%}, by layers that were put on VTA by name" if error > limit else ""
-        lost = [f"the outputs are off by {error:.2%} of their size on calibration data{more}"]
+    if count and estimate is not None:
+        more = f", more than {limit:.0%}, by layers that were put on VTA by name" if estimate.error > limit else ""
+        seen = f"{estimate.samples} calibration input{'s'[: estimate.samples > 1]}"
+        others = f"with {CONFIDENCE} % confidence by less than {estimate.bound:.2%} on others"
+        lost = [f"the outputs are off by {estimate.error:.2%} of their size on {seen}{more}, and {others}"]
     return (first, *lost, *refused, *slower)
 
 

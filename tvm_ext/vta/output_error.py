@@ -8,11 +8,15 @@ A layer is worth an error if it saves much time. With a price, in seconds, for t
 assignment with the least sum is a minimum cut as before, and the lowest price at which the error is small enough gives
 the fastest assignment that was found (Everett, "Generalized Lagrange Multiplier Method for Solving Problems of Optimum
 Allocation of Resources", Operations Research 1963).
+
+An assignment is judged on samples that its scales and weights were not fitted to: each sample is held out from one of
+several fits (cross-validation). What must be small enough is not their mean error but what other inputs' may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 
 from tvm_ext.errors import InputError
 from tvm_ext.vta.calibrate import ObservedModel, finite_tensors
+from tvm_ext.vta.confidence import upper_mean
 from tvm_ext.vta.cut import Penalties
 from tvm_ext.vta.forms import from_form, in_forms
 from tvm_ext.vta.layers import IntegerLayer, IntegerNetwork, Layer
@@ -29,16 +34,17 @@ from tvm_ext.vta.unfold import unfold_columns
 Outputs = Sequence[NDArray]
 Sample: TypeAlias = Mapping[str, NDArray]
 # Samples that errors are measured on, at most, and those of them that single layers are measured on.
-ERROR_SAMPLES, LAYER_SAMPLES = 8, 4
-# What is aimed at, as a share of the largest error: inputs differ, and few are looked at; they lose much more than a
-# sample that scales and weights were fitted to, where there is no other one.
-MARGIN, NARROW_MARGIN = 0.8, 0.6
-# One in so many samples, at least, is kept from what chooses scales and rounds weights.
+ERROR_SAMPLES, LAYER_SAMPLES = 16, 4
+# What is aimed at, as a share of the largest error: errors added in floats are not quite what integers make of them.
+MARGIN = 0.95
+# One in so many samples is held out from a fit of scales and weights.
 HELD_OUT = 3
 # An assignment whose error is so large a share of what is aimed at is not worth to be bettered.
 ENOUGH = 0.6
 # Assignments that are tried; errors add up to something else than their squares' sum.
 ROUNDS = 6
+# Seconds for the square of an error at which no layer pays that has one.
+PROHIBITIVE = 1e12
 # Prices that are tried lie between the whole time of the model for so many squares of the largest error.
 CHEAPEST, DEAREST, STEPS = 1e-4, 1e4, 16
 # Values from which on sums of products may leave single precision.
@@ -167,13 +173,40 @@ def share(found: Outputs, expected: Outputs) -> float:
     return error / signal if signal else float(error > 0)
 
 
-def split(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """Part samples into those that scales and weights are fitted to, and those that their error is measured on.
+def folds(count: int) -> list[range]:
+    """Part samples into those that are held out together; a single one is fitted to and judged on.
 
-    Of a single sample there is none to measure on.
+    Parameters
+    ----------
+    count : int
+        Samples, at least 1.
     """
-    first = len(samples) - (-(-len(samples) // HELD_OUT) if len(samples) > 1 else 0)
-    return samples[:first], samples[first:]
+    parts = min(count, HELD_OUT)
+    return [range(first, count, parts) for first in range(parts)]
+
+
+@dataclass(frozen=True)
+class OutputEstimate:
+    """What the outputs lose, as shares of their size.
+
+    Attributes
+    ----------
+    error : float
+        Root of the mean square on the samples that were looked at.
+    bound : float
+        What it is below on other inputs, in all likelihood (see :mod:`tvm_ext.vta.confidence`).
+    samples : int
+        Those that were looked at.
+    """
+
+    error: float
+    bound: float
+    samples: int
+
+    @classmethod
+    def of(cls, squares: NDArray) -> OutputEstimate:
+        """Estimate from the squares of the samples' errors."""
+        return cls(float(np.mean(squares)) ** 0.5, upper_mean(squares) ** 0.5, len(squares))
 
 
 class OutputError:
@@ -185,35 +218,46 @@ class OutputError:
         One to which errors can be added.
     samples : sequence of mapping
         Inputs by name.
-    margin : float
-        What is aimed at on them, as a share of the largest error that is allowed.
+    fits : sequence of int, optional
+        For each sample, which of several networks it was held out from; the first one if left out.
     """
 
-    def __init__(self, model: ObservedModel, samples: Sequence[Sample], margin: float = MARGIN) -> None:
-        self.model, self.samples, self.margin = model, samples, margin
-        self.right = [finite_tensors(model, sample) for sample in samples]
-        outputs = [output for found, _ in self.right for output in found]
+    def __init__(self, model: ObservedModel, samples: Sequence[Sample], fits: Sequence[int] | None = None) -> None:
+        self.model, self.samples = model, samples
+        self.fits = fits or [0] * len(samples)
+        self.right = [finite_tensors(model, sample)[0] for sample in samples]
+        outputs = [output for found in self.right for output in found]
         if any(output.size for output in outputs) and not any(np.isfinite(output).any() for output in outputs):
             raise InputError(
                 "the model in floats gives no finite value on the calibration data, so that errors cannot be weighed: "
                 "give data of the size that the model was made for, or mend what overflows"
             )
 
-    def together(self, network: IntegerNetwork) -> float:
-        """Return the square of the outputs' error with all layers of a network in integers, on average.
+    def together(self, networks: Sequence[IntegerNetwork]) -> NDArray[np.float64]:
+        """Return the squares of the outputs' errors with all layers of a network in integers, one of each sample.
 
         Errors of the other sign are as likely, so that each sample tells twice.
+
+        Parameters
+        ----------
+        networks : sequence of IntegerNetwork
+            The same layers, fitted to different samples.
         """
-        rows = []
-        for sample, (outputs, tensors) in zip(self.samples, self.right, strict=True):
-            errors = network_errors(network, tensors)
+        found = np.zeros(len(self.samples))
+        for at, (sample, outputs) in enumerate(zip(self.samples, self.right, strict=True)):
+            errors = network_errors(networks[self.fits[at]], self.model.run(sample)[1])
             for sign in (1, -1):
                 signed = {name: sign * error for name, error in errors.items()}
-                rows.append(share(self.model.run(sample, signed)[0], outputs))
-        return float(np.mean(rows))
+                found[at] += share(self.model.run(sample, signed)[0], outputs) / 2
+        return found
 
-    def each(self, network: IntegerNetwork) -> tuple[dict[str, float], dict[str, float]]:
+    def each(self, networks: Sequence[IntegerNetwork]) -> tuple[dict[str, float], dict[str, float]]:
         """Return what each tensor adds to the square of the outputs' error, on average.
+
+        Parameters
+        ----------
+        networks : sequence of IntegerNetwork
+            The same layers, fitted to different samples.
 
         Returns
         -------
@@ -224,8 +268,8 @@ class OutputError:
         """
         layers: dict[str, list[float]] = {}
         tensors: dict[str, list[float]] = {}
-        pairs = list(zip(self.samples, self.right, strict=True))
-        for sample, (outputs, values) in pairs[:LAYER_SAMPLES]:
+        for sample, outputs, fit in list(zip(self.samples, self.right, self.fits, strict=True))[:LAYER_SAMPLES]:
+            network, values = networks[fit], self.model.run(sample)[1]
             errors = network_errors(network, values)
             for name, error in errors.items():
                 added = share(self.model.run(sample, {name: error})[0], outputs)
@@ -279,12 +323,15 @@ def fastest_within(
 def assign_within(
     errors: OutputError,
     plan: Callable[..., Partition],
-    quantized: Callable[[Partition], IntegerNetwork],
+    quantized: Callable[[Partition], Sequence[IntegerNetwork]],
     partition: Partition,
-    network: IntegerNetwork,
+    networks: Sequence[IntegerNetwork],
     largest: float,
-) -> tuple[Partition, IntegerNetwork, float]:
+) -> tuple[Partition, OutputEstimate]:
     """Leave to the CPU the layers that save too little time for their errors, until the outputs' error is small enough.
+
+    Small enough is an error whose bound for other inputs is within the limit. An assignment of which that could not be
+    shown has no layers on VTA but those that were put there by name.
 
     Parameters
     ----------
@@ -292,10 +339,10 @@ def assign_within(
     plan : callable
         From ``penalties=`` to an assignment.
     quantized : callable
-        From an assignment to its layers in integers.
+        From an assignment to its layers in integers, once for each fit of ``errors``.
     partition : Partition
         The fastest one.
-    network : IntegerNetwork
+    networks : sequence of IntegerNetwork
         Its layers.
     largest : float
         Error of the outputs that is allowed, as a share of their size.
@@ -303,34 +350,46 @@ def assign_within(
     Returns
     -------
     Partition
-    IntegerNetwork
-    float
-        Error of the outputs, estimated.
+    OutputEstimate
     """
-    limit = (errors.margin * largest) ** 2
-    error = errors.together(network)
-    if error <= limit:
-        return partition, network, error**0.5
-    layers, tensors = errors.each(network)
-    reads = {integer.layer.name: integer.layer.inputs for integer in network.layers}
+    limit = MARGIN * largest
+    estimate = OutputEstimate.of(errors.together(networks))
+    if estimate.bound <= limit:
+        return partition, estimate
+    layers, tensors = errors.each(networks)
+    reads = {integer.layer.name: integer.layer.inputs for integer in networks[0].layers}
     layers = dict.fromkeys(reads, 0.0) | {name: value for name, value in layers.items() if name in reads}
 
-    # Errors that depend on each other add up to more, or cancel out.
-    aim = limit * (sum(layers.values()) + sum(tensors[name] for name in tensors.keys() - reads.keys())) / error
+    # Errors that depend on each other add up to more, or cancel out; and few samples do not tell much.
+    whole = sum(layers.values()) + sum(tensors[name] for name in tensors.keys() - reads.keys())
+    aim = max(whole * (limit / estimate.bound) ** 2, 1e-30)
 
     def predicted(chosen: Partition) -> float:
         read = {name for at in chosen.on_vta for name in reads[at]} - chosen.on_vta
         return sum(layers[name] for name in chosen.on_vta) + sum(tensors.get(name, 0.0) for name in read)
 
-    best: tuple[Partition, IntegerNetwork, float] | None = None
+    judged = {partition.on_vta: estimate}
+
+    def estimated(chosen: Partition) -> OutputEstimate:
+        if chosen.on_vta not in judged:
+            judged[chosen.on_vta] = OutputEstimate.of(errors.together(quantized(chosen)))
+        return judged[chosen.on_vta]
+
+    best: tuple[Partition, OutputEstimate] | None = None
+    low, high = 0.0, float("inf")
     for _ in range(ROUNDS):
         partition = fastest_within(lambda penalties: plan(penalties=penalties), layers, tensors, predicted, aim)
-        network = quantized(partition)
-        error = errors.together(network)
-        if error <= limit and (best is None or partition.seconds < best[0].seconds):
-            best = partition, network, error
-        if error <= limit and (error >= ENOUGH * limit or not error):
+        estimate = estimated(partition)
+        if estimate.bound <= limit and (best is None or partition.seconds < best[0].seconds):
+            best = partition, estimate
+        if ENOUGH * limit**2 <= estimate.bound**2 <= limit**2:
             break
-        aim *= min(max(ENOUGH**0.5 * limit / max(error, 1e-12), 1 / 8), 4.0)
-    partition, network, error = best or (partition, network, error)
-    return partition, network, error**0.5
+        low, high = (max(low, aim), high) if estimate.bound <= limit else (low, min(high, aim))
+        aim *= min(max(ENOUGH**0.5 * (limit / max(estimate.bound, 1e-6)) ** 2, 1 / 8), 4.0)
+        if not low < aim < high:  # errors add up to something else than was predicted, but not to anything
+            aim = (low * high) ** 0.5
+    if best is None:
+        dear = Penalties(PROHIBITIVE, {name: max(value, 1e-12) for name, value in layers.items()}, tensors)
+        partition = plan(penalties=dear)
+        best = partition, estimated(partition)
+    return best
