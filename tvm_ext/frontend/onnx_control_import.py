@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_graph import outer_reads, reads
 from tvm_ext.frontend.onnx_loop_functions import COUNTER, Step, add_function, joined, repeat, repeat_while
+from tvm_ext.frontend.onnx_ops.extents import as_tensor
 from tvm_ext.frontend.onnx_support import UnsupportedNode
 
 BLOCK = 128
@@ -41,7 +42,7 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
 
     def _convert_if(self, node: onnx.NodeProto) -> list[Any]:
         """Convert to a Relax ``If`` whose branches hold their own bindings, so that only one is computed."""
-        condition = self._scalar(self._nodes[node.input[0]])
+        condition = self._scalar(as_tensor(self.bb, self._nodes[node.input[0]]))
         graphs = {attribute.name: attribute.g for attribute in node.attribute}
         failed = len(self._failures)
         branches = [self._convert_branch(graphs[name]) for name in ("then_branch", "else_branch")]
@@ -63,7 +64,7 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         around = dict(self._nodes)
         self.bb._begin_binding_block()
         self._convert_nodes(graph)
-        outputs = [self._nodes.get(value.name) for value in graph.output]
+        outputs = [as_tensor(self.bb, self._nodes.get(value.name)) for value in graph.output]
         block = self.bb._end_block()
         self._nodes = around
         if any(output is None for output in outputs):
@@ -75,7 +76,7 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
     def _convert_loop(self, node: onnx.NodeProto) -> list[Any]:
         """Convert to calls of functions that repeat the body."""
         body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
-        limit, condition, *carried = [self._nodes[name] if name else None for name in node.input]
+        limit, condition, *carried = [as_tensor(self.bb, self._nodes[name]) if name else None for name in node.input]
         trips = _number(limit)
         step, captured = self._loop_body(node, body, carried, limit, 1)
         name = f"{self._variable_name(node.name or 'loop')}"
@@ -98,7 +99,9 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         counter_name, condition_name, *names = (value.name for value in body.input)
         # A limit that is computed is compared with the counter in every iteration.
         computed_limit = limit is not None and _number(limit) is None
-        captured = {name: self._nodes[name] for name in sorted(outer_reads(body)) if name in self._nodes}
+        captured = {
+            name: as_tensor(self.bb, self._nodes[name]) for name in sorted(outer_reads(body)) if name in self._nodes
+        }
         captured = {name: value for name, value in captured.items() if not _is_constant(value)}
         for name, value in captured.items():
             if not isinstance(value, relax.Var) or not _is_static(value.ty):
@@ -129,7 +132,7 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
             nonlocal conditional
             failed = len(self._failures)
             self._convert_nodes(body)
-            outputs = [self._nodes.get(value.name) for value in body.output]
+            outputs = [as_tensor(self.bb, self._nodes.get(value.name)) for value in body.output]
             if len(self._failures) > failed or any(output is None for output in outputs):
                 raise SubgraphFailedError
             goes_on: Any = outputs[0]

@@ -17,9 +17,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import index_limits
 from tvm_ext.frontend.onnx_control_import import ControlFlowConverter, SubgraphFailedError
+from tvm_ext.frontend.onnx_extents import computed_extents, with_tensors
 from tvm_ext.frontend.onnx_graph import domain_of
 from tvm_ext.frontend.onnx_indices import check_indices
 from tvm_ext.frontend.onnx_model import default_opset
+from tvm_ext.frontend.onnx_ops.extents import as_tensor
 from tvm_ext.frontend.onnx_prepare import PreparedModel
 from tvm_ext.frontend.onnx_support import (
     CONTROL_FLOW,
@@ -133,8 +135,7 @@ class OnnxImporter(ControlFlowConverter):
         self._convert_nodes(graph)
         for value in graph.output:  # so that TVM can finish the function, and close what it opened, after failures
             made = self._nodes.setdefault(value.name, relax.const(0))
-            if isinstance(getattr(made, "ty", None), relax.ShapeType):  # of a tensor whose shape depends on values
-                self._nodes[value.name] = self.bb.emit(relax.op.shape_to_tensor(made))
+            self._nodes[value.name] = as_tensor(self.bb, made)
 
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
@@ -186,6 +187,10 @@ class OnnxImporter(ControlFlowConverter):
         if node.name in self._always_run:
             check_indices(node, inputs)
         attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
+        extents = computed_extents(self.bb, node, inputs, attributes)
+        if extents is not None:
+            return [extents]
+        inputs[:] = with_tensors(self.bb, node, inputs)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
         if isinstance(result, relax.Expr):

@@ -12,6 +12,7 @@ from tvm_ext.frontend.onnx_ops import (
     casts,
     contrib_attention,
     elementwise,
+    extents,
     fused,
     gathered,
     integer,
@@ -48,6 +49,7 @@ _FAMILIES = (
     strict,
     training,
     gathered,
+    extents,
 )
 
 CONVERTERS: dict[tuple[str, str], type] = {

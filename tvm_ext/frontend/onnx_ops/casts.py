@@ -117,8 +117,6 @@ def te_compute(shape: Any, element: Any) -> Any:
 
 def convert(node: Node, bb: relax.BlockBuilder, x: Any, dtype: str) -> Any:
     """Convert a tensor as ONNX says, rounding to the nearest number, ties to even."""
-    if isinstance(x, relax.ShapeExpr):
-        x = bb.emit(relax.op.shape_to_tensor(x))
     x = emit(bb, x)
     source = dtype_of(x)
     if source == dtype:

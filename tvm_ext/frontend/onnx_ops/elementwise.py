@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_ops.base import (
     Converter,
@@ -30,8 +29,6 @@ class Pow(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the power, of the base's type."""
         base, exponent = inputs[0], known(node, inputs[1])
-        if any(isinstance(value, relax.ShapeExpr) or not hasattr(value.ty, "shape") for value in inputs):
-            return onnx_frontend.Pow.get_converter(15)(bb, inputs, dict(node.attributes), node.parameters)
         dtype = dtype_of(base)
         if isinstance(exponent, np.ndarray) and exponent.size == 1 and exponent.ndim <= max(base.ty.ndim, 0):
             match float(exponent.item()):

@@ -13,6 +13,14 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_ops import operator_level
 from tvm_ext.frontend.onnx_ops.base import Converter, Node, add, astype, constant, dtype_of, emit, reshape
+from tvm_ext.frontend.onnx_ops.extents import (
+    counted,
+    is_computed_shape,
+    number,
+    reshape_to_computed,
+    reshape_to_extents,
+    slice_by_extents,
+)
 
 
 def slice_at_run_time(
@@ -168,6 +176,11 @@ class Reshape(Converter):
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        node = Node("Reshape", attr, params)
+        if len(inputs) > 1 and isinstance(inputs[1], relax.ShapeExpr) and node.array(inputs[1]) is None:
+            return reshape_to_extents(node, bb, inputs[0], inputs[1].values)
+        if len(inputs) > 1 and is_computed_shape(inputs[1]) and node.array(inputs[1]) is None:
+            return reshape_to_computed(bb, inputs[0], inputs[1], bool(node.integer("allowzero", 0)))
         return onnx_frontend.Reshape.get_converter(13)(bb, inputs, attr, params)
 
     @classmethod
@@ -274,9 +287,14 @@ class TopK(Converter):
             inputs[0] = bb.emit(relax.op.bitwise_xor(signed, turned))
         elif dtype in cls.as_others:
             inputs[0] = astype(bb, emit(bb, inputs[0]), cls.as_others[dtype])
-        version = 11 if len(inputs) > 1 and inputs[1] is not None else 1
+        version, count = 11 if len(inputs) > 1 and inputs[1] is not None else 1, None
+        if version == 11 and node.array(inputs[1]) is None:
+            count, inputs[1] = counted(node, bb, inputs[1]), constant([-1], "int64")  # all of them, in order
         found = bb.emit(onnx_frontend.TopK.get_converter(version)(bb, inputs, attributes, node.parameters))
         values, places = (bb.emit(relax.TupleGetItem(found, index)) for index in range(2))
+        if count is not None:
+            axis, zero = node.axis("axis", values.ty.ndim, -1), number(0)
+            values, places = (bb.emit(slice_by_extents(part, [zero], [count], [axis])) for part in (values, places))
         if dtype == "uint64":
             values = bb.emit(relax.op.bitwise_xor(values, turned))
         return relax.Tuple([astype(bb, values, dtype), places])

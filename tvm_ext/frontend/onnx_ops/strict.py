@@ -70,8 +70,7 @@ class Div(Converter):
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the quotient."""
-        tensors = not any(isinstance(value, relax.ShapeExpr) or not hasattr(value.ty, "shape") for value in inputs[:2])
-        if tensors and "float" not in dtype_of(inputs[1]):
+        if "float" not in dtype_of(inputs[1]):
             inputs[1] = nonzero(node, bb, inputs[1])
         return onnx_frontend.Div.get_converter(14)(bb, inputs, dict(node.attributes), node.parameters)
 
@@ -82,8 +81,6 @@ class Mod(Converter):
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the remainder."""
-        if any(isinstance(value, relax.ShapeExpr) or not hasattr(value.ty, "shape") for value in inputs[:2]):
-            return onnx_frontend.Mod.get_converter(10)(bb, inputs, dict(node.attributes), node.parameters)
         dividend, divisor = emit(bb, inputs[0]), emit(bb, inputs[1])
         dtype = dtype_of(dividend)
         if node.integer("fmod", 0):

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
+from tvm_ext.frontend.onnx_ops.extents import as_tensor, listed, slice_by_extents
 from tvm_ext.frontend.onnx_ops.selections import max_pool_with_indices, slice_at_run_time
 
 _POOL_OPSET = 12
@@ -137,29 +138,33 @@ class Slice(Converter):
     @classmethod
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         node = Node("Slice", attr, params)
-        bounds = [None if inputs[index] is None else node.array(inputs[index]) for index in range(1, 5)]
-        computed = any(inputs[index] is not None and bounds[index - 1] is None for index in range(1, 5))
-        known = isinstance(inputs[0].ty, relax.TensorType) and inputs[0].ty.ndim >= 0
-        is_at_run_time = computed and known and (inputs[3] is None or bounds[2] is not None)
-        if is_at_run_time and (inputs[4] is None or bounds[3] is not None):
-            return cls._computed(node, bb, inputs, bounds[2], bounds[3])
-        if computed or not known or inputs[0].ty.shape is None:
-            # A slice of a shape, or one whose axes are computed.
-            return onnx_frontend.Slice.get_converter(_SLICE_OPSET)(bb, inputs, attr, params)
-        return cls._slice(node, bb, emit(bb, inputs[0]), bounds[0], bounds[1], bounds[2], bounds[3])
+        starts, ends, axes, steps = (
+            None if inputs[index] is None else node.array(inputs[index]) for index in range(1, 5)
+        )
+        x = emit(bb, as_tensor(bb, inputs[0]))
+        if x.ty.ndim < 0 or (axes is None and inputs[3] is not None) or (steps is None and inputs[4] is not None):
+            given = [as_tensor(bb, value) for value in inputs]
+            return onnx_frontend.Slice.get_converter(_SLICE_OPSET)(bb, given, attr, params)
+        if starts is None or ends is None or x.ty.shape is None:
+            return cls._open(node, bb, x, inputs[1], inputs[2], axes, steps)
+        return cls._slice(node, bb, x, starts, ends, axes, steps)
 
     @staticmethod
-    def _computed(node: Node, bb: relax.BlockBuilder, inputs: Any, axes: Any, steps: Any) -> Any:
-        x, starts, ends = (emit(bb, value) for value in inputs[:3])
-        count = node.shape(starts, "starts")[0]
+    def _open(node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
+        """Slice between bounds, or along axes, that are only known at run time."""
+        bounds = [listed(node, value) for value in (starts, ends)]
+        count = node.shape(starts, "starts")[0] if bounds[0] is None else len(bounds[0])
         along = [node.in_range(int(axis), x.ty.ndim) for axis in (np.arange(count) if axes is None else axes)]
         steps = [1] * count if steps is None else [int(step) for step in steps]
         if 0 in steps:
             node.damaged(f"the step along axis {along[steps.index(0)]} is 0")
+        if x.ty.shape is not None and set(steps) <= {1} and bounds[0] is not None and bounds[1] is not None:
+            return slice_by_extents(x, bounds[0], bounds[1], along)
+        starts, ends = (emit(bb, as_tensor(bb, value)) for value in (starts, ends))
         return slice_at_run_time(node, bb, x, starts, ends, along, steps)
 
-    @staticmethod
-    def _slice(node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
+    @classmethod
+    def _slice(cls, node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
         dims, rank = x.ty.shape, x.ty.ndim
         axes = np.arange(len(starts)) if axes is None else axes
         steps = np.ones(len(starts), "int64") if steps is None else steps
@@ -174,7 +179,7 @@ class Slice(Converter):
             elif start >= 0 and end >= start and step > 0:
                 picked = range(start, end, step)
             else:
-                node.refuse(f"axis {axis} has an unknown size; bind the model's input shapes")
+                return cls._open(node, bb, x, starts, ends, axes, steps)
             if not picked:
                 picked = range(0, 0)
             elif step < 0:
