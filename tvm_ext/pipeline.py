@@ -54,6 +54,7 @@ from tvm_ext.passes.tuned_schedules import tuned_schedules
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
+from tvm_ext.passes.wide_indices import wide_indices
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
@@ -188,6 +189,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
+        wide_indices(),
         *([open_batch()] if target.kind.name == "llvm" else []),
         empty_tensors(),
         zero_literals(),
@@ -213,9 +215,8 @@ def _rewrite(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tr
     if options.memory == "stock":
         return []
     lowering = [*_layout(target, options), *_legalize(target, options), *_fuse(target, options)]
-    is_optimal = options.memory == "optimal"
-    partial = is_optimal and options.memory_rewriting
-    return [memory_rewriting(lowering, "optimal" if is_optimal else "given", partial=partial)]
+    partial = options.memory == "optimal" and options.memory_rewriting
+    return [memory_rewriting(lowering, "optimal" if options.memory == "optimal" else "given", partial=partial)]
 
 
 def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
@@ -228,11 +229,11 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
+        wide_indices(),
         wide_concatenations(),
         relax.transform.LegalizeOps(_RULES_OF_OPERATORS if target.kind.name == "llvm" else None),
         # TVM's reductions across the threads of a GPU know the finite identities only.
-        *([infinite_identities()] if target.kind.name == "llvm" else []),
-        *([bounded_indices()] if target.kind.name == "llvm" else []),
+        *([infinite_identities(), bounded_indices()] if target.kind.name == "llvm" else []),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
     ]
