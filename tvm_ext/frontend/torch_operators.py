@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvm_ext.frontend.torch_arguments import argument, counted_from_start, static_size
 from tvm_ext.frontend.torch_arithmetic import ARITHMETIC
+from tvm_ext.frontend.torch_order import ORDER
 from tvm_ext.frontend.torch_promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch_random import no_dropout
 from tvm_ext.frontend.torch_sampling import grid_sample, pad_circular, resize_bicubic
@@ -281,6 +282,7 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
 
 CONVERTERS: Mapping[str, Converter] = {
     **ARITHMETIC,
+    **ORDER,
     **SCATTERS,
     **WINDOWS,
     "add.Tensor": partial(scaled_sum, relax.op.add, False),

@@ -1,0 +1,81 @@
+"""Extremes with their places and k-th values: against torch, compiled as a whole."""
+
+# ruff: noqa: E402 - what follows the check for torch needs torch
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+import tvm_ext
+
+pytestmark = pytest.mark.torch
+
+ROWS = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
+NOT_NUMBERS = ROWS.clone()
+NOT_NUMBERS[0, 2] = NOT_NUMBERS[0, 4] = NOT_NUMBERS[2, 6, 1] = float("nan")
+NOT_NUMBERS[1, :, 0] = float("-inf")
+WHOLE = (ROWS * 1e6).long()
+
+CASES: dict[str, Callable[..., Any]] = {
+    "smallest": lambda x, n, w: x.min(1),
+    "largest": lambda x, n, w: x.max(1),
+    "smallest, kept dimension": lambda x, n, w: x.min(dim=-1, keepdim=True),
+    "largest, kept dimension": lambda x, n, w: torch.max(x, dim=-2, keepdim=True),
+    "smallest, NaN": lambda x, n, w: n.min(1),
+    "largest, NaN": lambda x, n, w: n.max(1),
+    "smallest of integers": lambda x, n, w: w.min(2),
+    "largest of integers": lambda x, n, w: w.int().max(2),
+    "smallest of truths": lambda x, n, w: (x > -1).min(1),
+    "largest of truths": lambda x, n, w: (x > 1).max(0),
+    "smallest of halves": lambda x, n, w: x.half().min(1),
+    "of a scalar": lambda x, n, w: (*x[0, 0, 0].min(0), *x[0, 0, 0].max(-1), *x[0, 0, 0].kthvalue(1)),
+    "third value": lambda x, n, w: x.kthvalue(3, 1),
+    "last value, last dimension": lambda x, n, w: x.kthvalue(5),
+    "first value, kept dimension": lambda x, n, w: x.kthvalue(1, 0, keepdim=True),
+    "third value of integers": lambda x, n, w: w.kthvalue(3, dim=1),
+    "sixth value, NaN": lambda x, n, w: n.kthvalue(6, 1)[0],
+}
+
+
+class All(nn.Module):
+    """Computes all cases."""
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        return [part for case in CASES.values() for part in case(*inputs)]
+
+
+def test_numbers_and_places_of_torch() -> None:
+    inputs = ROWS, NOT_NUMBERS, WHOLE
+    found = tvm_ext.compile(All(), example_inputs=inputs).run([value.numpy() for value in inputs])
+    for ours, theirs in zip(found.values(), All()(*inputs), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.numpy().shape, theirs.numpy().dtype)
+        np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+class Nearest(nn.Module):
+    """The smallest distance to each point, and whose it is."""
+
+    def forward(self, x: Any, y: Any) -> tuple[Any, Any]:
+        nearest = torch.cdist(x, y).min(dim=1)
+        return nearest.values, nearest.indices
+
+
+def test_open_extents() -> None:
+    rows, others = (torch.export.Dim(name, min=2, max=25) for name in ("rows", "others"))
+    program = torch.export.export(
+        Nearest(), (torch.randn(6, 3), torch.randn(9, 3)), dynamic_shapes=({0: rows}, {0: others})
+    )
+    compiled = tvm_ext.compile(program)
+    for counts in ((6, 9), (2, 4), (25, 17)):
+        x, y = (torch.randn(count, 3) for count in counts)
+        values, places = compiled.run([x.numpy(), y.numpy()]).values()
+        wanted = Nearest()(x, y)
+        np.testing.assert_allclose(values, wanted[0].numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(places, wanted[1].numpy())
