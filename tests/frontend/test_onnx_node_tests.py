@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from scripts.trust import node_tests
 from scripts.trust.node_tests import run_case
 from tests.frontend.onnx_text import graph, run
 from tvm_ext.errors import ModelError
@@ -33,6 +38,27 @@ PASSES = {
     "test_slice_start_out_of_bounds": "constant",
     "test_tensorscatter_circular": "fed",
 }
+
+
+MODULES = """
+    adagrad adam attention cast clip col2im cumprod deformconv det dynamicquantizelinear einsum expand mod momentum
+    nonmaxsuppression reducemax reducesum slice tensorscatter
+""".split()
+"""Modules of onnx that make these tests; to make all of its tests takes ten seconds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cases() -> Iterator[None]:
+    """Make the tests of :data:`MODULES` only."""
+    package = importlib.import_module("onnx.backend.test.case.node")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for module in MODULES:
+            importlib.import_module(f"{package.__name__}.{module}")
+    known = {case.name: case for case in package._NodeTestCases}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_tests, "cases", lambda: known)
+        yield
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
