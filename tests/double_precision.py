@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tests.modules import run
+from tests.modules import STOCK, run
 
 
 def in_double_precision(mod: tvm.IRModule) -> tvm.IRModule:
@@ -27,7 +27,7 @@ def in_double_precision(mod: tvm.IRModule) -> tvm.IRModule:
 def double_precision_outputs(mod: tvm.IRModule, values: list[np.ndarray]) -> list[np.ndarray]:
     """Run a float32 module in float64, as TVM compiles it by itself."""
     wide = [value.astype("float64") if value.dtype == np.float32 else value for value in values]
-    return run(tvm.compile(in_double_precision(mod), tvm.target.Target("llvm")), wide)
+    return run(tvm.compile(in_double_precision(mod), STOCK), wide)
 
 
 def relative_error(found: np.ndarray, reference: np.ndarray) -> float:

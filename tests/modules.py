@@ -174,6 +174,9 @@ def _flat(value: Any) -> Iterator[Array]:
             yield from _flat(item)
 
 
+STOCK = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+"""Target of what only says which numbers are right: optimising code that runs once is most of a test."""
+
 MODULES: dict[str, tvm.IRModule] = {
     "mlp": Mlp,
     "chain": Chain,

@@ -12,7 +12,7 @@ import tvm
 
 import tvm_ext
 from tests.frontend.onnx_text import graph
-from tests.modules import MODULES, Mlp, Several, arguments, run
+from tests.modules import MODULES, STOCK, Mlp, Several, arguments, run
 from tests.zoo import get
 from tvm_ext.compiler import generate_code, recorded_versions, summary_line
 from tvm_ext.errors import CompileError, InputError, ModelError, OptionError, TargetError, TvmExtError
@@ -27,7 +27,7 @@ def test_modules(name: str) -> None:
     mod = MODULES[name]
     compiled = tvm_ext.compile(mod)
     values = arguments(mod)
-    expected = run(tvm.compile(mod, "llvm"), values)
+    expected = run(tvm.compile(mod, STOCK), values)
     results = compiled.run(values)
     assert [spec.name for spec in compiled.outputs] == list(results)
     for result, reference, spec in zip(results.values(), expected, compiled.outputs, strict=True):
@@ -69,7 +69,7 @@ def test_parameters_become_constants() -> None:
     x, w, v = arguments(Mlp)
     compiled = tvm_ext.compile(Mlp, params={"w": w, "v": tvm.runtime.tensor(v)})
     assert [spec.name for spec in compiled.inputs] == ["x"]
-    np.testing.assert_allclose(compiled.run([x])["output"], run(tvm.compile(Mlp, "llvm"), [x, w, v])[0], rtol=1e-5)
+    np.testing.assert_allclose(compiled.run([x])["output"], run(tvm.compile(Mlp, STOCK), [x, w, v])[0], rtol=1e-5)
 
 
 def test_an_imported_model_keeps_its_names() -> None:

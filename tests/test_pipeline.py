@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext
-from tests.modules import MODULES, Chain, Dynamic, Kernel, Mlp, arguments, run
+from tests.modules import MODULES, STOCK, Chain, Dynamic, Kernel, Mlp, arguments, run
 from tvm_ext.compiler import lower
 from tvm_ext.errors import CompileError, OptionError, OutputError
 from tvm_ext.pipeline import PHASES, PipelineOptions, phase_passes, tvm_ext_pipeline
@@ -36,7 +36,7 @@ def stock() -> Callable[[str], list[np.ndarray]]:
 
     def results(name: str) -> list[np.ndarray]:
         if name not in known:
-            known[name] = run(tvm.compile(MODULES[name], "llvm"), arguments(MODULES[name]))
+            known[name] = run(tvm.compile(MODULES[name], STOCK), arguments(MODULES[name]))
         return known[name]
 
     return results
@@ -67,7 +67,7 @@ def test_all_phases_can_be_switched_off_for_a_module_that_went_through_them() ->
     executable = relax.build(
         lowered, native_target(), relax_pipeline=relax.get_pipeline("tvm_ext", disable=PHASE_NAMES)
     )
-    assert_close(run(executable, arguments(Mlp)), run(tvm.compile(Mlp, "llvm"), arguments(Mlp)))
+    assert_close(run(executable, arguments(Mlp)), run(tvm.compile(Mlp, STOCK), arguments(Mlp)))
 
 
 def test_symbolic_batch_runs_at_every_size() -> None:

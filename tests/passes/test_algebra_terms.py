@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.graph.operator_cases import CASES, build
-from tests.modules import arguments, run
+from tests.modules import STOCK, arguments, run
 from tvm_ext.passes.algebra_terms import Emitter, PartReader, is_known, new_weight
 
 KNOWN = [name for name in CASES if is_known(build(name)["main"].body.blocks[0].bindings[-1])]
@@ -40,7 +40,7 @@ def test_round_trip(name: str) -> None:
         return
     values = [abs(value) + 0.5 for value in arguments(mod)]
     for found, expected in zip(
-        run(tvm.compile(after, "llvm"), values), run(tvm.compile(mod, "llvm"), values), strict=True
+        run(tvm.compile(after, STOCK), values), run(tvm.compile(mod, STOCK), values), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

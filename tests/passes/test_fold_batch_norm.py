@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.modules import STOCK
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 
 GENERATOR = np.random.default_rng(0)
@@ -48,7 +49,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
 
 def run(mod: tvm.IRModule, dtype: str) -> np.ndarray:
     data = np.random.default_rng(1).standard_normal((2, CHANNELS, 6, CHANNELS)).astype(dtype)
-    machine = relax.VirtualMachine(tvm.compile(mod, tvm.target.Target("llvm")), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(mod, STOCK), tvm.cpu())
     return machine["main"](tvm.runtime.tensor(data)).numpy()
 
 
@@ -81,7 +82,7 @@ def test_negative_variances_are_no_warnings() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         after = fold_batch_norm()(builder.get())
-    machine = relax.VirtualMachine(tvm.compile(after, tvm.target.Target("llvm")), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(after, STOCK), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(np.zeros((1, 3, 2, 2), "float32"))).numpy()
     np.testing.assert_array_equal(np.isnan(found).all(axis=(0, 2, 3)), [True, False, False])
 
@@ -111,9 +112,7 @@ def test_computed_statistics() -> None:
         for shape in [(2, CHANNELS, 6, CHANNELS)] + [(CHANNELS,)] * 4
     ]
     results = [
-        relax.VirtualMachine(tvm.compile(mod, tvm.target.Target("llvm")), tvm.cpu())["main"](
-            *map(tvm.runtime.tensor, arrays)
-        ).numpy()
+        relax.VirtualMachine(tvm.compile(mod, STOCK), tvm.cpu())["main"](*map(tvm.runtime.tensor, arrays)).numpy()
         for mod in (before, after)
     ]
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)

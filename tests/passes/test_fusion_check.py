@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.fusion.random_operators import operator_graphs
-from tests.modules import arguments, run
+from tests.modules import STOCK, arguments, run
 from tests.passes.test_fusion import FUSE_TIR, LOWER, build
 from tvm_ext.compiler import lower
 from tvm_ext.fusion.operator_graph import operator_graph
@@ -46,7 +46,7 @@ def compiled(mod: tvm.IRModule, **options: str) -> tuple[dict[str, str], tvm.IRM
 def check(mod: tvm.IRModule) -> dict[str, str]:
     """Compare with the stock pipeline; give the rules of our kernels."""
     values = arguments(mod)
-    expected = run(tvm.compile(mod, "llvm"), values)
+    expected = run(tvm.compile(mod, STOCK), values)
     kernels, lowered = compiled(mod, fuse="mapping-type")
     found = run(relax.build(lowered, TARGET, relax_pipeline=None), values)
     for array, wanted in zip(found, expected, strict=True):

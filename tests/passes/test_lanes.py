@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 import tvm_ext
+from tests.modules import STOCK
 from tests.passes.lane_graphs import ChainBuilder, random_inputs
 from tvm_ext.passes import lanes as arithmetic
 from tvm_ext.passes.lanes import LARGEST, ZERO, Lanes
@@ -156,7 +157,7 @@ def check_lanes(seed: int) -> None:
     mod, values = blocked_values(chain.build(), level)
     if not values:
         pytest.skip("all convolutions of this chain have groups that do not fill vectors: nothing is blocked")
-    machine = relax.VirtualMachine(tvm.compile(mod, tvm.target.Target("llvm")), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(mod, STOCK), tvm.cpu())
     outputs = machine["main"](*map(tvm.runtime.tensor, random_inputs(random, chain.inputs, special=True)))
     for value, output in zip(values, outputs, strict=True):
         array = np.moveaxis(output.numpy(), -1, 2)
@@ -213,7 +214,7 @@ def check_chain(seed: int, level: str) -> None:
     if special:
         expected, nearby = (run(mod, arrays, level, disable=("layout",)) for arrays in (inputs, near))
     else:
-        stock = relax.VirtualMachine(tvm.compile(mod, tvm.target.Target("llvm")), tvm.cpu())["main"]
+        stock = relax.VirtualMachine(tvm.compile(mod, STOCK), tvm.cpu())["main"]
         expected, nearby = ([o.numpy() for o in stock(*map(tvm.runtime.tensor, arrays))] for arrays in (inputs, near))
     # Winograd's algorithm mixes neighbours before it separates them: an infinite one makes NaN of them all.
     for ours, theirs, other in zip(run(mod, inputs, level, winograd=not special), expected, nearby, strict=True):

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 import tvm_ext
-from tests.modules import run
+from tests.modules import STOCK, run
 from tvm_ext.passes.batch_axis import Images, MixedImagesError, images_of, prove_image_wise, prove_reshape
 from tvm_ext.passes.batch_size import image_cost, images_at_once
 from tvm_ext.passes.open_batch import OVER_BATCH, open_batch
@@ -150,7 +150,7 @@ def reference(name: str, number: int) -> list[np.ndarray]:
     """Compute a model for a number of images with stock TVM, all extents known."""
     mod = models()[name]
     bound = relax.transform.BindSymbolicVars({"n": number})(mod)
-    return run(tvm.compile(bound, "llvm"), images(mod, number))
+    return run(tvm.compile(bound, STOCK), images(mod, number))
 
 
 def images(mod: tvm.IRModule, number: int) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.modules import arguments, run
+from tests.modules import STOCK, arguments, run
 from tests.passes.memory_modules import random_net, results
 from tvm_ext.passes.partial_convolution import concatenations, partial_convolutions
 
@@ -48,7 +48,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
 
 
 def interpreted(mod: tvm.IRModule, values: list[Array]) -> list[Array]:
-    return run(tvm.compile(mod, "llvm"), values)
+    return run(tvm.compile(mod, STOCK), values)
 
 
 CONSUMERS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.s_tir import Schedule
 
 import tvm_ext  # noqa: F401
-from tests.modules import arguments, run
+from tests.modules import STOCK, arguments, run
 from tvm_ext.compiler import lower
 from tvm_ext.pipeline import Phase, PipelineOptions
 from tvm_ext.target import resolve_target
@@ -65,7 +65,7 @@ def test_broadcast_results_are_computed_once(with_convolution: bool, kernel: int
     pipeline = relax.get_pipeline("tvm_ext", winograd=False)
     for left, right in zip(
         run(tvm.compile(mod, resolve_target(None), relax_pipeline=pipeline), values),
-        run(tvm.compile(mod, "llvm"), values),
+        run(tvm.compile(mod, STOCK), values),
         strict=True,
     ):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
