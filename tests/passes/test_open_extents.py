@@ -7,9 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+import tvm
 from torch.export import Dim
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 import tvm_ext
+from tests.modules import run
+from tvm_ext.target import native_target
 
 SIZES = (0, 1, 2, 7, 33)
 Roles = dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]]
@@ -61,3 +66,47 @@ def test_open_extents_in_several_roles(role: str) -> None:
             expected = model(*inputs)
         for found, wanted in zip(compiled.run(inputs).values(), expected, strict=True):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"sizes {sizes}")
+
+
+def test_kernels_with_extents_computed_from_the_batch() -> None:
+    @T.prim_func(private=True, s_tir=True)
+    def ends_and_pairs(a: T.handle, b: T.handle, c: T.handle) -> None:
+        n = T.int64()
+        x = T.match_buffer(a, (n, T.int64(8)), "float32")
+        y = T.match_buffer(b, (n,), "float32")
+        z = T.match_buffer(c, (n * T.int64(2),), "float32")
+        for i in range(n):
+            with T.sblock("ends"):
+                v = T.axis.spatial(n, i)
+                y[v] = x[v, T.int64(0)] - x[v, T.int64(7)]
+        for i in range(n * T.int64(2)):
+            with T.sblock("pairs"):
+                v = T.axis.spatial(n * T.int64(2), i)
+                z[v] = x[v // T.int64(2), v % T.int64(2)]
+
+    n = tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(ends_and_pairs, "ends_and_pairs")
+    x = relax.Var("x", relax.TensorType((n, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            types = [relax.TensorType((n,), "float32"), relax.TensorType((n * 2,), "float32")]
+            both = builder.emit(relax.call_tir(kernel, [x], types))
+            pairs = builder.emit(relax.TupleGetItem(both, 1))
+            sums = builder.emit(relax.op.sum(builder.emit(relax.op.reshape(pairs, (n, 2))), [1]))
+            ends = builder.emit(relax.op.add(builder.emit(relax.TupleGetItem(both, 0)), sums))
+            results = builder.emit_output(relax.Tuple([ends, pairs]))
+        builder.emit_func_output(results)
+    mod = builder.get()
+    executable, stock = tvm_ext.compile(mod).executable, tvm.compile(mod, native_target())
+    for number in SIZES:
+        values = np.random.default_rng(number).standard_normal((number, 8)).astype("float32")
+        got = run(executable, [values])
+        assert_all_close(got, [values[:, 0] - values[:, 7] + values[:, :2].sum(1), values[:, :2].ravel()])
+        if number:
+            assert_all_close(got, run(stock, [values]))
+
+
+def assert_all_close(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

@@ -281,7 +281,9 @@ def _specialized(builder: relax.BlockBuilder, function: relax.Function) -> relax
                 known = {
                     parameter: tirx.decl_buffer(list(shape), parameter.dtype, parameter.name)
                     for parameter, shape in zip(kernel.params, shapes, strict=True)
-                    if not all(isinstance(extent, tirx.IntImm) for extent in parameter.shape)
+                    # Extents that are computed from others, such as n * 2, become known with these.
+                    if all(isinstance(extent, tirx.Var | tirx.IntImm) for extent in parameter.shape)
+                    and not all(isinstance(extent, tirx.IntImm) for extent in parameter.shape)
                 }
                 if known:
                     kernel = kernel.specialize(known).without_attr("global_symbol")
