@@ -34,6 +34,7 @@ from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.fusion import fuse_by_mapping_types
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.grouped_pointwise import grouped_pointwise
+from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.isolate_concatenations import isolate_concatenations
 from tvm_ext.passes.layout import blocked_layout
 from tvm_ext.passes.lift_lets import lift_lets
@@ -54,7 +55,6 @@ from tvm_ext.passes.tuned_schedules import tuned_schedules
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
-from tvm_ext.passes.wide_indices import wide_indices
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
@@ -189,7 +189,7 @@ def _canonicalize(target: tvm.target.Target, options: PipelineOptions) -> list[t
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
-        wide_indices(),
+        *foreign_kernels(),
         *([open_batch()] if target.kind.name == "llvm" else []),
         empty_tensors(),
         zero_literals(),
@@ -229,7 +229,7 @@ def _layout(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.tra
 
 def _legalize(target: tvm.target.Target, options: PipelineOptions) -> list[tvm.transform.Pass]:
     return [
-        wide_indices(),
+        *foreign_kernels(),
         wide_concatenations(),
         relax.transform.LegalizeOps(_RULES_OF_OPERATORS if target.kind.name == "llvm" else None),
         # TVM's reductions across the threads of a GPU know the finite identities only.
