@@ -23,6 +23,7 @@ import onnx
 from onnx import numpy_helper
 
 from scripts.trust.isolated import Outcome, run_isolated
+from tvm_ext.bench.sections import read_sections
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "onnx.md"
@@ -61,6 +62,9 @@ FAILED = ("wrong", "other", "crashed", "hung", "memory")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--only", metavar="REGEX", default="", help="tests whose name matches")
+    parser.add_argument(
+        "--go-on", action="store_true", help="with --only: of the other tests, keep what the result file holds"
+    )
     parser.add_argument("--workers", type=int, default=1)
 
 
@@ -89,7 +93,9 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         if index % 200 == 0:
             print(f"{len(outcomes)} of {len(tasks)}", file=sys.stderr, flush=True)
     rows = [row(name, outcomes) for name in names]
-    if not arguments.only:
+    if arguments.go_on:
+        rows = _with_earlier(rows, arguments.json)
+    if arguments.go_on or not arguments.only:
         PAGE.write_text(page(rows))
     held = [item for item in rows if item["held"]]
     states = Counter(item["state"] for item in held)
@@ -104,6 +110,17 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         "node_tests_crashed": everything["crashed"] + everything["hung"] + everything["memory"],
         "node_tests_other": everything["other"],
     }
+
+
+def _with_earlier(rows: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Add the rows of an earlier run for the tests that were not run; those it lacks are named."""
+    earlier = [section for section in read_sections(path, "trust") if section["part"] == "node_tests"]
+    known = max(earlier, key=lambda section: str(section["date"]))["rows"] if earlier else []
+    found = {item["test"]: {"detail": "", **item} for item in known} | {item["test"]: item for item in rows}
+    missing = [name for name in cases() if name not in found]
+    if missing:
+        sys.exit(f"{path} lacks {len(missing)} tests, {missing[0]} among them; run those, too, or all without --go-on")
+    return [{**found[name], "unheld": unheld_types(case.model)} for name, case in cases().items()]
 
 
 def row(name: str, outcomes: dict[tuple[str, str], Outcome]) -> dict[str, Any]:

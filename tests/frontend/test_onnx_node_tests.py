@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from scripts.trust import node_tests
 from scripts.trust.node_tests import run_case
 from tests.frontend.onnx_text import graph, run
+from tvm_ext.bench.sections import update_result
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend import import_model
 
@@ -92,3 +94,17 @@ def test_a_tensor_is_no_sequence() -> None:
     model = graph("g (float[2] x) => (float[2] y) { y = ConcatFromSequence <axis=0> (x) }")
     with pytest.raises(ModelError, match=r"(?i)sequence"):
         import_model(model)
+
+
+def test_rows_of_tests_that_were_not_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("test_adagrad", "test_det_nd")
+    chosen = {name: case for name, case in node_tests.cases().items() if name in names}
+    monkeypatch.setattr(node_tests, "cases", lambda: chosen)
+    path = tmp_path / "trust.json"
+    with pytest.raises(SystemExit, match="lacks 2 tests, test_adagrad among them"):
+        node_tests._with_earlier([], path)
+    earlier = [{"test": name, "operator": "?", "held": True, "state": "refused"} for name in names]
+    update_result(path, name="trust", part="node_tests", rows=earlier, summary={})
+    (first, second) = node_tests._with_earlier([{**earlier[1], "state": "passed", "detail": "new"}], path)
+    assert (first["test"], first["state"], first["detail"], first["unheld"]) == ("test_adagrad", "refused", "", [])
+    assert (second["test"], second["state"], second["detail"]) == ("test_det_nd", "passed", "new")
