@@ -18,6 +18,9 @@ from typing import Any
 
 POLL_SECONDS = 0.05
 PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
+BY_THE_CLOCK = 5
+"""How many times its limit of processor time a call may take by the clock: others may keep the processors busy."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Outcome:
     detail : str
         The signal or exit code of a crash.
     seconds : float
+        Processor time.
     peak_bytes : int
         Largest resident memory of the worker that was seen during the call.
     """
@@ -53,12 +57,20 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.index = -1
-        self.started = 0.0
+        self.started = self.used = 0.0
         self.peak = 0
 
     def begin(self, index: int, argument: Any) -> None:
-        self.index, self.started, self.peak = index, time.monotonic(), 0
+        self.index, self.started, self.used, self.peak = index, time.monotonic(), self.processor_seconds(), 0
         self.pipe.send(argument)
+
+    def processor_seconds(self) -> float:
+        """Read how long the worker, and the processes that it waited for, have computed; 0 when it is gone."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:15])) / TICKS
 
     def sample(self) -> int:
         """Read how much memory the worker holds now."""
@@ -96,7 +108,7 @@ def run_isolated(
     workers : int
         Processes at a time.
     seconds : float
-        Limit for one call.
+        Limit for one call, of processor time; by the clock it may take ``BY_THE_CLOCK`` times as long.
     memory : int
         Resident bytes at which a worker is ended.
     calls : int
@@ -158,19 +170,19 @@ def run_isolated(
 def _look(worker: _Worker, ready: bool, seconds: float, memory: int) -> Outcome | None:
     """Tell how the call of a worker ended, None while it runs."""
     held = worker.sample()
-    elapsed = time.monotonic() - worker.started
+    elapsed, used = time.monotonic() - worker.started, max(worker.processor_seconds() - worker.used, 0.0)
     if ready:
         try:
-            return Outcome(worker.pipe.recv(), "returned", "", elapsed, worker.peak)
+            return Outcome(worker.pipe.recv(), "returned", "", used, worker.peak)
         except (EOFError, OSError):
             worker.process.join()
             code = worker.process.exitcode or 0
             detail = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return Outcome(None, "crashed", detail, elapsed, worker.peak)
-    if elapsed > seconds:
-        return Outcome(None, "hung", f"longer than {seconds:g} s", elapsed, worker.peak)
+            return Outcome(None, "crashed", detail, used, worker.peak)
+    if used > seconds or elapsed > BY_THE_CLOCK * seconds:
+        return Outcome(None, "hung", f"longer than {seconds:g} s", used, worker.peak)
     if held > memory:
-        return Outcome(None, "memory", f"more than {memory / 2**30:g} GiB", elapsed, worker.peak)
+        return Outcome(None, "memory", f"more than {memory / 2**30:g} GiB", used, worker.peak)
     return None
 
 
