@@ -173,6 +173,10 @@ def test_slices_between_counts() -> None:
     )
 
 
+def test_a_slice_of_what_was_there_before_the_count() -> None:
+    check(model_of("o = Slice(a, first, nu)", "float[k,4] o", prelude=f"a = Neg(b) {PRELUDE}"))
+
+
 def test_slices_in_steps() -> None:
     check(
         model_of(
@@ -233,6 +237,32 @@ def test_whatever_leaves_the_rows(rows: str) -> None:
             "float f, int64 l, int64[k] o, bool e",
         )
     )
+
+
+@pytest.mark.parametrize("shift", [0.0, -0.5])
+def test_boxes_that_are_kept_are_counted(shift: float) -> None:
+    """TVM's type of the boxes says how many there may be."""
+    random = np.random.default_rng(0)
+    feeds = {
+        "boxes": random.random((1, ROWS, 4)).astype("float32"),
+        "scores": (random.random((1, 2, ROWS)) + shift).astype("float32"),
+    }
+    model = graph(
+        f"g (float[1,{ROWS},4] boxes, float[1,2,{ROWS}] scores) => (int64[k,3] sel, float f, int64[k] r, int64[k,1] c) "
+        "{ sel = NonMaxSuppression(boxes, scores, most, overlap) t = Shape(sel) n = Gather(t, zero) "
+        "f = Cast<to = 1>(n) r = Range(zero, n, one) c = Gather<axis = 1>(sel, ones) }",
+        13,
+        most=np.array([3]),
+        overlap=np.array([0.5], "float32"),
+        zero=np.array(0),
+        one=np.array(1),
+        ones=np.array([1]),
+    )
+    found = tvm_ext.compile(model, "native").run(feeds)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for value, wanted in zip(found.values(), session.run(None, feeds), strict=True):
+        assert value.dtype == wanted.dtype
+        np.testing.assert_array_equal(value, wanted)
 
 
 def test_axes_are_attributes() -> None:

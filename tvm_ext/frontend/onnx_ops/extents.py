@@ -57,6 +57,8 @@ def as_tensor(bb: relax.BlockBuilder, value: Any) -> Any:
     """Make a tensor of int64 of an extent or a shape; anything else stays what it is."""
     if value is None:
         return value
+    if isinstance(value, tirx.IntImm):
+        return constant(int(value), "int64")
     if is_extent(value):
         vector = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
         return bb.emit(relax.op.reshape(vector, relax.ShapeExpr([])))
@@ -75,7 +77,13 @@ def listed(node: Node, value: Any) -> list[Any] | None:
     return None if array is None else [number(item) for item in array.ravel()]
 
 
-def slice_by_extents(x: Any, starts: Sequence[Any], ends: Sequence[Any], axes: list[int]) -> Any:
+def _variables(*extents: Any) -> set[Any]:
+    return {variable for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
+
+
+def slice_by_extents(
+    bb: relax.BlockBuilder, x: Any, starts: Sequence[Any], ends: Sequence[Any], axes: list[int]
+) -> Any:
     """Slice a tensor with a step of one, between bounds that are extents.
 
     Parameters
@@ -90,6 +98,15 @@ def slice_by_extents(x: Any, starts: Sequence[Any], ends: Sequence[Any], axes: l
         begin = _within(start, x.ty.shape[axis])
         first.append(begin)
         last.append(normal(tirx.max(begin, _within(end, x.ty.shape[axis]))))
+    if not _variables(*first, *last) <= _variables(*x.ty.shape):
+        # TVM's fusion may call a kernel where its operand is made, before the extents are known; as tensors they go in
+        # as operands too.
+        for axis, begin, end in zip(axes, first, last, strict=True):
+            places = bb.emit(relax.op.arange(0, normal(end - begin), 1, "int64"))
+            if not is_number(begin) or int(begin) != 0:
+                places = bb.emit(relax.op.add(places, as_tensor(bb, begin)))
+            x = bb.emit(relax.op.take(x, places, axis, mode="clip"))
+        return x
     steps = [number(1)] * len(axes)
     return relax.op.strided_slice(x, axes, first, last, steps, assume_inbound=True)
 

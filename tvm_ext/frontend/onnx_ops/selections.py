@@ -294,7 +294,9 @@ class TopK(Converter):
         values, places = (bb.emit(relax.TupleGetItem(found, index)) for index in range(2))
         if count is not None:
             axis, zero = node.axis("axis", values.ty.ndim, -1), number(0)
-            values, places = (bb.emit(slice_by_extents(part, [zero], [count], [axis])) for part in (values, places))
+            values, places = (
+                emit(bb, slice_by_extents(bb, part, [zero], [count], [axis])) for part in (values, places)
+            )
         if dtype == "uint64":
             values = bb.emit(relax.op.bitwise_xor(values, turned))
         return relax.Tuple([astype(bb, values, dtype), places])

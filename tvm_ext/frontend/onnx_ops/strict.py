@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, topi
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx_ops.base import Converter, Node, constant, dtype_of, emit, known, multiply
+from tvm_ext.frontend.onnx_ops.extents import extents_in
 
 
 class NonMaxSuppression(Converter):
@@ -39,17 +40,23 @@ class NonMaxSuppression(Converter):
             boxes = bb.emit(relax.op.concat([bb.emit(make(*pair)) for make, *pair in sides], 2))
         # TVM drops a box that overlaps by the threshold or more, ONNX one that overlaps by more than it.
         overlap = np.nextafter(np.float32(overlap), np.float32(np.inf))
-        found = bb.normalize(
-            relax.op.vision.all_class_non_max_suppression(
-                boxes,
-                scores,
-                relax.const(int(most), "int64"),
-                relax.const(float(overlap), "float32"),
-                relax.const(float(max(lowest, np.finfo("float32").min)), "float32"),
-                output_format="onnx",
-            )
+        # TVM's Relax operator gives as many rows as there may be by its type, and as many as were found at run time;
+        # what is computed from its shape would be wrong.
+        found = bb.emit_te(
+            topi.vision.all_class_non_max_suppression,
+            boxes,
+            scores,
+            int(most),
+            relax.const(float(overlap), "float32"),
+            relax.const(float(max(lowest, np.finfo("float32").min)), "float32"),
+            "onnx",
+            primfunc_name_hint="non_max_suppression",
         )
-        return bb.emit(relax.TupleGetItem(found, 0))
+        # TVM's fusion calls a kernel where its first operand is made, so the count has to be known before that.
+        count = extents_in(bb, bb.emit(relax.TupleGetItem(found, 1))).values[0]
+        rows = bb.emit(relax.TupleGetItem(found, 0))
+        zero, one = tvm.tirx.const(0, "int64"), tvm.tirx.const(1, "int64")
+        return relax.op.strided_slice(rows, [0], [zero], [count], [one], assume_inbound=True)
 
 
 def nonzero(node: Node, bb: relax.BlockBuilder, divisor: Any) -> Any:

@@ -159,7 +159,7 @@ class Slice(Converter):
         if 0 in steps:
             node.damaged(f"the step along axis {along[steps.index(0)]} is 0")
         if x.ty.shape is not None and set(steps) <= {1} and bounds[0] is not None and bounds[1] is not None:
-            return slice_by_extents(x, bounds[0], bounds[1], along)
+            return slice_by_extents(bb, x, bounds[0], bounds[1], along)
         starts, ends = (emit(bb, as_tensor(bb, value)) for value in (starts, ends))
         return slice_at_run_time(node, bb, x, starts, ends, along, steps)
 
