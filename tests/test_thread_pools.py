@@ -85,6 +85,28 @@ threading.Thread(target=work).start()
     assert output_of(source, TVM_NUM_THREADS="2").strip() == "True 0"
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_interpreter_ends_while_daemons_run_models(count: int) -> None:
+    source = f"""
+import atexit
+@atexit.register
+def last():  # after the package's own hook: the main thread may still run models
+    print(run() == expected, len(wrong), all(runs), flush=True)
+{MODEL}
+expected, wrong, runs = run(), [], [0] * {count}
+def work(number):
+    while True:
+        if run() != expected:
+            wrong.append(1)
+        runs[number] += 1
+for number in range({count}):
+    threading.Thread(target=work, args=(number,), daemon=True).start()
+while not all(runs):
+    time.sleep(0.01)
+"""
+    assert output_of(source, TVM_NUM_THREADS="2").strip() == "True 0 True"
+
+
 class Owner:
     """Something that can be seen to be freed."""
 

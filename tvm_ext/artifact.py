@@ -28,7 +28,7 @@ from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, Ta
 from tvm_ext.files import ARTIFACT, exchange
 from tvm_ext.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.shared_object import write_library
-from tvm_ext.threads import use_all_cores, with_pool
+from tvm_ext.threads import before_exit, use_all_cores, with_pool
 
 LIBRARY, METADATA = ARTIFACT
 
@@ -113,9 +113,9 @@ class CompiledModel:
             If it returns another number of tensors than its metadata lists.
         """
         self._check_device()
-        given = arguments(self.inputs, inputs, self.device, self.conditions)
+        given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions))
         # Elsewhere than on the CPU a thread has a stream of its own, and its kernels need no pool.
-        values = with_pool(lambda: self._call(given)) if self._is_on_cpu else self._call(given)
+        values = (with_pool if self._is_on_cpu else before_exit)(lambda: self._call(given))
         if len(values) != len(self.outputs):
             raise ModelError(
                 f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "

@@ -8,6 +8,7 @@ thread stays where it was.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import math
 import os
@@ -76,8 +77,57 @@ def with_pool(function: Callable[[], Result]) -> Result:
     if process is None and _is_main():
         _make_pool()
     elif process != os.getpid():
+        _running.wait_if_over()
         return _workers.call(function)
-    return function()
+    return before_exit(function)
+
+
+def before_exit(function: Callable[[], Result]) -> Result:
+    """Call a function whose end the interpreter waits for before it exits.
+
+    When the interpreter ends, it stops a daemon thread where that next needs the interpreter; behind a kernel that is
+    inside of TVM's C++ code, and the process would be aborted. So the interpreter lets such calls finish, and threads
+    that would begin another one then wait for the end.
+    """
+    return _running.call(function)
+
+
+class _Running:
+    """Which threads are in a call that has to finish before the interpreter ends."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: set[int] = set()
+        self._over = False
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function; a thread that is in such a call already may make further ones in it."""
+        own = threading.get_ident()
+        if own in self._threads:
+            return function()
+        with self._changed:
+            over = self._over and not _is_main()
+            if not over:
+                self._threads.add(own)
+        if over:
+            self.wait_if_over()
+        try:
+            return function()
+        finally:
+            with self._changed:
+                self._threads.discard(own)
+                self._changed.notify_all()
+
+    def wait_if_over(self) -> None:
+        """Stop a thread that would begin a call when the interpreter ends, as it stops all daemon threads."""
+        if self._over and not _is_main() and threading.get_ident() not in self._threads:
+            threading.Event().wait()
+
+    def finish(self) -> None:
+        """Wait until all calls have finished, and let none begin that another thread makes."""
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: not self._threads - {threading.get_ident()})
 
 
 class _Workers:
@@ -98,7 +148,7 @@ class _Workers:
 
             def task() -> None:
                 try:
-                    result = True, function()
+                    result = True, before_exit(function)
                 except BaseException as error:
                     self._idle.append(tasks)
                     outcome.put((False, error))
@@ -124,7 +174,7 @@ class _Workers:
 
 
 def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
-    _make_pool()
+    before_exit(_make_pool)
     while True:
         task = tasks.get()
         task()
@@ -157,8 +207,8 @@ def _is_main() -> bool:
 
 def _renew() -> None:
     """Start anew in a forked child, where none of the workers is."""
-    global _workers, _others
-    _workers, _others = _Workers(), itertools.count()
+    global _workers, _others, _running
+    _workers, _others, _running = _Workers(), itertools.count(), _Running()
 
 
 def _one_of_each_core() -> list[int]:
@@ -176,4 +226,6 @@ def _one_of_each_core() -> list[int]:
 
 _workers = _Workers()
 _others = itertools.count()
+_running = _Running()
+atexit.register(lambda: _running.finish())  # after all threads but daemons have ended
 os.register_at_fork(after_in_child=_renew)
