@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -141,6 +142,12 @@ class CompiledModel:
                     f"the model itself refuses its inputs: {_first_line(error).rstrip('.')}; give values that it allows"
                 ) from error
             except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
+                mismatch = _MISMATCH.search(_first_line(error))
+                if mismatch is not None:
+                    raise InputError(
+                        f"the values of the inputs do not fit together: a tensor of the model has {mismatch[1]} "
+                        f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
+                    ) from error
                 raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
             self._idle.append(machine)  # not after an error: what it left unfinished goes with it
         return values
@@ -334,6 +341,10 @@ def _as_path(folder: Any, refusal: type[TvmExtError]) -> Path:
     except UnicodeEncodeError:  # TVM's C++ side takes names as UTF-8
         raise refusal(f"{str(path.absolute())!r} is not valid UTF-8; give another name, or another folder") from None
     return path
+
+
+_MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
+"""What the virtual machine says where an extent that was computed differs from the tensor that it is of."""
 
 
 def _first_line(error: BaseException) -> str:

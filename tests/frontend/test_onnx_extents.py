@@ -10,6 +10,7 @@ from tvm import relax, tirx
 
 import tvm_ext
 from tests.frontend.onnx_text import graph
+from tvm_ext.errors import InputError
 from tvm_ext.frontend.onnx_extents import Extents, extents_of
 from tvm_ext.frontend.onnx_ops.extents import can_prove, normal
 
@@ -293,3 +294,24 @@ def test_extents_are_not_negative() -> None:
     assert not can_prove(n >= 1)
     assert not can_prove(tirx.NE(n, tirx.IntImm("int64", 5)))
     assert normal(tirx.max(n, tirx.IntImm("int64", 0))).same_as(n)
+
+
+RESHAPED = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[6] x, int64[2] shape) => (float[a,b] y) { r = Relu(x) q = Reshape(r, shape) y = Add(q, q) }"""
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, -1), (0, 1), (-1, 6)])
+def test_a_computed_shape(shape: tuple[int, int]) -> None:
+    model = onnx.parser.parse_model(RESHAPED)
+    feeds = {"x": np.arange(6, dtype="float32"), "shape": np.array(shape)}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (found,) = tvm_ext.compile(model).run(feeds).values()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("shape", "count"), [((4, 2), 8), ((1, 2), 2), ((-1, 4), 4), ((7, 1), 7)])
+def test_a_computed_shape_of_another_size_is_refused(shape: tuple[int, int], count: int) -> None:
+    """Nothing is read behind the tensor, nor left out."""
+    compiled = tvm_ext.compile(onnx.parser.parse_model(RESHAPED))
+    with pytest.raises(InputError, match=f"has 6 elements along axis 0 where others make it {count}; give values"):
+        compiled.run({"x": np.arange(6, dtype="float32"), "shape": np.array(shape)})
