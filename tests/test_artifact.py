@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,20 @@ class TestSaveAndLoad:
             os.umask(before)
         assert folder.stat().st_mode & 0o777 == 0o750
         assert (folder / METADATA).stat().st_mode & 0o777 == 0o640
+
+    def test_a_loaded_model_whose_folder_is_gone_cannot_be_saved(self, saved: Path, tmp_path: Path) -> None:
+        loaded = load(shutil.copytree(saved, tmp_path / "first"))
+        shutil.rmtree(tmp_path / "first")
+        with pytest.raises(
+            OutputError, match=r"cannot copy the model: .*first.*, which it was loaded from, is not there"
+        ):
+            loaded.save(tmp_path / "second")
+        assert names(tmp_path) == []
+
+    def test_names_that_the_locale_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(artifact.sys, "getfilesystemencoding", lambda: "ascii")
+        with pytest.raises(ModelError, match="characters that the locale's encoding, ascii, lacks; set PYTHONUTF8=1"):
+            load("/model \udcc3\udca4")
 
     def test_a_loaded_model_can_be_saved_again(self, saved: Path, tmp_path: Path) -> None:
         again = load(saved).save(tmp_path / "again")

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -221,6 +222,11 @@ class CompiledModel:
     def _write(self, partial: Path) -> None:
         library = partial / LIBRARY
         if self._origin is not None:
+            if not Path(self._origin).is_file():
+                raise OutputError(
+                    f"cannot copy the model: {self._origin}, which it was loaded from, is not there any more; save it "
+                    f"before its folder is removed"
+                )
             shutil.copyfile(self._origin, library)
             check_file(library, self.metadata["files"][LIBRARY])
         else:
@@ -339,6 +345,11 @@ def _as_path(folder: Any, refusal: type[TvmExtError]) -> Path:
     except OSError:
         raise refusal(f"{path} is relative to a folder that was deleted; give an absolute path") from None
     except UnicodeEncodeError:  # TVM's C++ side takes names as UTF-8
+        if sys.getfilesystemencoding() != "utf-8":
+            raise refusal(
+                f"{str(path.absolute())!r} has characters that the locale's encoding, {sys.getfilesystemencoding()}, "
+                f"lacks; set PYTHONUTF8=1, or give another name"
+            ) from None
         raise refusal(f"{str(path.absolute())!r} is not valid UTF-8; give another name, or another folder") from None
     return path
 

@@ -167,4 +167,5 @@ def test_in_place_beside_an_operand_that_is_walked_over_in_another_order(shape: 
     assert plan.in_place
     values = arguments(mod)
     for left, right in zip(results(mod, values, memory="optimal"), results(mod, values), strict=True):
-        np.testing.assert_array_equal(left, right)
+        # Where a product meets a sum depends on what LLVM knows of overlaps: it fuses them in one of the two kernels.
+        np.testing.assert_allclose(left, right, rtol=3e-7)
