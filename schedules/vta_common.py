@@ -16,6 +16,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.knobs import divide
 
 SCOPES = {"inp": "local.vta_inp", "wgt": "local.vta_wgt", "acc": "local.vta_acc"}
@@ -204,11 +205,6 @@ def _tile_reduction(
     for cache in caches:
         schedule.compute_at(cache, turns, preserve_unit_loops=True)
     schedule.decompose_reduction(anchor, turns)
-
-
-def divisors(number: int) -> list[int]:
-    """Divisors, the smallest first."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 @dataclass(frozen=True)

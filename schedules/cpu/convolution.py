@@ -18,6 +18,7 @@ from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
+from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -80,11 +81,6 @@ class ConvTile:
     rows: int
     channel_parts: int
     parallel: bool
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a number, ascending."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def tile_cost(width: int, columns: int, vectors: int) -> float:

@@ -114,6 +114,7 @@ class Calibrated:
 
         everything = range(len(samples))
         whole, parted = fit(everything), folds(len(samples))
+        parts: tuple[Fit, ...]
         if len(parted) == 1:
             parts = (whole,)
         else:

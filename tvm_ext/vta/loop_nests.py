@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.errors import VTAProgramError
+from tvm_ext.schedules.divisors import divisors
 from tvm_ext.vta.config import VTAConfig
 from tvm_ext.vta.isa import MicroOp
 
@@ -78,11 +78,11 @@ def compress(steps: Steps, limits: tuple[int, int, int]) -> LoopNest:
         Unfolds to exactly ``steps``. In the worst case each step is a micro-op.
     """
     count = len(steps)
-    for length in _divisors(count):
+    for length in divisors(count):
         turns = steps.reshape(count // length, length, 3)
         if count == length:
             break
-        for iter_in in _divisors(count // length):
+        for iter_in in divisors(count // length):
             nest = _fold(turns, iter_in, limits)
             if nest is not None:
                 return nest
@@ -128,13 +128,6 @@ def compress_all(steps: Steps, limits: tuple[int, int, int], most_uops: int) -> 
         return [nest]
     half = len(steps) // 2
     return compress_all(steps[:half], limits, most_uops) + compress_all(steps[half:], limits, most_uops)
-
-
-def _divisors(number: int) -> Iterator[int]:
-    """Divisors of a number, the smallest first."""
-    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
-    yield from small
-    yield from (number // divisor for divisor in reversed(small) if divisor * divisor != number)
 
 
 def _micro_ops(steps: Steps) -> tuple[MicroOp, ...]:
