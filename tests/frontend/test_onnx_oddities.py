@@ -9,7 +9,8 @@ import pytest
 
 import tvm_ext
 from tests.frontend.onnx_ops.harness import check_with_onnxruntime, node_model
-from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
+from tvm_ext.frontend import import_model
 
 X = np.array([[-1, 0, 2], [3, 0, -5]], "float32")
 
@@ -85,3 +86,21 @@ def test_top_elements_in_any_order() -> None:
     found = tvm_ext.compile(model, "native").run({"x": values["x"]})
     np.testing.assert_array_equal(np.sort(found["v"], 1), np.sort(values["x"], 1)[:, 3:])
     np.testing.assert_array_equal(np.take_along_axis(values["x"], found["i"], 1), found["v"])
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "named"), [("uint4", "float", "input 'x'"), ("float", "int4", "output 'y'")]
+)
+def test_elements_of_half_a_byte_stay_inside(taken: str, given: str, named: str) -> None:
+    kinds = {"float": onnx.TensorProto.FLOAT, "uint4": onnx.TensorProto.UINT4, "int4": onnx.TensorProto.INT4}
+    node = onnx.helper.make_node("Cast", ["x"], ["y"], to=kinds[given])
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, kinds[kind], [5]) for name, kind in (("x", taken), ("y", given))
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:]),
+        opset_imports=[onnx.helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    with pytest.raises(ModelError, match=f"{named} is of u?int4, and inputs and outputs need elements of whole bytes"):
+        import_model(model)

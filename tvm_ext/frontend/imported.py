@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import tvm
 
+from tvm_ext.errors import ModelError
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -62,3 +64,19 @@ class ImportedModel:
     notes: tuple[str, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse elements that no array which is passed to a compiled model, or comes from it, can hold.
+
+        Raises
+        ------
+        ModelError
+            If an input or an output has elements of less than a byte.
+        """
+        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+            for spec in specs:
+                if spec.dtype.startswith(("int", "uint", "float")) and tvm.DataType(spec.dtype).bits < 8:
+                    raise ModelError(
+                        f"{self.source}: {kind} {spec.name!r} is of {spec.dtype}, and inputs and outputs need elements "
+                        f"of whole bytes; let the model take or give int8, float16 or float32 and cast it inside"
+                    )
