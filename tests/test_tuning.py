@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 import tvm_ext
+from tests.cpu import needs_avx512
 from tests.schedules.kernels import graph
 from tests.test_tuning_database import commit
 from tests.tuners.metaschedule.kernels import matmul
@@ -102,6 +103,7 @@ def test_every_kernel_is_measured_once_before_one_is_measured_again(measurer: Me
     assert result.curve[0][1] <= kernels + 4  # what is measured while the last of them is read counts, too
 
 
+@needs_avx512
 def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_path: Path) -> None:
     """Another model of like kernels; what the database holds of the same kernel is no other's."""
 

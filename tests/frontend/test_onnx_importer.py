@@ -137,10 +137,10 @@ class TestRefusals:
             import_model(model)
         assert "x" in str(caught.value)
 
-    def test_what_legalisation_leaves_behind(self) -> None:
-        message = refused(graph("g (int64[2] s) => (float[a,b] y) { [fill] y = ConstantOfShape (s) }"))
-        assert "ConstantOfShape node 'fill'" in message
-        assert "shapes that are known when compiling" in message
+    def test_what_needs_a_constant(self) -> None:
+        message = refused(graph("g (float[2,3] x, int64[4] s) => (float[a,b] y) { [fill] y = Pad (x, s) }"))
+        assert "Pad node 'fill'" in message
+        assert "Dynamic pads are not supported" in message
 
     def test_outputs_that_are_no_tensors(self) -> None:
         model = graph("g (float[2] x) => (float[2] y) { y = SequenceConstruct (x, x) }")

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tests.cpu import needs_avx512
 from tests.zoo import get
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
@@ -84,6 +85,7 @@ def fused(mod: tvm.IRModule) -> Any:
     return merged_kernel(mod, bindings, [bindings[-1].var])
 
 
+@needs_avx512
 @pytest.mark.parametrize("shape", [(196, 270), (31, 34)])
 @pytest.mark.parametrize(("first", "second"), CELLS, ids=lambda kind: str(kind))
 def test_every_cell(first: MappingType, second: MappingType, shape: tuple[int, int]) -> None:

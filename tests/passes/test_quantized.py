@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 import tvm_ext
+from tests.cpu import needs_avx512
 from tests.integer_reference import run_integers
 from tests.passes.qdq_graphs import QdqGraph
 from tests.zoo.quantized import quantized
@@ -63,6 +64,7 @@ def test_convolution_chain(activations: str, target: Any) -> None:
     check(model, graph.input(), target)
 
 
+@needs_avx512
 def test_residual_block_shares_its_input() -> None:
     graph = QdqGraph((1, 16, 9, 7))
     start = graph.quantized(graph.node("Relu", graph.conv(graph.quantized("x"), 16, 32)))
@@ -112,6 +114,7 @@ def test_pooling_average_concatenation_and_product() -> None:
     check(model, graph.input())
 
 
+@needs_avx512
 @pytest.mark.parametrize("same", [True, False])
 def test_concatenation(same: bool) -> None:
     graph = QdqGraph((1, 16, 6, 5))
@@ -164,6 +167,7 @@ def test_weights_with_a_small_zero_point() -> None:
     check(model, graph.input())
 
 
+@needs_avx512
 def test_integers_at_the_border() -> None:
     """A model whose input and output are 8-bit integers themselves."""
     for dtype in ("uint8", "int8"):
@@ -222,6 +226,7 @@ def test_random_networks(seed: int, activations: str, channels: int, size: tuple
     np.testing.assert_array_equal(result, run_integers(model, inputs)[value])
 
 
+@needs_avx512
 @pytest.mark.parametrize("options", [{}, {"activations": "int8"}, {"per_channel": False}])
 @pytest.mark.parametrize("target", LEVELS.values(), ids=LEVELS)
 def test_tiny_network(options: dict[str, Any], target: Any) -> None:
