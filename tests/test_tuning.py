@@ -18,12 +18,12 @@ import tvm
 from tvm import relax
 
 import tvm_ext
-from tests.cpu import needs_avx512
 from tests.schedules.kernels import graph
 from tests.test_tuning_database import commit
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.errors import OutputError, RemoteError, TargetError, TuningError
 from tvm_ext.pipeline import PipelineOptions, phase_passes
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
@@ -103,7 +103,6 @@ def test_every_kernel_is_measured_once_before_one_is_measured_again(measurer: Me
     assert result.curve[0][1] <= kernels + 4  # what is measured while the last of them is read counts, too
 
 
-@needs_avx512
 def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_path: Path) -> None:
     """Another model of like kernels; what the database holds of the same kernel is no other's."""
 
@@ -113,10 +112,11 @@ def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_
         shape = (1, channels, 28, 28)
         return graph(lambda bb, x: relax.op.nn.conv2d(x, constant, strides=2), [(shape, "float32")])
 
+    few = 4 * machine_of(native_target()).lanes("float32")  # as many vectors on every machine
     run = {"batch": 8, "measurer": measurer}
-    tune(convolution_of(64), native_target(), tmp_path, 24, recipe("evolution_shared"), **run)
+    tune(convolution_of(few), native_target(), tmp_path, 24, recipe("evolution_shared"), **run)
     database = open_database(tmp_path)
-    same, new = (kernels_to_tune(convolution_of(channels), native_target()) for channels in (64, 128))
+    same, new = (kernels_to_tune(convolution_of(channels), native_target()) for channels in (few, 2 * few))
     assert all(
         not earlier_kernels(database, [row.mod for row in same], native_target()).others(n.space.space) for n in new
     )
@@ -124,7 +124,7 @@ def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_
     rows = max((rows for task in new for _, rows in peers.others(task.space.space)), key=len)
     assert len(rows) > 8
     assert all(row.seconds is None or 0 < row.seconds < 1 for row in rows)
-    result = tune(convolution_of(128), native_target(), tmp_path, 16, recipe("evolution_shared"), **run)
+    result = tune(convolution_of(2 * few), native_target(), tmp_path, 16, recipe("evolution_shared"), **run)
     assert result.trials == 16
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.cpu import LARGEST_WEIGHT
+
 
 class QdqGraph:
     """Builds a model whose tensors are quantised and dequantised between operators.
@@ -58,7 +60,7 @@ class QdqGraph:
         """Add quantised weights."""
         channels = shape[axis] if per_channel else 1
         scale = self.rng.uniform(0.002, 0.01, channels).astype("float32")
-        values = self.rng.integers(-100, 101, shape).astype("int8")
+        values = np.clip(self.rng.integers(-100, 101, shape), -LARGEST_WEIGHT, LARGEST_WEIGHT).astype("int8")
         points = np.full(channels, zero_point, "int8")
         if not per_channel:
             scale, points = scale[0], points[0]

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tests.cpu import needs_avx512
+from tests.cpu import short_of_avx512
 from tests.zoo import get
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
@@ -85,9 +85,21 @@ def fused(mod: tvm.IRModule) -> Any:
     return merged_kernel(mod, bindings, [bindings[-1].var])
 
 
-@needs_avx512
-@pytest.mark.parametrize("shape", [(196, 270), (31, 34)])
-@pytest.mark.parametrize(("first", "second"), CELLS, ids=lambda kind: str(kind))
+@pytest.mark.parametrize(
+    ("first", "second", "shape"),
+    [
+        pytest.param(
+            *cell,
+            shape,
+            id=f"{cell[0]}-{cell[1]}-{'x'.join(map(str, shape))}",
+            marks=[short_of_avx512("no rule for products takes the kernel, which keeps its result twice")]
+            if (*cell, shape) == (MANY_TO_MANY, REORGANIZE, (196, 270))
+            else [],
+        )
+        for cell in CELLS
+        for shape in ((196, 270), (31, 34))
+    ],
+)
 def test_every_cell(first: MappingType, second: MappingType, shape: tuple[int, int]) -> None:
     assert len(CELLS) == 23
     for make_first, numpy_first in OPERATORS[first]:

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
-from tests.cpu import needs_avx512
+from tests.cpu import needs_avx512_vnni
 from tests.schedules.kernels import TARGETS, graph
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.layout import blocked_layout
@@ -138,8 +138,9 @@ def _arrays(func: tvm.tirx.PrimFunc) -> list[np.ndarray]:
     return [random.standard_normal(shape).astype(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
-@needs_avx512
-@pytest.mark.parametrize("name", [*CASES, *INTEGER_CASES])
+@pytest.mark.parametrize(
+    "name", [*CASES, "cpu.conv2d_int8", pytest.param("cpu.depthwise_int8", marks=needs_avx512_vnni)]
+)
 def test_the_trace_starts_at_the_choice_of_the_rule_and_can_be_resampled(name: str) -> None:
     func, rule = _kernel(name)
     target = _two_threads()

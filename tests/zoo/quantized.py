@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import version_converter
 
+from tests.cpu import RUNTIME_SATURATES
 from tests.zoo import get
 from tests.zoo.entry import Entry
 
@@ -75,6 +76,7 @@ def _quantize(entry: Entry, per_channel: bool, activations: str, form: str) -> o
             per_channel=per_channel,
             activation_type=types[activations],
             weight_type=QuantType.QInt8,
+            reduce_range=RUNTIME_SATURATES,  # weights of 7 bits
         )
         return onnx.load(result)
 

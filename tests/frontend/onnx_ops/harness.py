@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,16 +21,6 @@ _SEPARATOR = "::"
 OPSET = 17
 # Most of a test is LLVM optimising kernels that run once.
 TARGET = {"kind": "llvm", "opt-level": 3}
-
-
-def _saturates() -> bool:
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    return is_x86 and "vnni" not in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-
-
-RUNTIME_SATURATES = _saturates()
-"""Whether onnxruntime adds two products of uint8 and int8 in 16 bits, as its kernels for x86 without VNNI do: from
-128 * 255 on they saturate. Weights of 7 bits are exact everywhere."""
 
 
 class TableImporter(ONNXGraphImporter):

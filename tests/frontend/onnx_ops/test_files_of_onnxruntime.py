@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.cpu import RUNTIME_SATURATES
 from tests.frontend.onnx_ops.harness import (
-    RUNTIME_SATURATES,
     import_with_converters,
     run_module,
     run_onnxruntime,

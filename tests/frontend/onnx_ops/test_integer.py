@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cpu import RUNTIME_SATURATES
 from tests.frontend.onnx_ops.harness import (
-    RUNTIME_SATURATES,
     check_stored,
     check_with_onnxruntime,
     import_with_converters,

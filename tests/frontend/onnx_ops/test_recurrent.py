@@ -8,8 +8,8 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cpu import LARGEST_WEIGHT
 from tests.frontend.onnx_ops.harness import (
-    RUNTIME_SATURATES,
     check_stored,
     check_with_onnxruntime,
     import_with_converters,
@@ -221,7 +221,7 @@ def test_quantised_layer_agrees_with_onnxruntime(direction, per_channel):
     values = tensors("LSTM", 6, 1, size, hidden, directions, optional=("B", "initial_h", "initial_c", "P"))
     random = np.random.default_rng(1)
     shape = (directions, 4 * hidden) if per_channel else (directions,)
-    limit = 63 if RUNTIME_SATURATES else 127
+    limit = LARGEST_WEIGHT
     values["W"] = random.integers(-limit, limit + 1, (directions, size, 4 * hidden)).astype("int8")
     values["R"] = random.integers(-limit, limit + 1, (directions, hidden, 4 * hidden)).astype("int8")
     for name in ("W", "R"):
