@@ -29,6 +29,10 @@ NATIVE = frozenset(
 )
 """Operators on float16 that sum nothing up: LLVM itself converts their operands, and rounds their results."""
 
+OF_ANY_FLOAT = frozenset(["unique"])
+"""Operators that a function of the runtime computes; how many values ``unique`` returns is not known before, and a
+conversion of them could not be compiled."""
+
 
 def single_precision() -> tvm.transform.Pass:
     """Make the pass."""
@@ -68,7 +72,8 @@ def in_single_precision(call: relax.Call, emit: Callable[[Any], Any]) -> relax.E
     if len(found) != 1 or not has_arithmetic(call.op.name.removeprefix("relax.")):
         return None
     (half,) = found
-    is_native = half == "float16" and call.op.name.removeprefix("relax.") in NATIVE
+    name = call.op.name.removeprefix("relax.")
+    is_native = name in OF_ANY_FLOAT or (half == "float16" and name in NATIVE)
     if is_native or getattr(call.attrs, "out_dtype", None) is not None:
         return None
     result = emit(relax.Call(call.op, [_single(argument, emit) for argument in call.args], call.attrs))
