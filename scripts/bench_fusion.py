@@ -39,21 +39,21 @@ from scripts.results import add_json_option, result_path, store
 from scripts.study_models import export, operators_of, sample
 from tests.zoo import ZOO, get
 from tests.zoo.nets import shape_graphs
+from tvm_ext.algebra.relax.rewrite import AlgebraReport, rewrite_algebra
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.profile_database import ProfileDatabase
+from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import from_relax
-from tvm_ext.passes.algebra import AlgebraReport, rewrite_algebra
+from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
-from tvm_ext.passes.fusion import fuse_by_mapping_types
-from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
-from tvm_ext.target import native_target
 
 # Operators before and kernels after, as the study prints them (table 5).
 SOURCE = {

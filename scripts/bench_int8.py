@@ -24,6 +24,7 @@ from tests.integer_reference import run_integers
 from tests.zoo import get
 from tests.zoo.entry import Entry
 from tests.zoo.quantized import quantized
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench import compare
 from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.quantized import conv2d_int8
@@ -32,8 +33,7 @@ from tvm_ext.schedules.cpu.convolution import computed_width
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_rules
-from tvm_ext.target import native_target
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
 
 MODELS = ("resnet50", "mobilenet_v2")
 QUICK_MODELS = ("mobilenet_v2",)

@@ -30,7 +30,7 @@ from tests.zoo.nets.cells import cells
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import breadth_first_order, liveness
 from tvm_ext.memory import off_chip_traffic, plan_order, plan_traffic_order
-from tvm_ext.passes.memory_graph import LIVENESS
+from tvm_ext.memory.relax.graph import LIVENESS
 from tvm_ext.report.memory_picture import draw_memory
 from tvm_ext.report.memory_plans import PlannedMemory, compare_plans
 

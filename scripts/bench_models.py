@@ -19,7 +19,7 @@ from scripts import bench_int8, kernel_shares
 from scripts.results import add_json_option, result_path, store
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
 
 PEERS = ("onnxruntime", "openvino")
 STOCK_SLOWDOWN = 150

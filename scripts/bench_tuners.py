@@ -22,7 +22,7 @@ import numpy as np
 
 from scripts import tuned_models, tuning_loops
 from scripts.results import add_json_option, result_path, store
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.replay.experiment import (
     Run,

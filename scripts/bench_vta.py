@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,41 +32,43 @@ from tests.vta.random_programs import flip_bits, random_program
 from tests.vta.recordings import GOLDEN
 from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tests.zoo import get
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.backends.vta.analysis.linter import lint
+from tvm_ext.backends.vta.codegen import compute
+from tvm_ext.backends.vta.codegen.generate import add_plan
+from tvm_ext.backends.vta.codegen.geometry import Conv2d
+from tvm_ext.backends.vta.codegen.layouts import bias_as_weights, pack_data, pack_weights, unpack_data
+from tvm_ext.backends.vta.codegen.plans import Plans
+from tvm_ext.backends.vta.codegen.tuned import read_tuned
+from tvm_ext.backends.vta.config import VTAConfig, config_of_target, load_config
+from tvm_ext.backends.vta.isa.faults import Refusal
+from tvm_ext.backends.vta.isa.instructions import Finish, Gemm, Load, MemoryType, MicroOp, encode_program, encode_uops
+from tvm_ext.backends.vta.memory import MemoryImage
+from tvm_ext.backends.vta.model.offload import VTAModel, offload, prepare, to_form
+from tvm_ext.backends.vta.model.profile import packed_convolution_cycles, profile_regions
+from tvm_ext.backends.vta.model.region import build_region
+from tvm_ext.backends.vta.model.relax_layers import read_graph
+from tvm_ext.backends.vta.program.builder import ProgramBuilder, read_outputs
+from tvm_ext.backends.vta.simulate.replay import load_recording, replay
+from tvm_ext.backends.vta.simulate.simulator import Simulator
+from tvm_ext.backends.vta.timing.costs import costs_named
+from tvm_ext.backends.vta.timing.cycles import time_program, verify_timeline
 from tvm_ext.frontend import import_model
-from tvm_ext.target import native_target
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.vta import compute
-from tvm_ext.vta.config import VTAConfig, config_of_target, load_config
-from tvm_ext.vta.costs import costs_named
-from tvm_ext.vta.cycles import time_program, verify_timeline
-from tvm_ext.vta.faults import Refusal
-from tvm_ext.vta.isa import Finish, Gemm, Load, MemoryType, MicroOp, encode_program, encode_uops
-from tvm_ext.vta.layouts import bias_as_weights, pack_data, pack_weights, unpack_data
-from tvm_ext.vta.linter import lint
-from tvm_ext.vta.memory import MemoryImage
-from tvm_ext.vta.model import VTAModel, offload, prepare, to_form
-from tvm_ext.vta.operators import Requantize, conv2d
-from tvm_ext.vta.profile import packed_convolution_cycles, profile_regions
-from tvm_ext.vta.program import ProgramBuilder, read_outputs
-from tvm_ext.vta.relax_layers import read_graph
-from tvm_ext.vta.replay import load_recording, replay
-from tvm_ext.vta.simulator import Simulator
-from tvm_ext.vta.tiles import Conv2d, Tile
-from tvm_ext.vta.tuning import tune
+from tvm_ext.tuning.vta import tune, tune_model
 
-# The packed convolutions of ResNet-18 v1: channels, size of the input, kernel, stride, how often they occur, and the
-# tile with the fewest cycles that a search with the cycle model found.
+# The packed convolutions of ResNet-18 v1: channels, size of the input, kernel, stride; and how often they occur.
 LAYERS = {
-    "C2": ((64, 64, 56, 3, 1), 4, Tile(14, 28, 1, 1)),
-    "C3": ((64, 128, 56, 3, 2), 1, Tile(7, 14, 4, 1)),
-    "C4": ((64, 128, 56, 1, 2), 1, Tile(7, 14, 8, 4)),
-    "C5": ((128, 128, 28, 3, 1), 3, Tile(14, 28, 1, 1)),
-    "C6": ((128, 256, 28, 3, 2), 1, Tile(7, 14, 4, 1)),
-    "C7": ((128, 256, 28, 1, 2), 1, Tile(4, 14, 16, 4)),
-    "C8": ((256, 256, 14, 3, 1), 3, Tile(14, 14, 2, 1)),
-    "C9": ((256, 512, 14, 3, 2), 1, Tile(7, 7, 8, 1)),
-    "C10": ((256, 512, 14, 1, 2), 1, Tile(7, 7, 16, 4)),
-    "C11": ((512, 512, 7, 3, 1), 3, Tile(7, 7, 4, 2)),
+    "C2": ((64, 64, 56, 3, 1), 4),
+    "C3": ((64, 128, 56, 3, 2), 1),
+    "C4": ((64, 128, 56, 1, 2), 1),
+    "C5": ((128, 128, 28, 3, 1), 3),
+    "C6": ((128, 256, 28, 3, 2), 1),
+    "C7": ((128, 256, 28, 1, 2), 1),
+    "C8": ((256, 256, 14, 3, 1), 3),
+    "C9": ((256, 512, 14, 3, 2), 1),
+    "C10": ((256, 512, 14, 1, 2), 1),
+    "C11": ((512, 512, 7, 3, 1), 3),
 }
 
 CONFIGS = ("sim", "pynq_0.0.1", "sim_1x32", "sim_2x16", "sim_4x8", "sim_8x8")
@@ -135,8 +139,8 @@ def convolutions(config: VTAConfig, repeats: int) -> float:
 
 def layer(name: str) -> dict[str, Any]:
     """Run one of :data:`LAYERS` on random data and compare it with numpy; count its cycles."""
-    (inputs, outputs, size, kernel, stride), count, tile = LAYERS[name]
-    config, rng, finish = load_config("sim"), np.random.default_rng(0), Requantize(8, 0, 127)
+    (inputs, outputs, size, kernel, stride), count = LAYERS[name]
+    config, rng, finish = load_config("sim"), np.random.default_rng(0), compute.Epilogue(8, 0, 127, "weights")
     data = rng.integers(-128, 128, (1, inputs, size, size)).astype(np.int8)
     weights = rng.integers(-128, 128, (outputs, inputs, kernel, kernel)).astype(np.int8)
     bias = rng.integers(-10_000, 10_000, outputs).astype(np.int32)
@@ -150,7 +154,8 @@ def layer(name: str) -> dict[str, Any]:
     shape = (1, conv.out_blocks, conv.out_height, conv.out_width, config.batch, config.block)
     image.allocate("out", int(np.prod(shape)))
     builder = ProgramBuilder(config, image)
-    conv2d(builder, conv, tile, finish, "data", "weights", "bias", "out", "bias_inputs")
+    plan = Plans(config, costs_named("chisel")).plan(conv, finish)
+    add_plan(plan, builder, ["data", "weights", "bias", "bias_inputs", "out"])
     program = builder.build()
     start = time.perf_counter()
     result = Simulator(config).run(program.words, image.data, image.base)
@@ -159,15 +164,14 @@ def layer(name: str) -> dict[str, Any]:
     expected = integer_convolution(data[0], weights, bias, stride, finish)
     timeline = time_program(program.instructions, config, costs_named("chisel"))
     verify_timeline(timeline, program.instructions, config)
-    steps = conv.in_blocks * conv.out_blocks * conv.out_height * conv.out_width * kernel**2
     return {
         "layer": name,
         "count": count,
         "exact": bool(np.array_equal(found[0], expected)),
         "cycles": timeline.cycles,
         "occupancy": round(
-            steps / timeline.cycles, 4
-        ),  # of the convolution's own steps: those for the bias do not count
+            conv.steps / timeline.cycles, 4
+        ),  # of the convolution's own steps: those for the bias, and on padding, do not count
         "instructions": len(program.instructions),
         "simulated_seconds": round(seconds, 3),
         "findings": len(lint(program.instructions, config, image.data, image.base)),
@@ -176,7 +180,7 @@ def layer(name: str) -> dict[str, Any]:
 
 def tuned_layer(name: str, trials: int) -> dict[str, Any]:
     """Tune the schedule of one of :data:`LAYERS` with the cycle model; run what was found, and compare it with TVM."""
-    (inputs, outputs, size, kernel, stride), count, _ = LAYERS[name]
+    (inputs, outputs, size, kernel, stride), count = LAYERS[name]
     target = tvm.target.Target("tvm-ext/vta-1x16x16")
     config, costs = config_of_target(target), costs_named("chisel")
     shape, weights = (1, inputs // config.block, size, size), (outputs // config.block, kernel, kernel)
@@ -188,7 +192,7 @@ def tuned_layer(name: str, trials: int) -> dict[str, Any]:
     scheduled, arguments = run.schedule.mod["main"], random_arguments(func, np.random.default_rng(0))
     found, program = run_on_vta(scheduled, arguments, config)
     cycles = time_program(program.instructions, config, costs).cycles
-    steps = shape[1] * outputs // config.block * found.shape[2] * found.shape[3] * kernel**2
+    steps = Conv2d(*shape[:2], weights[0], size, size, kernel, stride, kernel // 2).steps
     return {
         "tuned_layer": name,
         "count": count,
@@ -205,7 +209,7 @@ def tuned_layer(name: str, trials: int) -> dict[str, Any]:
 
 
 def integer_convolution(
-    data: NDArray, weights: NDArray, bias: NDArray, stride: int, finish: Requantize
+    data: NDArray, weights: NDArray, bias: NDArray, stride: int, finish: compute.Epilogue
 ) -> NDArray[np.int8]:
     """Convolve integers; every sum is far below 2**53, so float64 is exact."""
     outputs, _, kernel, _ = weights.shape
@@ -221,11 +225,12 @@ def integer_convolution(
     return np.clip(wide, finish.low, finish.high).astype(np.int8).reshape(outputs, extent, extent)
 
 
-def resnet18() -> list[dict[str, Any]]:
+def resnet18(trials: int) -> list[dict[str, Any]]:
     """Run a whole ResNet-18 in int8 on one picture: compare every layer with numpy, time the simulation, count cycles.
 
     All layers that VTA can run are on it, and the cycles of the convolutions whose channels fill blocks are counted
-    apart; with their residual additions, which upstream's count of the whole network has as well.
+    apart; with their residual additions, which upstream's count of the whole network has as well. Then the same network
+    with tuned schedules.
     """
     entry = get("resnet18")
     picture = entry.inputs(0)
@@ -238,7 +243,7 @@ def resnet18() -> list[dict[str, Any]]:
     found = model.run_regions(tensors)
     seconds = time.perf_counter() - start
     given = {
-        name: to_form(model.network.integers(name, tensors[name]), region.shapes[name], region.unfolded.get(name))
+        name: to_form(model.network.integers(name, tensors[name]), region.shapes[name])
         for region in model.regions
         for name in region.inputs
     }
@@ -267,6 +272,23 @@ def resnet18() -> list[dict[str, Any]]:
         "network_cycles": profile.cycles,
         "signal_to_noise": round(report.outputs[0].signal_to_noise, 1),
     }
+    with tempfile.TemporaryDirectory() as folder:
+        target = tvm.target.Target("tvm-ext/vta-1x16x16")
+        tune_model(imported.mod, target, folder, trials, recipe("evolution", batch=32, initial=32), batch=32)
+        plans = Plans(model.config, costs, read_tuned(Path(folder)))
+    integers = {integer.layer.name: integer for integer in model.network.layers}
+    regions = []
+    for region in model.regions:
+        taken = [integers[placed.layer.name] for placed in region.layers]
+        regions.append(build_region(taken, region.inputs, region.outputs, model.config, costs, plans))
+    tuned = profile_regions(regions, costs)
+    print(tuned)
+    summary["tuned_cycles"] = packed_convolution_cycles(tuned, placed, model.config.block)
+    summary["tuned_network_cycles"] = tuned.cycles
+    summary["exact"] &= all(
+        np.array_equal(found[name], values)
+        for name, values in replace(model, regions=tuple(regions)).run_regions(tensors).items()
+    )
     rows = [vars(row) | {"model": "resnet18", "occupancy": round(row.occupancy, 4)} for row in profile.layers]
     return [summary, *rows]
 
@@ -324,7 +346,7 @@ def main() -> int:
     print(f"digits: {digits_row['float32']:.2%} right in float32, {digits_row['int8']:.2%} in int8 on VTA")
     network: dict[str, Any] = {}
     if not arguments.quick:
-        network_rows = resnet18()
+        network_rows = resnet18(512 * len(LAYERS))
         network = network_rows[0]
         rows.extend(network_rows)
         exact &= network["exact"]
@@ -350,6 +372,8 @@ def main() -> int:
         summary["resnet18_exact"] = network["exact"]
         summary["resnet18_cycles"] = network["cycles"]
         summary["resnet18_network_cycles"] = network["network_cycles"]
+        summary["resnet18_tuned_cycles"] = network["tuned_cycles"]
+        summary["resnet18_tuned_network_cycles"] = network["tuned_network_cycles"]
         summary["resnet18_seconds"] = network["simulated_seconds"]
     store(path, "vta", rows, summary)
     return 0 if exact and passed == len(GOLDEN) else 1

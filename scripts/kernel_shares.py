@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 from tvm_ext.bench.peak import copy_bandwidth, fma_peak
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.streaming import STREAMING_ISAS
+from tvm_ext.system.threads import physical_cores, use_all_cores
 from tvm_ext.target import resolve_target
-from tvm_ext.threads import physical_cores, use_all_cores
 
 Layer = Callable[[relax.BlockBuilder, relax.Var], relax.Expr]
 RUNS = 60

@@ -19,10 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench_fusion import OURS, SOURCE, imported
 from tests.zoo import ZOO, get
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
-from tvm_ext.passes.fusion_latency import SHIPPED
-from tvm_ext.pipeline import PipelineOptions
-from tvm_ext.target import native_target
+from tvm_ext.fusion.relax.latency import SHIPPED
+from tvm_ext.options import PipelineOptions
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def prepare_tvm(model: Path, threads: int, seed: int) -> Callable[[], object]:
     from tvm import relax
 
     from tvm_ext import import_model
+    from tvm_ext.backends.cpu.target import native_target
     from tvm_ext.inputs import random_inputs
-    from tvm_ext.target import native_target
 
     imported = import_model(model)
     machine = relax.VirtualMachine(tvm.compile(imported.mod, native_target()), tvm.cpu())

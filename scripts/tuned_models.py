@@ -17,10 +17,10 @@ from tvm import relax
 
 import tvm_ext
 from tests.zoo import ZOO, get
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench import compare
 from tvm_ext.bench.contender import Contender
-from tvm_ext.target import native_target
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune

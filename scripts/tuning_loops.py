@@ -24,11 +24,11 @@ from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
 import tvm_ext
 from tests.zoo import get
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench.peak import fma_peak
-from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import machine_of
-from tvm_ext.target import native_target
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner

@@ -18,7 +18,7 @@ import tvm_ext
 from tests.commands import Commands
 from tests.modules import Mlp
 from tests.zoo import get
-from tvm_ext.artifact import CompiledModel
+from tvm_ext.artifact.compiled_model import CompiledModel
 
 # The same examples in every run, so that a change is judged by what it changes; `HYPOTHESIS_PROFILE=default` looks for
 # new ones.

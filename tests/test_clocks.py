@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PLANNERS = ("tvm_ext/algebra", "tvm_ext/fusion", "tvm_ext/graph", "tvm_ext/memory", "tvm_ext/passes", "schedules")
+PLANNERS = (
+    *(
+        f"tvm_ext/{room}"
+        for room in ("algebra", "fusion", "graph", "layout", "memory", "passes", "quantized", "shapes")
+    ),
+    "schedules",
+)
 REPORTED = {
     "tvm_ext/memory/order.py": "how long the search took, for reports",
     "tvm_ext/fusion/profile_database.py": "how long to wait for another process that writes the file",
-    "tvm_ext/passes/fusion_latency.py": "latencies of kernels, measured only where a file for them is given",
+    "tvm_ext/fusion/relax/latency.py": "latencies of kernels, measured only where a file for them is given",
 }
 """Where a clock is read and decides nothing, and what for."""
 

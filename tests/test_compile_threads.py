@@ -15,8 +15,8 @@ import tvm_ext
 from tests.modules import convolutions
 from tests.processes import output_of
 from tests.zoo import get
-from tvm_ext.compile_lock import one_compilation
 from tvm_ext.inputs import random_inputs
+from tvm_ext.system.compile_lock import one_compilation
 
 
 def in_threads(tasks: list[Callable[[], Any]]) -> list[Any]:
@@ -109,7 +109,7 @@ def test_a_wait_can_be_interrupted() -> None:
     import _thread, os, signal, threading
     import tvm_ext
     from tests.modules import convolutions
-    from tvm_ext.compile_lock import one_compilation
+    from tvm_ext.system.compile_lock import one_compilation
     entered, mod = threading.Event(), convolutions(1)
     def hold():
         with one_compilation():

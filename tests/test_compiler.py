@@ -11,14 +11,15 @@ import pytest
 import tvm
 
 import tvm_ext
-from tests.frontend.onnx_text import graph
+from tests.frontend.onnx.text import graph
 from tests.modules import MODULES, STOCK, Mlp, Several, arguments, run
 from tests.zoo import get
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import generate_code, recorded_versions, summary_line
 from tvm_ext.errors import CompileError, InputError, ModelError, OptionError, TargetError, TvmExtError
 from tvm_ext.frontend import ImportedModel, TensorSpec
-from tvm_ext.pipeline import PHASES, PipelineOptions
-from tvm_ext.target import native_target
+from tvm_ext.options import PipelineOptions
+from tvm_ext.phases import PHASES
 from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
 

@@ -2,8 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from scripts import docs_tables
+from tvm_ext.phases import PHASES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -23,9 +27,37 @@ def test_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(list((tmp_path / "phases").iterdir())) >= 6
 
 
+@pytest.mark.torch
+def test_the_page_of_torch_compile_runs() -> None:
+    pytest.importorskip("torch")
+    (block,) = python_blocks("torch_compile.md")
+    names: dict[str, Any] = {}
+    exec(compile(block, "torch_compile.md", "exec"), names)
+    assert tuple(names["probabilities"].shape) == (3, 10)
+
+
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_links_between_pages_and_files(page: str) -> None:
     text = (DOCS / page).read_text()
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"(?s)```.*?```|`[^`]*`", "", text)):
         if "://" not in target:
             assert (DOCS / target).exists(), f"{page} links to {target}, which does not exist"
+
+
+def test_tables_are_what_the_code_says() -> None:
+    for page in docs_tables.PAGES:
+        text = (DOCS.parent / page).read_text()
+        assert text.count("<!-- table:") == text.count("<!-- end -->") > 0
+        assert docs_tables.written(text) == text, f"run: python scripts/docs_tables.py ({page})"
+
+
+def test_phases_name_files_that_exist() -> None:
+    for phase in PHASES:
+        assert all((DOCS.parent / place).exists() for place in phase.where), phase
+
+
+def test_every_room_stands_in_the_table_of_contributing() -> None:
+    table = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    for path in sorted((DOCS.parent / "tvm_ext").iterdir()):
+        if path.is_dir() and (path / "__init__.py").exists():
+            assert re.search(rf"`(tvm_ext/)?{path.name}/", table), f"{path.name} is missing in CONTRIBUTING.md"

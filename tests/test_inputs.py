@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from tvm_ext.errors import InputError
-from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.inputs import check_inputs, describe, numpy_dtype, random_inputs, read_inputs
+from tvm_ext.tensor_spec import TensorSpec
 
 NUMPY_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 IMAGE = TensorSpec("image", (1, 3, 4, 4), "float32")

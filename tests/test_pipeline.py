@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext
 from tests.modules import MODULES, STOCK, Chain, Dynamic, Kernel, Mlp, arguments, run
+from tvm_ext.backends.cpu.backend import CPU
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.errors import CompileError, OptionError, OutputError
-from tvm_ext.pipeline import PHASES, PipelineOptions, phase_passes, tvm_ext_pipeline
-from tvm_ext.target import native_target
+from tvm_ext.options import PipelineOptions
+from tvm_ext.phases import PHASES
+from tvm_ext.pipeline import phase_passes, tvm_ext_pipeline
 
 PHASE_NAMES = [phase.name for phase in PHASES]
 NEEDED = ("legalize", "lower", "finalize")
@@ -58,7 +62,7 @@ def test_results_without_one_phase(name: str, phase: str, stock: Callable[[str],
 
 @pytest.mark.parametrize("phase", NEEDED)
 def test_a_phase_that_code_generation_needs_is_missed_with_an_error(phase: str) -> None:
-    with pytest.raises(CompileError, match=f"code generation .* failed: .*phases switched off: {phase}"):
+    with pytest.raises(CompileError, match=f"(code generation .*|phase .*) failed: .*phases switched off: {phase}"):
         tvm_ext.compile(Mlp, disable=[phase])
 
 
@@ -207,11 +211,8 @@ def test_a_failing_pass_is_reported_with_its_phase(monkeypatch: pytest.MonkeyPat
         raise ValueError("the roof is on fire")
 
     broken = tvm.transform.module_pass(fail, opt_level=0, name="fail")
-    phases = tuple(
-        type(phase)(phase.name, phase.summary, (lambda *_: [broken]) if phase.name == "fuse" else phase.passes)
-        for phase in PHASES
-    )
-    monkeypatch.setattr("tvm_ext.pipeline.PHASES", phases)
+    backend = replace(CPU, phases={**CPU.phases, "fuse": lambda *_: [broken]})
+    monkeypatch.setattr("tvm_ext.pipeline.backend_of", lambda target: backend)
     with pytest.raises(CompileError, match=r"^phase fuse failed: the roof is on fire$"):
         tvm_ext.compile(Mlp)
 
@@ -221,11 +222,32 @@ def test_an_interrupt_in_a_pass_is_still_an_interrupt(monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     stop = tvm.transform.module_pass(interrupted, opt_level=0, name="stop")
-    monkeypatch.setattr(
-        "tvm_ext.pipeline.PHASES", tuple(type(phase)(phase.name, "", lambda *_: [stop]) for phase in PHASES)
-    )
+    backend = replace(CPU, phases={phase.name: lambda *_: [stop] for phase in PHASES})
+    monkeypatch.setattr("tvm_ext.pipeline.backend_of", lambda target: backend)
     with pytest.raises(KeyboardInterrupt):
         tvm_ext.compile(Mlp)
+
+
+def test_presets_set_what_is_not_given() -> None:
+    assert PipelineOptions.from_keywords({"opt_level": 2}) == PipelineOptions()
+    quick = PipelineOptions.from_keywords({"opt_level": 0, "winograd": True})
+    assert (quick.memory, quick.winograd, quick.flush_denormals) == ("stock", True, False)
+    assert PipelineOptions.from_keywords({"opt_level": 3}).fuse == "mapping-type"
+    with pytest.raises(OptionError, match="option opt_level: 4 is none of 0, 1, 2, 3"):
+        tvm_ext.compile(Mlp, opt_level=4)
+    with pytest.raises(OptionError, match="option opt_level: True is none of"):
+        tvm_ext.compile(Mlp, opt_level=True)
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_results_at_every_level(level: int, stock: Callable[[str], list[np.ndarray]]) -> None:
+    executable = tvm.compile(MODULES["mlp"], "llvm", relax_pipeline=relax.get_pipeline("tvm_ext", opt_level=level))
+    assert_close(run(executable, arguments(MODULES["mlp"])), stock("mlp"))
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(OptionError, match=r"unknown option 'memry' of pipeline tvm_ext, .*; did you mean memory\?"):
+        relax.get_pipeline("tvm_ext", memry="arena")
 
 
 def test_phase_passes_follow_the_table_of_contents() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts.reach_tables import page
-from tvm_ext.bench.sections import joined, machine_kind
+from tvm_ext.bench.sections import joined
+from tvm_ext.system.host import machine_kind
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 ROWS = [

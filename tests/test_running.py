@@ -16,7 +16,7 @@ from tvm.script import relax as R
 import tvm_ext
 from tests.modules import Branch, Dynamic, convolutions
 from tests.processes import output_of
-from tvm_ext.artifact import CompiledModel
+from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.errors import InputError
 from tvm_ext.inputs import aligned, random_inputs
 
@@ -165,7 +165,7 @@ class TestOutputs:
 
 class TestInputs:
     def test_aligned_arrays_are_taken_without_a_copy(self) -> None:
-        from tvm_ext.arguments import arguments
+        from tvm_ext.artifact.arguments import arguments
 
         model = one_input("float32")
         for array, copies in ((aligned(np.ones((3, 5), "float32")), False), (np.ones((3, 6), "float32")[:, 1:], True)):
@@ -274,7 +274,7 @@ def test_kernels_run_in_as_many_threads_as_they_may() -> None:
     import numpy as np
     import tvm
     from tests.modules import calling_threads
-    from tvm_ext.threads import use_all_cores
+    from tvm_ext.system.threads import use_all_cores
     kernel = tvm.compile(calling_threads, tvm.target.Target("llvm"))
     counts = []
     def count():

@@ -7,10 +7,10 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.modules import Branch, Chain, Mlp, Several
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
-from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.options import PipelineOptions
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument, module_statistics
-from tvm_ext.target import native_target
 
 
 @I.ir_module(check_well_formed=False)

@@ -11,9 +11,10 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.errors import PerformanceWarning, TargetError
-from tvm_ext.target import native_target, resolve_target, warn_if_baseline
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
+from tvm_ext.target import resolve_target
 
 
 @pytest.mark.parametrize("target", [None, "native"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.processes import output_of
-from tvm_ext import threads
+from tvm_ext.system import threads
 
 MODEL = """
 import os, threading, time
@@ -51,7 +51,7 @@ print(after[0] - before[0], (after[1] - before[1]) // 1024 < 64, wrong)
 
 def test_many_at_a_time_share_few_pools() -> None:
     source = f"""{MODEL}
-from tvm_ext.threads import MOST_POOLS
+from tvm_ext.system.threads import MOST_POOLS
 expected, wrong = run(), []
 before = len(os.listdir("/proc/self/task"))
 start = threading.Barrier(40)

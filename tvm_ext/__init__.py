@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tvm_ext.registration import register
+from tvm_ext.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "CompiledModel",
     "__version__",
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tvm_ext.artifact import CompiledModel, load
+    from tvm_ext.artifact.compiled_model import CompiledModel, load
     from tvm_ext.compiler import compile
     from tvm_ext.frontend import import_model
 
 # Public name -> "module:attribute" ("module" alone: the module itself).
 _LAZY = {
-    "CompiledModel": "tvm_ext.artifact:CompiledModel",
+    "CompiledModel": "tvm_ext.artifact.compiled_model:CompiledModel",
     "compile": "tvm_ext.compiler:compile",
     "errors": "tvm_ext.errors",
     "graph": "tvm_ext.graph",
     "import_model": "tvm_ext.frontend:import_model",
-    "load": "tvm_ext.artifact:load",
+    "load": "tvm_ext.artifact.compiled_model:load",
     "passes": "tvm_ext.passes",
     "pipeline": "tvm_ext.pipeline",
 }

@@ -1,31 +1,36 @@
-"""``tvm_ext.compile``: from a model, in whatever form, to a :class:`~tvm_ext.artifact.CompiledModel`."""
+"""``tvm_ext.compile``: from a model, in whatever form, to a :class:`~tvm_ext.artifact.compiled_model.CompiledModel`."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm
 from tvm import relax
 
-from tvm_ext.artifact import CompiledModel
-from tvm_ext.compile_lock import one_at_a_time
+from tvm_ext.artifact.compiled_model import CompiledModel
+from tvm_ext.artifact.metadata import FORMAT
+from tvm_ext.backends.backend import PARTITIONED
+from tvm_ext.backends.cpu.target import warn_if_baseline
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
-from tvm_ext.metadata import FORMAT
-from tvm_ext.passes.memory_limit import memory_decisions
+from tvm_ext.memory.relax.limit import memory_decisions
+from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.shared_results import shared_results
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
-from tvm_ext.pipeline import Phase, PipelineOptions, phase_passes
+from tvm_ext.phases import Phase
+from tvm_ext.pipeline import checked_options, phase_passes
+from tvm_ext.relax_utils import plain
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
-from tvm_ext.target import resolve_target, warn_if_baseline
-
-if TYPE_CHECKING:
-    from tvm_ext.vta.model import VTAModel
+from tvm_ext.system.compile_lock import one_at_a_time
+from tvm_ext.target import resolve_target
 
 Progress = Callable[[str], None]
 """Called with the name of each step as it begins."""
@@ -65,7 +70,7 @@ def compile(
     progress : callable, optional
         Called with the name of each step as it begins.
     **options
-        Fields of :class:`tvm_ext.pipeline.PipelineOptions`.
+        Fields of :class:`tvm_ext.options.PipelineOptions`.
 
     Returns
     -------
@@ -76,7 +81,7 @@ def compile(
     TvmExtError
         One of its subclasses, with a sentence that says what is wrong and what to try.
     """
-    parsed = PipelineOptions.from_keywords(options)
+    parsed = checked_options(options)
     resolved = resolve_target(target)
     if progress is not None and not callable(progress):
         raise OptionError(f"option progress: {progress!r} is not a function; give one that takes the name of a step")
@@ -87,9 +92,13 @@ def compile(
         if isinstance(model, ImportedModel)
         else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
     )
-    imported, offloaded = _offload(imported, resolved, calibration, report)
+    if calibration is not None:
+        parsed = replace(parsed, calibration=imported.by_parameter(calibration))
     warn_if_baseline(resolved)
     lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(imported, resolved))
+    partitioned = partitioning(lowered)
+    if partitioned is not None:
+        imported = replace(imported, notes=(*imported.notes, *partitioned["notes"]))
     report("generate code")
     start = time.perf_counter()
     try:
@@ -101,9 +110,9 @@ def compile(
     seconds["generate code"] = time.perf_counter() - start
     metadata = _metadata(imported, resolved, parsed, statistics, seconds)
     metadata["decisions"]["memory"] = memory_decisions(lowered)
-    if offloaded is not None:
-        metadata["decisions"]["vta"] = offloaded.decisions()
-    return CompiledModel(executable, metadata)
+    if partitioned is not None:
+        metadata["decisions"]["vta"] = partitioned["decisions"]
+    return CompiledModel(executable, metadata, shared_results=shared_results(lowered))
 
 
 def _warnings(imported: ImportedModel, target: tvm.target.Target) -> Callable[[Phase, tvm.IRModule], None] | None:
@@ -113,22 +122,13 @@ def _warnings(imported: ImportedModel, target: tvm.target.Target) -> Callable[[P
         if phase.name == "schedule":
             warn_of_unscheduled(mod, imported.origins)
 
-    return after_phase if target.kind.name == "llvm" else None
+    return after_phase if backend_of(target).rules else None
 
 
-def _offload(
-    imported: ImportedModel, target: tvm.target.Target, calibration: Mapping[str, Any] | None, report: Progress
-) -> tuple[ImportedModel, VTAModel | None]:
-    """Move layers to VTA if the target has one."""
-    if "vta" not in target.keys:
-        if calibration is not None:
-            raise OptionError(f"calibration data is for VTA targets; target {target.kind.name} computes in floats")
-        return imported, None
-    from tvm_ext.vta.model import offload_imported
-
-    report("move to VTA")
-    offloaded = offload_imported(imported, target, calibration)
-    return replace(imported, mod=offloaded.mod, notes=(*imported.notes, *offloaded.notes)), offloaded
+def partitioning(mod: tvm.IRModule) -> dict[str, Any] | None:
+    """Return what the phase ``partition`` decided, and its notes; None if it had nothing to do."""
+    found = None if mod.attrs is None else mod.attrs.get(PARTITIONED)
+    return None if found is None else json.loads(str(found))
 
 
 @one_at_a_time
@@ -163,7 +163,8 @@ def lower(
             except TvmExtError:
                 raise
             except Exception as error:  # TVM raises whatever its C++ side threw
-                raise CompileError(f"phase {phase.name} failed: {summary_line(error)}") from error
+                off = f" (phases switched off: {', '.join(options.disable)})" if options.disable else ""
+                raise CompileError(f"phase {phase.name} failed: {summary_line(error)}{off}") from error
             seconds[phase.name] = time.perf_counter() - start
             if after_phase is not None:
                 after_phase(phase, mod)
@@ -227,7 +228,7 @@ def _metadata(
         "name": Path(imported.source).stem,
         "source": imported.source,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "target": _plain(target.export()),
+        "target": plain(target.export()),
         "device": str(tvm.runtime.Device(target.get_target_device_type(), 0)).partition(":")[0],
         "inputs": rows(imported.inputs),
         "outputs": rows(imported.outputs),
@@ -235,17 +236,13 @@ def _metadata(
         "versions": recorded_versions(),
         "decisions": {
             "import": list(imported.notes),
-            "options": {**asdict(options), "disable": list(options.disable), "dump_dir": dump_dir},
+            "options": {
+                **asdict(replace(options, calibration=None)),
+                "disable": list(options.disable),
+                "dump_dir": dump_dir,
+                "calibration": None if options.calibration is None else sorted(options.calibration),
+            },
             "seconds": {name: round(value, 4) for name, value in seconds.items()},
             "statistics": None if statistics is None else vars(statistics) | {},
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    """Convert TVM's containers to what JSON knows."""
-    if isinstance(value, Mapping) or hasattr(value, "items"):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    return [_plain(item) for item in value]

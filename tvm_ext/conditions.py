@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import CodeType
 
 from tvm_ext.errors import InputError
-from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.tensor_spec import TensorSpec
 
 LONGEST = 2000
 """Characters of one condition."""

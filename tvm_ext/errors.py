@@ -6,6 +6,7 @@ what to try.
 
 import sys
 import warnings
+from collections.abc import Mapping
 
 
 class TvmExtError(Exception):
@@ -21,9 +22,19 @@ class ModelError(TvmExtError):
 
 
 class UnsupportedOperatorError(ModelError):
-    """The model is sound, but holds operators that cannot be imported; the message lists every such node."""
+    """The model is sound, but holds operators that cannot be imported; the message lists every such node.
+
+    Attributes
+    ----------
+    faults : dict of str to str
+        Names of the nodes, by what is wrong with them; empty where the importer has no names for nodes.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, faults: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.faults = dict(faults or {})
 
 
 class InputError(TvmExtError):
@@ -144,4 +155,4 @@ def warn(message: str, category: type[TvmExtWarning] = PerformanceWarning) -> No
     warnings.warn(message, category, stacklevel=level + 1)
 
 
-_INSIDE = ("tvm_ext", "tvm", "tvm_ffi", "contextlib", "functools", "runpy")
+_INSIDE = ("tvm_ext", "tvm", "tvm_ffi", "torch", "contextlib", "functools", "runpy")

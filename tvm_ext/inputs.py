@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import InputError
-from tvm_ext.files import require_regular
-from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.system.files import require_regular
+from tvm_ext.tensor_spec import TensorSpec
 
 ALIGNMENT = 64
 """Bytes; compiled kernels expect that the data of their arguments begin at a multiple of it."""

@@ -11,6 +11,8 @@ from tvm_ext import errors
 
 # Target tags tvm-ext/vta-BATCHxBLOCKxBLOCK: programs for VTA are made and started by a CPU, so TVM sees an LLVM target.
 VTA_SHAPES = ("1x16x16", "1x32x32", "2x16x16", "4x8x8", "8x8x8")
+# Boards, whose tags are vta-BOARD as well; the version is that of the instruction set of the published bitstream.
+VTA_BOARDS = ("pynq", "pynq-0.0.1", "ultra96", "ultra96-0.0.1", "zcu104", "de10nano", "de10nano-0.0.1")
 
 
 def _pipeline(**options: Any) -> Any:
@@ -28,9 +30,10 @@ def register() -> None:
 
     if "tvm_ext" not in relax.pipeline.PIPELINE_MAP:
         relax.register_pipeline("tvm_ext")(_pipeline)
-    for shape in VTA_SHAPES:
-        config = {"kind": "llvm", "keys": ["vta", "cpu"], "device": "vta", "model": f"vta-{shape}"}
-        register_tag(f"tvm-ext/vta-{shape}", config, override=True)
+    for name in (*VTA_SHAPES, *VTA_BOARDS):
+        config = {"kind": "llvm", "keys": ["vta", "cpu"], "device": "vta", "model": f"vta-{name}"}
+        for tag in (f"tvm-ext/vta-{name}", *([f"vta-{name}"] if name in VTA_BOARDS else [])):
+            register_tag(tag, config, override=True)
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for name, value in vars(errors).items():

@@ -9,18 +9,10 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.errors import TargetError, warn
-from tvm_ext.native_log import captured_stderr
-from tvm_ext.threads import physical_cores
-
-NATIVE = "native"
-
-
-def native_target() -> tvm.target.Target:
-    """Build the LLVM target of this machine: its CPU model and its physical cores."""
-    return tvm.target.Target(
-        {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": physical_cores()}
-    )
+from tvm_ext.backends.cpu.target import NATIVE, native_target
+from tvm_ext.backends.registry import backend_of
+from tvm_ext.errors import TargetError
+from tvm_ext.system.native_log import captured_stderr
 
 
 def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = None) -> tvm.target.Target:
@@ -54,9 +46,6 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
     with captured_stderr() as log:
         try:
             resolved = _complete(tvm.target.Target(config))
-            for part in filter(None, (resolved, resolved.host)):
-                if part.kind.name == "llvm":
-                    _check_llvm(part)
         except TargetError:
             raise
         except Exception as error:  # TVM raises whatever its C++ side threw
@@ -72,25 +61,6 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
     return resolved
 
 
-def warn_if_baseline(target: tvm.target.Target) -> None:
-    """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has."""
-    names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
-    if target.kind.name != "llvm" or names_processor:
-        return
-    codegen = tvm.target.codegen
-    triple = str(target.attrs.get("mtriple", ""))
-    here = codegen.llvm_get_system_triple().partition("-")[0]
-    architecture = triple.partition("-")[0] or here
-    remedy = f'name it, as in {{"kind": "llvm", "mtriple": "{triple}", "mcpu": "..."}}'
-    if architecture == here:
-        config = json.dumps({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
-        remedy = f'write "{NATIVE}" for this machine, or name one, as in {config}'
-    warn(
-        f"target llvm names no processor, so the code uses only what every {architecture} has and may be several times "
-        f"slower than it need be; {remedy}"
-    )
-
-
 # What LLVM and TVM only write to stderr: part of it is an error in what the user wrote, part of it is about defaults.
 _COMPLAINTS = ("Error:", "is not a recognized feature")
 _NOISE = ("using default", "'generic' is not a recognized")
@@ -100,16 +70,14 @@ _INTERNAL_KINDS = ("composite", "cuda_host", "ext_dev", "test")
 
 def _complete(target: tvm.target.Target) -> tvm.target.Target:
     """Refuse what code generation would only fail on later, and fill in the host where TVM would guess wrongly."""
-    kind = target.kind.name
-    if kind not in _kinds():
-        raise TargetError(f"this build of TVM has no code generator for target {kind}; it has {', '.join(_kinds())}")
-    if target.host is not None:
-        return target
-    if kind == "hexagon":
-        if "mcpu" not in target.attrs:
-            raise TargetError("target hexagon does not say which processor; give a tag such as qcom/hexagon-v68")
-        return tvm.target.Target(target, host=target)
-    return tvm.target.Target(target, host=native_target()) if "gpu" in target.keys else target
+    if target.kind.name not in _kinds():
+        raise TargetError(
+            f"this build of TVM has no code generator for target {target.kind.name}; it has {', '.join(_kinds())}"
+        )
+    resolved = backend_of(target).complete(target)
+    if resolved.host is not None:
+        backend_of(resolved.host).complete(resolved.host)
+    return resolved
 
 
 def _kinds() -> list[str]:
@@ -122,34 +90,8 @@ def _kinds() -> list[str]:
     ]
 
 
-def _check_llvm(target: tvm.target.Target) -> None:
-    codegen = tvm.target.codegen
-    cores = target.attrs.get("num-cores")
-    if cores is not None and int(cores) < 1:
-        raise TargetError(f"target field num-cores: {int(cores)} is no number of cores; give 1 or more")
-    triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
-    plain = tvm.target.Target({"kind": "llvm", "mtriple": triple})
-    try:
-        codegen.llvm_get_vector_width(plain)
-    except Exception:  # the class that TVM gives its internal errors differs between versions
-        architectures = ", ".join(map(str, codegen.llvm_get_targets()))
-        raise TargetError(
-            f"target field mtriple: LLVM cannot compile for {triple!r}; architectures it has: {architectures}"
-        ) from None
-    mcpu = str(target.attrs.get("mcpu", ""))
-    known = [str(name) for name in codegen.llvm_get_cpu_archlist(plain)]  # it crashes on a triple that is not known
-    if mcpu and mcpu not in known:
-        raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}")
-    codegen.llvm_get_vector_width(target)  # makes LLVM look at every other field
-
-
 def _spell(config: str | dict[str, Any]) -> str:
     return json.dumps(config, default=str) if isinstance(config, dict) else config
-
-
-def _nearest(word: str, candidates: list[str]) -> str:
-    near = difflib.get_close_matches(word, candidates, n=4, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else f"some it has: {', '.join(candidates[:8])}"
 
 
 def _explain(config: str | dict[str, Any], error: Exception) -> str:

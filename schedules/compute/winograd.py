@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
+from itertools import product
 
 import numpy as np
 from tvm import te, tirx
@@ -47,7 +48,7 @@ def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
     points = POINTS[outputs]
     size = outputs + KERNEL - 1
 
-    def product(factors: Sequence[Fraction]) -> list[Fraction]:
+    def expanded(factors: Sequence[Fraction]) -> list[Fraction]:
         """Coefficients of the polynomial with these roots, lowest first, filled up to ``size``."""
         coefficients = [Fraction(1)]
         for root in factors:
@@ -63,10 +64,10 @@ def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
             scale *= point - other
         back.append([point**power for power in range(outputs)])
         weight.append([point**power / scale for power in range(KERNEL)])
-        data.append(product(others))
+        data.append(expanded(others))
     back.append([Fraction(power == outputs - 1) for power in range(outputs)])
     weight.append([Fraction(power == KERNEL - 1) for power in range(KERNEL)])
-    data.append(product(points))
+    data.append(expanded(points))
     return (
         tuple(tuple(column[row] for column in back) for row in range(outputs)),
         tuple(map(tuple, weight)),
@@ -74,13 +75,29 @@ def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
     )
 
 
+FILTERS_AT_ONCE = 1 << 13
+"""That are transformed together: their taps, in double precision, stay in a core's cache."""
+
+
 def transform_weight(weight: np.ndarray, outputs: int) -> np.ndarray:
-    """Transform filters ``(O, I, [KD,] 3, 3)`` to matrices ``(n * n, KD * I, O)``, one for each position of a tile."""
+    """Transform filters ``(O, I, [KD,] 3, 3)`` to matrices ``(n * n, KD * I, O)``, one for each position of a tile.
+
+    The products are added in the order of the taps, so that every machine gets the same weights.
+    """
     _, matrix, _ = transforms(outputs)
-    filters = np.array([[float(item) for item in row] for row in matrix])
-    deep = weight.reshape(*weight.shape[:2], -1, KERNEL, KERNEL)
-    result = np.einsum("xh,oizhw,yw->xyzio", filters, deep.astype("float64"), filters)
-    return result.reshape(len(matrix) ** 2, -1, weight.shape[0]).astype(weight.dtype)
+    deep = weight.reshape(*weight.shape[:2], -1, KERNEL * KERNEL)
+    taps = np.ascontiguousarray(deep.transpose(3, 2, 1, 0)).reshape(KERNEL * KERNEL, -1)
+    result = np.empty((len(matrix) ** 2, taps.shape[1]), weight.dtype)
+    for start in range(0, taps.shape[1], FILTERS_AT_ONCE):
+        part = slice(start, start + FILTERS_AT_ONCE)
+        wide = taps[:, part].astype("float64")
+        for position, (row, column) in enumerate(product(matrix, matrix)):
+            total = np.zeros(wide.shape[1])
+            for tap, (vertical, horizontal) in enumerate(product(row, column)):
+                if vertical and horizontal:
+                    total += wide[tap] * float(vertical) * float(horizontal)
+            result[position, part] = total
+    return result.reshape(len(result), -1, weight.shape[0])
 
 
 def tiles(extents: Sequence[int], outputs: int) -> tuple[int, int]:

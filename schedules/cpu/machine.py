@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tvm
 
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.threads import physical_cores
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
 
 
 def machine_of(target: tvm.target.Target) -> Machine:
-    """Describe the CPU of a target."""
-    host = target if target.kind.name == "llvm" else (target.host or target)
-    attributes = host.attrs
+    """Describe the CPU of an LLVM target."""
+    attributes = target.attrs
     return _machine(
         str(attributes.get("mtriple", "")),
         str(attributes.get("mcpu", "")),

@@ -144,8 +144,8 @@ def _stored(folder: Path) -> tuple[Counter[tuple[str, str]], int]:
     """Give the records of a folder by workload and trace, and how many are wrong or cannot be read by TVM."""
     from tvm.s_tir import meta_schedule as ms
 
-    from tvm_ext.tuning_database import open_database
-    from tvm_ext.tuning_files import RECORDS, WORKLOADS, lines_of
+    from tvm_ext.database.files import RECORDS, WORKLOADS, lines_of
+    from tvm_ext.database.folders import open_database
 
     with warnings.catch_warnings(record=True) as repaired:
         warnings.simplefilter("always")
@@ -162,13 +162,13 @@ def _tune(folder: str, run: int, seed: int, trials: int) -> None:
     import numpy as np
     from tvm import relax
 
-    from tvm_ext.target import native_target
+    from tvm_ext.backends.cpu.target import native_target
+    from tvm_ext.database.folders import record_count
     from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuners.measure.worker import Timing
     from tvm_ext.tuners.recipes import recipe
     from tvm_ext.tuning import kernels_to_tune, open_database, tune
-    from tvm_ext.tuning_confirmation import Confirmation
-    from tvm_ext.tuning_database import record_count
+    from tvm_ext.tuning.confirmation import Confirmation
 
     builder = relax.BlockBuilder()
     values = np.random.default_rng(0).standard_normal

@@ -40,7 +40,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         workers=arguments.workers,
         seconds=SECONDS,
         memory=MEMORY,
-        preload=("tvm_ext.compiler", "tvm_ext.frontend.onnx_import", "scripts.trust.mutated"),
+        preload=("tvm_ext.compiler", "tvm_ext.frontend.onnx.importing", "scripts.trust.mutated"),
     ):
         state, detail, damage = outcome.result or (outcome.state, outcome.detail, "")
         states[state] += 1

@@ -87,7 +87,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         run_case,
         tasks,
         workers=arguments.workers,
-        preload=("tvm_ext.compiler", "tvm_ext.frontend.onnx_import", "scripts.trust.node_tests"),
+        preload=("tvm_ext.compiler", "tvm_ext.frontend.onnx.importing", "scripts.trust.node_tests"),
     ):
         outcomes[tasks[index]] = outcome
         if index % 200 == 0:

@@ -22,7 +22,7 @@ from onnx import numpy_helper
 import tvm_ext
 from tests.zoo import get
 from tvm_ext import pipeline
-from tvm_ext.artifact import CompiledModel
+from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.inputs import random_inputs
 from tvm_ext.verify import onnxruntime_outputs

@@ -14,9 +14,9 @@ from tvm import relax
 import tvm_ext
 from tests.modules import Branch, Dynamic, convolutions
 from tests.zoo import get
-from tvm_ext.artifact import CompiledModel
+from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.inputs import random_inputs
-from tvm_ext.threads import use_all_cores
+from tvm_ext.system.threads import use_all_cores
 
 MODELS = ("squeezenet", "mobilenet_v2", "ppocr_rec", "silero_vad", "shufflenet")
 """Of the zoo: networks of convolutions, a recurrent one, and one with attention."""

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--minutes", type=float, help="begin no further model then; those of small files come first")
     parser.add_argument("--log", type=Path, help="keeps the rows, line by line; those in it are not measured again")
+    parser.add_argument("--options", choices=OPTIONS, action="append", help="sets of options to measure; all of them")
 
 
 def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -47,7 +48,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         if time.monotonic() > end:
             break
         for label, options in OPTIONS.items():
-            if (name, label) in done:
+            if (name, label) in done or label not in (arguments.options or OPTIONS):
                 continue
             row = {"model": name, "options": label} | compared(name, options)
             print(json.dumps(row), flush=True)
@@ -63,6 +64,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         "unchanged_code": len(compiled - changed) / max(1, len(compiled)),
         "unchanged_models": len(compiled),
         "unchanged_compilations": sum(row["compilations"] for row in rows),
+        **{f"unchanged_{label}": sum(row["options"] == label for row in rows) for label in OPTIONS},
     }
 
 
@@ -118,7 +120,7 @@ def _main(name: str, options: dict[str, Any]) -> None:
     """Compile a model, write it, and print the hashes of what was written; in a process of its own."""
     import tvm_ext
     from tests.zoo import ZOO
-    from tvm_ext.artifact import LIBRARY
+    from tvm_ext.artifact.compiled_model import LIBRARY
 
     entry = ZOO[name]
     shapes = {key: array.shape for key, array in entry.inputs(0).items()}

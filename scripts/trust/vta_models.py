@@ -131,12 +131,12 @@ def _measure(case: Case) -> dict[str, Any]:
     from tvm import relax
 
     from tests.zoo import get
+    from tvm_ext.backends.cpu.target import native_target
+    from tvm_ext.backends.vta.model.offload import offload_imported
+    from tvm_ext.backends.vta.model.profile import profile_regions
+    from tvm_ext.backends.vta.timing.costs import costs_named
     from tvm_ext.frontend import import_model
-    from tvm_ext.target import native_target
     from tvm_ext.verify import onnxruntime_outputs
-    from tvm_ext.vta.costs import costs_named
-    from tvm_ext.vta.model import offload_imported
-    from tvm_ext.vta.profile import profile_regions
 
     entry, costs = get(case.name), costs_named("chisel")
     imported = import_model(entry.onnx_path(), input_shapes=entry.input_shapes())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.zoo import get
-from tvm_ext.bench.engines import ENGINES, EngineInfo
+from tvm_ext.bench.peers import ENGINES, EngineInfo
 
 PREAMBLE = """
 import ctypes, os, subprocess, sys, threading, time

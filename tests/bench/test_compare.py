@@ -207,7 +207,7 @@ def test_options_are_checked_before_anything_starts(
 
 
 def test_an_engine_that_is_not_installed(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_ext.bench.engines.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("tvm_ext.bench.peers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"engine openvino needs openvino .* pip install 'tvm-ext\[bench\]'"):
         compare(mlp, ["openvino"])
 

@@ -13,7 +13,7 @@ import pytest
 from tests.zoo import get
 from tvm_ext.bench import Contender, compare
 from tvm_ext.bench.contender import choose_contenders
-from tvm_ext.bench.engines import ENGINES
+from tvm_ext.bench.peers import ENGINES
 from tvm_ext.bench.protocol import Job
 from tvm_ext.bench.result import BenchResult, Row
 
@@ -34,7 +34,7 @@ def job(model: Path, inputs: dict[str, np.ndarray], **fields: Any) -> Job:
 def load(name: str) -> Any:
     for package in ENGINES[name].packages["onnx" if name != "torch" else "pt2"]:
         pytest.importorskip(package)
-    return importlib.import_module(f"tvm_ext.bench.engines.{name}_engine")
+    return importlib.import_module(f"tvm_ext.bench.peers.{name}_engine")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.bench.test_process import eventually, state
 DRIVER = """
 import sys
 from pathlib import Path
-from tvm_ext.bench.engines import ENGINES, EngineInfo
+from tvm_ext.bench.peers import ENGINES, EngineInfo
 for path in sys.argv[2:]:
     name = Path(path).name.removesuffix("_engine.py")
     ENGINES[name] = EngineInfo(name, {"onnx": ()}, "", Path(path))

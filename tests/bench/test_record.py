@@ -9,6 +9,7 @@ import pytest
 
 from tvm_ext.bench import record
 from tvm_ext.errors import OutputError
+from tvm_ext.system import host
 
 
 def test_machine_is_described() -> None:
@@ -17,7 +18,7 @@ def test_machine_is_described() -> None:
     assert 1 <= machine["cores"] <= machine["logical_processors"] == len(os.sched_getaffinity(0))
     assert machine["memory_bytes"] > 2**28
     flags = Path("/proc/cpuinfo").read_text().split()
-    assert machine["isa"] == [name for name in record.ISA_EXTENSIONS if name in flags]
+    assert machine["isa"] == [name for name in host.ISA_EXTENSIONS if name in flags]
 
 
 def test_versions_name_what_is_installed() -> None:

@@ -12,7 +12,7 @@ from tests.zoo import get
 from tvm_ext.bench.sources import bind_dimensions
 from tvm_ext.bench.subject import open_subject
 from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
-from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.tensor_spec import TensorSpec
 
 
 def model_with_input(*shape: int | str | None, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:

@@ -185,7 +185,7 @@ class TestOutputFolder:
 
     def test_dumps_that_cannot_be_written(self, commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
         arguments = ["compile", mlp_path, "-o", tmp_path / "out", "--dump-dir", "/proc/dumps"]
-        commands(*arguments).error(7, "option dump_dir: cannot write /proc/dumps/00_canonicalize.py")
+        commands(*arguments).error(7, "option dump_dir: cannot write /proc/dumps/00_partition.py")
         assert names(tmp_path) == []
 
 

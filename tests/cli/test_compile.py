@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from tests.commands import Commands, real_command
 from tests.zoo import get
-from tvm_ext.artifact import load
-from tvm_ext.pipeline import PHASES
+from tvm_ext.artifact.compiled_model import load
+from tvm_ext.phases import PHASES
 
 
 @pytest.fixture

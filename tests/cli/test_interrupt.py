@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.commands import Commands, Result, Running
 from tests.processes import output_of, python
-from tvm_ext.artifact import load
-from tvm_ext.pipeline import PHASES
+from tvm_ext.artifact.compiled_model import load
+from tvm_ext.phases import PHASES
 
 SEED = 20
 MOMENTS = 6
@@ -216,7 +216,7 @@ def test_a_call_that_never_returns_is_ended(tmp_path: Path) -> None:
     source = f"""
         import ctypes
         from pathlib import Path
-        from tvm_ext.cleanup import temporary_folder
+        from tvm_ext.system.cleanup import temporary_folder
         from tvm_ext.cli import interrupt
         interrupt.install()
         mutex = ctypes.create_string_buffer(64)

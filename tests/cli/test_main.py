@@ -120,7 +120,7 @@ def test_an_error_of_ours_is_one_line_that_says_where(
     def fail(folder: Path) -> None:
         raise RuntimeError("a\nb")
 
-    monkeypatch.setattr("tvm_ext.artifact.load", fail)
+    monkeypatch.setattr("tvm_ext.artifact.compiled_model.load", fail)
     monkeypatch.delenv("TVM_EXT_TRACEBACK", raising=False)
     assert main.run(["run", "x"]) == 1
     line = capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.zoo import get
-from tvm_ext.artifact import load
+from tvm_ext.artifact.compiled_model import load
 from tvm_ext.cli.main import run
 
 

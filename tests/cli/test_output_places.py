@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.commands import Commands
-from tvm_ext.artifact import CompiledModel
+from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.errors import OutputError
-from tvm_ext.files import check_output, write_atomically
+from tvm_ext.system.files import check_output, write_atomically
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -10,9 +10,10 @@ import tvm_ext
 from tests.commands import Commands, real_command
 from tests.modules import Several
 from tests.zoo import get
-from tvm_ext.artifact import load
-from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+from tvm_ext.artifact.compiled_model import load
+from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.inputs import random_inputs
+from tvm_ext.tensor_spec import TensorSpec
 
 
 def test_random_inputs_by_seed(commands: Commands, artifact: Path) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 
 from tests.commands import Commands
 from tests.vta.recordings import GOLDEN
-from tvm_ext.vta.assembler import assemble_program
-from tvm_ext.vta.isa import encode_program
-from tvm_ext.vta.replay import load_recording
+from tvm_ext.backends.vta.isa.assembler import assemble_program
+from tvm_ext.backends.vta.isa.instructions import encode_program
+from tvm_ext.backends.vta.simulate.replay import load_recording
 
 TINY = next(path for path in GOLDEN if path.stem == "01_tiny_end_to_end")
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.vta.recordings import GOLDEN
+from tvm_ext.backends.vta.config import load_config
+from tvm_ext.backends.vta.isa.instructions import Finish, Gemm, encode_program
 from tvm_ext.cli.vta import command
 from tvm_ext.errors import CheckError, TvmExtError, VTAConfigError, VTAProgramError
-from tvm_ext.vta.config import load_config
-from tvm_ext.vta.isa import Finish, Gemm, encode_program
 
 # Of one configuration, whose simulator is compiled once.
 RECORDINGS = [path for path in GOLDEN if path.stem[:2] in ("01", "03", "09", "12", "22", "28", "32")]

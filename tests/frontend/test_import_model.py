@@ -11,10 +11,11 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.frontend.onnx_text import graph, run
+from tests.frontend.onnx.text import graph, run
 from tests.zoo import get
 from tvm_ext.errors import CheckError, InputError, ModelError, OptionError
-from tvm_ext.frontend import import_model, onnx_import
+from tvm_ext.frontend import import_model
+from tvm_ext.frontend.onnx import importing as onnx_import
 
 
 def linear() -> tvm.IRModule:
@@ -54,7 +55,7 @@ class TestOnnx:
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
     def test_verify_finds_a_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tvm_ext.frontend.onnx_prepare import prepare
+        from tvm_ext.frontend.onnx.prepare import prepare
 
         def spoilt(*arguments: Any) -> Any:
             result = prepare(*arguments)

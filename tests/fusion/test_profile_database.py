@@ -19,8 +19,8 @@ from tvm_ext.fusion import profile_database
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.profile_database import ProfileDatabase
+from tvm_ext.fusion.relax.latency import SHIPPED
 from tvm_ext.graph.mapping_types import MappingType
-from tvm_ext.passes.fusion_latency import SHIPPED
 
 GRAPH = operator_graph(vgg16())
 

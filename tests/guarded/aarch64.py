@@ -13,7 +13,8 @@ from tvm import relax, tirx
 
 from tests.guarded.cases import draw
 from tests.schedules.kernels import AARCH64
-from tvm_ext.pipeline import PipelineOptions, phase_passes
+from tvm_ext.options import PipelineOptions
+from tvm_ext.pipeline import phase_passes
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.relax import op
 
 import tvm_ext  # noqa: F401
-from tests.passes.test_pack_matmul import Array, module, operators, packed, run
+from tests.layout.test_pack_matmul import Array, module, operators, packed, run
 from tvm_ext.graph import from_relax
 from tvm_ext.passes.decompose_attention import decompose_attention
 

@@ -10,8 +10,8 @@ import tvm
 from tvm import relax, tirx
 
 from tests.schedules.kernels import graph
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.bounded_indices import bound_indices
-from tvm_ext.target import native_target
 
 op = relax.op
 GENERATOR = np.random.default_rng(0)

@@ -15,8 +15,8 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 import tvm_ext
+from tests.fusion.relax.test_fuse import build
 from tests.modules import run
-from tests.passes.test_fusion import build
 from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
 
 NAN, INF = np.float32("nan"), np.float32("inf")

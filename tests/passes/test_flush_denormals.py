@@ -12,10 +12,11 @@ from tvm.script import tirx as T
 import tvm_ext
 from tests.processes import output_of
 from tests.schedules.kernels import graph
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import OptionError
 from tvm_ext.graph import prim_func_flops
-from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
-from tvm_ext.target import native_target
+from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.flush_denormals import AT_ONCE, flush_constants, flush_kernels, has_denormals
 
 TINY = np.float32(1e-40)
 SHAPE = 64, 5003
@@ -157,7 +158,7 @@ def test_code_for_other_processors(target: dict[str, str], instruction: str) -> 
 
 def test_the_option_is_checked() -> None:
     with pytest.raises(OptionError, match="flush_denormals: 1 is neither True nor False"):
-        tvm_ext.pipeline.PipelineOptions(flush_denormals=1)  # type: ignore[arg-type]
+        PipelineOptions(flush_denormals=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("triple", ["x86_64-linux-gnu", "aarch64-linux-gnu"])
@@ -172,3 +173,19 @@ def test_setting_the_mode_counts_as_no_arithmetic(triple: str) -> None:
         after = flush_kernels()(before)
     assert "control_register" in after.script()
     assert prim_func_flops(after["main"]) == prim_func_flops(before["main"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [0, 1, 33, AT_ONCE - 1, AT_ONCE, AT_ONCE + 7])
+def test_denormals_are_found_wherever_they_are(size: int, dtype: str) -> None:
+    tiny = np.finfo(dtype).tiny
+    plain = np.resize(
+        np.array([0.0, -0.0, 1.0, -tiny, tiny, np.inf, -np.inf, np.nan, np.finfo(dtype).max], dtype), size
+    )
+    assert not has_denormals(plain)
+    for place in {0, size // 2, size - 1} if size else ():
+        for value in (np.finfo(dtype).smallest_subnormal, -np.nextafter(tiny, 0, dtype=dtype)):
+            changed = plain.copy()
+            changed[place] = value
+            assert has_denormals(changed)
+            assert has_denormals(changed[::-1])

@@ -15,18 +15,18 @@ from tvm.relax import op
 
 from tests.cpu import short_of_avx512
 from tests.zoo import get
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.fusion.combination import TABLE
+from tvm_ext.fusion.relax.check import allocated_bytes, merged_kernel
+from tvm_ext.fusion.relax.fuse import kernel_mappings
 from tvm_ext.graph import from_relax
 from tvm_ext.graph.mapping_types import MappingType
-from tvm_ext.passes.fusion import kernel_mappings
-from tvm_ext.passes.fusion_check import allocated_bytes, merged_kernel
+from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.vector_code import vector_code
-from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules
-from tvm_ext.target import native_target
 
 ONE_TO_ONE, REORGANIZE, SHUFFLE, ONE_TO_MANY, MANY_TO_MANY, OPAQUE = MappingType
 CELLS = [pair for pair, cell in TABLE.items() if cell.is_allowed]

@@ -13,9 +13,9 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tests.modules import run
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.inputs import aligned
 from tvm_ext.passes.inputs_kept import inputs_kept
-from tvm_ext.target import native_target
 
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"fuse": "mapping-type"}, {"memory": "optimal"}, {"disable": "canonicalize"})
 

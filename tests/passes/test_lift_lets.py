@@ -13,8 +13,8 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 import tvm_ext
+from tests.fusion.relax.test_fuse import build
 from tests.modules import run
-from tests.passes.test_fusion import build
 from tvm_ext.passes.lift_lets import lift_lets
 
 

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tests.modules import run
-from tvm_ext.target import native_target
+from tvm_ext.backends.cpu.target import native_target
 
 SIZES = (0, 1, 2, 7, 33)
 Roles = dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]]

@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.relax import op
 
 import tvm_ext
+from tests.fusion.relax.test_fuse import build
 from tests.modules import run
-from tests.passes.test_fusion import build
 from tests.schedules.kernels import graph
 
 

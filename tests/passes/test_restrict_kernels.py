@@ -9,11 +9,11 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.zoo import get
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
+from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.restrict_kernels import NOALIAS, restrict_kernels
-from tvm_ext.pipeline import PipelineOptions
-from tvm_ext.target import native_target
 
 
 @I.ir_module

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ext
-from tests.passes.test_fusion import build
+from tests.fusion.relax.test_fuse import build
 from tvm_ext.passes.running_sums import running_sums
 
 GUARD = 64

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 
+from tests.fusion.relax.test_check import compiled
+from tests.fusion.relax.test_fuse import build
 from tests.modules import MODULES, arguments, run
-from tests.passes.test_fusion import build
-from tests.passes.test_fusion_check import compiled
 from tvm_ext.passes.simplify_indices import simplify_indices
 
 TARGET = tvm.target.Target("llvm")

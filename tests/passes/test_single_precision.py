@@ -12,11 +12,11 @@ from torch.nn import functional
 from tvm import relax
 
 import tvm_ext
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
+from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.single_precision import single_precision
-from tvm_ext.pipeline import PipelineOptions
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
-from tvm_ext.target import native_target
 
 EPSILON = float(np.finfo(np.float16).eps)
 

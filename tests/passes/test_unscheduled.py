@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tests.zoo import ZOO
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import PerformanceWarning, TvmExtWarning
 from tvm_ext.passes.unscheduled import OPEN_EXTENT, SMALLEST_WORK, serial_work, warn_of_unscheduled
 
@@ -67,7 +68,7 @@ def test_a_large_serial_kernel_is_named_and_the_model_is_right() -> None:
 
 def test_also_through_the_registered_pipeline() -> None:
     with pytest.warns(PerformanceWarning, match="running_sum"):
-        tvm.compile(module(SMALLEST_WORK), tvm_ext.target.native_target(), relax_pipeline="tvm_ext")
+        tvm.compile(module(SMALLEST_WORK), native_target(), relax_pipeline="tvm_ext")
 
 
 @pytest.mark.parametrize(("length", "parallel"), [(SMALLEST_WORK - 1, False), (4 * SMALLEST_WORK, True), (0, False)])

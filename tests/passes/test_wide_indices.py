@@ -16,9 +16,9 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tests.modules import run
-from tvm_ext.passes.layout import OPAQUE
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.wide_indices import fusible, widen
-from tvm_ext.target import native_target
+from tvm_ext.relax_utils import OPAQUE
 
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"fuse": "mapping-type"}, {"memory": "optimal", "rewrite": "strict"})
 

@@ -14,7 +14,8 @@ from tvm_ext.compiler import lower
 from tvm_ext.errors import OptionError
 from tvm_ext.frontend import import_model
 from tvm_ext.graph import from_relax
-from tvm_ext.pipeline import PHASES, PipelineOptions
+from tvm_ext.options import PipelineOptions
+from tvm_ext.phases import PHASES
 from tvm_ext.report.collect import inspect_model, kernels, largest_tensors, operators
 from tvm_ext.report.inspection import Inspection
 from tvm_ext.target import resolve_target

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.passes.test_memory_order import wide_net
+from tests.memory.relax.test_order import wide_net
 from tests.report.samples import profile
 from tvm_ext.errors import CompileError, OptionError, OutputError
 from tvm_ext.frontend import import_model

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import tvm_ext
-from tests.frontend.onnx_ops.harness import run_onnxruntime
+from tests.frontend.onnx.ops.harness import run_onnxruntime
 from tests.scalars.cases import Case
 from tests.scalars.values import cycled, hard, pairs, rows
 from tvm_ext.errors import TvmExtError

@@ -10,9 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_schedule_rules
-from tvm_ext.target import native_target
 
 AWKWARD = (1, 3, 7, 8, 9, 15, 17, 31, 33, 63, 65, 127, 129)
 """Extents next to those that vectors divide."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tests.vta.random_programs import RandomProgram
-from tvm_ext.vta.faults import Refusal
-from tvm_ext.vta.memory import SimulationResult
-from tvm_ext.vta.reference_simulator import ReferenceSimulator
-from tvm_ext.vta.simulator import Simulator
+from tvm_ext.backends.vta.isa.faults import Refusal
+from tvm_ext.backends.vta.memory import SimulationResult
+from tvm_ext.backends.vta.simulate.reference import ReferenceSimulator
+from tvm_ext.backends.vta.simulate.simulator import Simulator
 
 MAX_STEPS = 20_000
 

@@ -12,13 +12,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_ext.backends.vta.board.device import BoardDevice
+from tvm_ext.backends.vta.board.registers import REGISTERS_OF_TARGET, GeneratorControl, SynthesisControl
+from tvm_ext.backends.vta.config import VTAConfig
+from tvm_ext.backends.vta.isa.instructions import Instruction, Load, MemoryType, Store, decode, encode_program
+from tvm_ext.backends.vta.memory import ADDRESS_SPACE
+from tvm_ext.backends.vta.simulate.reference import ReferenceSimulator
 from tvm_ext.errors import VTADeviceError, VTAProgramError
-from tvm_ext.vta.board_device import BoardDevice
-from tvm_ext.vta.board_registers import REGISTERS_OF_TARGET, GeneratorControl, SynthesisControl
-from tvm_ext.vta.config import VTAConfig
-from tvm_ext.vta.isa import Instruction, Load, MemoryType, Store, decode, encode_program
-from tvm_ext.vta.memory import ADDRESS_SPACE
-from tvm_ext.vta.reference_simulator import ReferenceSimulator
 
 PAGE = 4096
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.vta.layers import IntegerLayer, IntegerNetwork, Layer
+from tvm_ext.backends.vta.model.layers import IntegerLayer, IntegerNetwork, Layer
 
 
 def run_network(network: IntegerNetwork, inputs: Mapping[str, NDArray[np.int8]]) -> dict[str, NDArray[np.int8]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.vta.config import VTAConfig
-from tvm_ext.vta.isa import (
+from tvm_ext.backends.vta.config import VTAConfig
+from tvm_ext.backends.vta.isa.instructions import (
     Alu,
     Finish,
     Gemm,
@@ -21,8 +21,8 @@ from tvm_ext.vta.isa import (
     encode_program,
     encode_uops,
 )
-from tvm_ext.vta.memory import MemoryImage
-from tvm_ext.vta.modules import Module, module_of
+from tvm_ext.backends.vta.isa.modules import Module, module_of
+from tvm_ext.backends.vta.memory import MemoryImage
 
 ELEMENTS = 48  # of each operand in DRAM
 UOPS = 24

@@ -8,11 +8,11 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from tvm_ext.vta.codegen import compile_program
-from tvm_ext.vta.config import VTAConfig
-from tvm_ext.vta.linter import lint
-from tvm_ext.vta.program import Program
-from tvm_ext.vta.simulator import Simulator
+from tvm_ext.backends.vta.analysis.linter import lint
+from tvm_ext.backends.vta.codegen.generate import compile_program
+from tvm_ext.backends.vta.config import VTAConfig
+from tvm_ext.backends.vta.program.builder import Program
+from tvm_ext.backends.vta.simulate.simulator import Simulator
 
 
 def random_arguments(func: Any, rng: np.random.Generator) -> list[NDArray]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import tvm
 
+from tvm_ext.backends.vta.config import CONFIG_OF_MODEL, VTAConfig, config_names, config_of_target, load_config
 from tvm_ext.errors import VTAConfigError
-from tvm_ext.registration import VTA_SHAPES
-from tvm_ext.vta.config import CONFIG_OF_MODEL, VTAConfig, config_names, config_of_target, load_config
+from tvm_ext.registration import VTA_BOARDS, VTA_SHAPES
 
 DEFAULT = VTAConfig().to_json()
 
@@ -48,7 +48,10 @@ def test_targets(shape: str) -> None:
     assert target.kind.name == "llvm"
     config = config_of_target(target)
     assert [config.batch, config.block, config.block] == [int(extent) for extent in shape.split("x")]
-    assert len(VTA_SHAPES) == len(CONFIG_OF_MODEL)
+
+
+def test_every_configuration_of_a_model_has_a_tag() -> None:
+    assert {f"vta-{name}" for name in (*VTA_SHAPES, *VTA_BOARDS)} == set(CONFIG_OF_MODEL)
 
 
 def test_a_target_that_is_no_vta() -> None:

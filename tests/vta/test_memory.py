@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tvm_ext.backends.vta.memory import MemoryImage
 from tvm_ext.errors import VTAProgramError
-from tvm_ext.vta.memory import MemoryImage
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/vta.md"
 

@@ -17,7 +17,8 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.errors import TvmExtError
-from tvm_ext.threads import physical_cores
+from tvm_ext.relax_utils import plain
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.pool import Fault, Worker, WorkerServer
 from tvm_ext.tuners.measure.worker import Timing
 
@@ -126,7 +127,7 @@ class Measurer:
 
     def candidate(self, mod: tvm.IRModule, target: tvm.target.Target) -> Candidate:
         """Give the candidate of a module with one kernel, ``main``; the same object for equal modules."""
-        target_json = _plain(target.export())
+        target_json = plain(target.export())
         key = f"{tvm_ffi.structural_hash(mod):x}-{hash(str(target_json)):x}"
         if key not in self._known:
             self._known[key] = Candidate(key, tvm.ir.save_json(mod), target_json)
@@ -332,12 +333,3 @@ def arguments_of(mod: tvm.IRModule) -> Arguments:
 def tensor_arguments(infos: Sequence[Any]) -> Arguments:
     """Shape and dtype of each of MetaSchedule's argument descriptions."""
     return tuple((tuple(map(int, info.shape)), str(info.dtype)) for info in infos)
-
-
-def _plain(value: Any) -> Any:
-    """Convert TVM's containers to what JSON knows."""
-    if hasattr(value, "items"):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    return [_plain(item) for item in value]

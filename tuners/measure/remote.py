@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from tvm_ext.errors import RemoteError
-from tvm_ext.rpc import Address, servers
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.rpc import Address, servers
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Arguments, Candidate, Measurer
 from tvm_ext.tuners.measure.pool import Fault, Worker
 from tvm_ext.tuners.measure.scratch import ScratchFolder

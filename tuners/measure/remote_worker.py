@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tvm
 
-from tvm_ext.cleanup import temporary_folder
+from tvm_ext.artifact.shared_object import write_library
 from tvm_ext.errors import RemoteError
-from tvm_ext.rpc import Address, one_line, request_session
-from tvm_ext.shared_object import write_library
+from tvm_ext.system.cleanup import temporary_folder
+from tvm_ext.system.rpc import Address, one_line, request_session
 from tvm_ext.tuners.measure.code import build
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from tvm_ext.bench.result import BenchResult, Row
 from tvm_ext.bench.table import milliseconds
 from tvm_ext.errors import MissingPackageError, OptionError
-from tvm_ext.files import write_atomically
+from tvm_ext.system.files import write_atomically
 
 FORMATS = (".png", ".svg")
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.bench.contender import Contender, choose_contenders
 from tvm_ext.bench.course import Course, Progress
 from tvm_ext.bench.result import BenchResult
 from tvm_ext.bench.subject import open_subject
 from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.relax_utils import plain
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.target import resolve_target
-from tvm_ext.threads import physical_cores
 
 MINIMUM_REPEATS = 10
 
@@ -115,17 +117,8 @@ def cpu_target(target: str | Mapping[str, Any] | None) -> str:
         If it is unknown, or is not a CPU.
     """
     resolved = resolve_target(target)
-    if resolved.kind.name != "llvm":
+    if not backend_of(resolved).runs_here:
         raise TargetError(
             f"target {resolved.kind.name}: bench measures CPU code; give a target of kind llvm, such as native"
         )
-    return json.dumps({key: _plain(value) for key, value in resolved.export().items() if key != "tag"})
-
-
-def _plain(value: Any) -> Any:
-    """Convert TVM's containers to what JSON knows."""
-    if isinstance(value, bool | int | str):
-        return value
-    if hasattr(value, "items"):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value]
+    return json.dumps({key: plain(value) for key, value in resolved.export().items() if key != "tag"})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext.bench.engines import ENGINES
+from tvm_ext.bench.peers import ENGINES
 from tvm_ext.bench.protocol import ModelKind
 from tvm_ext.errors import MissingPackageError, OptionError
 
@@ -18,7 +18,7 @@ class Contender:
     Attributes
     ----------
     engine : str
-        A key of :data:`tvm_ext.bench.engines.ENGINES`.
+        A key of :data:`tvm_ext.bench.peers.ENGINES`.
     label : str
         Name of the row; the engine's name if left out.
     options : mapping

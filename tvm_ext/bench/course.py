@@ -13,7 +13,7 @@ import numpy as np
 
 from tvm_ext.bench.busyness import BusynessMeter
 from tvm_ext.bench.contender import Contender
-from tvm_ext.bench.engines import ENGINES
+from tvm_ext.bench.peers import ENGINES
 from tvm_ext.bench.plan import ROUNDS, TurnPlan, plan_turns, turn_order
 from tvm_ext.bench.process import EngineFailure, WorkerProcess
 from tvm_ext.bench.protocol import Answer, Facts, Job, ModelKind

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import OutputError
-from tvm_ext.files import write_atomically
-from tvm_ext.threads import physical_cores
+from tvm_ext.system.files import write_atomically
+from tvm_ext.system.host import machine
 
 PACKAGES = (
     "tvm-ext",
@@ -27,63 +27,6 @@ PACKAGES = (
     "openvino",
     "torch",
 )
-
-# The instruction-set extensions that decide how fast dense kernels can be, as /proc/cpuinfo spells them.
-ISA_EXTENSIONS = (
-    "sse4_2",
-    "avx",
-    "avx2",
-    "fma",
-    "avx_vnni",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
-)
-
-
-def machine() -> dict[str, Any]:
-    """Describe this machine.
-
-    Returns
-    -------
-    dict
-        ``cpu`` (model name), ``family`` (vendor, family, model and stepping numbers, since virtual machines shorten
-        the name), ``cores`` (physical cores this process may use), ``logical_processors``, ``isa`` (extensions
-        present, of :data:`ISA_EXTENSIONS`), ``memory_bytes`` and ``system``.
-    """
-    fields = _cpuinfo()
-    flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    numbers = [fields.get(key, "?") for key in ("vendor_id", "cpu family", "model", "stepping")]
-    return {
-        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
-        "family": "/".join(numbers) if "vendor_id" in fields else platform.machine(),
-        "cores": physical_cores(),
-        "logical_processors": len(os.sched_getaffinity(0)),
-        "isa": [name for name in ISA_EXTENSIONS if name in flags],
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
-
-
-def _cpuinfo() -> dict[str, str]:
-    """Read the fields of the first processor in /proc/cpuinfo; empty where there is no such file."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:

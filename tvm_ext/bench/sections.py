@@ -12,38 +12,8 @@ from typing import Any
 
 from tvm_ext.bench.record import result_document
 from tvm_ext.errors import OutputError
-from tvm_ext.files import write_atomically
-
-# (vendor, family) -> (first model, last model, name), after the vendors' own lists of processors.
-_MICROARCHITECTURES: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
-    ("AuthenticAMD", 25): (
-        (0x00, 0x0F, "Zen 3"),
-        (0x10, 0x1F, "Zen 4"),
-        (0x20, 0x5F, "Zen 3"),
-        (0x60, 0xAF, "Zen 4"),
-    ),
-    ("AuthenticAMD", 26): ((0x00, 0xFF, "Zen 5"),),
-}
-
-
-def machine_kind(machine: Mapping[str, Any]) -> str:
-    """Name the kind of a machine, such as ``"Zen 5, 2 cores"``: what figures of one run can be compared with.
-
-    Parameters
-    ----------
-    machine : mapping
-        A description by :func:`tvm_ext.bench.record.machine`.
-    """
-    vendor, *numbers = str(machine["family"]).split("/")
-    name = str(machine["cpu"])
-    if len(numbers) >= 2 and all(number.isdigit() for number in numbers[:2]):
-        family, model = int(numbers[0]), int(numbers[1])
-        rows = _MICROARCHITECTURES.get((vendor, family), ())
-        name = next((row[2] for row in rows if row[0] <= model <= row[1]), name)
-        if vendor == "GenuineIntel":
-            name = "Intel with AMX" if "amx_int8" in machine["isa"] else f"Intel {numbers[0]}/{numbers[1]}"
-    cores = machine["cores"]
-    return f"{name}, {cores} core{'s' if cores != 1 else ''}"
+from tvm_ext.system.files import write_atomically
+from tvm_ext.system.host import machine_kind
 
 
 def commit() -> str | None:

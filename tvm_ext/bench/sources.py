@@ -12,11 +12,11 @@ import onnx
 
 from tvm_ext.bench.protocol import ModelKind
 from tvm_ext.errors import InputError, MissingPackageError, ModelError
-from tvm_ext.files import require_regular
-from tvm_ext.frontend.imported import TensorSpec
-from tvm_ext.frontend.onnx_inputs import bind_inputs, model_inputs
-from tvm_ext.frontend.onnx_model import load_onnx
+from tvm_ext.frontend.onnx.inputs import bind_inputs, model_inputs
+from tvm_ext.frontend.onnx.model import load_onnx
 from tvm_ext.inputs import describe
+from tvm_ext.system.files import require_regular
+from tvm_ext.tensor_spec import TensorSpec
 
 Shapes = Mapping[str, Sequence[int]]
 

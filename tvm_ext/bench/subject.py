@@ -13,10 +13,10 @@ import numpy as np
 
 from tvm_ext.bench.protocol import ModelKind
 from tvm_ext.bench.sources import ModuleSource, OnnxSource, Source, TorchSource
-from tvm_ext.cleanup import temporary_folder
 from tvm_ext.errors import InputError, ModelError
-from tvm_ext.frontend.imported import TensorSpec
 from tvm_ext.inputs import check_inputs, random_inputs
+from tvm_ext.system.cleanup import temporary_folder
+from tvm_ext.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

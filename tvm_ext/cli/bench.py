@@ -14,11 +14,11 @@ import click
 
 from tvm_ext.cli.common import (
     Shapes,
+    given_options,
     input_shape_option,
-    kernel_options,
     model_argument,
+    pipeline_options,
     target_option,
-    work_dir_option,
 )
 
 PROGRESS_AFTER_SECONDS = 2.0
@@ -56,8 +56,7 @@ PROGRESS_AFTER_SECONDS = 2.0
     help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch (.pt2 only). "
     "[default: all installed]",
 )
-@kernel_options
-@work_dir_option
+@pipeline_options("dump_dir")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--json", "json_path", metavar="PATH", help='Write the result as JSON; "-" for stdout, without a table.')
 @click.option("--chart", type=click.Path(path_type=Path), help="Draw a bar chart: .png or .svg (needs matplotlib).")
@@ -84,7 +83,7 @@ def command(
     from tvm_ext.bench.record import check_writable, result_document, write_result
     from tvm_ext.bench.table import print_result
     from tvm_ext.errors import CompileError, OptionError
-    from tvm_ext.files import check_output
+    from tvm_ext.system.files import check_output
 
     shapes: dict[str, list[int]] = {}
     for name, shape in input_shapes.items():
@@ -111,7 +110,7 @@ def command(
             budget=budget,
             timeout=timeout,
             progress=progress,
-            options=options,
+            options=given_options(options),
         )
     name, rows, summary = f"bench {result.model}", result.json_rows(), result.summary()
     if json_path == "-":

@@ -6,12 +6,15 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 import click
+
+from tvm_ext.options import OPT_LEVEL, PRESETS, PipelineOptions
 
 Shapes = dict[str, list[int | str]]
 
@@ -78,63 +81,48 @@ input_shape_option = click.option(
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
 
 
-work_dir_option = click.option(
-    "--work-dir",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Use the fastest schedules of this tuning database (see tvm-ext tune).",
-)
+def pipeline_options(*left_out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add ``-O`` and the options of the ``tvm_ext`` pipeline, but for some, to a command.
+
+    They arrive as keyword arguments of those names, None where not given; see :func:`given_options`.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for item in reversed(fields(PipelineOptions)):
+            if (
+                item.name not in left_out and item.metadata["kind"] != "arrays"
+            ):  # files of those are read by the command
+                command = _pipeline_option(item)(command)
+        return click.option(
+            "-O",
+            OPT_LEVEL,
+            type=click.IntRange(min(PRESETS), max(PRESETS)),
+            metavar="LEVEL",
+            help=f"How much to try, {min(PRESETS)} to {max(PRESETS)}: sets what the options below do not say.  "
+            "[default: 2]",
+        )(command)
+
+    return add
 
 
-def kernel_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that decide which kernels there are; they arrive as keyword arguments of those names."""
-    command = click.option(
-        "--winograd/--no-winograd",
-        default=True,
-        help="Let 3 x 3 convolutions use Winograd's algorithm where it is faster (it rounds somewhat less well).",
-    )(command)
-    command = click.option(
-        "--fuse",
-        type=click.Choice(["stock", "mapping-type"]),
-        default="stock",
-        show_default=True,
-        help="Who decides which operators become one kernel: TVM's patterns, or a planner that combines operators by "
-        "how their elements map to each other.",
-    )(command)
-    return click.option(
-        "--rewrite",
-        type=click.Choice(["off", "strict", "fast"]),
-        default="off",
-        show_default=True,
-        help="Rewrite arithmetic so that it takes fewer operations: strict keeps the values up to rounding, fast may "
-        "overflow where the original does not.",
-    )(command)
+def _pipeline_option(item: Field[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the option of a command for an option of the pipeline."""
+    name, about = item.name.replace("_", "-"), item.metadata["help"]
+    choices = item.metadata["choices"]
+    if item.metadata["kind"] == "flag":
+        default = "on" if item.default else "off"
+        return click.option(f"--{name}/--no-{name}", item.name, default=None, help=f"{about}  [default: {default}]")
+    if choices:
+        shown = "" if item.default is None else f"  [default: {item.default}]"
+        return click.option(f"--{name}", item.name, type=click.Choice(choices), help=about + shown)
+    if item.metadata["kind"] == "path":
+        return click.option(f"--{name}", item.name, type=click.Path(path_type=Path), help=about)
+    return click.option(f"--{name}", item.name, metavar=item.metadata["kind"].upper(), help=about)
 
 
-def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the ``tvm_ext`` pipeline to a command; they arrive as keyword arguments of those names."""
-    command = work_dir_option(kernel_options(command))
-    command = click.option(
-        "--flush-denormals/--no-flush-denormals",
-        default=True,
-        help="Take numbers below 1.2e-38, with which many processors compute very slowly, for zero.",
-    )(command)
-    command = click.option(
-        "--fuse-profiles",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="File of measured latencies for --fuse mapping-type; what is not in it is measured and added.",
-    )(command)
-    command = click.option(
-        "--disable",
-        default="",
-        metavar="PHASES",
-        help="Phases of the pipeline to leave out, comma-separated.",
-    )(command)
-    return click.option(
-        "--dump-dir",
-        type=click.Path(path_type=Path),
-        help="Write the module after each phase into this folder.",
-    )(command)
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the options that were not given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager

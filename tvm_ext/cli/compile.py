@@ -12,6 +12,7 @@ import click
 from tvm_ext.cli.common import (
     Shapes,
     elapsed,
+    given_options,
     input_shape_option,
     json_flag,
     model_argument,
@@ -40,24 +41,8 @@ def _with_calibration(
 @input_shape_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
-@click.option(
-    "--memory",
-    type=click.Choice(["stock", "arena", "optimal"]),
-    help="Who plans the memory of intermediate tensors: TVM; one arena; one arena and the order of kernels that needs "
-    "least.  [default: stock; optimal with --memory-limit or --on-chip-memory]",
-)
-@click.option(
-    "--memory-limit",
-    metavar="SIZE",
-    help="Fail if intermediate tensors and results take more, such as 256KB (1000 bytes each) or 1.5MiB.",
-)
-@click.option(
-    "--on-chip-memory",
-    metavar="SIZE",
-    help="Order the kernels for the least traffic past an on-chip memory of this size (with --memory optimal).",
-)
 @calibrate_option
-@pipeline_options
+@pipeline_options()
 @json_flag
 def command(
     model: Path,
@@ -65,31 +50,23 @@ def command(
     input_shapes: Shapes,
     output: Path,
     force: bool,
-    memory: str | None,
-    memory_limit: str | None,
-    on_chip_memory: str | None,
     calibration: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
     """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
-    from tvm_ext.artifact import check_destination
+    from tvm_ext.artifact.destination import check_destination
     from tvm_ext.compiler import compile
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
 
     start = time.perf_counter()
-    options["memory"] = memory or ("stock" if memory_limit is None and on_chip_memory is None else "optimal")
-    if on_chip_memory is not None:
-        options["on_chip_memory"] = on_chip_memory
-    if memory_limit is not None:
-        options["memory_limit"] = memory_limit
     check_destination(output, force)
     with step_display(quiet=as_json) as report:
         source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None}
         if calibration:
             source = _with_calibration(model, input_shapes, calibration, report)
-        compiled = compile(target=target, progress=report, **source, **options)
+        compiled = compile(target=target, progress=report, **source, **given_options(options))
         report("write")
         compiled.save(output, force=force)
     if as_json:

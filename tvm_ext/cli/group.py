@@ -12,6 +12,7 @@ COMMANDS = {
     "compile": "Compile a model file to an artifact folder.",
     "inspect": "Write one HTML page that shows what a compilation does.",
     "memory": "Show how little memory a model can run in, planned and measured.",
+    "profile": "Time kernels, compare them with the machine's limit.",
     "run": "Run a compiled artifact.",
     "serve": "Let other machines measure candidates on this one.",
     "tune": "Measure schedules of a model's kernels, keep the fastest.",

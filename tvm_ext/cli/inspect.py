@@ -12,6 +12,7 @@ import click
 from tvm_ext.cli.common import (
     Shapes,
     elapsed,
+    given_options,
     input_shape_option,
     json_flag,
     model_argument,
@@ -21,7 +22,7 @@ from tvm_ext.cli.common import (
     target_option,
 )
 from tvm_ext.errors import OutputError
-from tvm_ext.files import check_output, write_atomically
+from tvm_ext.system.files import check_output, write_atomically
 
 
 @click.command()
@@ -34,9 +35,24 @@ from tvm_ext.files import check_output, write_atomically
     type=click.Path(path_type=Path),
     help="Page to write; a file of that name is replaced. [default: MODEL.html in this folder; none with --json]",
 )
-@pipeline_options
+@click.option(
+    "--profile",
+    "profile_runs",
+    type=click.IntRange(min=1),
+    metavar="RUNS",
+    help="Also time the kernels, in that many runs.",
+)
+@pipeline_options()
 @json_flag
-def command(model: Path, target: str, input_shapes: Shapes, output: Path | None, as_json: bool, **options: Any) -> None:
+def command(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    output: Path | None,
+    profile_runs: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Lower MODEL (.onnx or .pt2) and write a page of its operators, kernels, fusion groups, memory and phases."""
     from tvm_ext.graph.units import bytes_text, count_text
     from tvm_ext.report.collect import inspect_model
@@ -49,7 +65,14 @@ def command(model: Path, target: str, input_shapes: Shapes, output: Path | None,
         check_output(output, [model])
         _check_destination(output)
     with step_display(quiet=as_json) as report:
-        found = inspect_model(model, target, input_shapes=input_shapes or None, progress=report, **options)
+        found = inspect_model(
+            model,
+            target,
+            input_shapes=input_shapes or None,
+            progress=report,
+            profile_runs=profile_runs or 0,
+            **given_options(options),
+        )
     if output is not None:
         write_atomically(output, render(found))
     if as_json:

@@ -69,7 +69,7 @@ def exit_code() -> int:
 
 def finish() -> None:
     """Say, once, that the command was interrupted; clean up what is still there."""
-    from tvm_ext.cleanup import end_children, remove_temporaries
+    from tvm_ext.system.cleanup import end_children, remove_temporaries
 
     end_children()
     remove_temporaries()

@@ -34,10 +34,10 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
     """Plan the memory of MODEL (.onnx or .pt2): TVM's plan, one arena, the best order, concatenations taken apart."""
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
-    from tvm_ext.files import check_output
     from tvm_ext.frontend import import_model
     from tvm_ext.report.memory_picture import draw_memory
     from tvm_ext.report.memory_plans import NAMES, compare_plans
+    from tvm_ext.system.files import check_output
 
     if plot is not None:
         check_chart(plot)

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from tvm_ext.cli.common import json_flag, print_json
-from tvm_ext.files import check_output, write_atomically
+from tvm_ext.system.files import check_output, write_atomically
 
 
 @click.command()
@@ -27,6 +27,7 @@ from tvm_ext.files import check_output, write_atomically
     help="Seed of the random inputs used when none are given.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
+@click.option("--device", metavar="vta://HOST:PORT", help="Run programs for VTA on the board that is served there.")
 @click.option("--check", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Compare with onnxruntime.")
 @click.option(
     "--tolerance",
@@ -42,12 +43,14 @@ def command(
     inputs: tuple[str, ...],
     seed: int,
     output: Path | None,
+    device: str | None,
     check: Path | None,
     tolerance: float,
     as_json: bool,
 ) -> None:
     """Run ARTIFACT, a folder that `tvm-ext compile` wrote."""
-    from tvm_ext.artifact import load
+    from tvm_ext.artifact.compiled_model import load
+    from tvm_ext.backends.vta.board.offloaded import open_runner
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
@@ -55,6 +58,8 @@ def command(
         check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
     compiled = load(artifact)
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
+    runner = None if device is None else open_runner(device)
+    compiled.instrument = runner
     start = time.perf_counter()
     results = compiled.run(arrays)
     seconds = time.perf_counter() - start
@@ -67,6 +72,8 @@ def command(
     else:
         kind = "given" if inputs else f"random (seed {seed})"
         click.echo(f"{artifact}: ran on {kind} inputs in {seconds * 1e3:.2f} ms (first run, not warmed up)")
+        if runner is not None:
+            click.echo(f"  {runner.programs} programs on the board at {device}, {runner.seconds * 1e3:.2f} ms there")
         for row in rows:
             click.echo(f"  {row['name']}: {row['dtype']}{row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
         for error in errors:

@@ -21,9 +21,9 @@ def command(tracker: str, key: str, host: str, port: int, seen_as: str | None, t
     Each candidate runs in a process of its own, so that one that crashes costs only itself. Whoever reaches the port
     can run any code here: serve in trusted networks only.
     """
-    from tvm_ext.rpc import parse_address, reach
-    from tvm_ext.rpc_server import start_server
-    from tvm_ext.threads import physical_cores
+    from tvm_ext.system.rpc import parse_address, reach
+    from tvm_ext.system.rpc_server import start_server
+    from tvm_ext.system.threads import physical_cores
 
     address = parse_address(tracker)
     reach(address, f"a tracker there: python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {address.port}")

@@ -14,13 +14,15 @@ import click
 from tvm_ext.cli.common import (
     Shapes,
     elapsed,
+    given_options,
     input_shape_option,
     json_flag,
-    kernel_options,
     model_argument,
+    pipeline_options,
     print_json,
     target_option,
 )
+from tvm_ext.cli.vta_model import calibrate_option, read_calibration
 
 if TYPE_CHECKING:
     from tvm_ext.tuners.measure.measurer import Measurer
@@ -72,7 +74,8 @@ NOISY = 0.05
 @click.option(
     "--chart", type=click.Path(path_type=Path), help="Draw best time against trials and seconds: .png or .svg."
 )
-@kernel_options
+@calibrate_option
+@pipeline_options("work_dir", "dump_dir", "disable", "memory_limit")
 @json_flag
 def command(
     model: Path,
@@ -91,21 +94,24 @@ def command(
     output: Path | None,
     force: bool,
     chart: Path | None,
+    calibration: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
     """Tune the kernels of MODEL (.onnx or .pt2), on this machine or on others."""
-    from tvm_ext.artifact import check_destination
+    from tvm_ext.artifact.destination import check_destination
+    from tvm_ext.backends.registry import backend_of
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
-    from tvm_ext.files import check_output
     from tvm_ext.frontend import import_model
-    from tvm_ext.pipeline import PipelineOptions
+    from tvm_ext.options import PipelineOptions
     from tvm_ext.report.tuning_chart import write_tuning_chart
+    from tvm_ext.system.files import check_output
     from tvm_ext.target import resolve_target
     from tvm_ext.tuners.recipes import recipe
     from tvm_ext.tuning import tune
+    from tvm_ext.tuning.vta import tune_model
 
     start = time.perf_counter()
     row = recipe(tuner)
@@ -121,14 +127,25 @@ def command(
         check_writable(chart)
         check_output(chart, [model])
     imported = import_model(model, input_shapes=input_shapes or None)
-    with _display(trials, quiet=as_json) as progress, _measurer(threads, tracker, key) as measurer:
-        result = tune(
-            imported.mod, resolved, work_dir, trials, row,
-            seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
-            store_features=features == "stores", options=PipelineOptions.from_keywords(options),
-        )  # fmt: skip
+    samples = read_calibration(imported.inputs, calibration)
+    if (counted := "partition" in backend_of(resolved).phases) and (tracker is not None or compare is not None):
+        raise click.UsageError("VTA is tuned with its cycle model: leave out --tracker, --key and --compare")
+    with _display(trials, quiet=as_json) as progress:
+        if counted:
+            result = tune_model(
+                imported.mod, resolved, work_dir, trials, row, seed=seed, batch=batch, progress=progress
+            )
+        else:
+            with _measurer(threads, tracker, key) as measurer:
+                result = tune(
+                    imported.mod, resolved, work_dir, trials, row,
+                    seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
+                    store_features=features == "stores", options=PipelineOptions.from_keywords(given_options(options)),
+                )  # fmt: skip
     if output is not None:
-        compile(imported, resolved, work_dir=work_dir, **options).save(output, force=force)
+        compile(imported, resolved, work_dir=work_dir, calibration=samples, **given_options(options)).save(
+            output, force=force
+        )
     if chart is not None and result.curve:
         write_tuning_chart({tuner: result.curve}, chart)
     if as_json:
@@ -161,7 +178,7 @@ def command(
 
 
 def _measurer(threads: int | None, tracker: str | None, key: str | None) -> Measurer:
-    from tvm_ext.rpc import parse_address
+    from tvm_ext.system.rpc import parse_address
     from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuners.measure.remote import RemoteMeasurer
 

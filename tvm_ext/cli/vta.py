@@ -38,9 +38,9 @@ def command() -> None:
 @click.option("--uops", is_flag=True, help="Show the micro-ops that each LOAD UOP brings (recordings only).")
 def disasm(file: Path, config_name: str | None, uops: bool) -> None:
     """Print the instructions of FILE, a .npz recording, or 16 bytes an instruction."""
-    from tvm_ext.vta.assembler import disassemble
-    from tvm_ext.vta.isa import decode_program
-    from tvm_ext.vta.listing import load_stream, naming, uop_lines
+    from tvm_ext.backends.vta.isa.assembler import disassemble
+    from tvm_ext.backends.vta.isa.instructions import decode_program
+    from tvm_ext.backends.vta.simulate.listing import load_stream, naming, uop_lines
 
     stream = load_stream(file, config_name)
     click.echo(f"; {file}: VTA {stream.config.name}, HW_VER {stream.config.hw_ver}")
@@ -62,10 +62,10 @@ def disasm(file: Path, config_name: str | None, uops: bool) -> None:
 @json_flag
 def replay(files: tuple[Path, ...], config_name: str | None, max_steps: int, as_json: bool) -> None:
     """Run recorded streams on both simulators and compare DRAM: PASS, or the first address that differs."""
+    from tvm_ext.backends.vta.config import load_config
+    from tvm_ext.backends.vta.simulate.replay import load_recording
+    from tvm_ext.backends.vta.simulate.replay import replay as run_both
     from tvm_ext.errors import CheckError
-    from tvm_ext.vta.config import load_config
-    from tvm_ext.vta.replay import load_recording
-    from tvm_ext.vta.replay import replay as run_both
 
     config = load_config(config_name) if config_name else None
     rows, failure = [], ""
@@ -108,13 +108,13 @@ def replay(files: tuple[Path, ...], config_name: str | None, max_steps: int, as_
 @json_flag
 def cycles(file: Path, config_name: str | None, costs_name: str, picture: Path | None, as_json: bool) -> None:
     """Count the cycles of a stream, a .npz recording or 16 bytes an instruction, and show the three modules."""
-    from tvm_ext.files import check_output
-    from tvm_ext.vta.checks import check_fields
-    from tvm_ext.vta.costs import costs_named
-    from tvm_ext.vta.cycles import time_program
-    from tvm_ext.vta.isa import decode_program
-    from tvm_ext.vta.listing import load_stream, naming
-    from tvm_ext.vta.timeline import draw_timeline, text_timeline
+    from tvm_ext.backends.vta.analysis.checks import check_fields
+    from tvm_ext.backends.vta.isa.instructions import decode_program
+    from tvm_ext.backends.vta.simulate.listing import load_stream, naming
+    from tvm_ext.backends.vta.timing.costs import costs_named
+    from tvm_ext.backends.vta.timing.cycles import time_program
+    from tvm_ext.backends.vta.timing.timeline import draw_timeline, text_timeline
+    from tvm_ext.system.files import check_output
 
     if picture is not None:
         check_output(picture, [file])
@@ -156,11 +156,11 @@ def _pairs(values: dict[str, int]) -> str:
 @max_steps_option
 def lint(file: Path, config_name: str | None, max_steps: int) -> None:
     """List what keeps the stream of FILE, a .npz recording, from meaning the same on boards as on the simulators."""
+    from tvm_ext.backends.vta.analysis.linter import lint as find
+    from tvm_ext.backends.vta.config import load_config
+    from tvm_ext.backends.vta.isa.instructions import decode_program
+    from tvm_ext.backends.vta.simulate.replay import load_recording, simulate
     from tvm_ext.errors import CheckError
-    from tvm_ext.vta.config import load_config
-    from tvm_ext.vta.isa import decode_program
-    from tvm_ext.vta.linter import lint as find
-    from tvm_ext.vta.replay import load_recording, simulate
 
     recording = load_recording(file, load_config(config_name) if config_name else None)
     simulate(recording, "compiled", max_steps)  # only a stream that runs has a meaning

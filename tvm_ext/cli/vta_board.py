@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from tvm_ext.vta.board_device import Device
+    from tvm_ext.backends.vta.board.device import Device
 
 config_option = click.option(
     "--config",
@@ -34,9 +34,9 @@ simulated_option = click.option("--simulated", is_flag=True, help="No hardware: 
 
 def local_device(config_name: str, memory: str, simulated: bool) -> Device:
     """Open the accelerator of this machine."""
-    from tvm_ext.vta.board_device import open_device
-    from tvm_ext.vta.board_simulated import simulated_device
-    from tvm_ext.vta.config import load_config
+    from tvm_ext.backends.vta.board.device import open_device
+    from tvm_ext.backends.vta.board.simulated import simulated_device
+    from tvm_ext.backends.vta.config import load_config
 
     config = load_config(config_name)
     return simulated_device(config) if simulated else open_device(config, memory)
@@ -55,10 +55,10 @@ def serve(config_name: str, memory: str, host: str, port: int, tracker: str | No
 
     Whoever reaches the port can run any code here: listen in trusted networks only.
     """
-    from tvm_ext.rpc import parse_address, reach
-    from tvm_ext.rpc_server import start_server
-    from tvm_ext.vta.board import Board
-    from tvm_ext.vta.board_rpc import BoardFunctions
+    from tvm_ext.backends.vta.board.board import Board
+    from tvm_ext.backends.vta.board.rpc import BoardFunctions
+    from tvm_ext.system.rpc import parse_address, reach
+    from tvm_ext.system.rpc_server import start_server
 
     address = parse_address(tracker) if tracker else None
     if address is not None:
@@ -101,11 +101,11 @@ def board(
     """
     import numpy as np
 
+    from tvm_ext.backends.vta.board.board import Board
+    from tvm_ext.backends.vta.board.rpc import connect, request
+    from tvm_ext.backends.vta.simulate.replay import load_recording
     from tvm_ext.errors import CheckError
-    from tvm_ext.rpc import parse_address
-    from tvm_ext.vta.board import Board
-    from tvm_ext.vta.board_rpc import connect, request
-    from tvm_ext.vta.replay import load_recording
+    from tvm_ext.system.rpc import parse_address
 
     if rpc and tracker:
         raise click.UsageError("--rpc and --tracker are two ways to find a board; give one of them")

@@ -13,9 +13,9 @@ from tvm_ext.cli.common import Shapes, input_shape_option, json_flag, model_argu
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvm_ext.backends.vta.model.accuracy import TensorAccuracy
+    from tvm_ext.backends.vta.model.offload import VTAModel
     from tvm_ext.frontend import ImportedModel
-    from tvm_ext.vta.accuracy import TensorAccuracy
-    from tvm_ext.vta.model import VTAModel
 
 calibrate_option = click.option(
     "--calibrate",
@@ -38,9 +38,9 @@ def read_calibration(specs: tuple[Any, ...], arguments: tuple[str, ...]) -> dict
 
 
 def _offload(imported: ImportedModel, target: str, calibration: dict[str, np.ndarray] | None, costs: str) -> VTAModel:
+    from tvm_ext.backends.vta.model.offload import offload_imported
+    from tvm_ext.backends.vta.timing.costs import costs_named
     from tvm_ext.target import resolve_target
-    from tvm_ext.vta.costs import costs_named
-    from tvm_ext.vta.model import offload_imported
 
     return offload_imported(imported, resolve_target(target), calibration, costs_named(costs))
 
@@ -83,11 +83,11 @@ def run(
     import tvm
     from tvm import relax
 
+    from tvm_ext.backends.cpu.target import native_target
     from tvm_ext.cli.run import save_arrays
-    from tvm_ext.files import check_output
     from tvm_ext.frontend import import_model
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
-    from tvm_ext.target import native_target
+    from tvm_ext.system.files import check_output
 
     if output is not None:
         check_output(output, [model, *input_files((*inputs, *calibration))])
@@ -148,11 +148,11 @@ def profile(
 
     Cycles do not depend on values, so that --calibrate makes no difference but for very large biases.
     """
+    from tvm_ext.backends.vta.model.node_names import layer_nodes
+    from tvm_ext.backends.vta.model.profile import profile_regions
+    from tvm_ext.backends.vta.timing.costs import costs_named
     from tvm_ext.frontend import import_model
     from tvm_ext.inputs import random_inputs
-    from tvm_ext.vta.costs import costs_named
-    from tvm_ext.vta.node_names import layer_nodes
-    from tvm_ext.vta.profile import profile_regions
 
     costs = costs_named(costs_name)
     with step_display(quiet=as_json) as report:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_ext.compile_lock import one_at_a_time
 from tvm_ext.errors import InputError, ModelError, OptionError
+from tvm_ext.system.compile_lock import one_at_a_time
 
 if TYPE_CHECKING:
-    from tvm_ext.frontend.imported import ImportedModel, TensorSpec
+    from tvm_ext.frontend.imported import ImportedModel
+    from tvm_ext.tensor_spec import TensorSpec
 
 __all__ = ["ImportedModel", "TensorSpec", "import_model"]
 
@@ -73,14 +74,14 @@ def import_model(
         if isinstance(shape, str) or not isinstance(shape, Iterable):
             raise InputError(f"option input_shapes: {shape!r} given for input {name!r} is not a list of dimensions")
     if kind == "an ONNX model":
-        from tvm_ext.frontend.onnx_import import import_onnx
+        from tvm_ext.frontend.onnx.importing import import_onnx
 
         return import_onnx(model, input_shapes, verify)
     if kind == "an IRModule":
-        from tvm_ext.frontend.relax_module import import_module
+        from tvm_ext.frontend.relax.module import import_module
 
         return import_module(model, params)
-    from tvm_ext.frontend.torch_model import import_torch
+    from tvm_ext.frontend.torch.model import import_torch
 
     return import_torch(model, example_inputs)
 

@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
 
-from tvm_ext.errors import ModelError
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, shape and dtype of a model's input or output.
-
-    Attributes
-    ----------
-    name : str
-        As the model file spells it, also where TVM needs another identifier.
-    shape : tuple of int or str
-        A string is a symbolic dimension.
-    dtype : str
-        As numpy spells it, for example ``"float32"``.
-    ranges : tuple of (int, int or None) or None
-        For each axis the smallest and the largest extent that the model is made for, both included, None for no upper
-        limit; None for an axis without limits, and empty if no axis has any.
-    limits : tuple of int, or None
-        The lowest and the highest value that an integer may have, as the model looks something up with it; None where
-        any will do.
-    """
-
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: str
-    ranges: tuple[tuple[int, int | None] | None, ...] = ()
-    limits: tuple[int, int] | None = None
+from tvm_ext.errors import InputError, ModelError
+from tvm_ext.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -80,3 +55,18 @@ class ImportedModel:
                         f"{self.source}: {kind} {spec.name!r} is of {spec.dtype}, and inputs and outputs need elements "
                         f"of whole bytes; let the model take or give int8, float16 or float32 and cast it inside"
                     )
+
+    def by_parameter(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Give arrays by the names of the parameters of ``main``, which may be others than those of the inputs.
+
+        Raises
+        ------
+        InputError
+            If the model has no input of a name.
+        """
+        names = [parameter.name for parameter in self.mod["main"].params]
+        spelled = {spec.name: name for spec, name in zip(self.inputs, names, strict=True)}
+        for name in arrays:
+            if name not in spelled:
+                raise InputError(f"calibration data names the input {name!r}; the model has {', '.join(spelled)}")
+        return {spelled[name]: array for name, array in arrays.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.frontend.imported import TensorSpec
+from tvm_ext.tensor_spec import TensorSpec
 
 _UNCHANGED = frozenset(
     f"relax.{name}"

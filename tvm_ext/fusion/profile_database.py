@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tvm_ext.cleanup import temporary_file
 from tvm_ext.errors import OptionError, OutputError, TvmExtWarning, warn
-from tvm_ext.files import require_regular
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
+from tvm_ext.system.cleanup import temporary_file
+from tvm_ext.system.files import require_regular
 
 FORMAT = 1
 _PATIENCE = 10.0  # seconds to wait for another process that writes

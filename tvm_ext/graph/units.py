@@ -1,8 +1,16 @@
-"""How sizes and counts are written for people."""
+"""How sizes and counts are written for people, and read from them."""
 
 from __future__ import annotations
 
+import re
+
+from tvm_ext.errors import OptionError
 from tvm_ext.graph.symbolic import Dim
+
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+
+LARGEST_SIZE = 1 << 63
+"""Bytes that TVM's integers cannot count."""
 
 
 def bytes_text(size: Dim | None) -> str:
@@ -46,3 +54,30 @@ def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
     if base == 1024:
         digits = min(digits, 1)
     return f"{scaled:,.{digits}f} {units[place]}"
+
+
+def parse_bytes(text: str | int, name: str = "memory limit") -> int:
+    """Read a size: a number of bytes, or one with a unit.
+
+    ``KB`` is 1000 bytes and ``KiB`` 1024; capital and small letters are the same. ``name`` is what a message calls it.
+
+    Raises
+    ------
+    OptionError
+        If it is no size.
+
+    Examples
+    --------
+    >>> parse_bytes("256KB"), parse_bytes("1.5 MiB"), parse_bytes(4096)
+    (256000, 1572864, 4096)
+    """
+    # An integer is compared first: Python does not spell one of thousands of digits.
+    if isinstance(text, int) and abs(text) >= LARGEST_SIZE:
+        raise OptionError(f"{name}: no machine has 8 EiB or more, expected a size such as 262144, 256KB or 1.5MiB")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match is not None else 0.0
+    if size >= LARGEST_SIZE:  # infinite, even, where there are hundreds of digits
+        raise OptionError(f"{name}: no machine has 8 EiB or more, expected a size such as 262144, 256KB or 1.5MiB")
+    if size < 1:
+        raise OptionError(f"{name} {text!r} is no size, expected one such as 262144, 256KB or 1.5MiB")
+    return int(size)

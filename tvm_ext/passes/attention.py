@@ -1,7 +1,7 @@
 """Finds attention in products and softmax: what stands between two products and is used by nothing else.
 
 before: ``s = matmul(q, kt); s = multiply(s, 0.125); s = add(s, mask); p = nn.softmax(s); y = matmul(p, v)``
-after:  ``y = attention(q, kt, v, mask)``, one kernel; :mod:`tvm_ext.passes.pack_matmul` applies it
+after:  ``y = attention(q, kt, v, mask)``, one kernel; :mod:`tvm_ext.layout.pack_matmul` applies it
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.relax_utils import read_only, static_shape
 from tvm_ext.schedules.compute.attention import ELEMENTWISE, SCORES, Step
 
 
@@ -106,5 +106,5 @@ def _leads_to_scores(bindings: Bindings, expr: relax.Expr, shape: tuple[int, ...
 def _scalar(expr: Any, dtype: str) -> float | None:
     if not isinstance(expr, tvm.ir.GenericConst) or str(expr.ty.dtype) != dtype:
         return None
-    value: np.ndarray = expr.value.numpy()
+    value: np.ndarray = read_only(expr.value)
     return float(value.reshape(())) if value.size == 1 and value.ndim == 0 else None

@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.relax_utils import static_shape
 
 _OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
 

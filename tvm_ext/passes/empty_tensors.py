@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.quantized_values import static_shape
+from tvm_ext.relax_utils import static_shape
 
 # Operator -> what each element of its result is when it reduces over nothing.
 _ZERO = ("sum", "matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose", "einsum")

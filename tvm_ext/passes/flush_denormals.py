@@ -25,6 +25,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.tir_flops import CONTROL_REGISTER
 from tvm_ext.passes.vector_code import has_blocks, lower_to_loops
+from tvm_ext.relax_utils import read_only
 from tvm_ext.schedules.simd.vector import element_type
 
 MXCSR_FLUSH = 0x8040
@@ -112,7 +113,7 @@ def computes_in_floats(func: tirx.PrimFunc) -> bool:
 
 def _mode(target: tvm.target.Target | None) -> Callable[[Any], tuple[list[Any], list[Any]]] | None:
     """Find how the processor of a target is told: a function from a buffer of two words to (set, restore)."""
-    if target is None or target.kind.name != "llvm":
+    if target is None:
         return None
     triple = str(target.attrs.get("mtriple", "")) or str(tvm.target.codegen.llvm_get_system_triple())
     architecture = triple.partition("-")[0]
@@ -161,6 +162,20 @@ def _flushed(func: tirx.PrimFunc, mode: Callable[[Any], tuple[list[Any], list[An
     return changed.with_body(surrounded(changed.body))
 
 
+AT_ONCE = 1 << 15
+"""Numbers that are looked at together, so that they stay in a core's cache."""
+
+
+def has_denormals(values: np.ndarray) -> bool:
+    """Whether there are numbers in an array of float32 or float64 that are too small for a full significand."""
+    bits = np.dtype(f"uint{8 * values.itemsize}")
+    # Without its sign a denormal is less than the smallest number with a full significand; zero less one is large.
+    least = np.array(np.finfo(values.dtype).tiny).view(bits) * bits.type(2) - bits.type(1)
+    flat = np.ascontiguousarray(values).reshape(-1).view(bits)
+    parts = (flat[start : start + AT_ONCE] for start in range(0, flat.size, AT_ONCE))
+    return any(bool(((part << bits.type(1)) - bits.type(1) < least).any()) for part in parts)
+
+
 @mutator
 class _Constants(PyExprMutator):
     def visit_generic_const_(self, op: Any) -> Any:
@@ -168,8 +183,8 @@ class _Constants(PyExprMutator):
         dtype = str(op.ty.dtype) if isinstance(op.ty, relax.TensorType) else ""
         if dtype not in ("float32", "float64"):
             return op
-        values = op.value.numpy()
-        small = (np.abs(values) < np.finfo(dtype).tiny) & (values != 0)
-        if not small.any():
+        values = read_only(op.value)
+        if not has_denormals(values):
             return op
+        small = np.abs(values) < np.finfo(dtype).tiny
         return relax.const(np.where(small, np.copysign(np.zeros((), dtype), values), values), dtype)

@@ -18,6 +18,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.relax_utils import constant
+
 # Convolutions whose weight has the output channels first, by operator name and layout of the weight.
 OUTPUT_CHANNELS_FIRST = {
     ("relax.nn.conv1d", "OIW"),
@@ -40,11 +42,6 @@ def fold_batch_norm() -> tvm.transform.Pass:
         return rewriter.builder_.finalize()
 
     return _fold_batch_norm
-
-
-def constant(expr: relax.Expr) -> np.ndarray | None:
-    """Give the value of a constant, None for anything else."""
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
 
 
 @mutator

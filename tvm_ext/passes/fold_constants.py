@@ -15,8 +15,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.fold_batch_norm import constant
 from tvm_ext.passes.fold_by_kernel import kernel_value
+from tvm_ext.relax_utils import constant
 
 LARGEST_GROWTH = 1 << 20
 """Bytes by which a folded result may exceed its operands: a broadcast is cheaper to repeat than to store."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax, te, tirx, topi
 
-from tvm_ext.passes.layout import OPAQUE
+from tvm_ext.relax_utils import OPAQUE
 
 TAPS = 4
 """Elements along an axis that a cubic interpolation takes."""

@@ -19,8 +19,8 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.layout import OPAQUE
 from tvm_ext.passes.wide_indices import wide_indices
+from tvm_ext.relax_utils import OPAQUE
 
 
 def foreign_kernels() -> list[tvm.transform.Pass]:

@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.layout import INJECTIVE, OPAQUE
+from tvm_ext.relax_utils import INJECTIVE, OPAQUE
 
 MOST_AGAIN = 64
 """Loads of an element's expression, beyond one of each tensor and those of the last operator, that fusion may add."""

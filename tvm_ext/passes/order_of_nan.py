@@ -19,7 +19,7 @@ from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.layout import OPAQUE
+from tvm_ext.relax_utils import OPAQUE
 
 INTEGERS = {"float16": ("float32", "int32"), "bfloat16": ("float32", "int32")} | {
     f"float{bits}": (f"float{bits}", f"int{bits}") for bits in (32, 64)

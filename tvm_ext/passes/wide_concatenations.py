@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.layout import OPAQUE
+from tvm_ext.relax_utils import OPAQUE
 
 WIDEST = 50
 """Most operands of a concatenation that is left whole; DenseNet-201 has one of 49."""

@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.passes.layout import OPAQUE
+from tvm_ext.relax_utils import OPAQUE
 
 _ARITHMETIC = (prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max)
 _COMPARISONS = (prim.EQ, prim.NE, prim.LT, prim.LE, prim.GT, prim.GE)

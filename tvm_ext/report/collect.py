@@ -8,24 +8,32 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.compile_lock import one_at_a_time
+from tvm_ext.algebra.relax.rewrite import AlgebraReport, rewrite_algebra
 from tvm_ext.compiler import lower, recorded_versions
 from tvm_ext.frontend import ImportedModel, import_model
+from tvm_ext.fusion.relax.fuse import kernel_mappings
 from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
 from tvm_ext.graph.dataflow import HOST_VALUES
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.symbolic import sort_value, total_of
-from tvm_ext.passes.algebra import AlgebraReport, rewrite_algebra
-from tvm_ext.passes.fusion import kernel_mappings
-from tvm_ext.pipeline import PHASES, Phase, PipelineOptions
+from tvm_ext.inputs import check_inputs, random_inputs
+from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
+from tvm_ext.passes.unscheduled import nodes_of_kernels
+from tvm_ext.phases import PHASES, Phase
+from tvm_ext.pipeline import checked_options
 from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, Rewriting, TensorLife
 from tvm_ext.report.memory import RENAMES, memory_charts
+from tvm_ext.report.profile import profile as profile_kernels
+from tvm_ext.report.profile import require_profiled
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.target import resolve_target
+from tvm_ext.tensor_spec import TensorSpec
 
 # Phases after which a kernel is no longer a call_tir in a dataflow block.
 _AFTER_KERNELS = ("lower", "memory", "finalize")
@@ -41,6 +49,8 @@ def inspect_model(
     example_inputs: Sequence[Any] | None = None,
     params: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
+    profile_runs: int = 0,
+    arrays: Callable[[Sequence[TensorSpec]], Mapping[str, np.ndarray]] = random_inputs,
     **options: Any,
 ) -> Inspection:
     """Import and lower a model, without generating code, and collect what happened to it.
@@ -49,6 +59,10 @@ def inspect_model(
     ----------
     model, target, input_shapes, example_inputs, params, progress, **options
         As for :func:`tvm_ext.compile`.
+    profile_runs : int
+        How many runs to time the kernels in, for which code is generated, too; 0 for none.
+    arrays : callable
+        Gives the inputs of those runs.
 
     Returns
     -------
@@ -59,8 +73,10 @@ def inspect_model(
     TvmExtError
         One of its subclasses, when the model cannot be imported or lowered.
     """
-    parsed = PipelineOptions.from_keywords(options)
+    parsed = checked_options(options)
     resolved = resolve_target(target)
+    if profile_runs:
+        require_profiled(resolved)
     report = progress or (lambda step: None)
     report("import")
     start = time.perf_counter()
@@ -76,7 +92,7 @@ def inspect_model(
     def after_phase(phase: Phase, mod: tvm.IRModule) -> None:
         modules[phase.name] = mod
 
-    _, statistics, seconds = lower(imported.mod, resolved, parsed, report, after_phase, [groups, arithmetic])
+    lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, after_phase, [groups, arithmetic])
     report("collect")
     graph = from_relax(imported.mod)
     rows = operators(graph)
@@ -88,6 +104,14 @@ def inspect_model(
     algebra = AlgebraReport()
     if arithmetic.module is not None and parsed.rewrite != "off":
         rewrite_algebra(parsed.rewrite, algebra)(arithmetic.module)
+    counted = {} if "fuse" not in modules else _flops(from_relax(modules["fuse"]))
+    found = kernels(kernel_module, kernel_graph, groups.module, counted)
+    profile = None
+    if profile_runs:
+        report("time kernels")
+        given = check_inputs(imported.inputs, arrays(imported.inputs))
+        layers = nodes_of_kernels(kernel_module, imported.origins)
+        profile = profile_kernels(lowered, resolved, list(given.values()), found, layers, profile_runs)
     return Inspection(
         model=imported.source,
         target=_target_text(resolved),
@@ -101,12 +125,13 @@ def inspect_model(
         constant_bytes=sum(t.nbytes for t in graph.constants if isinstance(t.nbytes, int)),
         planned_bytes=None if statistics is None else statistics.planned_bytes,
         operators=rows,
-        kernels=kernels(kernel_module, kernel_graph, groups.module),
+        kernels=found,
         tensors=largest_tensors(kernel_graph),
         memory=memory_charts(graph, kernel_graph, planned),
         phases=tuple(_phase_time(name, summaries[name], times[name], mod) for name, mod in modules.items()),
         rewritings=_rewritings(algebra),
         rewritten_flops=(algebra.flops_before, algebra.flops_after),
+        profile=profile,
     )
 
 
@@ -149,7 +174,15 @@ def operators(graph: DataflowGraph) -> tuple[Operator, ...]:
     return tuple(sorted(rows, key=lambda row: (-sort_value(row.flops), -sort_value(row.bytes_written), row.name)))
 
 
-def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | None) -> tuple[Kernel, ...]:
+def _flops(graph: DataflowGraph) -> dict[str, Dim]:
+    """Count the arithmetic of kernels before schedules wrote it out in ways that cannot be counted."""
+    nodes = (node for part in graph.walk() for node in part.nodes)
+    return {node.callee: node.flops.total for node in nodes if node.callee and node.flops is not None}
+
+
+def kernels(
+    mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | None, counted: Mapping[str, Dim] | None = None
+) -> tuple[Kernel, ...]:
     """List the kernels that a module calls, dearest first.
 
     Parameters
@@ -160,6 +193,8 @@ def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | Non
         Its view.
     grouped : tvm.IRModule, optional
         The module before its fusion groups became kernels.
+    counted : mapping from str to (int or Symbolic), optional
+        Arithmetic of kernels by name, for those in ``mod`` that cannot be counted.
     """
     functions = {variable.name_hint: func for variable, func in mod.functions_items()}
     groups = {} if grouped is None else _fusion_groups(grouped)
@@ -174,14 +209,15 @@ def kernels(mod: tvm.IRModule, graph: DataflowGraph, grouped: tvm.IRModule | Non
     rows = []
     for name, uses in calls.items():
         part, node = uses[0]
-        alone = (_base_name(name, names),), 0, (str(prim_func_mapping(functions[name]).node),)
-        fused, inside, types = groups.get(name, alone)
+        original = str((functions[name].attrs or {}).get(VARIANT_ATTRIBUTE, name))
+        alone = (_base_name(original, names),), 0, (str(prim_func_mapping(functions[name]).node),)
+        fused, inside, types = groups.get(original, alone)
         reads = [tensor for tensor in node.inputs if part.tensors[tensor].dtype not in HOST_VALUES]
         rows.append(
             Kernel(
                 name,
                 len(uses),
-                None if node.flops is None else node.flops.total,
+                (counted or {}).get(original) if node.flops is None else node.flops.total,
                 total_of(part.tensors[tensor].nbytes for tensor in reads),
                 total_of(part.tensors[tensor].nbytes for tensor in node.outputs),
                 _rule(functions[name]),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_ext.graph.symbolic import Dim, Symbolic
+
+if TYPE_CHECKING:
+    from tvm_ext.report.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class PhaseTime:
     Attributes
     ----------
     name, summary : str
-        As in :data:`tvm_ext.pipeline.PHASES`; ``import`` comes first.
+        As in :data:`tvm_ext.phases.PHASES`; ``import`` comes first.
     seconds : float
         Wall-clock time.
     nodes : int
@@ -210,6 +213,8 @@ class Inspection:
         What the option ``rewrite`` did, most frequent first; none where it is off.
     rewritten_flops : tuple of two int
         Operations of the rewritten parts of the model, before and after.
+    profile : Profile, optional
+        Where the time of a run goes, if it was run.
     """
 
     model: str
@@ -230,10 +235,12 @@ class Inspection:
     phases: tuple[PhaseTime, ...]
     rewritings: tuple[Rewriting, ...] = ()
     rewritten_flops: tuple[int, int] = (0, 0)
+    profile: Profile | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Turn into dictionaries, lists, numbers and strings; a symbolic size becomes its formula."""
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+        found = {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+        return found | {"profile": None if self.profile is None else self.profile.to_json()}
 
 
 def _plain(value: Any) -> Any:

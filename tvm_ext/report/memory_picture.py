@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.bench.chart import check_chart
-from tvm_ext.files import write_atomically
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.report.charts import Line, lines_of
 from tvm_ext.report.inspection import MemoryProfile
+from tvm_ext.system.files import write_atomically
 
 COLORS = ("#8c9aa5", "#d08c2f", "#1f6f8b", "#7a3b8f")
 TEXT, FAINT = "#22303a", "#7a8791"

@@ -15,14 +15,14 @@ from tvm_ext.compiler import generate_code, lower
 from tvm_ext.errors import CompileError
 from tvm_ext.frontend import ImportedModel
 from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
-from tvm_ext.passes.memory_graph import LIVENESS, MemoryReader, planned_graph
-from tvm_ext.passes.memory_limit import memory_decisions
-from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.memory.relax.graph import LIVENESS, MemoryReader, planned_graph
+from tvm_ext.memory.relax.limit import memory_decisions
+from tvm_ext.options import PipelineOptions
 from tvm_ext.report.inspection import MemoryProfile
 from tvm_ext.report.memory import RENAMES
 from tvm_ext.statistics import module_statistics
+from tvm_ext.system.threads import use_all_cores
 from tvm_ext.target import resolve_target
-from tvm_ext.threads import use_all_cores
 
 # Name and summary of each row, and the options that make it. Winograd convolutions are left out everywhere: they would
 # make the orders those of different kernels.

@@ -10,12 +10,23 @@ from pathlib import Path
 from tvm_ext.graph.symbolic import Dim, sort_value, total_of
 from tvm_ext.graph.units import bytes_text, count_text
 from tvm_ext.report.charts import Line, lines_of, memory_chart
+from tvm_ext.report.html import (
+    bar_cell,
+    bytes_cells,
+    code_text,
+    flops_cells,
+    html_table,
+    number_cell,
+    seconds_text,
+    text_cell,
+)
 from tvm_ext.report.inspection import Inspection, Kernel, MemoryChart, MemoryProfile
+from tvm_ext.report.time_section import time_section
 
-_ROWS_SHOWN = 30
 _HERE = Path(__file__).parent
 _SECTIONS = (
     ("operators", "Operators"),
+    ("time", "Time"),
     ("kernels", "Kernels"),
     ("groups", "Fusion groups"),
     ("rewriting", "Rewriting"),
@@ -36,11 +47,13 @@ def render(inspection: Inspection) -> str:
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     title = escape(Path(inspection.model).name)
-    links = "".join(f'<a href="#{name}">{text}</a>' for name, text in _SECTIONS)
+    shown = [row for row in _SECTIONS if row[0] != "time" or inspection.profile]
+    links = "".join(f'<a href="#{name}">{text}</a>' for name, text in shown)
     body = "".join(
         (
             _header(inspection, title),
             _section("operators", _operators(inspection)),
+            _section("time", time_section(inspection.profile)) if inspection.profile else "",
             _section("kernels", _kernels(inspection)),
             _section("groups", _groups(inspection)),
             _section("rewriting", _rewriting(inspection)),
@@ -66,6 +79,7 @@ def _header(inspection: Inspection, title: str) -> str:
     calls = sum(kernel.calls for kernel in inspection.kernels)
     scheduled = sum(bool(kernel.rule) for kernel in inspection.kernels)
     profiles = inspection.memory[0].profiles
+    lowering = sum(phase.seconds for phase in inspection.phases)
     tiles = [
         ("arithmetic", count_text(inspection.flops["total"]), "multiply and add counted apart"),
         ("weights", bytes_text(inspection.constant_bytes), "constants of the model"),
@@ -73,7 +87,7 @@ def _header(inspection: Inspection, title: str) -> str:
         ("kernels", f"{len(inspection.kernels):,}", f"{calls:,} calls, {scheduled:,} scheduled by a rule"),
         ("peak memory", bytes_text(profiles[0].peak) if profiles else "?", "kernels in the importer's order"),
         ("planned memory", bytes_text(inspection.planned_bytes), "storages of the memory plan"),
-        ("import and lowering", _seconds(sum(phase.seconds for phase in inspection.phases)), "code generation not run"),
+        ("import and lowering", seconds_text(lowering), "code generation not counted"),
     ]
     boxes = "".join(
         f'<div class="tile"><div class="name">{name}</div><div class="value">{escape(value)}</div>'
@@ -104,16 +118,16 @@ def _operators(inspection: Inspection) -> str:
     flops, written = [row.flops for row in inspection.operators], [row.bytes_written for row in inspection.operators]
     rows = [
         [
-            _cell(_code(row.name), row.name),
-            _number(f"{row.count:,}", row.count),
-            *_flops_cells(row.flops, flops),
-            *_bytes_cells(row.bytes_written, written),
+            text_cell(code_text(row.name), row.name),
+            number_cell(f"{row.count:,}", row.count),
+            *flops_cells(row.flops, flops),
+            *bytes_cells(row.bytes_written, written),
         ]
         for row in inspection.operators
     ]
     intro = "The model as imported, summed up by operator. Views (reshape, tuples) write no bytes."
     heads = ["operator", "#uses", "#FLOPs", "share", "#bytes written", "share"]
-    return f"<p>{intro}</p>" + _table(heads, rows)
+    return f"<p>{intro}</p>" + html_table(heads, rows)
 
 
 def _kernels(inspection: Inspection) -> str:
@@ -129,13 +143,13 @@ def _kernels(inspection: Inspection) -> str:
         )
         rows.append(
             [
-                _cell(_code(kernel.name), kernel.name),
-                _number(f"{kernel.calls:,}", kernel.calls),
-                _number(count_text(kernel.flops), sort_value(kernel.flops)),
-                *_flops_cells(total, totals),
-                _number(bytes_text(amount), sort_value(amount)),
-                _number("?" if intensity is None else f"{intensity:,.2f}", -1 if intensity is None else intensity),
-                _cell(rule, kernel.rule),
+                text_cell(code_text(kernel.name), kernel.name),
+                number_cell(f"{kernel.calls:,}", kernel.calls),
+                number_cell(count_text(kernel.flops), sort_value(kernel.flops)),
+                *flops_cells(total, totals),
+                number_cell(bytes_text(amount), sort_value(amount)),
+                number_cell("?" if intensity is None else f"{intensity:,.2f}", -1 if intensity is None else intensity),
+                text_cell(rule, kernel.rule),
             ]
         )
     intro = (
@@ -143,7 +157,7 @@ def _kernels(inspection: Inspection) -> str:
         "included. A kernel that no rule took is compiled from its plain loops."
     )
     heads = ["kernel", "#calls", "#FLOPs a call", "#FLOPs", "share", "#bytes a call", "#FLOP/byte", "schedule"]
-    return f"<p>{intro}</p>" + _table(heads, rows)
+    return f"<p>{intro}</p>" + html_table(heads, rows)
 
 
 def _groups(inspection: Inspection) -> str:
@@ -159,15 +173,15 @@ def _groups(inspection: Inspection) -> str:
             f'<span class="chip" title="{escape(kind)}">{escape(name)}</span>'
             for name, kind in zip(pattern, types, strict=True)
         )
-        names = ", ".join(_code(kernel.name) for kernel in members)
+        names = ", ".join(code_text(kernel.name) for kernel in members)
         rows.append(
             [
-                _cell(f'<div class="chips">{chips}</div>', " ".join(pattern)),
-                _cell(escape(members[0].mapping), members[0].mapping),
-                _number(str(len(pattern)), len(pattern)),
-                _number(f"{calls:,}", calls),
-                _number(bytes_text(inside), sort_value(inside)),
-                _cell(f"<details><summary>{len(members)}</summary>{names}</details>", str(len(members))),
+                text_cell(f'<div class="chips">{chips}</div>', " ".join(pattern)),
+                text_cell(escape(members[0].mapping), members[0].mapping),
+                number_cell(str(len(pattern)), len(pattern)),
+                number_cell(f"{calls:,}", calls),
+                number_cell(bytes_text(inside), sort_value(inside)),
+                text_cell(f"<details><summary>{len(members)}</summary>{names}</details>", str(len(members))),
             ]
         )
     intro = (
@@ -176,7 +190,7 @@ def _groups(inspection: Inspection) -> str:
         "operands map to elements of the result; point at an operator for its own."
     )
     heads = ["operators of a kernel, in order", "type", "#operators", "#calls", "#bytes kept inside", "kernels"]
-    return f"<p>{intro}</p>" + _table(heads, rows)
+    return f"<p>{intro}</p>" + html_table(heads, rows)
 
 
 def _rewriting(inspection: Inspection) -> str:
@@ -184,8 +198,11 @@ def _rewriting(inspection: Inspection) -> str:
         return "<p>No arithmetic was rewritten: the option <code>rewrite</code> was off, or no rule applied.</p>"
     before, after = inspection.rewritten_flops
     intro = f"Rules of algebra that were applied. The rewritten parts took {count_text(before)} before"
-    rows = [[_cell(_code(row.rule), row.rule), _number(f"{row.count:,}", row.count)] for row in inspection.rewritings]
-    return f"<p>{intro}, and take {count_text(after)} now.</p>" + _table(["rule", "#places"], rows)
+    rows = [
+        [text_cell(code_text(row.rule), row.rule), number_cell(f"{row.count:,}", row.count)]
+        for row in inspection.rewritings
+    ]
+    return f"<p>{intro}, and take {count_text(after)} now.</p>" + html_table(["rule", "#places"], rows)
 
 
 def _chart(number: int, chart: MemoryChart) -> str:
@@ -205,7 +222,8 @@ def _chart(number: int, chart: MemoryChart) -> str:
     return (
         f'{head}<div class="legend">{legend}</div><figure id="chart{number}">'
         f"{memory_chart(lines, chart.title)}"
-        f'<div class="readout"></div><script type="application/json">{payload}</script></figure>' + _table(heads, rows)
+        f'<div class="readout"></div><script type="application/json">{payload}</script></figure>'
+        + html_table(heads, rows)
     )
 
 
@@ -214,10 +232,12 @@ def _profile_row(profile: MemoryProfile, lines: Sequence[Line]) -> list[str]:
     shown = profile.live_at_peak[:4]
     named = "<br>".join(f"<code>{escape(n)}</code> {escape(ty)} {bytes_text(size)}" for n, ty, size in shown)
     return [
-        _cell(f'<i class="dot s{color}"></i><b>{escape(profile.name)}</b><br>{escape(profile.summary)}', profile.name),
-        _number(bytes_text(profile.peak), profile.peak),
-        _number(f"{profile.peak_step:,}", profile.peak_step),
-        _cell(named, ""),
+        text_cell(
+            f'<i class="dot s{color}"></i><b>{escape(profile.name)}</b><br>{escape(profile.summary)}', profile.name
+        ),
+        number_cell(bytes_text(profile.peak), profile.peak),
+        number_cell(f"{profile.peak_step:,}", profile.peak_step),
+        text_cell(named, ""),
     ]
 
 
@@ -228,86 +248,34 @@ def _tensors(inspection: Inspection) -> str:
         used = ", ".join(row.used_by[:3]) + (f" and {len(row.used_by) - 3} more" if len(row.used_by) > 3 else "")
         rows.append(
             [
-                _cell(_code(row.name), row.name),
-                _cell(escape(row.type), row.type),
-                _cell(f'<span class="kind {row.kind}">{row.kind}</span>', row.kind),
-                _number(bytes_text(row.nbytes), sort_value(row.nbytes)),
-                _bar(row.nbytes / largest if isinstance(row.nbytes, int) else 0),
-                _cell(_code(row.made_by) if row.made_by else "", row.made_by),
-                _cell(_code(used) if used else "returned", used),
+                text_cell(code_text(row.name), row.name),
+                text_cell(escape(row.type), row.type),
+                text_cell(f'<span class="kind {row.kind}">{row.kind}</span>', row.kind),
+                number_cell(bytes_text(row.nbytes), sort_value(row.nbytes)),
+                bar_cell(row.nbytes / largest if isinstance(row.nbytes, int) else 0),
+                text_cell(code_text(row.made_by) if row.made_by else "", row.made_by),
+                text_cell(code_text(used) if used else "returned", used),
             ]
         )
     intro = "The largest tensors that kernels pass on, and the largest weights, after the pipeline chose layouts."
-    return f"<p>{intro}</p>" + _table(["tensor", "type", "kind", "#bytes", "", "made by", "read by"], rows)
+    return f"<p>{intro}</p>" + html_table(["tensor", "type", "kind", "#bytes", "", "made by", "read by"], rows)
 
 
 def _phases(inspection: Inspection) -> str:
     longest = max((phase.seconds for phase in inspection.phases), default=0.0)
     rows = [
         [
-            _cell(f"<b>{escape(phase.name)}</b>", phase.name),
-            _cell(escape(phase.summary), phase.summary),
-            _number(_seconds(phase.seconds), phase.seconds),
-            _bar(phase.seconds / longest if longest else 0),
-            _number(f"{phase.nodes:,}", phase.nodes),
-            _number(f"{phase.kernels:,}", phase.kernels),
+            text_cell(f"<b>{escape(phase.name)}</b>", phase.name),
+            text_cell(escape(phase.summary), phase.summary),
+            number_cell(seconds_text(phase.seconds), phase.seconds),
+            bar_cell(phase.seconds / longest if longest else 0),
+            number_cell(f"{phase.nodes:,}", phase.nodes),
+            number_cell(f"{phase.kernels:,}", phase.kernels),
         ]
         for phase in inspection.phases
     ]
     intro = "Wall-clock time of each phase in this run, and what the module holds afterwards."
-    return f"<p>{intro}</p>" + _table(["phase", "what it does", "#time", "", "#bindings", "#TIR functions"], rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Show the first rows, and the rest on demand; a head that begins with # is over numbers."""
-    columns = "".join(
-        f'<th class="number" tabindex="0">{escape(head[1:])}</th>'
-        if head.startswith("#")
-        else f'<th tabindex="0">{escape(head)}</th>'
-        for head in heads
-    )
-
-    def table(part: Sequence[Sequence[str]]) -> str:
-        body = "".join(f"<tr>{''.join(row)}</tr>" for row in part)
-        return f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
-
-    rest = rows[_ROWS_SHOWN:]
-    more = f"<details><summary>{len(rest)} more</summary>{table(rest)}</details>" if rest else ""
-    return table(rows[:_ROWS_SHOWN]) + more
-
-
-def _code(name: str) -> str:
-    """Set a name in code type; a long one may break after an underscore."""
-    return f"<code>{escape(name).replace('_', '_<wbr>')}</code>"
-
-
-def _cell(content: str, sort: str) -> str:
-    return f'<td data-sort="{escape(sort)}">{content}</td>'
-
-
-def _number(text: str, sort: float) -> str:
-    return f'<td class="number" data-sort="{sort}">{escape(text)}</td>'
-
-
-def _bar(share: float) -> str:
-    return f'<td class="share" data-sort="{share:.6f}"><i style="width:{100 * share:.1f}%"></i></td>'
-
-
-def _flops_cells(value: Dim | None, all_values: Sequence[Dim | None]) -> list[str]:
-    return [_number(count_text(value), sort_value(value)), _share(value, all_values)]
-
-
-def _bytes_cells(value: Dim | None, all_values: Sequence[Dim | None]) -> list[str]:
-    return [_number(bytes_text(value), sort_value(value)), _share(value, all_values)]
-
-
-def _share(value: Dim | None, all_values: Sequence[Dim | None]) -> str:
-    total = sum(item for item in all_values if isinstance(item, int))
-    if not isinstance(value, int) or not total:
-        return '<td class="share" data-sort="-1"></td>'
-    share = value / total
-    text = f"{100 * share:.1f} %" if share >= 0.001 else ""
-    return f'<td class="share" data-sort="{share:.6f}"><i style="width:{70 * share:.1f}%"></i><span>{text}</span></td>'
+    return f"<p>{intro}</p>" + html_table(["phase", "what it does", "#time", "", "#bindings", "#TIR functions"], rows)
 
 
 def _moved(kernel: Kernel) -> Dim | None:
@@ -316,7 +284,3 @@ def _moved(kernel: Kernel) -> Dim | None:
 
 def _times(size: Dim | None, count: int) -> Dim | None:
     return None if size is None else size * count
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"

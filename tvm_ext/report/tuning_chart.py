@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tvm_ext.bench.chart import check_chart
-from tvm_ext.files import write_atomically
+from tvm_ext.system.files import write_atomically
 
 Curve = Sequence[tuple[float, int, float]]
 """Seconds, trials and the sum of the kernels' best times (seconds), after each batch."""

@@ -16,7 +16,7 @@ from tvm import relax
 import tvm_ext
 from tests.schedules.kernels import TARGETS
 from tvm_ext.compiler import lower
-from tvm_ext.pipeline import PipelineOptions
+from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import POINTS, tiles, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
@@ -43,6 +43,19 @@ def test_weights_are_transformed_along_both_axes() -> None:
     result = transform_weight(filters, 4)
     assert result.shape == (36, 3, 5)
     np.testing.assert_allclose(result[6 * 2 + 5, 1, 4], numbers[2] @ filters[4, 1] @ numbers[5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 3), (17, 33, 3, 3), (8, 5, 3, 3, 3), (130, 127, 3, 3)])
+def test_weights_are_those_of_the_sum_over_all_taps(shape: tuple[int, ...]) -> None:
+    filters = np.random.default_rng(1).standard_normal(shape).astype("float32")
+    for outputs in (2, 4):
+        _, matrix, _ = transforms(outputs)
+        numbers = np.array(matrix, dtype="float64")
+        deep = filters.reshape(*shape[:2], -1, 3, 3).astype("float64")
+        expected = np.einsum("xh,oizhw,yw->xyzio", numbers, deep, numbers).astype("float32")
+        np.testing.assert_array_equal(
+            transform_weight(filters, outputs), expected.reshape(len(matrix) ** 2, -1, shape[0])
+        )
 
 
 def test_tiles_cover_the_output() -> None:
@@ -101,7 +114,7 @@ def test_results_are_those_of_a_convolution(
     mod, weight = _convolution(batch, ins, outs, (height, width), padding, residual)
     data = np.random.default_rng(1).standard_normal((batch, ins, height, width)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.passes.layout_winograd.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
         (result,) = tvm_ext.compile(mod).run([data]).values()
     expected = _expected(data, weight, padding, residual)
     # Errors grow with the size of what is added up, not with the sum.
@@ -129,7 +142,7 @@ def test_volumes(
         builder.emit_func_output(result)
     values = np.random.default_rng(1).standard_normal((batch, ins, *extents)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.passes.layout_winograd.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
         (result,) = tvm_ext.compile(builder.get()).run([values]).values()
     front, top, left, back, bottom, right = padding
     padded = torch.nn.functional.pad(torch.from_numpy(values).double(), (left, right, top, bottom, front, back))

@@ -13,7 +13,8 @@ from tvm.s_tir import Schedule
 import tvm_ext  # noqa: F401
 from tests.modules import STOCK, arguments, run
 from tvm_ext.compiler import lower
-from tvm_ext.pipeline import Phase, PipelineOptions
+from tvm_ext.options import PipelineOptions
+from tvm_ext.phases import Phase
 from tvm_ext.target import resolve_target
 
 

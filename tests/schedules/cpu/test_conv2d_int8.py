@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te
 
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
     depthwise_conv2d_int8,
@@ -25,7 +26,6 @@ from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.window import computed_strip_width
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules
-from tvm_ext.target import native_target
 
 HOST = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(native_target())}
 LEVELS = {

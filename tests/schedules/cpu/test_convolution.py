@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from tests.schedules.kernels import TARGETS, assembly, graph
-from tvm_ext.passes.layout import blocked_layout
+from tvm_ext.layout.blocked_layout import blocked_layout
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.convolution import Convolution, register_tile
 from tvm_ext.schedules.cpu.machine import machine_of

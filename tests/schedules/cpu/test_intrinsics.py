@@ -12,6 +12,7 @@ import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.schedules.cpu.intrinsics import (
     AVX2,
     AVX512,
@@ -23,7 +24,6 @@ from tvm_ext.schedules.cpu.intrinsics import (
     dot_product_intrinsic,
 )
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.target import native_target
 
 HOST = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(native_target())}
 CASES = [

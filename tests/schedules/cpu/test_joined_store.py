@@ -8,12 +8,12 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.blocks import loop_extents, top_blocks
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.joined_store import join_store, spread_rows
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
-from tvm_ext.target import native_target
 
 GENERATOR = np.random.default_rng(0)
 

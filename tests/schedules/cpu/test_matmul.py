@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tvm import te, tirx
 
 from tests.cpu import short_of_avx512
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.machine import ROWS, Machine, machine_of
@@ -26,7 +27,6 @@ from tvm_ext.schedules.cpu.matmul import (
 )
 from tvm_ext.schedules.cpu.product import ProductExtents
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_rules
-from tvm_ext.target import native_target
 
 TARGETS = {
     "native": native_target(),

@@ -11,10 +11,10 @@ import tvm
 from tvm import relax, tirx
 
 from tests.modules import run
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
-from tvm_ext.target import native_target
 
 Case = tuple[list[Any], Callable[..., Any], Callable[..., Any]]
 
@@ -52,7 +52,7 @@ def build(name: str) -> tvm.IRModule:
 @pytest.mark.filterwarnings("error:a schedule rule failed")
 @pytest.mark.parametrize("name", cases(1))
 def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_ext.pipeline.open_batch", lambda: tvm.transform.Sequential([]))
+    monkeypatch.setattr("tvm_ext.backends.cpu.backend.open_batch", lambda: tvm.transform.Sequential([]))
     executable = tvm.compile(build(name), native_target(), relax_pipeline="tvm_ext")
     for extent in (0, 1, 2, 7, 16, 33):
         shapes, _, meaning = cases(extent)[name]

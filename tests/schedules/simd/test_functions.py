@@ -7,10 +7,10 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.simd.functions import mark_function
 from tvm_ext.schedules.simd.loops import mark_simd
-from tvm_ext.target import native_target
 
 
 @T.prim_func(s_tir=True)

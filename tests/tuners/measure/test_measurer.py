@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tvm
 
-from tvm_ext.target import native_target
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.tuners.measure.measurer import Candidate, Measurer, arguments_of, measure
 from tvm_ext.tuners.measure.worker import Timing
 

@@ -17,10 +17,10 @@ from tvm.rpc.tracker import Tracker
 
 from tests.commands import Commands
 from tests.tuners.measure.test_measurer import _calling, _module
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import RemoteError
-from tvm_ext.rpc import Address, request_session, servers
-from tvm_ext.rpc_server import start_server
-from tvm_ext.target import native_target
+from tvm_ext.system.rpc import Address, request_session, servers
+from tvm_ext.system.rpc_server import start_server
 from tvm_ext.tuners.measure.measurer import Candidate, arguments_of
 from tvm_ext.tuners.measure.remote import RemoteMeasurer
 from tvm_ext.tuners.measure.worker import Timing

@@ -9,9 +9,9 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.rule import prepare, tunable_schedule
-from tvm_ext.target import native_target
 
 
 def matmul(rows: int = 32, depth: int = 32, columns: int = 32) -> tvm.IRModule:

@@ -16,8 +16,8 @@ from tvm.s_tir import meta_schedule as ms
 import tvm_ext.tuners
 from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul, ruled, tiled
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import OptionError
-from tvm_ext.target import native_target
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner

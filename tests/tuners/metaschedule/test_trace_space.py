@@ -6,10 +6,10 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tests.tuners.metaschedule.kernels import matmul, ruled, tiled
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import TuningError
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.rule import tunable_schedule
-from tvm_ext.target import native_target
 from tvm_ext.tuners.factorization import count_factorizations
 from tvm_ext.tuners.metaschedule.trace_space import COMPUTE_LOCATIONS, TraceSpace
 

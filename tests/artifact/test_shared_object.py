@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvm_ext
+from tests.modules import Mlp, arguments
+from tvm_ext.artifact.compiled_model import METADATA, CompiledModel, load
+from tvm_ext.artifact.shared_object import find_compiler
+from tvm_ext.errors import CompileError, MissingPackageError, OutputError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("size", ["4k", "12k", "24k", "32k", "44k", "56k"])
+    def test_nothing_is_left_on_a_full_disk(
+        self, compiled: CompiledModel, mount: Callable[..., Path], size: str
+    ) -> None:
+        disk = mount(f"size={size}")
+        with pytest.raises(OutputError, match=r"cannot (write|create) .*: No space left on device"):
+            compiled.save(disk / "a" / "model")
+        assert names(disk) == []
+
+    def test_no_more_files_can_be_made(self, compiled: CompiledModel, mount: Callable[..., Path]) -> None:
+        disk = mount("size=10m,nr_inodes=4")
+        with pytest.raises(OutputError, match="No space left on device; free some space or write elsewhere"):
+            compiled.save(disk / "model")
+        assert names(disk) == []
+
+    def test_the_old_artifact_stays_when_there_is_no_space_for_the_new(
+        self, compiled: CompiledModel, mount: Callable[..., Path]
+    ) -> None:
+        disk = mount("size=256k")
+        compiled.save(disk / "model")
+        before = (disk / "model" / METADATA).read_bytes()
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "ballast").write_bytes(bytes(2**20))
+        with pytest.raises(OutputError, match="No space left on device"):
+            compiled.save(disk / "model", force=True)
+        assert (disk / "model" / METADATA).read_bytes() == before
+        assert load(disk / "model").outputs == compiled.outputs
+        assert names(disk) == ["ballast", "model"]
+
+    @pytest.mark.parametrize("limit", [500, 6_000, 30_000])
+    def test_a_limit_on_file_sizes(self, compiled: CompiledModel, tmp_path: Path, limit: int) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(OutputError, match=r"cannot write .*model: File too large; raise the limit"):
+                compiled.save(tmp_path / "model")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert names(tmp_path) == []
+
+
+class TestCompiler:
+    def test_none_on_path(self, compiled: CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        with pytest.raises(MissingPackageError, match=r"no C\+\+ compiler on PATH \(looked for g\+\+, clang"):
+            compiled.save(tmp_path / "model")
+        assert names(tmp_path) == []
+
+    def test_one_that_refuses(self, compiled: CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = tmp_path / "refuses"
+        script.write_text("#!/bin/sh\necho working...\necho 'x.o: error: I do not like it' >&2\nexit 3\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+        with pytest.raises(CompileError, match=r"the library could not be linked: x\.o: error: I do not like it"):
+            compiled.save(tmp_path / "model")
+        assert names(tmp_path) == ["refuses"]
+
+    def test_one_that_fails_silently(
+        self, compiled: CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CXX", "false")
+        with pytest.raises(CompileError, match="the compiler ended with code 1 and said nothing"):
+            compiled.save(tmp_path / "model")
+
+    def test_another_architecture_needs_its_own(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(MissingPackageError, match=r"for s390x-linux-gnu on PATH \(looked for s390x-linux-gnu-g"):
+            find_compiler("s390x-linux-gnu")
+        with pytest.raises(MissingPackageError, match=r"looked for hexagon-clang\+\+"):
+            find_compiler("hexagon")
+        cross = tmp_path / "s390x-linux-gnu-g++"
+        cross.touch()
+        cross.chmod(0o755)
+        assert find_compiler("s390x-linux-gnu") == str(cross)
+
+    def test_c_code(self, tmp_path: Path) -> None:
+        compiled = tvm_ext.compile(Mlp, "c")
+        values = arguments(Mlp)
+        result = load(compiled.save(tmp_path / "model")).run(values)["output"]
+        np.testing.assert_allclose(result, tvm_ext.compile(Mlp).run(values)["output"], rtol=1e-5)
+
+
+def test_an_interrupt_while_linking_ends_the_compiler_and_leaves_nothing(
+    compiled: CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "slow"
+    script.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/child; sleep 0.5; kill -INT $PPID; wait\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    # The solver in TVM puts a handler in place that does not end waiting for a child; Python's own does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        compiled.save(tmp_path / "model")
+    assert names(tmp_path) == ["child", "slow"]
+    child = int((tmp_path / "child").read_text())
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"

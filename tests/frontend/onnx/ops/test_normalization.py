@@ -1,0 +1,83 @@
+"""Normalisations against onnxruntime and the onnx package's stored results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.frontend.onnx.ops.harness import (
+    check_stored,
+    check_with_onnxruntime,
+    import_with_converters,
+    node_model,
+    run_module,
+    stored_cases,
+)
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
+
+pytest.importorskip("onnxruntime")
+
+# Negative axes are the same axes again.
+CASES = [
+    case
+    for case in stored_cases(["layernormalization", "rmsnormalization", "lpnormalization"])
+    if "_expanded" not in case.model_name and "negative" not in case.model_name
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model_name)
+def test_stored_result(case):
+    check_stored(case)
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_normalisation(axis, bias):
+    shape = (3, 4, 5)
+    rest = shape[axis:] if axis >= 0 else shape[-1:]
+    values = {"X": draw(*shape), "scale": draw(*rest, seed=1), "B": draw(*rest, seed=2) if bias else None}
+    model = node_model("LayerNormalization", values, ["Y"], {"axis": axis}, ("scale", "B"))
+    check_with_onnxruntime(model, values)
+
+
+def test_scale_that_broadcasts():
+    values = {"X": draw(2, 3, 4), "scale": draw(4, seed=1), "B": draw(1, 4, seed=2)}
+    model = node_model("LayerNormalization", values, ["Y"], {"axis": 1}, ("scale", "B"))
+    found = run_module(import_with_converters(model), [values["X"]])[0]
+    x = values["X"].astype("float64")
+    expected = (x - x.mean((1, 2), keepdims=True)) / np.sqrt(x.var((1, 2), keepdims=True) + 1e-5)
+    np.testing.assert_allclose(found, expected * values["scale"] + values["B"], rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_is_normalised_in_single():
+    """Squares of these overflow float16."""
+    values = {"X": (draw(4, 64) * 300).astype("float16"), "scale": np.ones(64, "float16")}
+    model = node_model("LayerNormalization", values, ["Y"], {"axis": -1}, ("scale",))
+    found = run_module(import_with_converters(model), [values["X"]])[0]
+    x = values["X"].astype("float64")
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_vector_of_zeros_stays_zero(order):
+    x = draw(3, 4)
+    x[1] = 0
+    model = node_model("LpNormalization", {"X": x}, ["Y"], {"p": order, "axis": 1})
+    check_with_onnxruntime(model, {"X": x})
+
+
+def test_computed_scale_that_broadcasts_is_refused():
+    values = {"X": draw(2, 3, 4), "scale": draw(4)}
+    with pytest.raises(UnsupportedOperatorError, match=r"input scale has shape \(4,\), \(3, 4\) is supported"):
+        import_with_converters(node_model("LayerNormalization", values, ["Y"], {"axis": 1}))
+
+
+def test_unknown_norm_is_named():
+    with pytest.raises(ModelError, match=r"attribute p is 3, 1 or 2 was expected"):
+        import_with_converters(node_model("LpNormalization", {"X": draw(2, 2)}, ["Y"], {"p": 3}))

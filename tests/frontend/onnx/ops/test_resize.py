@@ -1,0 +1,153 @@
+"""Resize against onnxruntime and the onnx package's stored results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.frontend.onnx.ops.harness import (
+    check_stored,
+    check_with_onnxruntime,
+    import_with_converters,
+    node_model,
+    stored_cases,
+)
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
+
+pytest.importorskip("onnxruntime")
+
+# These take the unrounded size for the distance between corners; onnxruntime and PyTorch do not.
+UNROUNDED = ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners")
+CASES = [
+    pytest.param(case, marks=() if index % 4 == 0 else pytest.mark.slow)
+    for index, case in enumerate(case for case in stored_cases(["resize"]) if case.model_name not in UNROUNDED)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model_name)
+def test_stored_result(case):
+    check_stored(case, constants_after=1)
+
+
+def model_of(x, attributes, sizes=None, scales=None, roi=None, opset=18):
+    values = {
+        "X": x,
+        "roi": roi,
+        "scales": None if scales is None else np.asarray(scales, "float32"),
+        "sizes": None if sizes is None else np.asarray(sizes, "int64"),
+    }
+    return node_model("Resize", values, ["Y"], attributes, ("roi", "scales", "sizes"), opset=opset), values
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_agrees_with_onnxruntime(data):
+    mode = data.draw(st.sampled_from(["nearest", "linear", "cubic"]), "mode")
+    rules = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric"]
+    attributes = {"mode": mode, "coordinate_transformation_mode": data.draw(st.sampled_from(rules), "coordinates")}
+    if mode == "nearest":
+        roundings = ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]
+        attributes["nearest_mode"] = data.draw(st.sampled_from(roundings), "nearest mode")
+    if mode == "cubic":
+        attributes["exclude_outside"] = data.draw(st.integers(0, 1), "exclude outside")
+        attributes["cubic_coeff_a"] = data.draw(st.sampled_from([-0.75, -0.5]), "cubic a")
+    if mode != "nearest":
+        attributes["antialias"] = data.draw(st.integers(0, 1), "antialias")
+    height, width = (data.draw(st.sampled_from([1, 2, 5, 8, 9])) for _ in range(2))
+    x = np.random.default_rng(0).standard_normal((1, 2, height, width)).astype("float32")
+    if data.draw(st.booleans(), "by sizes"):
+        target = [1, 2, *(data.draw(st.sampled_from([1, 3, 8, 10, 16])) for _ in range(2))]
+        model, values = model_of(x, attributes, sizes=target)
+    else:
+        ratios = [1, 1, *(data.draw(st.sampled_from([0.5, 0.6, 1.0, 1.5, 2.0, 2.3])) for _ in range(2))]
+        if min(int(height * ratios[2]), int(width * ratios[3])) == 0:
+            return
+        model, values = model_of(x, attributes, scales=ratios)
+    check_with_onnxruntime(model, values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_channels_last_and_other_ranks(mode):
+    attributes = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    random = np.random.default_rng(1)
+    for shape, ratios in (((1, 5, 6, 3), (1, 2, 1.5, 1)), ((2, 3, 9), (1, 1, 1.7)), ((4, 5), (2, 2))):
+        x = random.standard_normal(shape).astype("float32")
+        model, values = model_of(x, attributes, scales=ratios)
+        check_with_onnxruntime(model, values)
+
+
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+def test_aspect_ratio_is_kept(policy):
+    x = np.random.default_rng(2).standard_normal((1, 1, 6, 9)).astype("float32")
+    attributes = {"mode": "linear", "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
+    model, values = model_of(x, attributes, sizes=[7, 8])
+    check_with_onnxruntime(model, values)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_integers_are_interpolated(dtype):
+    x = np.random.default_rng(3).integers(0, 100, (1, 1, 5, 5)).astype(dtype)
+    model, values = model_of(x, {"mode": "nearest"}, scales=[1, 1, 2, 1.5])
+    check_with_onnxruntime(model, values)
+
+
+def test_region_with_extrapolation():
+    x = np.random.default_rng(4).standard_normal((1, 1, 6, 7)).astype("float32")
+    attributes = {
+        "mode": "linear",
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "extrapolation_value": 9.0,
+    }
+    roi = np.array([0, 0, 0.2, -0.3, 1, 1, 1.2, 0.8], "float32")
+    model, values = model_of(x, attributes, sizes=[1, 1, 5, 4], roi=roi)
+    check_with_onnxruntime(model, values)
+
+
+def test_operator_set_10():
+    x = np.random.default_rng(5).standard_normal((1, 1, 4, 5)).astype("float32")
+    values = {"X": x, "scales": np.array([1, 1, 2, 2], "float32")}
+    check_with_onnxruntime(node_model("Resize", values, ["Y"], {"mode": "linear"}, ("scales",), opset=10), values)
+
+
+@pytest.mark.parametrize("scales", [(0.6, 0.6), (0.5, 1.7), (1.5, 0.8), (2, 3)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_operator_set_10_of_any_scale(mode, scales):
+    """Its nearest element is the next one where an axis shrinks, and the one before where it grows."""
+    x = np.random.default_rng(6).standard_normal((1, 1, 7, 10)).astype("float32")
+    values = {"X": x, "scales": np.array([1, 1, *scales], "float32")}
+    check_with_onnxruntime(node_model("Resize", values, ["Y"], {"mode": mode}, ("scales",), opset=10), values)
+
+
+def test_corners_are_as_far_apart_as_there_are_elements():
+    """As PyTorch exports ``interpolate(scale_factor=1.7, align_corners=True)``; 11 * 1.7 is 18.7."""
+    x = np.random.default_rng(7).standard_normal((1, 2, 11, 13)).astype("float32")
+    for mode, scale in (("linear", 1.7), ("linear", 0.61), ("cubic", 1.7), ("nearest", 0.61)):
+        model, values = model_of(
+            x, {"mode": mode, "coordinate_transformation_mode": "align_corners"}, scales=[1, 1, scale, scale]
+        )
+        check_with_onnxruntime(model, values, rtol=1e-4, atol=1e-5)
+
+
+def test_exact_upsampling_is_left_to_the_operator():
+    """Graph passes know it; the tables are for what it cannot do."""
+    x = np.zeros((1, 2, 4, 4), "float32")
+    model, _ = model_of(x, {"mode": "linear"}, scales=[1, 1, 2, 2])
+    assert "R.image.resize2d" in import_with_converters(model).script()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "scales", "error", "message"),
+    [
+        ({"mode": "lanczos"}, [1, 1, 2, 2], UnsupportedOperatorError, "mode is 'lanczos', only nearest, linear, cubic"),
+        ({}, [2, 2], ModelError, "input scales has 2 elements, 4 were expected"),
+        ({}, None, ModelError, "neither input scales nor input sizes is given"),
+        ({"coordinate_transformation_mode": "tf_crop_and_resize"}, [1, 1, 2, 2], ModelError, "input roi is missing"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_resized_is_said(attributes, scales, error, message):
+    model, _ = model_of(np.zeros((1, 1, 2, 2), "float32"), attributes, scales=scales)
+    with pytest.raises(error, match=message):
+        import_with_converters(model)

@@ -1,0 +1,106 @@
+"""What files may hold and exporters seldom write."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import tvm_ext
+from tests.frontend.onnx.ops.harness import check_with_onnxruntime, node_model
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
+from tvm_ext.frontend import import_model
+
+X = np.array([[-1, 0, 2], [3, 0, -5]], "float32")
+
+
+def model_of(signature: str, body: str, opsets: str = '"" : 17') -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{opsets}]> g {signature} {{ {body} }}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Relu(x) s = Cast<to = 8>(x)",
+        'y = Relu(x) s = Constant<value_string = "words">()',
+        "s = Cast<to = 8>(x) y = Cast<to = 1>(s)",
+    ],
+)
+def test_strings_are_refused_by_name(body: str) -> None:
+    outputs = (
+        "float[2,3] y"
+        if "(s)" in body
+        else "float[2,3] y, string[2,3] s"
+        if "Cast" in body
+        else "float[2,3] y, string s"
+    )
+    with pytest.raises(UnsupportedOperatorError, match="'s' is a tensor of strings"):
+        tvm_ext.compile(model_of(f"(float[2,3] x) => ({outputs})", body), "native")
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches_that_return_one_tensor_twice(taken: bool) -> None:
+    """onnxruntime gives zeros for the first of the two."""
+    model = model_of(
+        "(float[2,3] x, bool c) => (float[2,3] y, float[2,3] z)",
+        "y, z = If(c) <then_branch = t () => (float[2,3] a, float[2,3] a) { a = Neg(x) }, "
+        "else_branch = e () => (float[2,3] b, float[2,3] b) { b = Abs(x) }>",
+    )
+    found = tvm_ext.compile(model, "native").run({"x": X, "c": np.array(taken)})
+    for array in found.values():
+        np.testing.assert_array_equal(array, -X if taken else np.abs(X))
+
+
+def test_a_body_that_returns_one_tensor_twice() -> None:
+    model = model_of(
+        "(float[2,3] x) => (float[2,3] y, float[3,2,3] all)",
+        "n = Constant<value_int = 3>() t = Constant<value = bool {1}>() y, all = Loop(n, t, x) <body = b "
+        "(int64 i, bool c, float[2,3] v) => (bool d, float[2,3] w, float[2,3] w) { d = Identity(c) w = Add(v, v) }>",
+    )
+    found = tvm_ext.compile(model, "native").run({"x": X})
+    np.testing.assert_array_equal(found["y"], 8 * X)
+    np.testing.assert_array_equal(found["all"], [2 * X, 4 * X, 8 * X])
+
+
+def test_the_shape_of_what_depends_on_values_is_an_output() -> None:
+    model = model_of("(float[2,3] x) => (int64[2,k] places, int64[2] s)", "places = NonZero(x) s = Shape(places)")
+    found = tvm_ext.compile(model, "native").run({"x": X})
+    np.testing.assert_array_equal(found["places"], np.nonzero(X))
+    np.testing.assert_array_equal(found["s"], [2, 4])
+
+
+@pytest.mark.parametrize(("opset", "attributes"), [(10, {}), (11, {"largest": 0})])
+def test_the_number_of_top_elements_is_an_input(opset: int, attributes: dict[str, int]) -> None:
+    values = {"x": np.random.default_rng(0).standard_normal((1, 5, 4)).astype("float32"), "k": np.array([2])}
+    model = node_model(
+        "TopK", values, ["v", "i"], {"axis": 1, **attributes}, ("k",), opset=opset, output_types=(np.float32, np.int64)
+    )
+    check_with_onnxruntime(model, values)
+
+
+def test_top_elements_in_any_order() -> None:
+    values = {"x": np.random.default_rng(0).standard_normal((1, 5, 4)).astype("float32"), "k": np.array([2])}
+    attributes = {"axis": 1, "sorted": 0}
+    model = node_model("TopK", values, ["v", "i"], attributes, ("k",), opset=11, output_types=(np.float32, np.int64))
+    found = tvm_ext.compile(model, "native").run({"x": values["x"]})
+    np.testing.assert_array_equal(np.sort(found["v"], 1), np.sort(values["x"], 1)[:, 3:])
+    np.testing.assert_array_equal(np.take_along_axis(values["x"], found["i"], 1), found["v"])
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "named"), [("uint4", "float", "input 'x'"), ("float", "int4", "output 'y'")]
+)
+def test_elements_of_half_a_byte_stay_inside(taken: str, given: str, named: str) -> None:
+    kinds = {"float": onnx.TensorProto.FLOAT, "uint4": onnx.TensorProto.UINT4, "int4": onnx.TensorProto.INT4}
+    node = onnx.helper.make_node("Cast", ["x"], ["y"], to=kinds[given])
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, kinds[kind], [5]) for name, kind in (("x", taken), ("y", given))
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:]),
+        opset_imports=[onnx.helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    with pytest.raises(ModelError, match=f"{named} is of u?int4, and inputs and outputs need elements of whole bytes"):
+        import_model(model)

@@ -1,0 +1,108 @@
+"""Pooling to a size, sums of embeddings, transposed convolutions of volumes: against torch, compiled as a whole."""
+
+# ruff: noqa: E402 - what follows the check for torch needs torch
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F
+from torch import nn
+
+import tvm_ext
+from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.frontend.torch.model import import_torch
+
+pytestmark = pytest.mark.torch
+
+Case = Callable[..., Any]
+GENERATOR = torch.Generator().manual_seed(0)
+PICTURE = torch.randn(2, 3, 7, 12, generator=GENERATOR)
+PICTURE[0, 1, 3, 4], PICTURE[1, 0, 0, 0], PICTURE[1, 2, 6] = float("nan"), float("inf"), float("-inf")
+VOLUME = torch.randn(1, 4, 3, 4, 5, generator=GENERATOR)
+WEIGHT = torch.randn(4, 3, 2, 3, 3, generator=GENERATOR)
+TABLE = torch.randn(11, 5, generator=GENERATOR)
+WORDS = torch.randint(0, 11, (4, 3), generator=GENERATOR)
+FLAT = torch.tensor([1, 4, 4, 0, 10, 2, 7])
+BAGS = torch.tensor([0, 2, 2, 5])
+
+FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
+    "pooling": (
+        (PICTURE, VOLUME),
+        {
+            "to one": lambda p, v: F.adaptive_max_pool2d(p, 1),
+            "to a divisor": lambda p, v: F.adaptive_max_pool2d(p, (7, 4)),
+            "to any size": lambda p, v: F.adaptive_max_pool2d(p, (3, 5)),
+            "to a larger size": lambda p, v: F.adaptive_max_pool2d(p, (9, 12)),
+            "one axis kept": lambda p, v: F.adaptive_max_pool2d(p, (None, 1)),
+            "without a batch": lambda p, v: F.adaptive_max_pool2d(p[0], 2),
+            "of a row": lambda p, v: F.adaptive_max_pool1d(p[0], 5),
+            "of a volume": lambda p, v: F.adaptive_max_pool3d(v, (2, 2, 1)),
+        },
+    ),
+    "bags": (
+        (TABLE, WORDS, FLAT, BAGS),
+        {
+            f"{mode}, {name}": lambda t, w, f, b, mode=mode, case=case: case(t, w, f, b, mode)
+            for mode in ("sum", "mean", "max")
+            for name, case in {
+                "of rows": lambda t, w, f, b, mode: F.embedding_bag(w, t, mode=mode),
+                "by places": lambda t, w, f, b, mode: F.embedding_bag(f, t, b, mode=mode),
+                "by constant places": lambda t, w, f, b, mode: F.embedding_bag(
+                    f, t, torch.tensor([0, 3, 7]), mode=mode, include_last_offset=True
+                ),
+                "with padding": lambda t, w, f, b, mode: F.embedding_bag(f, t, b, mode=mode, padding_idx=4),
+                "of rows, with padding": lambda t, w, f, b, mode: F.embedding_bag(w, t, mode=mode, padding_idx=0),
+            }.items()
+        }
+        | {
+            "weighted": lambda t, w, f, b: F.embedding_bag(
+                w, t, mode="sum", per_sample_weights=torch.linspace(-1, 1, 12).reshape(4, 3)
+            )
+        },
+    ),
+    "volumes": (
+        (VOLUME, WEIGHT),
+        {
+            "plain": lambda v, w: F.conv_transpose3d(v, w),
+            "strided": lambda v, w: F.conv_transpose3d(v, w, torch.ones(3), (2, 1, 3), 1, (1, 0, 2)),
+            "grouped": lambda v, w: F.conv_transpose3d(v, w, groups=2, stride=2),
+            "dilated": lambda v, w: F.conv_transpose3d(v, w, dilation=2),
+            "without a batch": lambda v, w: F.conv_transpose3d(v[0], w),
+        },
+    ),
+}
+
+
+class All(nn.Module):
+    """Computes some functions of its inputs."""
+
+    def __init__(self, cases: list[Case]) -> None:
+        super().__init__()
+        self.cases = cases
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        return [case(*inputs) for case in self.cases]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_of_torch(family: str) -> None:
+    inputs, cases = FAMILIES[family]
+    module = All(list(cases.values()))
+    found = tvm_ext.compile(module, example_inputs=inputs).run([value.numpy() for value in inputs])
+    for name, ours, theirs in zip(cases, found.values(), module(*inputs), strict=True):
+        wanted = theirs.numpy()
+        assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype), name
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_places_of_maxima_are_refused() -> None:
+    module = All([lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)[1]])
+    message = r"aten\.adaptive_max_pool2d\.default .*test_torch_windows\.py, line \d+.* places of the maxima"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        import_torch(module, (PICTURE,))

@@ -1,0 +1,193 @@
+"""The blocked-layout pass with its convolution and window kernels, against torch."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="these tests compare with torch")
+import tvm  # noqa: E402
+from torch import nn  # noqa: E402
+
+import tvm_ext  # noqa: E402
+from tvm_ext.layout.blocked import channel_block  # noqa: E402
+from tvm_ext.layout.blocked_layout import blocked_layout  # noqa: E402
+from tvm_ext.passes.fold_constants import fold_constants  # noqa: E402
+from tvm_ext.target import resolve_target  # noqa: E402
+
+TOLERANCE = 2e-5  # of the output's standard deviation
+TARGETS = {
+    "native": None,
+    "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 2},
+    "sse4": {"kind": "llvm", "mcpu": "nehalem", "num-cores": 2},
+}
+
+
+def check(module: nn.Module, *inputs: torch.Tensor, target: object = None) -> tvm_ext.CompiledModel:
+    """Compile a module, with direct convolutions only, and compare its outputs with torch's."""
+    module = module.eval()
+    with torch.no_grad():
+        expected = module(*inputs)
+    compiled = tvm_ext.compile(module, target, example_inputs=inputs, winograd=False)
+    (result,) = compiled.run([tensor.numpy() for tensor in inputs]).values()
+    assert result.shape == tuple(expected.shape)
+    error = np.abs(result - expected.numpy()).max() / max(float(expected.std(correction=0)), 0.1)
+    assert error < TOLERANCE
+    return compiled
+
+
+def sequence(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(len(layers))
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_convolution_chain(target: object) -> None:
+    module = sequence(
+        nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(),
+        nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.ReLU6(),
+        nn.Conv2d(24, 40, 1), nn.MaxPool2d(2), nn.Conv2d(40, 7, 3, stride=2),
+    )  # fmt: skip
+    check(module, torch.randn(2, 3, 17, 13), target=target)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    channels=st.tuples(st.sampled_from([1, 3, 7, 8, 16, 17, 31, 33]), st.sampled_from([1, 3, 8, 9, 15, 16, 33, 48])),
+    size=st.tuples(st.sampled_from([1, 3, 7, 8, 9, 15, 17]), st.sampled_from([1, 3, 7, 8, 9, 15, 17, 31, 33])),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.integers(1, 2),
+)
+def test_convolution_of_awkward_sizes(
+    channels: tuple[int, int],
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: int,
+) -> None:
+    out = [e + 2 * p - dilation * (k - 1) for e, p, k in zip(size, padding, kernel, strict=True)]
+    if min(out) < 1:
+        return
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(*channels, kernel, stride, padding, dilation), nn.ReLU())
+    check(module, torch.randn(1, channels[0], *size))
+
+
+@pytest.mark.parametrize("groups", [2, 4, 16])
+def test_grouped_convolution(groups: int) -> None:
+    module = sequence(nn.Conv2d(64, 64, 3, padding=1, groups=groups), nn.ReLU(), nn.Conv2d(64, 5, 1))
+    check(module, torch.randn(2, 64, 9, 11))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "output_padding"),
+    [
+        (2, 2, 0, 0),
+        (3, 2, 1, 1),
+        (3, 2, 1, 0),
+        (4, 2, 1, 0),
+        (3, 1, 1, 0),
+        (5, 3, 2, 1),
+        (2, 3, 0, 0),
+        ((4, 3), (2, 1), (1, 0), 0),
+    ],
+)
+def test_transposed_convolution(kernel, stride, padding, output_padding) -> None:  # type: ignore[no-untyped-def]
+    transposed = nn.ConvTranspose2d(16, 24, kernel, stride, padding, output_padding)
+    check(sequence(nn.Conv2d(3, 16, 3, padding=1), transposed, nn.ReLU()), torch.randn(1, 3, 7, 9))
+
+
+def test_one_and_three_dimensions() -> None:
+    check(sequence(nn.Conv1d(5, 19, 3, padding=1), nn.ReLU(), nn.Conv1d(19, 32, 5, stride=2)), torch.randn(2, 5, 33))
+    check(
+        sequence(nn.Conv3d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.Conv3d(16, 20, (2, 3, 1))),
+        torch.randn(1, 3, 6, 9, 11),
+    )
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.MaxPool2d(2, dilation=2),
+        nn.AvgPool2d(3, 2, 1),
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+        nn.AvgPool2d((2, 3), (1, 2), ceil_mode=True),
+        nn.AdaptiveAvgPool2d(1),
+    ],
+    ids=str,
+)
+def test_pooling(pool: nn.Module) -> None:
+    check(sequence(nn.Conv2d(3, 20, 3, padding=1), pool), torch.randn(1, 3, 13, 18))
+
+
+class SqueezeAndExcite(nn.Module):
+    """Broadcast of a pooled tensor over space, concatenation, residual sum, flatten."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.down, self.up = nn.Conv2d(channels, 5, 1), nn.Conv2d(5, channels, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        features = nn.functional.silu(self.stem(image))
+        gate = torch.sigmoid(self.up(torch.relu(self.down(features.mean((2, 3), keepdim=True)))))
+        return torch.cat([features * gate + features, features], 1).flatten(1)
+
+
+@pytest.mark.parametrize("channels", [16, 20, 24])
+def test_branches(channels: int) -> None:
+    torch.manual_seed(0)
+    check(SqueezeAndExcite(channels), torch.randn(1, 3, 9, 10))
+
+
+def test_shuffle_split_and_odd_concat() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 32, 1), nn.Conv2d(16, 7, 1)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            left, right = self.a(image).chunk(2, 1)
+            return torch.cat([self.b(left), right, left], 1)
+
+    check(Net(), torch.randn(1, 3, 5, 6))
+
+
+def test_division_by_padded_channels_stays_finite() -> None:
+    """Unused lanes hold zeros; 0 / 0 there must not reach the next convolution."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 5, 1), nn.Conv2d(3, 5, 1), nn.Conv2d(5, 4, 1)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return self.c(self.a(image) / (torch.sigmoid(self.b(image)) + 1))
+
+    check(Net(), torch.randn(1, 3, 5, 6))
+
+
+def test_weights_are_packed_at_compile_time() -> None:
+    module = sequence(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1))
+    imported = tvm_ext.import_model(module.eval(), example_inputs=(torch.randn(1, 16, 8, 8),))
+    target = resolve_target(None)
+    with target:
+        mod = blocked_layout(winograd=False)(fold_constants()(imported.mod))
+        mod = tvm.relax.transform.DeadCodeElimination()(mod)
+    names = [var.name_hint for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)]
+    assert sum(name.startswith("to_blocked") for name in names) == 1
+    assert sum(name.startswith("from_blocked") for name in names) == 1
+    assert sum(name.startswith("conv") for name in names) == 2
+
+
+@pytest.mark.parametrize(
+    ("channels", "lanes", "block"),
+    [(64, 16, 16), (24, 16, 8), (40, 16, 16), (8, 16, 8), (3, 16, 4), (1, 16, 4), (20, 8, 8), (12, 8, 4), (64, 4, 4)],
+)
+def test_channel_block(channels: int, lanes: int, block: int) -> None:
+    assert channel_block(channels, lanes) == block

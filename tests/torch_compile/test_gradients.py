@@ -1,0 +1,113 @@
+"""Gradients are PyTorch's: the forward graph is compiled, the backward graph is not."""
+
+# ruff: noqa: E402 - what follows the check for torch needs torch
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn, randn
+from torch.utils.checkpoint import checkpoint
+
+from tests.torch_compile.eager import LENIENT, assert_same, compiled
+
+pytestmark = pytest.mark.torch
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def pictures() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
+
+
+def tokens() -> nn.Module:
+    return nn.Sequential(
+        nn.Embedding(10, 8), nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Linear(8, 3)
+    )
+
+
+NETS: dict[str, tuple[Any, Any]] = {
+    "pictures": (pictures, lambda: randn(4, 1, 8, 8)),
+    "tokens": (tokens, lambda: torch.randint(10, (2, 5))),
+    "normalised": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.SiLU(), nn.LayerNorm(8)),
+        lambda: randn(3, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_training_steps(name: str) -> None:
+    make, draw = NETS[name]
+    ours = make().train()
+    theirs = copy.deepcopy(ours)
+    run = compiled(ours, LENIENT)
+    steps = [torch.optim.SGD(net.parameters(), 0.01) for net in (ours, theirs)]
+    for _ in range(3):
+        x = draw()
+        losses = run(x).square().mean(), theirs(x).square().mean()
+        assert_same(*losses, **CLOSE)
+        for loss, step in zip(losses, steps, strict=True):
+            step.zero_grad()
+            loss.backward()
+            step.step()
+    assert_same(ours.state_dict(), theirs.state_dict(), **CLOSE)
+    ours.eval()
+    theirs.eval()
+    with torch.no_grad():
+        assert_same(run(x), theirs(x), rtol=1e-3, atol=1e-3)
+
+
+def gradients(function: Any, x: Tensor) -> Tensor:
+    given = x.detach().clone().requires_grad_()
+    function(given).backward()
+    assert given.grad is not None
+    return given.grad
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def test_of_inputs() -> None:
+    net, x = nn.Linear(4, 4).eval(), randn(3, 4)
+    for function in (
+        lambda x: torch.tanh(net(x)).sum(),
+        lambda x: Tripled.apply(x).sum(),
+        lambda x: checkpoint(lambda y: torch.tanh(net(y)), x, use_reentrant=False).sum(),
+        lambda x: (x[1:] * x[:-1]).sum() + x.mean(),
+    ):
+        torch._dynamo.reset()
+        assert_same(gradients(compiled(function), x), gradients(function, x), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_draws_the_numbers_of_torch() -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).train(), randn(2, 8)
+    run = compiled(net, LENIENT)
+    torch.manual_seed(3)
+    with pytest.warns(UserWarning, match=r"native_dropout.*draws random numbers"):
+        found = run(x)
+    torch.manual_seed(3)
+    assert_same(found, net(x))
+
+
+def test_the_same_function_with_and_without() -> None:
+    net, x = nn.Linear(4, 4).eval(), randn(3, 4)
+    run = compiled(net)
+    with torch.no_grad():
+        assert_same(run(x), net(x))
+    assert_same(run(x), net(x))
+    with torch.no_grad():
+        assert_same(run(x), net(x))

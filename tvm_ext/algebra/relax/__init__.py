@@ -1,0 +1,1 @@
+"""Rewriting of arithmetic, applied to Relax functions."""

@@ -1,0 +1,1 @@
+"""What a compilation gives: run, saved, loaded."""

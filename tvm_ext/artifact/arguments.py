@@ -1,0 +1,156 @@
+"""What crosses the border of a compiled model: arguments of ``main``, without a copy where that is possible; results.
+
+Arrays and tensors are taken as they are, through DLPack, when they are on the model's device, contiguous, writable, and
+begin at a multiple of 64 bytes, as compiled kernels expect. PyTorch's tensors begin so; NumPy's large arrays do not,
+unless :func:`tvm_ext.inputs.aligned` made them. All others are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tvm_ext.conditions import check_conditions
+from tvm_ext.errors import InputError
+from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, check_values, describe, match_names
+from tvm_ext.tensor_spec import TensorSpec
+
+
+def arguments(
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, Any] | Sequence[Any],
+    device: tvm.runtime.Device,
+    conditions: Sequence[str] = (),
+) -> list[Any]:
+    """Check what was given for the inputs of a model, and make arguments of it.
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+        The declared inputs.
+    given : mapping from name to array, or sequence of arrays
+        NumPy arrays, objects with ``__dlpack__``, or what NumPy can make an array of.
+    device : tvm.runtime.Device
+        Where the model runs.
+    conditions : sequence of str
+        What has to hold of the extents (see :mod:`tvm_ext.conditions`).
+
+    Returns
+    -------
+    list of tvm.runtime.Tensor
+        In the order of ``specs``; they share the memory of what was given where that could be taken as it is.
+
+    Raises
+    ------
+    InputError
+        If a name, count, shape or dtype differs, an index is out of range, a condition does not hold, or an object
+        cannot be read.
+    """
+    bound: dict[str, int] = {}
+    matched = zip(specs, match_names(specs, given), strict=True)
+    taken = [_argument(spec, value, bound, device) for spec, value in matched]
+    check_conditions(conditions, specs, bound)
+    return taken
+
+
+def tensors(value: Any) -> Iterator[Any]:
+    """Flatten what a model returned to tensors."""
+    if hasattr(value, "numpy"):
+        yield value
+    else:
+        for item in value:
+            yield from tensors(item)
+
+
+def results(value: Any) -> Iterator[np.ndarray]:
+    """Copy what a model returned, tuples flattened, to arrays of the caller's own."""
+    for tensor in tensors(value):
+        if tensor.device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
+            yield tensor.numpy()
+            continue
+        try:
+            shared = np.from_dlpack(tensor)
+        except (BufferError, RuntimeError, ValueError):  # NumPy has no such type of its own
+            yield tensor.numpy()
+        else:
+            # A result may be an input, a constant of the model, or the memory of another result.
+            yield shared.copy()
+
+
+def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.runtime.Device) -> Any:
+    if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
+        array = check_array(spec, _as_array(spec, value), bound)
+        check_values(spec, array)
+        return _from_array(array, device)
+    tensor, dtype = _from_dlpack(spec, value)
+    check_type(spec, dtype, [int(extent) for extent in tensor.shape], bound)
+    if spec.limits is not None and tensor.device.dlpack_device_type() == tvm.cpu().dlpack_device_type():
+        check_values(spec, np.from_dlpack(tensor))
+    if tensor.device == device and tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    try:
+        return tensor.copyto(device)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"input {describe(spec)}: it is on device {tensor.device} and cannot be copied to {device}: "
+            f"{_first_line(error)}"
+        ) from None
+
+
+def _as_array(spec: TensorSpec, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # lists of different lengths, for one, or whatever an object's __array__ raises
+        raise InputError(f"input {describe(spec)}: no array can be made of it: {_first_line(error)}") from None
+
+
+def _from_array(array: np.ndarray, device: tvm.runtime.Device) -> Any:
+    if device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
+        return tvm.runtime.tensor(array, device)
+    if not array.flags.writeable or array.ctypes.data % ALIGNMENT:
+        array = aligned(array)
+    try:
+        return compact(tvm_ffi.from_dlpack(array))
+    except (BufferError, RuntimeError, ValueError):  # a type that NumPy has not of itself, such as bfloat16
+        return tvm.runtime.tensor(array, device)
+
+
+def _from_dlpack(spec: TensorSpec, value: Any) -> tuple[Any, str]:
+    """Import an object by DLPack, contiguous; the tensor, and its type."""
+    try:
+        if getattr(value, "requires_grad", False):
+            value = value.detach()  # PyTorch only hands out tensors that no gradients are taken of
+        for resolve in ("resolve_conj", "resolve_neg"):  # signs that PyTorch has still to change, and DLPack leaves out
+            value = getattr(value, resolve)() if hasattr(value, resolve) else value
+        tensor = tvm_ffi.from_dlpack(value)
+        if not tensor.is_contiguous():
+            # NumPy has no bfloat16, but who has it has contiguous() too.
+            is_torch = hasattr(value, "contiguous")
+            tensor = tvm_ffi.from_dlpack(value.contiguous() if is_torch else aligned(np.from_dlpack(value)))
+        return compact(tensor), str(tensor.dtype)
+    except Exception as error:  # the other library raises what it likes
+        raise InputError(
+            f"input {describe(spec)}: this {type(value).__module__}.{type(value).__qualname__} cannot be taken by "
+            f"DLPack: {_first_line(error)}; give a NumPy array"
+        ) from None
+
+
+def compact(tensor: Any) -> Any:
+    """Give a contiguous tensor the strides that kernels check for.
+
+    Other libraries write anything for an axis of length one, and for a tensor without elements.
+    """
+    stride = 1
+    for extent, found in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if found != stride:
+            return tensor._create_view(tensor.shape, tensor.dtype)
+        stride *= extent
+    return tensor
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,343 @@
+"""A compiled model in memory and on disk: the executable, and metadata that says what it is and how it came about.
+
+On disk it is a folder with two files, ``model.so`` (a library that ``tvm.runtime.load_module`` reads) and
+``metadata.json``, which records the size and SHA-256 of the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.artifact.arguments import arguments, results, tensors
+from tvm_ext.artifact.destination import as_path, check_destination
+from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.artifact.shared_object import write_library
+from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError
+from tvm_ext.system.cleanup import temporary_folder
+from tvm_ext.system.files import ARTIFACT, exchange
+from tvm_ext.system.threads import before_exit, use_all_cores, with_pool
+
+LIBRARY, METADATA = ARTIFACT
+
+
+_models: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
+
+
+class CompiledModel:
+    """A compiled model, ready to run.
+
+    Attributes
+    ----------
+    executable : tvm.runtime.Executable or tvm.runtime.Module
+        What ``tvm.compile`` returned, or what was loaded from ``model.so``.
+    metadata : dict
+        Source, target, interface, versions, and the decisions taken; written as ``metadata.json``.
+    inputs, outputs : tuple of TensorSpec
+        What ``run`` takes and returns.
+    conditions : tuple of str
+        What has to hold of the extents of the inputs (see :mod:`tvm_ext.conditions`).
+    shared_results : tuple of bool
+        For each result of :meth:`run_tensors` whether its memory may be that of something else.
+    """
+
+    def __init__(
+        self,
+        executable: Any,
+        metadata: Mapping[str, Any],
+        origin: Path | None = None,
+        shared_results: Sequence[bool] = (),
+    ) -> None:
+        self.executable = executable
+        self.metadata = dict(metadata)
+        self.inputs = tensor_specs(metadata["inputs"])
+        self.outputs = tensor_specs(metadata["outputs"])
+        self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
+        self.shared_results = tuple(shared_results) or (True,) * len(self.outputs)
+        self._origin = origin  # the library file, where the model was loaded from one
+        self._idle: list[relax.VirtualMachine] = []
+        self._own: relax.VirtualMachine | None = None
+        self.instrument: Callable[..., int] | None = None
+        self._renew_locks()
+        _models.add(self)
+
+    def _renew_locks(self) -> None:
+        self._lock = threading.Lock()  # held while a virtual machine is made
+        self._turn = threading.Lock()  # held while the model runs on a device that runs it once at a time
+
+    @property
+    def device(self) -> tvm.runtime.Device:
+        """The device the model was compiled for."""
+        return tvm.device(self.metadata["device"])
+
+    @property
+    def virtual_machine(self) -> relax.VirtualMachine:
+        """A Relax virtual machine of the model, for one thread at a time; made at first use, and never used by ``run``.
+
+        Raises
+        ------
+        TargetError
+            If this machine has no such device, or cannot load code for it.
+        """
+        with self._lock:
+            if self._own is None:
+                use_all_cores()
+                self._own = self._new_machine()
+            return self._own
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, np.ndarray]:
+        """Run the model once; several threads may do so at a time.
+
+        Parameters
+        ----------
+        inputs : mapping from name to array, or sequence of arrays in the order of ``self.inputs``
+            NumPy arrays, or anything with ``__dlpack__``, such as PyTorch's tensors. They are never changed, and not
+            copied where they fit (see :mod:`tvm_ext.artifact.arguments`).
+
+        Returns
+        -------
+        dict
+            Output arrays by name, in the order of ``self.outputs``. They belong to the caller: nothing else has their
+            memory, also where an output is an input or a constant.
+
+        Raises
+        ------
+        InputError
+            If an input has the wrong name, shape or dtype, or extents that the model was not made for, or an
+            assertion in the model says that values are wrong.
+        CompileError
+            If the compiled code fails at run time.
+        ModelError
+            If it returns another number of tensors than its metadata lists.
+        """
+        self._check_device()
+        given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions))
+        values = self._in_thread(lambda: self._call(given, results))
+        if len(values) != len(self.outputs):
+            raise ModelError(
+                f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "
+                f"outputs; {REMEDY}"
+            )
+        return dict(zip((spec.name for spec in self.outputs), values, strict=True))
+
+    def run_tensors(self, given: Sequence[Any]) -> list[Any]:
+        """Run the model on tensors of TVM that fit it, as :meth:`run`, without a check or a copy.
+
+        Parameters
+        ----------
+        given : sequence of tvm.runtime.Tensor
+            In the order of ``self.inputs``, on ``self.device``, aligned for kernels.
+
+        Returns
+        -------
+        list of tvm.runtime.Tensor
+            In the order of ``self.outputs``; ``shared_results`` says which must not be written to.
+
+        Raises
+        ------
+        InputError, CompileError
+            As :meth:`run`.
+        """
+        self._check_device()
+        return self._in_thread(lambda: self._call(given, tensors))
+
+    def _in_thread(self, function: Callable[[], list[Any]]) -> list[Any]:
+        # Elsewhere than on the CPU a thread has a stream of its own, and its kernels need no pool.
+        return (with_pool if self._is_on_cpu else before_exit)(function)
+
+    def _call(self, given: Sequence[Any], taken: Callable[[Any], Iterable[Any]]) -> list[Any]:
+        # A virtual machine keeps where it is in the program, so each run has one to itself. On the CPU they share code
+        # and constants; on other devices each would copy the constants.
+        with nullcontext() if self._is_on_cpu and not self._is_offloaded else self._turn:
+            try:
+                machine = self._idle.pop()
+            except IndexError:
+                with self._lock:
+                    machine = self._new_machine()
+            try:
+                values = list(taken(machine["main"](*given)))
+            except TvmExtError:
+                raise
+            except AssertionError as error:  # by an operator of the model that checks values: relax.assert_op
+                raise InputError(
+                    f"the model itself refuses its inputs: {_first_line(error).rstrip('.')}; give values that it allows"
+                ) from error
+            except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
+                mismatch = _MISMATCH.search(_first_line(error))
+                if mismatch is not None:
+                    raise InputError(
+                        f"the values of the inputs do not fit together: a tensor of the model has {mismatch[1]} "
+                        f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
+                    ) from error
+                raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
+            self._idle.append(machine)  # not after an error: what it left unfinished goes with it
+        return values
+
+    def _check_device(self) -> None:
+        if not self._is_on_cpu and not self.device.exist:
+            raise TargetError(
+                f"the model was compiled for {self.metadata['target']['kind']}, and this machine has no "
+                f"{self.metadata['device']} device; compile it for --target native to run it here"
+            )
+
+    def _new_machine(self) -> relax.VirtualMachine:
+        self._check_device()
+        try:
+            machine = relax.VirtualMachine(self.executable, self.device)
+            if self.instrument is not None:
+                machine.set_instrument(self.instrument)
+            return machine
+        except (RuntimeError, ValueError, OSError) as error:
+            raise TargetError(f"the compiled code cannot be loaded on this machine: {_first_line(error)}") from error
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return bool(self.metadata["device"] == "cpu")
+
+    @property
+    def _is_offloaded(self) -> bool:
+        """Whether layers run on an accelerator beside the CPU, of which there is one."""
+        return "vta" in self.metadata.get("decisions", {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled or copied: the code is a library, which is loaded from a file."""
+        raise OutputError(
+            "a compiled model can be neither pickled nor copied; use save(folder), and tvm_ext.load(folder) in each "
+            "process that runs it"
+        )
+
+    def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
+        """Write the artifact; it appears whole or not at all.
+
+        Parameters
+        ----------
+        folder : path
+            Folder to create.
+        force : bool
+            Replace an existing artifact (never a folder that holds anything else).
+
+        Raises
+        ------
+        OutputError
+            If the folder exists, cannot be written, or the disk is full.
+        MissingPackageError
+            If there is no C++ compiler to link the library with.
+        """
+        folder = as_path(folder, OutputError)
+        check_destination(folder, force)
+        parent = folder.absolute().parent
+        made = [path for path in (parent, *parent.parents) if not path.exists()]
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(parent, folder.name) as partial:
+                self._write(partial)
+                _replace(folder, partial)
+        except BaseException as error:
+            for path in made:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            if isinstance(error, OSError):
+                hint = _space_hint(error)
+                raise OutputError(f"cannot write {folder}: {error.strerror or error}{hint}") from None
+            raise
+        return folder
+
+    def _write(self, partial: Path) -> None:
+        library = partial / LIBRARY
+        if self._origin is not None:
+            if not Path(self._origin).is_file():
+                raise OutputError(
+                    f"cannot copy the model: {self._origin}, which it was loaded from, is not there any more; save it "
+                    f"before its folder is removed"
+                )
+            shutil.copyfile(self._origin, library)
+            check_file(library, self.metadata["files"][LIBRARY])
+        else:
+            target = self.metadata["target"]
+            host = target.get("host", target)
+            with temporary_folder(partial, "build") as workspace:
+                write_library(self.executable, library, workspace, str(host.get("mtriple", "")))
+        self.metadata["files"] = {LIBRARY: file_record(library)}
+        (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
+
+
+def _replace(folder: Path, partial: Path) -> None:
+    """Rename ``partial`` to ``folder``; what was there gets the name ``partial``, and is put back if that fails."""
+    if not folder.exists():
+        partial.rename(folder)
+        return
+    if exchange(folder, partial):
+        return
+    aside = partial.with_name(f"{partial.name}-old")  # where it is not lost if this process is killed now
+    folder.rename(aside)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        if not folder.exists():
+            aside.rename(folder)
+        raise
+    aside.rename(partial)
+
+
+def _renew() -> None:
+    """Make new locks in a forked child: the threads that held the old ones are not there to release them."""
+    for model in list(_models):
+        model._renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def load(folder: str | os.PathLike[str]) -> CompiledModel:
+    """Load an artifact that :meth:`CompiledModel.save` (or ``tvm-ext compile``) wrote.
+
+    Raises
+    ------
+    ModelError
+        If the folder is missing, is not an artifact, or was damaged.
+    TargetError
+        If its code is for another machine.
+    """
+    folder = as_path(folder, ModelError)
+    path = folder / METADATA
+    if not os.path.isfile(path):
+        what = "is not an artifact (it has no metadata.json)" if os.path.isdir(folder) else "is not a folder"
+        raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o FOLDER` makes an artifact")
+    metadata = read_metadata(path)
+    library = folder / LIBRARY
+    if LIBRARY not in metadata["files"]:
+        raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")
+    check_file(library, metadata["files"][LIBRARY])
+    try:
+        module = tvm.runtime.load_module(str(library.absolute()))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise TargetError(f"{library} cannot be loaded on this machine: {_first_line(error)}") from None
+    return CompiledModel(module, metadata, origin=library)
+
+
+_MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
+"""What the virtual machine says where an extent that was computed differs from the tensor that it is of."""
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _space_hint(error: OSError) -> str:
+    if error.errno == errno.EFBIG:
+        return "; raise the limit on file sizes (ulimit -f)"
+    return "; free some space or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -1,0 +1,178 @@
+"""Reading ``metadata.json`` of an artifact: every field that a run depends on is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tvm_ext.conditions import names_of
+from tvm_ext.errors import ModelError
+from tvm_ext.inputs import numpy_dtype
+from tvm_ext.system.files import require_regular
+from tvm_ext.tensor_spec import TensorSpec
+
+FORMAT = 1
+REMEDY = "compile the model again"
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read and check the metadata of an artifact.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read, is not JSON, has another format version, or a field is missing or of another type.
+    """
+    require_regular(path, ModelError)
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is damaged, it is not JSON ({error}); {REMEDY}") from None
+    if not isinstance(metadata, dict):
+        raise ModelError(f"{path} is damaged, it holds no JSON object; {REMEDY}")
+    version = metadata.get("format")
+    if version != FORMAT or isinstance(version, bool):
+        raise ModelError(f"{path}: format {version!r} is not the one this version reads ({FORMAT}); {REMEDY}")
+    try:
+        _check(metadata)
+    except _Damage as damage:
+        raise ModelError(f"{path} is damaged, field {damage}; {REMEDY}") from None
+    return metadata
+
+
+def tensor_specs(rows: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    """Build the specs that the field ``inputs`` or ``outputs`` lists."""
+    return tuple(
+        TensorSpec(
+            row["name"],
+            tuple(row["shape"]),
+            row["dtype"],
+            tuple(ends and (ends[0], ends[1]) for ends in row.get("ranges", ())),
+            (row["limits"][0], row["limits"][1]) if "limits" in row else None,
+        )
+        for row in rows
+    )
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file, as the field ``files`` records them."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def check_file(path: Path, record: Mapping[str, Any]) -> None:
+    """Compare a file with its record; code that was damaged would crash the process that loads it.
+
+    Raises
+    ------
+    ModelError
+        If the file is missing, or is not the one that was recorded.
+    """
+    require_regular(path, ModelError)
+    try:
+        found = file_record(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from None
+    for key, what in (("bytes", "size in bytes"), ("sha256", "SHA-256")):
+        if found[key] != record[key]:
+            raise ModelError(
+                f"{path} is damaged: its {what} is {found[key]} where metadata.json says {record[key]}; {REMEDY}"
+            )
+
+
+class _Damage(Exception):
+    """A field is not what it must be; the message names it and says how."""
+
+
+def _check(metadata: Mapping[str, Any]) -> None:
+    for side in ("inputs", "outputs"):
+        rows = _typed(metadata, side, list)
+        for index, row in enumerate(rows):
+            place = f"{side}[{index}]"
+            if not isinstance(row, dict):
+                raise _Damage(f"{place} is not an object")
+            _typed(row, "name", str, place)
+            _check_dtype(_typed(row, "dtype", str, place), place)
+            for dimension in _typed(row, "shape", list, place):
+                if isinstance(dimension, bool) or not isinstance(dimension, int | str):
+                    raise _Damage(f"{place}.shape holds {dimension!r}, which is no dimension")
+                if isinstance(dimension, int) and not 0 <= dimension < 2**63:
+                    raise _Damage(f"{place}.shape holds {dimension}, which is no dimension")
+            _check_ranges(row, place)
+            _check_limits(row, place)
+        names = [row["name"] for row in rows]
+        if len(set(names)) < len(names):
+            raise _Damage(f"{side} names a tensor twice")
+    _check_conditions(metadata)
+    _check_device(_typed(metadata, "device", str))
+    _typed(_typed(metadata, "target", dict), "kind", str, "target")
+    for name, record in _typed(metadata, "files", dict).items():
+        if not isinstance(record, dict):
+            raise _Damage(f"files.{name} is not an object")
+        _typed(record, "bytes", int, f"files.{name}")
+        _typed(record, "sha256", str, f"files.{name}")
+
+
+def _check_ranges(row: Mapping[str, Any], place: str) -> None:
+    ranges = row.get("ranges", [])
+    if not isinstance(ranges, list) or len(ranges) not in (0, len(row["shape"])):
+        raise _Damage(f"{place}.ranges is not a list with one entry for each axis")
+    for limits in ranges:
+        if limits is None:
+            continue
+        ends = limits if isinstance(limits, list) else []
+        # The upper end may be open. Booleans are integers to Python.
+        if len(ends) != 2 or type(ends[0]) is not int or not (ends[1] is None or type(ends[1]) is int):
+            raise _Damage(f"{place}.ranges holds {limits!r:.100}, which is no range of extents")
+
+
+def _check_limits(row: Mapping[str, Any], place: str) -> None:
+    limits = row.get("limits", [0, 0])
+    if not isinstance(limits, list) or len(limits) != 2 or any(type(end) is not int for end in limits):
+        raise _Damage(f"{place}.limits holds {limits!r:.100}, which is not a lowest and a highest value")
+
+
+def _check_conditions(metadata: Mapping[str, Any]) -> None:
+    """Check that the conditions speak of extents of inputs only, in what a condition may be made of."""
+    extents = {dimension for row in metadata["inputs"] for dimension in row["shape"]}
+    conditions = metadata.get("conditions", [])
+    if not isinstance(conditions, list):
+        raise _Damage(f"conditions is {type(conditions).__name__} where list is needed")
+    for index, condition in enumerate(conditions):
+        try:
+            names = names_of(condition) if isinstance(condition, str) else frozenset("?")
+        except ValueError as error:
+            raise _Damage(f"conditions[{index}] is no condition on extents: {error}") from None
+        if not names <= extents:
+            raise _Damage(f"conditions[{index}] is {condition!r:.100}, which is no condition on the inputs' extents")
+
+
+def _typed(row: Mapping[str, Any], key: str, kind: type, place: str = "") -> Any:
+    name = f"{place}.{key}" if place else key
+    if key not in row:
+        raise _Damage(f"{name} is missing")
+    if not isinstance(row[key], kind):
+        raise _Damage(f"{name} is {type(row[key]).__name__} where {kind.__name__} is needed")
+    return row[key]
+
+
+def _check_device(name: str) -> None:
+    try:
+        tvm.device(name)
+    except ValueError:
+        raise _Damage(f"device is {name!r}, which TVM does not know") from None
+
+
+def _check_dtype(name: str, place: str) -> None:
+    try:
+        numpy_dtype(name)
+    except TypeError:
+        raise _Damage(f"{place}.dtype is {name!r}, which is no type of tensor elements") from None

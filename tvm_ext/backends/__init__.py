@@ -1,0 +1,1 @@
+"""What only one target needs: a folder for each."""

@@ -1,0 +1,61 @@
+"""What the rest of the package may ask of a target: one row per target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tvm
+
+from tvm_ext.options import PipelineOptions
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.rule import ScheduleRule
+
+PhasePasses = Callable[["Backend", tvm.target.Target, PipelineOptions], Sequence[tvm.transform.Pass]]
+"""Lists the passes of a phase, in order."""
+
+PARTITIONED = "tvm_ext.partitioned"
+"""Attribute of a module whose layers were moved to an accelerator: JSON with ``decisions`` and ``notes``."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of target: what it accepts and what a compilation for it is made of.
+
+    Attributes
+    ----------
+    name : str
+    accepts : callable
+        Whether a target is of this kind; the first of :data:`tvm_ext.backends.registry.BACKENDS` that says so counts.
+    phases : mapping from str to PhasePasses
+        The passes of each phase of :data:`tvm_ext.phases.PHASES`; a phase that is not here has nothing to do.
+    complete : callable
+        Fills in what the user left open in a target (its host, say), or refuses it with a ``TargetError``.
+    rules : sequence of ScheduleRule
+        Those that its kernels are offered to, in this order.
+    legalizations : mapping, optional
+        Rules of operators that go before TVM's own when operators become kernels.
+    kernel_passes : callable
+        Passes that a scheduled kernel still needs before code is generated, when it is compiled by itself.
+    machine : callable, optional
+        Describes the processor of a target to rules and planners.
+    runs_here : bool
+        Whether this machine can run what is compiled for such a target, given that it is the one the target names.
+    shares_storage : bool
+        Whether tensors may begin inside an allocation, as planned arenas have it.
+    """
+
+    name: str
+    accepts: Callable[[tvm.target.Target], bool]
+    phases: Mapping[str, PhasePasses]
+    complete: Callable[[tvm.target.Target], tvm.target.Target] = lambda target: target
+    rules: tuple[ScheduleRule, ...] = ()
+    legalizations: Mapping[str, Callable] | None = field(default=None, repr=False)
+    kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
+    machine: Callable[[tvm.target.Target], Machine] | None = None
+    runs_here: bool = False
+    shares_storage: bool = False
+
+    def passes(self, phase: str, target: tvm.target.Target, options: PipelineOptions) -> Sequence[tvm.transform.Pass]:
+        """List the passes of a phase for a target of this kind."""
+        return self.phases[phase](self, target, options) if phase in self.phases else ()

@@ -1,0 +1,165 @@
+"""Phases as every target has them; a backend puts its own in place of those that it does better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import tvm
+from tvm import relax
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.algebra.relax.rewrite import rewrite_algebra
+from tvm_ext.backends.backend import Backend, PhasePasses
+from tvm_ext.database.tuned_schedules import tuned_schedules
+from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
+from tvm_ext.memory.relax.arena import arena
+from tvm_ext.memory.relax.isolate_concatenations import fuse_for_arena, isolate_concatenations
+from tvm_ext.memory.relax.limit import memory_limit
+from tvm_ext.memory.relax.order import memory_order
+from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
+from tvm_ext.memory.relax.rewriting import memory_rewriting
+from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
+from tvm_ext.passes.flush_denormals import flush_constants
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.inputs_kept import foreign_kernels
+from tvm_ext.passes.keep_returned import keep_returned
+from tvm_ext.passes.limit_recomputation import limit_recomputation
+from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.wide_concatenations import wide_concatenations
+from tvm_ext.passes.zero_literals import zero_literals
+from tvm_ext.shapes.batch_loop import batch_loops
+
+Passes = list[tvm.transform.Pass]
+
+
+def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Bring a module into the form that is compiled: no training, no branches inside, constants folded."""
+    return [
+        outline_branches(),
+        relax.transform.CanonicalizeBindings(),
+        *foreign_kernels(),
+        empty_tensors(),
+        zero_literals(),
+        fold_batch_norm(),
+        relax.transform.DeadCodeElimination(),
+        fold_constants(),
+        relax.transform.FoldConstant(),
+        relax.transform.DeadCodeElimination(),
+        *rewritten(options),
+        *([flush_constants()] if options.flush_denormals else []),
+        # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
+        zero_literals(),
+    ]
+
+
+def rewritten(options: PipelineOptions) -> Passes:
+    """Rewrite arithmetic, if that is asked for."""
+    return [] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]
+
+
+def dispatch(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Hand operators to library kernels."""
+    return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
+
+
+def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Decide about concatenations on the module as the phases up to fusion lower it."""
+    if options.memory != "optimal":
+        return []
+    phases = ("layout", "legalize", "fuse")
+    lowering = [item for phase in phases for item in backend.passes(phase, target, options)]
+    return [memory_rewriting(lowering, partial=options.memory_rewriting)]
+
+
+def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Turn every operator into the call of a TIR kernel."""
+    return [
+        *foreign_kernels(),
+        wide_concatenations(),
+        relax.transform.LegalizeOps(None if backend.legalizations is None else dict(backend.legalizations)),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+    ]
+
+
+def fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Merge kernels with their neighbours."""
+    grouped = (
+        relax.transform.FuseOps()
+        if options.fuse == "stock"
+        else fuse_by_mapping_types(rules=backend.rules, profiles=options.fuse_profiles)
+    )
+    fusion = [limit_recomputation(), grouped, relax.transform.FuseTIR()]
+    if options.memory == "arena":
+        return [fuse_for_arena(fusion)]
+    return [*([isolate_concatenations()] if options.memory == "optimal" else []), *fusion]
+
+
+def schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Take the schedules that a tuning database knows."""
+    if options.work_dir is not None:
+        return [tuned_schedules(str(options.work_dir))]
+    if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
+        return [relax.transform.MetaScheduleApplyDatabase(enable_warning=False)]
+    return []
+
+
+def order(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Put kernels into the order that needs least memory."""
+    if options.memory == "stock":
+        return []
+    on_chip = None if options.on_chip_memory is None else int(options.on_chip_memory)
+    return [memory_order("optimal" if options.memory == "optimal" else "given", on_chip=on_chip)]
+
+
+def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Make allocations and destinations of results explicit."""
+    return [
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        batch_loops(),
+        allocate_empty_constants(),
+    ]
+
+
+def memory(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Plan the storages of tensors."""
+    limit = [] if options.memory_limit is None else [memory_limit(int(options.memory_limit))]
+    # A storage that tensors cannot begin inside of is planned by TVM, and the note in the module says so.
+    plan = relax.transform.StaticPlanBlockMemory() if options.memory == "stock" else arena(backend.shares_storage)
+    return [plan, *limit] if options.memory == "stock" else [plan, replaced_kernels(), *limit]
+
+
+def finalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    """Lower to instructions of the virtual machine."""
+    return [
+        relax.transform.RewriteCUDAGraph(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        keep_returned(),
+        relax.transform.AttachGlobalSymbol(),
+    ]
+
+
+COMMON: Mapping[str, PhasePasses] = MappingProxyType(
+    {
+        "canonicalize": canonicalize,
+        "dispatch": dispatch,
+        "rewrite": rewrite,
+        "legalize": legalize,
+        "fuse": fuse,
+        "schedule": schedule,
+        "order": order,
+        "lower": lower,
+        "memory": memory,
+        "finalize": finalize,
+    }
+)

@@ -1,0 +1,1 @@
+"""CPUs, through LLVM."""

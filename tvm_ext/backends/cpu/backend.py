@@ -1,0 +1,134 @@
+"""The row of CPUs: LLVM targets."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from tvm_ext.backends import common
+from tvm_ext.backends.backend import Backend
+from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cpu.target import check_llvm
+from tvm_ext.layout.blocked_layout import blocked_layout
+from tvm_ext.layout.grouped_pointwise import grouped_pointwise
+from tvm_ext.layout.pack_matmul import pack_matmul
+from tvm_ext.layout.quantized import LEGALIZATIONS
+from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.bounded_indices import bounded_indices
+from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.defined_integers import defined_integers
+from tvm_ext.passes.element_alignment import element_alignment
+from tvm_ext.passes.empty_tensors import empty_tensors
+from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
+from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
+from tvm_ext.passes.inputs_kept import foreign_kernels
+from tvm_ext.passes.lift_lets import lift_lets
+from tvm_ext.passes.order_of_nan import order_of_nan
+from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.restrict_kernels import restrict_kernels
+from tvm_ext.passes.running_sums import running_sums
+from tvm_ext.passes.single_precision import single_precision
+from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.passes.wide_concatenations import wide_concatenations
+from tvm_ext.passes.zero_literals import zero_literals
+from tvm_ext.quantized.integer_arithmetic import integer_arithmetic
+from tvm_ext.schedules.cpu import RULES
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
+from tvm_ext.shapes.open_batch import open_batch
+
+
+def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [
+        outline_branches(),
+        relax.transform.CanonicalizeBindings(),
+        *foreign_kernels(),
+        open_batch(),
+        empty_tensors(),
+        zero_literals(),
+        # Before constants are folded: that would turn quantised weights into floats.
+        decompose_attention(),
+        integer_arithmetic(),
+        relax.transform.DeadCodeElimination(),
+        fold_batch_norm(),
+        relax.transform.DeadCodeElimination(),
+        fold_constants(),
+        relax.transform.FoldConstant(),
+        relax.transform.DeadCodeElimination(),
+        *common.rewritten(options),
+        single_precision(),
+        order_of_nan(),
+        running_sums(),
+        *([flush_constants()] if options.flush_denormals else []),
+        # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
+        zero_literals(),
+    ]
+
+
+def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    # Winograd's algorithm trades memory for speed: its transformed tensors are larger than the tensors.
+    winograd = options.winograd and options.memory != "optimal"
+    return [grouped_pointwise(), blocked_layout(winograd), pack_matmul(), relax.transform.DeadCodeElimination()]
+
+
+def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [
+        *foreign_kernels(),
+        wide_concatenations(),
+        relax.transform.LegalizeOps(dict(backend.legalizations or {})),
+        # TVM's reductions across the threads of a GPU know the finite identities only.
+        infinite_identities(),
+        bounded_indices(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+    ]
+
+
+def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [
+        # Traces in a database begin at prepared kernels.
+        initialize_open_reductions(),
+        restrict_kernels(),
+        prepare_kernels(backend.rules),
+        *common.schedule(backend, target, options),
+        apply_schedule_rules(backend.rules),
+    ]
+
+
+def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [
+        protect_cancellations(),
+        vector_code(),
+        propagate_nan(),
+        defined_integers(),
+        element_alignment(),
+        *([flush_kernels()] if options.flush_denormals else []),
+        lift_lets(),
+    ]
+
+
+PHASES = {
+    **COMMON,
+    "canonicalize": _canonicalize,
+    "layout": _layout,
+    "legalize": _legalize,
+    "schedule": _schedule,
+    "vectorize": _vectorize,
+}
+
+CPU = Backend(
+    name="cpu",
+    accepts=lambda target: target.kind.name == "llvm",
+    phases=PHASES,
+    complete=check_llvm,
+    rules=RULES,
+    legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
+    kernel_passes=lambda: (vector_code(),),
+    machine=machine_of,
+    runs_here=True,
+    shares_storage=True,
+)

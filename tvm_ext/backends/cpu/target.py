@@ -1,0 +1,73 @@
+"""LLVM targets: the one of this machine, and what is wrong with others."""
+
+from __future__ import annotations
+
+import difflib
+import json
+
+import tvm
+
+from tvm_ext.errors import TargetError, warn
+from tvm_ext.system.threads import physical_cores
+
+NATIVE = "native"
+
+
+def native_target() -> tvm.target.Target:
+    """Build the LLVM target of this machine: its CPU model and its physical cores."""
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": physical_cores()}
+    )
+
+
+def warn_if_baseline(target: tvm.target.Target) -> None:
+    """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has."""
+    names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
+    if target.kind.name != "llvm" or names_processor:
+        return
+    codegen = tvm.target.codegen
+    triple = str(target.attrs.get("mtriple", ""))
+    here = codegen.llvm_get_system_triple().partition("-")[0]
+    architecture = triple.partition("-")[0] or here
+    remedy = f'name it, as in {{"kind": "llvm", "mtriple": "{triple}", "mcpu": "..."}}'
+    if architecture == here:
+        config = json.dumps({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+        remedy = f'write "{NATIVE}" for this machine, or name one, as in {config}'
+    warn(
+        f"target llvm names no processor, so the code uses only what every {architecture} has and may be several times "
+        f"slower than it need be; {remedy}"
+    )
+
+
+def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
+    """Refuse an LLVM target with a triple, a processor or a number of cores that there is not.
+
+    Raises
+    ------
+    TargetError
+        It names the field, and the nearest processors that LLVM knows.
+    """
+    codegen = tvm.target.codegen
+    cores = target.attrs.get("num-cores")
+    if cores is not None and int(cores) < 1:
+        raise TargetError(f"target field num-cores: {int(cores)} is no number of cores; give 1 or more")
+    triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
+    plain = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    try:
+        codegen.llvm_get_vector_width(plain)
+    except Exception:  # the class that TVM gives its internal errors differs between versions
+        architectures = ", ".join(map(str, codegen.llvm_get_targets()))
+        raise TargetError(
+            f"target field mtriple: LLVM cannot compile for {triple!r}; architectures it has: {architectures}"
+        ) from None
+    mcpu = str(target.attrs.get("mcpu", ""))
+    known = [str(name) for name in codegen.llvm_get_cpu_archlist(plain)]  # it crashes on a triple that is not known
+    if mcpu and mcpu not in known:
+        raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}")
+    codegen.llvm_get_vector_width(target)  # makes LLVM look at every other field
+    return target
+
+
+def _nearest(word: str, candidates: list[str]) -> str:
+    near = difflib.get_close_matches(word, candidates, n=4, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else f"some it has: {', '.join(candidates[:8])}"

@@ -1,0 +1,1 @@
+"""GPUs, with the schedules that come with TVM."""

@@ -1,0 +1,37 @@
+"""The row of GPUs: CUDA and whatever else TVM has a code generator for."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.s_tir import dlight
+
+from tvm_ext.backends import common
+from tvm_ext.backends.backend import Backend
+from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.options import PipelineOptions
+
+
+def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    # A GPU kernel without thread bindings does not compile, so this is TVM's own list for GPUs.
+    rules = (
+        dlight.gpu.Matmul(),
+        dlight.gpu.GEMV(),
+        dlight.gpu.Reduction(),
+        dlight.gpu.GeneralReduction(),
+        dlight.gpu.Fallback(),
+    )
+    return [*common.schedule(backend, target, options), dlight.ApplyDefaultSchedule(*rules)]
+
+
+def _with_host(target: tvm.target.Target) -> tvm.target.Target:
+    """Let this machine's CPU be the host, where none is named: TVM's guess is an LLVM target for any CPU."""
+    return target if target.host is not None else tvm.target.Target(target, host=native_target())
+
+
+GPU = Backend(
+    name="gpu",
+    accepts=lambda target: "gpu" in target.keys,
+    phases={**COMMON, "schedule": _schedule},
+    complete=_with_host,
+)

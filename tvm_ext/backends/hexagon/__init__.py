@@ -1,0 +1,1 @@
+"""Hexagon DSPs, through TVM's code generator."""

@@ -1,0 +1,1 @@
+"""Boards: the driver, RPC, and the self-test."""

@@ -1,0 +1,1 @@
+"""Code generation: from packed data and schedules to programs."""

@@ -1,0 +1,118 @@
+"""From the geometry of a layer to the plan of its program: the function, its schedule, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from tvm_ext.backends.vta.codegen import compute
+from tvm_ext.backends.vta.codegen.compute import Epilogue
+from tvm_ext.backends.vta.codegen.estimate import count_cycles
+from tvm_ext.backends.vta.codegen.geometry import Conv2d
+from tvm_ext.backends.vta.codegen.rules import conv2d_knobs, pooling_knobs
+from tvm_ext.backends.vta.codegen.tile_choice import best_tiles, pooling_tile
+from tvm_ext.backends.vta.codegen.tuned import TunedLayer, layer_key
+from tvm_ext.backends.vta.codegen.unrolling import Plan, plan_program
+from tvm_ext.backends.vta.config import VTAConfig
+from tvm_ext.backends.vta.timing.costs import CycleCosts
+from tvm_ext.errors import VTAProgramError
+from tvm_ext.schedules.vta.conv2d import Conv2d as ConvolutionRule
+from tvm_ext.schedules.vta.pooling import MaxPool2d
+
+# Of the tiles with the best estimates, so many that fit are counted by the cycle model.
+COUNTED = 2
+
+
+class Plans:
+    """Gives plans of layers.
+
+    Parameters
+    ----------
+    config : VTAConfig
+    costs : CycleCosts
+    tuned : mapping, optional
+        Tuned schedules by :func:`.tuned.layer_key`.
+    """
+
+    def __init__(self, config: VTAConfig, costs: CycleCosts, tuned: Mapping[str, TunedLayer] | None = None) -> None:
+        self.config, self.costs = config, costs
+        self.tuned = tuned or {}
+        self.used = 0
+
+    def plan(self, conv: Conv2d, epilogue: Epilogue | None) -> Plan:
+        """Plan a layer; without an epilogue it is a maximum over windows.
+
+        Raises
+        ------
+        VTAProgramError
+            If it does not fit the memories.
+        """
+        default = default_plan(self.config, self.costs, conv, epilogue)
+        known = None if epilogue is None else self.tuned.get(layer_key(self.config, self.costs, conv, epilogue))
+        if known is None or epilogue is None:
+            return default
+        try:
+            plan = tuned_plan(self.config, conv, epilogue, known)
+        except VTAProgramError:
+            return default
+        found = min((default, plan), key=lambda plan: count_cycles(plan, self.config, self.costs))
+        self.used += found is plan
+        return found
+
+
+def layer_function(config: VTAConfig, conv: Conv2d, epilogue: Epilogue | None) -> tirx.PrimFunc:
+    """Write the function of a layer."""
+    return compute.max_pool2d(config, conv) if epilogue is None else compute.convolution(config, conv, epilogue)
+
+
+@lru_cache(maxsize=64)
+def default_plan(config: VTAConfig, costs: CycleCosts, conv: Conv2d, epilogue: Epilogue | None) -> Plan:
+    """Plan a layer with the schedule that is chosen for it without tuning.
+
+    Of the tiles with the best estimates the cycle model counts a few; a tile whose places leave no room is passed over.
+
+    Raises
+    ------
+    VTAProgramError
+        If it does not fit the memories.
+    """
+    if epilogue is None:
+        tile = pooling_tile(config, conv)  # before the function is written, which is long for a large window
+        func = layer_function(config, conv, None)
+        return _planned(MaxPool2d().schedule(func, pooling_knobs(tile)), config)
+    tiles = best_tiles(conv, config, costs, epilogue.bias == "weights", epilogue.residual)
+    func = layer_function(config, conv, epilogue)
+    plans: list[Plan] = []
+    problem: VTAProgramError | None = None
+    for tile in tiles:
+        try:
+            plans.append(_planned(ConvolutionRule().schedule(func, conv2d_knobs(tile)), config))
+        except VTAProgramError as error:
+            problem = problem or error
+        if len(plans) == COUNTED:
+            break
+    if not plans:
+        raise problem or VTAProgramError(f"no schedule of {conv} fits the memories of VTA {config.name}")
+    return min(plans, key=lambda plan: count_cycles(plan, config, costs)) if len(plans) > 1 else plans[0]
+
+
+@lru_cache(maxsize=64)
+def tuned_plan(config: VTAConfig, conv: Conv2d, epilogue: Epilogue, layer: TunedLayer) -> Plan:
+    """Plan a layer with a tuned schedule.
+
+    Raises
+    ------
+    VTAProgramError
+        If it does not fit the memories.
+    """
+    func = layer_function(config, conv, epilogue)
+    return _planned(ConvolutionRule(layer.order).schedule(func, layer.knobs), config)
+
+
+def _planned(schedule: Schedule | None, config: VTAConfig) -> Plan:
+    if schedule is None:
+        raise VTAProgramError("the function is nothing that the schedules for VTA take")
+    return plan_program(schedule.mod["main"], config)

@@ -1,0 +1,372 @@
+"""A model for VTA: what VTA can run becomes regions in integers, the rest stays on the CPU, all in one module.
+
+Kernels between a region and the rest quantise and pack, or unpack and dequantise; layouts change nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from tvm_ext.backends.vta.codegen.compute import Epilogue
+from tvm_ext.backends.vta.codegen.geometry import Conv2d
+from tvm_ext.backends.vta.codegen.plans import Plans
+from tvm_ext.backends.vta.codegen.tuned import TunedLayer
+from tvm_ext.backends.vta.config import VTAConfig, config_of_target
+from tvm_ext.backends.vta.model.accuracy import AccuracyReport, compare, compare_layers
+from tvm_ext.backends.vta.model.borders import with_regions
+from tvm_ext.backends.vta.model.calibrate import ObservedModel
+from tvm_ext.backends.vta.model.confidence import CONFIDENCE
+from tvm_ext.backends.vta.model.cut import Device
+from tvm_ext.backends.vta.model.fits import NOTHING, Calibrated
+from tvm_ext.backends.vta.model.forms import from_form, in_forms, to_form
+from tvm_ext.backends.vta.model.host import HostSpeed
+from tvm_ext.backends.vta.model.layer_error import lossy_layers
+from tvm_ext.backends.vta.model.layers import IntegerNetwork, Layer
+from tvm_ext.backends.vta.model.output_error import OutputEstimate, assign_within
+from tvm_ext.backends.vta.model.partition import Partition, layer_times, plan_partition
+from tvm_ext.backends.vta.model.quantize import quantize_network
+from tvm_ext.backends.vta.model.quantized_model import dequantize_constants, remove_quantization
+from tvm_ext.backends.vta.model.region import RegionProgram, build_region, geometry
+from tvm_ext.backends.vta.model.relax_layers import ModelGraph, read_graph
+from tvm_ext.backends.vta.model.unfold import unfold_layers
+from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
+from tvm_ext.frontend.imported import ImportedModel
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.system.compile_lock import one_at_a_time
+
+LARGEST_ERROR = 0.05
+"""Share of its results' size that a layer alone may lose in integers."""
+LARGEST_OUTPUT_ERROR = 0.05
+"""Share of the outputs' size that all layers together may lose."""
+
+
+@dataclass(frozen=True, eq=False)
+class VTAModel:
+    """A model whose layers run on VTA where that is faster.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        Relax module to compile for the CPU; the programs of VTA are part of it.
+    floats : tvm.IRModule
+        The same model in floats.
+    graph : ModelGraph
+    partition : Partition
+    network : IntegerNetwork
+        Layers on VTA.
+    regions : tuple of RegionProgram
+    config : VTAConfig
+    notes : tuple of str
+        One sentence for each thing that a user should know.
+    output_error : float, optional
+        Error of the outputs as a share of their size, estimated on calibration data; None without any.
+    output_error_bound : float, optional
+        What that error is below on other inputs like these, with a confidence of 95 %.
+    """
+
+    mod: tvm.IRModule
+    floats: tvm.IRModule
+    graph: ModelGraph
+    partition: Partition
+    network: IntegerNetwork
+    regions: tuple[RegionProgram, ...]
+    config: VTAConfig
+    notes: tuple[str, ...]
+    output_error: float | None = None
+    output_error_bound: float | None = None
+
+    def decisions(self) -> dict[str, Any]:
+        """Return what was decided, as plain data."""
+        rows = [vars(decision) for decision in self.partition.decisions]
+        integers = {
+            integer.layer.name: {"shift": integer.shift, "fraction": self.network.fractions[integer.layer.name]}
+            for integer in self.network.layers
+        }
+        return {
+            "config": self.config.name,
+            "hw_ver": self.config.hw_ver,
+            "layers": [{**row, **integers.get(row["layer"], {})} for row in rows],
+            "regions": [list(region) for region in self.partition.regions],
+            "instructions": [len(region.program.words) for region in self.regions],
+            "output_error": self.output_error,
+            "output_error_bound": self.output_error_bound,
+        }
+
+    @cached_property
+    def observed(self) -> ObservedModel:
+        """The model in floats, which also gives the tensors of all regions; compiled when first needed."""
+        return ObservedModel(self.floats, {name: self.graph.variables[name] for name in sorted(self.network.fractions)})
+
+    def run_regions(self, floats: Mapping[str, NDArray]) -> dict[str, NDArray[np.int8]]:
+        """Run the regions on the fast simulator.
+
+        Parameters
+        ----------
+        floats : mapping
+            Tensor of the model to its values: those of the regions' inputs that no region gives.
+
+        Returns
+        -------
+        dict
+            Every tensor that the regions compute, int8 (N, C, H, W).
+        """
+        given: dict[str, NDArray[np.int8]] = {}
+        computed: dict[str, NDArray[np.int8]] = {}
+        for region in self.regions:
+            for name in region.inputs:
+                if name not in given and name not in computed:
+                    integers = self.network.integers(name, floats[name])
+                    given[name] = to_form(integers, region.shapes[name], region.unfolded.get(name))
+            computed |= region.run(given | computed)
+        return computed
+
+    @np.errstate(over="ignore", invalid="ignore")  # inputs may overflow in floats, or be NaN
+    def accuracy(
+        self, samples: Sequence[Mapping[str, NDArray]], found: Sequence[Sequence[NDArray]] | None = None
+    ) -> AccuracyReport:
+        """Compare with the model in floats.
+
+        Parameters
+        ----------
+        samples : sequence of mapping
+            Inputs by name. Layers are compared on the first one.
+        found : sequence of sequences of arrays, optional
+            What the compiled model gives for each sample; without it only layers are compared.
+        """
+        outputs, tensors = self.observed.run(samples[0])
+        integers = self.run_regions(tensors)
+        shaped = {name: from_form(array, tensors[name].shape) for name, array in integers.items()}
+        layers = compare_layers(self.network, tensors, shaped)
+        if found is None:
+            return AccuracyReport(layers, ())
+        expected = [outputs, *(self.observed.run(sample)[0] for sample in samples[1:])]
+        names = self.graph.outputs
+        if len(names) != len(outputs):  # a tuple leaves the model
+            names = tuple(f"output {at}" for at in range(len(outputs)))
+        rows = tuple(
+            compare(
+                name, "output", None, *(np.stack([result[at] for result in results]) for results in (expected, found))
+            )
+            for at, name in enumerate(names)
+        )
+        answers = [[_largest(result[0]) for result in results] for results in (expected, found)]
+        same = [np.array_equal(*pair) for pair in zip(*answers, strict=True)]
+        return AccuracyReport(layers, rows, sum(same) / len(same))
+
+
+def _largest(array: NDArray) -> NDArray:
+    return array.reshape(-1, array.shape[-1]).argmax(axis=1) if array.ndim else np.zeros(1)
+
+
+@one_at_a_time
+# What is too large for 8 bits, or for the floats on the way there, is clipped, and then counts as what a layer loses.
+@np.errstate(over="ignore", invalid="ignore")
+def offload(
+    mod: tvm.IRModule,
+    config: VTAConfig,
+    costs: CycleCosts,
+    calibration: Mapping[str, NDArray] | None = None,
+    host: HostSpeed | None = None,
+    forced: Mapping[str, Device] | None = None,
+    largest_error: float = LARGEST_ERROR,
+    largest_output_error: float = LARGEST_OUTPUT_ERROR,
+    tuned: Mapping[str, TunedLayer] | None = None,
+) -> VTAModel:
+    """Move what VTA can run faster than the CPU to VTA.
+
+    Parameters
+    ----------
+    mod : IRModule
+        With a Relax function ``main`` of fixed shapes, as importing a model gives it.
+    config : VTAConfig
+    costs : CycleCosts
+        Of the implementation that times are estimated and tiles chosen for.
+    calibration : mapping from input name to array, optional
+        Samples; a model that is quantised everywhere needs none.
+    host : HostSpeed, optional
+        Of the CPU beside VTA.
+    forced : mapping, optional
+        Layer to ``vta`` or ``cpu``, whatever is faster.
+    largest_error : float
+        Share of its results' size that a layer alone may lose in integers on a sample; one that loses more stays on
+        the CPU.
+    largest_output_error : float
+        Share of the outputs' size that may be lost: layers whose error is not worth the time that they save stay on the
+        CPU until the bound for inputs that were not seen is below 19 twentieths of it. It is estimated on samples that
+        scales and weights were not fitted to, and is the wider the fewer these are and the more they differ.
+    tuned : mapping, optional
+        Tuned schedules, as :func:`tvm_ext.backends.vta.codegen.tuned.read_tuned` gives them.
+
+    Returns
+    -------
+    VTAModel
+
+    Raises
+    ------
+    InputError
+        If the model has open dimensions, calibration data does not fit it, or is missing.
+    """
+    floats, fixed = prepare(mod)
+    graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
+    # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
+    known = {name: fixed[variable] for name, variable in graph.variables.items() if variable in fixed}
+    plan = partial(
+        plan_partition, graph.nodes, graph.outputs, config, costs, host, forced,
+        times=layer_times(graph.nodes, config, costs, host),
+    )  # fmt: skip
+    calibrated: Calibrated | None = None
+    lossy: dict[str, str] = {}
+    while True:
+        partition = plan(refused=lossy)
+        layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
+        if not layers:
+            return VTAModel(mod, floats, graph, partition, NOTHING, (), config, _notes(graph, partition), 0.0, 0.0)
+        if calibration is not None and calibrated is None:
+            calibrated = Calibrated.of(floats, graph, layers, calibration)
+        if calibrated is None:
+            network = quantize_network(layers, {}, known)
+            break
+        # With fewer layers on VTA no other one gains by being there, so that what was observed is enough.
+        network = calibrated.parts[0].network(layers, known)
+        worse = lossy_layers(network, in_forms(layers, calibrated.first), largest_error)
+        worse = {name: reason for name, reason in worse.items() if name not in (forced or {})}
+        if not worse:
+            break
+        lossy |= worse
+    estimate = None
+    if calibrated is not None:
+
+        def layers_of(chosen: Partition) -> list[Layer]:
+            return [layer for layer in graph.layers if layer.name in chosen.on_vta]
+
+        partition, estimate = assign_within(
+            calibrated.errors,
+            partial(plan, refused=lossy),
+            lambda chosen: calibrated.networks(layers_of(chosen), known),
+            partition,
+            (network, *calibrated.networks(layers, known, 1)),
+            largest_output_error,
+        )
+        network = calibrated.whole.network(layers_of(partition), known)
+    found = (None, None) if estimate is None else (estimate.error, estimate.bound)
+    notes = _notes(graph, partition, estimate, largest_output_error)
+    if not network.layers:
+        return VTAModel(mod, floats, graph, partition, network, (), config, notes, *found)
+    plans = Plans(config, costs, tuned)
+    regions = tuple(_build_regions(graph, partition, network, plans))
+    if tuned:
+        notes = (*notes, f"{plans.used} layers on VTA have tuned schedules")
+    written = with_regions(floats, regions, network)
+    return VTAModel(written, floats, graph, partition, network, regions, config, notes, *found)
+
+
+def _notes(
+    graph: ModelGraph,
+    partition: Partition,
+    estimate: OutputEstimate | None = None,
+    limit: float = LARGEST_OUTPUT_ERROR,
+) -> tuple[str, ...]:
+    """Say how many layers run on VTA, what they lose, and of every other layer why it does not run there."""
+    count, regions = len(partition.on_vta), len(partition.regions)
+    if not count:
+        first = "nothing in this model runs on VTA: all of it is compiled for the CPU"
+    else:
+        first = f"{count} of {len(partition.decisions)} layers run on VTA, in {regions} region{'s'[: regions > 1]}"
+    refused = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
+    slower = [f"{row.layer} stays on the CPU: {row.reason}" for row in partition.decisions if row.device == "cpu"]
+    lost = []
+    if count and estimate is not None:
+        more = f", more than {limit:.0%}, by layers that were put on VTA by name" if estimate.error > limit else ""
+        seen = f"{estimate.samples} calibration input{'s'[: estimate.samples > 1]}"
+        others = f"with {CONFIDENCE} % confidence by less than {estimate.bound:.2%} on others"
+        lost = [f"the outputs are off by {estimate.error:.2%} of their size on {seen}{more}, and {others}"]
+    return (first, *lost, *refused, *slower)
+
+
+@one_at_a_time
+def offload_imported(
+    imported: ImportedModel,
+    target: tvm.target.Target,
+    calibration: Mapping[str, NDArray] | None = None,
+    costs: CycleCosts | None = None,
+    tuned: Mapping[str, TunedLayer] | None = None,
+) -> VTAModel:
+    """Move layers of an imported model to the VTA of a target; see :func:`offload`.
+
+    Parameters
+    ----------
+    imported : ImportedModel
+    target : tvm.target.Target
+        With one of the tags ``tvm-ext/vta-...``.
+    calibration : mapping, optional
+        By the names that the model file has for its inputs.
+    costs : CycleCosts, optional
+        Those of the target's implementation if left out.
+    tuned : mapping, optional
+    """
+    config = config_of_target(target)
+    given = None if calibration is None else imported.by_parameter(calibration)
+    return offload(imported.mod, config, costs or costs_of_config(config), given, tuned=tuned)
+
+
+def layers_on_vta(mod: tvm.IRModule, config: VTAConfig, costs: CycleCosts) -> list[tuple[Conv2d, Epilogue]]:
+    """List the convolutions and products of a model that are faster on VTA, one entry for each time they occur.
+
+    Which of them its integers are good enough for is not asked; what is shifted out of their sums is not known.
+    """
+    floats, _ = prepare(mod)
+    graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
+    times = layer_times(graph.nodes, config, costs)
+    partition = plan_partition(graph.nodes, graph.outputs, config, costs, times=times)
+    return [
+        (geometry(layer, config), Epilogue(8, 0, 127, "weights", layer.residual is not None, first_shift=8))
+        for layer in graph.layers
+        if layer.name in partition.on_vta and layer.weights is not None
+    ]
+
+
+def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[relax.Var, int]]:
+    """Bring a model into the form that layers are read from: floats, batch norm and constants folded.
+
+    Returns
+    -------
+    IRModule
+    dict
+        Variable to the bits after the binary point, where the model was quantised.
+    """
+    dead_code, canonical = relax.transform.DeadCodeElimination(), relax.transform.CanonicalizeBindings()
+    folding = [fold_batch_norm(), dead_code, fold_constants(), relax.transform.FoldConstant(), dead_code]
+    mod = dequantize_constants(canonical(mod))
+    # Passes make variables anew, so that what is known of a variable has to be found out after the last of them.
+    return remove_quantization(tvm.transform.Sequential([*folding, canonical])(mod))
+
+
+def _build_regions(
+    graph: ModelGraph, partition: Partition, network: IntegerNetwork, plans: Plans
+) -> list[RegionProgram]:
+    regions = []
+    integers = {integer.layer.name: integer for integer in network.layers}
+    for names in partition.regions:
+        inside = set(names)
+        read = [name for at in names for name in integers[at].layer.inputs if name not in inside]
+        outside = {name for node in graph.nodes if node.name not in inside for name in node.inputs}
+        given = [name for name in names if name in outside or name in graph.outputs]
+        taken = [integers[at] for at in names]
+        regions.append(build_region(taken, list(dict.fromkeys(read)), given, plans.config, plans.costs, plans))
+    return regions
+
+
+def _unfolded(graph: ModelGraph, block: int) -> ModelGraph:
+    """Rewrite the layers that gain by an unfolded input."""
+    changed = unfold_layers(graph.layers, block)
+    nodes = tuple(replace(node, layer=changed.get(node.name, node.layer)) for node in graph.nodes)
+    return replace(graph, nodes=nodes)

@@ -1,0 +1,1 @@
+"""Writing programs: tokens, micro-op kernels and their memory are added."""

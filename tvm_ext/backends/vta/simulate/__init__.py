@@ -1,0 +1,1 @@
+"""The two simulators, and recordings to compare them with."""

@@ -1,0 +1,212 @@
+"""Tuning databases in folders: MetaSchedule's JSON files, safe to share between processes and to be killed over.
+
+Beside TVM's two files there is one with the version of the TVM that began them, as another one has other traces and
+hashes, and one that says which records were timed side by side with the rule's own choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tvm
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.database.files import (
+    CONFIRMED,
+    DAMAGED,
+    RECORDS,
+    VERSION,
+    WORKLOADS,
+    append,
+    finish_last_lines,
+    lines_of,
+    locked,
+)
+from tvm_ext.database.repair import is_sound, repair
+from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, spelt
+from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
+from tvm_ext.system.files import require_regular, write_atomically
+
+__all__ = [
+    "FAILED_SECONDS",
+    "RECORDS",
+    "VERSION",
+    "WORKLOADS",
+    "best_seconds",
+    "confirmed_records",
+    "note_confirmed",
+    "note_version",
+    "open_database",
+    "open_earlier",
+    "record_count",
+    "records_of",
+    "replace_times",
+]
+
+
+def open_database(folder: Path) -> SharedDatabase:
+    """Open the database of a folder, or begin one.
+
+    Lines that cannot be read, because a run was killed while it wrote or two of TVM's own writers were at work, are
+    moved to files ``*.damaged`` beside; a warning says how many.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be made or written.
+    TuningError
+        If nothing in the database can be read, or it was written by another TVM.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_version(folder)
+        with locked(folder):
+            finish_last_lines(folder)
+            for name in (WORKLOADS, RECORDS):
+                (folder / name).touch()
+        found = Lines.read(folder)  # without the lock: to follow the traces takes a while
+        if not is_sound(found):
+            with locked(folder):
+                cut = repair(folder, Lines.read(folder))
+            found = Lines.read(folder)
+            warn(
+                f"{cut} lines of the database in {folder} could not be read; they were moved to {RECORDS}{DAMAGED} and "
+                f"{WORKLOADS}{DAMAGED} there, and the others are gone on with",
+                TvmExtWarning,
+            )
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+    return SharedDatabase(folder, found)
+
+
+def open_earlier(folder: Path) -> SharedDatabase:
+    """Open a database that must be there, to look up what it knows; nothing in the folder is changed.
+
+    Raises
+    ------
+    TuningError
+        If it is not, nothing in it can be read, or it was written by another TVM.
+    """
+    if not (folder / RECORDS).is_file() or not (folder / WORKLOADS).is_file():
+        raise TuningError(f"no tuning database in {folder}: expected the --work-dir of an earlier run")
+    _check_version(folder)
+    try:
+        return SharedDatabase(folder, Lines.read(folder), writes=False)
+    except OSError as error:
+        raise TuningError(f"the database in {folder} cannot be read: {error.strerror or error}") from None
+
+
+def note_version(folder: Path) -> None:
+    """Note which TVM began a database; nothing is noted of one that was begun by others.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
+    """
+    records = folder / RECORDS
+    try:
+        if not (folder / VERSION).exists() and not (records.exists() and records.stat().st_size):
+            write_atomically(folder / VERSION, json.dumps({"tvm": tvm.__version__}) + "\n")
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+
+
+def records_of(database: ms.Database, mod: tvm.IRModule) -> list[ms.database.TuningRecord]:
+    """List the records of a workload, those that failed too: MetaSchedule's own query leaves them out."""
+    if not database.has_workload(mod):
+        return []
+    workload = database.commit_workload(mod)
+    return [record for record in database.get_all_tuning_records() if record.workload.same_as(workload)]
+
+
+def record_count(database: ms.Database, mod: tvm.IRModule) -> int:
+    """Count the measurements of a workload, those that failed too."""
+    return len(records_of(database, mod))
+
+
+def best_seconds(database: ms.Database, mod: tvm.IRModule) -> float | None:
+    """Return the best time of a workload (median of its repeats); None where nothing was measured."""
+    if not database.has_workload(mod):
+        return None
+    records = database.get_top_k(database.commit_workload(mod), 1)
+    seconds = sorted(map(float, records[0].run_secs)) if records else []
+    median = seconds[len(seconds) // 2] if seconds else FAILED_SECONDS
+    return median if median < FAILED_SECONDS else None
+
+
+def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, Sequence[float]]]) -> None:
+    """Give records of a database in a folder new times (seconds); what was opened before does not see them.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written; the records are as they were then.
+    """
+    try:
+        with locked(folder):
+            finish_last_lines(folder)
+            found = Lines.read(folder)
+            new = {(found.number(record.workload), _trace(record)): seconds for record, seconds in times}
+            lines = []
+            for row in found.records:
+                seconds = None if row.value is None else new.get((row.workload, spelt(row.value[0])))
+                if seconds is not None and row.value is not None:
+                    row.value[1] = [float(value) for value in seconds]
+                    lines.append(spelt([row.workload, row.value]) + "\n")
+                else:
+                    lines.append(row.text + "\n")
+            write_atomically(folder / RECORDS, "".join(lines))
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+
+
+def note_confirmed(folder: Path, records: Iterable[ms.database.TuningRecord]) -> None:
+    """Note that records have times that were taken side by side with those of the rule's choice.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
+    """
+    try:
+        with locked(folder):
+            known = set(lines_of(folder / CONFIRMED))
+            for line in dict.fromkeys(json.dumps(_identity(record)) for record in records):
+                if line not in known:
+                    append(folder / CONFIRMED, line)
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+
+
+def confirmed_records(folder: Path, records: Sequence[ms.database.TuningRecord]) -> list[ms.database.TuningRecord]:
+    """Give those of some records that :func:`note_confirmed` was told of."""
+    known = set(lines_of(folder / CONFIRMED))
+    return [record for record in records if json.dumps(_identity(record)) in known] if known else []
+
+
+def _identity(record: ms.database.TuningRecord) -> list[str]:
+    return [str(record.workload.as_json()[0]), hashlib.sha256(_trace(record).encode()).hexdigest()[:24]]
+
+
+def _trace(record: ms.database.TuningRecord) -> str:
+    return spelt(record.as_json()[0])
+
+
+def _check_version(folder: Path) -> None:
+    path = folder / VERSION
+    if not path.exists():
+        return
+    require_regular(path, TuningError)
+    try:
+        version = str(json.loads(path.read_text("utf-8"))["tvm"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise TuningError(f"{path} is damaged; remove it if TVM {tvm.__version__} wrote the database") from None
+    if version != tvm.__version__:
+        raise TuningError(
+            f"the database in {folder} was written by TVM {version}, this is TVM {tvm.__version__}, whose schedules "
+            "and hashes differ; use another folder"
+        )

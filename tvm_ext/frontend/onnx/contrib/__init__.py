@@ -1,0 +1,1 @@
+"""Operators that onnxruntime adds to ONNX (domain ``com.microsoft``), as Relax expressions."""

@@ -1,0 +1,58 @@
+"""All converters of ONNX operators, those of ONNX itself and those of onnxruntime.
+
+:data:`CONVERTERS` maps (domain, operator) to a converter class of TVM's kind. Importing this module imports TVM's
+ONNX frontend.
+"""
+
+from __future__ import annotations
+
+from tvm_ext.frontend.onnx.contrib import attention as contrib_attention
+from tvm_ext.frontend.onnx.contrib import fused, quantized
+from tvm_ext.frontend.onnx.ops import (
+    attention,
+    blocked,
+    casts,
+    elementwise,
+    extents,
+    gathered,
+    integer,
+    normalization,
+    operator_level,
+    pieces,
+    recurrent,
+    resize,
+    selections,
+    spectral,
+    strict,
+    training,
+    windows,
+)
+
+_FAMILIES = (
+    operator_level,
+    pieces,
+    recurrent,
+    spectral,
+    integer,
+    quantized,
+    blocked,
+    attention,
+    contrib_attention,
+    fused,
+    normalization,
+    elementwise,
+    resize,
+    windows,
+    selections,
+    casts,
+    strict,
+    training,
+    gathered,
+    extents,
+)
+
+CONVERTERS: dict[tuple[str, str], type] = {
+    key: converter for family in _FAMILIES for key, converter in family.CONVERTERS.items()
+}
+
+__all__ = ["CONVERTERS"]

@@ -1,0 +1,137 @@
+"""Normalisations: over several axes, with their statistics as outputs, and by a norm."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tvm_ext.frontend.onnx.ops.base import (
+    Converter,
+    Node,
+    astype,
+    constant,
+    dtype_of,
+    element_type,
+    emit,
+    known,
+    reshape,
+)
+
+
+def moments(x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
+    """Mean and inverse standard deviation over the last axis; not ``centred``, inverse root mean square."""
+    mean = relax.op.mean(x, -1, keepdims=True)
+    spread = relax.op.subtract(x, mean) if centred else x
+    variance = relax.op.mean(relax.op.multiply(spread, spread), -1, keepdims=True)
+    return mean, relax.op.rsqrt(relax.op.add(variance, constant(epsilon, dtype_of(x))))
+
+
+def normalise(node: Node, x: Any, gamma: Any, beta: Any | None, epsilon: float, centred: bool) -> Any:
+    """Layer normalisation over the last axis, or by the root mean square if not ``centred``."""
+    if not centred:
+        return relax.op.nn.rms_norm(x, gamma, [-1], epsilon)
+    if beta is None:
+        beta = constant(np.zeros(node.shape(gamma, "scale")), dtype_of(x))
+    return relax.op.nn.layer_norm(x, gamma, beta, [-1], epsilon)
+
+
+class _Normalization(Converter):
+    """Normalisation over all axes from ``axis`` on, as one over a last axis that joins them."""
+
+    centred = True
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the normalised tensor, mean and inverse standard deviation."""
+        x, scale = emit(bb, inputs[0]), inputs[1]
+        bias = inputs[2] if cls.centred else None
+        shape, dtype = node.shape(x, "X"), dtype_of(x)
+        axis = node.axis("axis", len(shape), -1)
+        joined, stash = (*(shape[:axis] or (1,)), prod(shape[axis:])), element_type(node.integer("stash_type", 1))
+        statistics = [*shape[:axis], *[1] * (len(shape) - axis)]
+        parts: list[Any] = []
+        for value, name in ((scale, "scale"), (bias, "B")):
+            if value is None:
+                parts.append(None)
+                continue
+            array = known(node, value)
+            if node.shape(value, name) != shape[axis:]:
+                if not isinstance(array, np.ndarray):
+                    node.refuse(f"input {name} has shape {node.shape(value, name)}, {shape[axis:]} is supported")
+                array = np.ascontiguousarray(np.broadcast_to(array, shape[axis:]))
+            parts.append(emit(bb, astype(bb, reshape(bb, array, joined[-1:]), stash)))
+        epsilon = node.number("epsilon", 1e-5)
+        flat = astype(bb, reshape(bb, x, joined) if joined != shape else x, stash)
+        result = bb.emit(normalise(node, flat, parts[0], parts[1], epsilon, cls.centred))
+        result = astype(bb, result, dtype)
+        outputs = [reshape(bb, result, shape) if joined != shape else result]
+        if node.attributes.get("tvm_custom", {}).get("num_outputs", 1) > 1:
+            outputs += [reshape(bb, emit(bb, value), statistics) for value in moments(flat, epsilon, cls.centred)]
+        return node.outputs(outputs if cls.centred else outputs[:1])
+
+
+class LayerNormalization(_Normalization):
+    """Zero mean and unit variance, then scale and bias."""
+
+
+class RMSNormalization(_Normalization):
+    """Unit root mean square, then scale."""
+
+    centred = False
+
+
+class LpNormalization(Converter):
+    """Division by the 1-norm or the 2-norm along an axis; a zero vector stays zero."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the normalised tensor."""
+        x, order = emit(bb, inputs[0]), node.integer("p", 2)
+        axis = node.axis("axis", len(node.shape(x, "input")), -1)
+        if order not in (1, 2):
+            node.damaged(f"attribute p is {order}, 1 or 2 was expected")
+        dtype = dtype_of(x)
+        x = astype(bb, x, "float32" if dtype in ("float16", "bfloat16") else dtype)  # squares overflow early
+        powers = relax.op.abs(x) if order == 1 else relax.op.multiply(x, x)
+        norm = relax.op.sum(powers, axis, keepdims=True)
+        norm = bb.emit(norm if order == 1 else relax.op.sqrt(norm))
+        zero, one = (constant(value, dtype_of(x)) for value in (0.0, 1.0))
+        return astype(bb, bb.emit(relax.op.divide(x, relax.op.where(relax.op.equal(norm, zero), one, norm))), dtype)
+
+
+class LRN(Converter):
+    """Division by a power of the mean square over neighbouring channels; of an even number of them one more behind."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the normalised tensor."""
+        x, size = emit(bb, inputs[0]), node.integer("size", 1)
+        if size % 2 and x.ty.ndim in (3, 4) and "16" not in dtype_of(x):
+            convert = onnx_frontend.LocalResponseNormalization.get_converter(13)
+            return convert(bb, [x], dict(node.attributes), node.parameters)
+        shape, dtype = node.shape(x, "X"), dtype_of(x)
+        if size < 1 or len(shape) < 2:
+            node.damaged(f"size is {size} and X has shape {shape}, a positive size and channels were expected")
+        before = (size - 1) // 2
+        x = astype(bb, x, "float32" if dtype in ("float16", "bfloat16") else dtype)  # squares overflow early
+        squares = reshape(bb, bb.emit(relax.op.multiply(x, x)), [shape[0], 1, shape[1], prod(shape[2:])])
+        # Of all elements of the window, those in the padding counted.
+        mean = relax.op.nn.avg_pool2d(
+            squares, [size, 1], padding=[before, 0, size - 1 - before, 0], count_include_pad=True
+        )
+        scaled = relax.op.multiply(bb.emit(mean), constant(node.number("alpha", 1e-4), dtype_of(x)))
+        base = relax.op.add(bb.emit(scaled), constant(node.number("bias", 1.0), dtype_of(x)))
+        power = relax.op.power(bb.emit(base), constant(node.number("beta", 0.75), dtype_of(x)))
+        return astype(bb, bb.emit(relax.op.divide(x, reshape(bb, bb.emit(power), shape))), dtype)
+
+
+CONVERTERS: dict[tuple[str, str], type] = {
+    ("", "LRN"): LRN,
+    ("", "LayerNormalization"): LayerNormalization,
+    ("", "LpNormalization"): LpNormalization,
+    ("", "RMSNormalization"): RMSNormalization,
+}

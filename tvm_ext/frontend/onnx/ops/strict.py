@@ -1,0 +1,284 @@
+"""Operators of which TVM's converters take a variant for another one, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import tvm
+from tvm import relax, topi
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, known, multiply
+from tvm_ext.frontend.onnx.ops.extents import extents_in
+
+
+class NonMaxSuppression(Converter):
+    """Non-maximum suppression, whose limits TVM replaces by its own defaults when they are computed or left out."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the selected indices."""
+        boxes, scores = emit(bb, inputs[0]), emit(bb, inputs[1])
+        most, overlap, lowest = (
+            default if inputs[position] is None else node.scalar(inputs[position], name)
+            for position, name, default in (
+                (2, "max_output_boxes_per_class", 0),
+                (3, "iou_threshold", 0.0),
+                (4, "score_threshold", -np.inf),
+            )
+        )
+        if most <= 0:
+            return constant(np.zeros((0, 3), "int64"))
+        if node.integer("center_point_box", 0):
+            x, y, width, height = (bb.emit(relax.op.strided_slice(boxes, [2], [part], [part + 1])) for part in range(4))
+            half = constant(0.5, dtype_of(boxes))
+            right, up = bb.emit(multiply(bb, width, half)), bb.emit(multiply(bb, height, half))
+            sides = [(relax.op.subtract, y, up), (relax.op.subtract, x, right), (relax.op.add, y, up)]
+            sides.append((relax.op.add, x, right))
+            boxes = bb.emit(relax.op.concat([bb.emit(make(*pair)) for make, *pair in sides], 2))
+        # TVM drops a box that overlaps by the threshold or more, ONNX one that overlaps by more than it.
+        overlap = np.nextafter(np.float32(overlap), np.float32(np.inf))
+        # TVM's Relax operator gives as many rows as there may be by its type, and as many as were found at run time;
+        # what is computed from its shape would be wrong.
+        found = bb.emit_te(
+            topi.vision.all_class_non_max_suppression,
+            boxes,
+            scores,
+            int(most),
+            relax.const(float(overlap), "float32"),
+            relax.const(float(max(lowest, np.finfo("float32").min)), "float32"),
+            "onnx",
+            primfunc_name_hint="non_max_suppression",
+        )
+        # TVM's fusion calls a kernel where its first operand is made, so the count has to be known before that.
+        count = extents_in(bb, bb.emit(relax.TupleGetItem(found, 1))).values[0]
+        rows = bb.emit(relax.TupleGetItem(found, 0))
+        zero, one = tvm.tirx.const(0, "int64"), tvm.tirx.const(1, "int64")
+        return relax.op.strided_slice(rows, [0], [zero], [count], [one], assume_inbound=True)
+
+
+def nonzero(node: Node, bb: relax.BlockBuilder, divisor: Any) -> Any:
+    """Give a divisor of integers without zeros, which would end the process; 1 takes the place of a computed zero."""
+    array = node.array(divisor)
+    if array is None:
+        dtype = dtype_of(divisor)
+        is_zero = bb.emit(relax.op.equal(divisor, constant(0, dtype)))
+        return bb.emit(relax.op.where(is_zero, constant(1, dtype), divisor))
+    if not np.all(array):
+        node.damaged("it divides integers by zero")
+    return divisor
+
+
+class Div(Converter):
+    """Quotient; of integers it is rounded towards zero."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the quotient."""
+        if "float" not in dtype_of(inputs[1]):
+            inputs[1] = nonzero(node, bb, inputs[1])
+        return onnx_frontend.Div.get_converter(14)(bb, inputs, dict(node.attributes), node.parameters)
+
+
+class Mod(Converter):
+    """Remainder with the sign of the divisor, or with that of the dividend (``fmod``)."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the remainder."""
+        dividend, divisor = emit(bb, inputs[0]), emit(bb, inputs[1])
+        dtype = dtype_of(dividend)
+        if node.integer("fmod", 0):
+            return relax.op.mod(dividend, divisor if "float" in dtype else nonzero(node, bb, divisor))
+        if "float" not in dtype:
+            return relax.op.floor_mod(dividend, nonzero(node, bb, divisor))
+        # floor_mod of floats is x - floor(x / y) y, which is NaN where y is infinite.
+        rest = bb.emit(relax.op.mod(dividend, divisor))
+        zero = constant(0.0, dtype)
+        differ = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisor, zero))
+        moved = relax.op.logical_and(relax.op.not_equal(rest, zero), differ)
+        return relax.op.where(bb.emit(moved), bb.emit(relax.op.add(rest, divisor)), rest)
+
+
+class Expand(Converter):
+    """Broadcast to a shape; a dimension of the input that is larger stays."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the broadcast tensor."""
+        target = known(node, inputs[1])
+        data = emit(bb, inputs[0])
+        dims = getattr(data.ty, "shape", None)
+        if dims is None or any(not isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+            return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
+        shape = [int(dim) for dim in dims]
+        if isinstance(target, np.ndarray):
+            wanted = np.broadcast_shapes(tuple(shape), tuple(int(dim) for dim in target.ravel()))
+            return relax.op.broadcast_to(data, list(wanted))
+        if all(dim == 1 for dim in shape) and len(shape) <= 1:
+            return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
+        if isinstance(target, relax.ShapeExpr):
+            extents = list(target.values)
+        else:
+            length = node.shape(target, "shape")[0]
+            names = [tvm.tirx.Var(f"extent_{position}", "int64") for position in range(length)]
+            bb.match_cast(bb.emit(relax.op.tensor_to_shape(target)), relax.ShapeType(names))
+            extents = list(names)
+        shape = [1] * (len(extents) - len(shape)) + shape
+        extents = [tvm.tirx.const(1, "int64")] * (len(shape) - len(extents)) + extents
+        wider = [
+            extent if dim == 1 else tvm.tirx.max(extent, tvm.tirx.const(dim, "int64"))
+            for dim, extent in zip(shape, extents, strict=True)
+        ]
+        return relax.op.broadcast_to(data, relax.ShapeExpr(wider))
+
+
+class CumProd(Converter):
+    """Cumulative product along an axis."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the products."""
+        x = emit(bb, inputs[0])
+        axis = node.in_range(int(node.scalar(inputs[1], "axis")), len(node.shape(x, "x")))
+        backwards = node.integer("reverse", 0)
+        x = bb.emit(relax.op.flip(x, axis)) if backwards else x
+        result = bb.emit(relax.op.cumprod(x, axis, dtype_of(x), exclusive=bool(node.integer("exclusive", 0))))
+        return relax.op.flip(result, axis) if backwards else result
+
+
+class _Reduction(Converter):
+    """A reduction by TVM's converter, of types that are too narrow for it in a wider one."""
+
+    stock: Any
+    wider: ClassVar[Mapping[str, str]]
+    step: Callable[[Any], Any] | None = None
+    """What is done to each element where an empty list of axes is to reduce nothing; None for nothing."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._reduce(1, bb, inputs, attr, params)
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._reduce(11, bb, inputs, attr, params)
+
+    @classmethod
+    def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._reduce(18, bb, inputs, attr, params)
+
+    @classmethod
+    def _reduce(cls, version: int, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
+        convert = cls.stock.get_converter(version)
+        dtype = dtype_of(inputs[0])
+        if cls.step is not None and attr.get("noop_with_empty_axes", 0) and _has_no_axes(cls.__name__, inputs, params):
+            return cls.step(inputs[0])
+        if dtype not in cls.wider:
+            return convert(bb, inputs, attr, params)
+        inputs[0] = bb.emit(relax.op.astype(inputs[0], cls.wider[dtype]))
+        return relax.op.astype(bb.normalize(convert(bb, inputs, attr, params)), dtype)
+
+
+def _has_no_axes(name: str, inputs: Any, params: Any) -> bool:
+    axes = inputs[1] if len(inputs) > 1 else None
+    return axes is None or Node(name, {}, params).constant(axes, "axes").size == 0
+
+
+class ReduceMax(_Reduction):
+    """Maximum along axes; of booleans as of bytes."""
+
+    stock = onnx_frontend.ReduceMax
+    wider: ClassVar = {"bool": "uint8"}
+
+
+class ReduceMin(_Reduction):
+    """Minimum along axes; of booleans as of bytes."""
+
+    stock = onnx_frontend.ReduceMin
+    wider: ClassVar = {"bool": "uint8"}
+
+
+class ReduceL2(_Reduction):
+    """Root of the sum of squares; in half precision a square of 256 is no number any more."""
+
+    stock = onnx_frontend.ReduceL2
+    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+    step = staticmethod(relax.op.abs)
+
+
+class ReduceLogSum(_Reduction):
+    """Logarithm of a sum, which half precision may not hold."""
+
+    stock = onnx_frontend.ReduceLogSum
+    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+    step = staticmethod(relax.op.log)
+
+
+class ReduceL1(_Reduction):
+    """Sum of absolute values."""
+
+    stock = onnx_frontend.ReduceL1
+    wider: ClassVar = {}
+    step = staticmethod(relax.op.abs)
+
+
+class ReduceSumSquare(_Reduction):
+    """Sum of squares."""
+
+    stock = onnx_frontend.ReduceSumSquare
+    wider: ClassVar = {}
+    step = staticmethod(relax.op.square)
+
+
+class ReduceLogSumExp(Converter):
+    """Logarithm of a sum of exponentials, less the largest where that is finite: infinities are what they are."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the logarithms."""
+        x, keep = emit(bb, inputs[0]), bool(node.integer("keepdims", 1))
+        given = inputs[1] if len(inputs) > 1 else None
+        axes = node.integers("axes") if given is None else [int(axis) for axis in node.constant(given, "axes").ravel()]
+        if not axes and node.integer("noop_with_empty_axes", 0):
+            return x
+        places = axes or None
+        largest = bb.emit(relax.op.max(x, places, True))
+        zero, infinity = (constant(value, dtype_of(x)) for value in (0.0, np.inf))
+        is_finite = bb.emit(relax.op.less(bb.emit(relax.op.abs(largest)), infinity))
+        shift = bb.emit(relax.op.where(is_finite, largest, zero))
+        total = bb.emit(relax.op.sum(bb.emit(relax.op.exp(bb.emit(relax.op.subtract(x, shift)))), places, True))
+        result = bb.emit(relax.op.add(bb.emit(relax.op.log(total)), shift))
+        return result if keep else relax.op.squeeze(result, places)
+
+
+class Binarizer(Converter):
+    """1 where an element is above the threshold, else 0."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the zeros and ones."""
+        x = emit(bb, inputs[0])
+        above = relax.op.greater(x, constant(node.number("threshold", 0.0), dtype_of(x)))
+        return relax.op.astype(bb.emit(above), dtype_of(x))
+
+
+class ArrayFeatureExtractor(Converter):
+    """Columns of the last axis, by their indices."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the columns."""
+        x, columns = emit(bb, inputs[0]), bb.emit(relax.op.reshape(emit(bb, inputs[1]), [-1]))
+        shape = node.shape(x, "X")
+        picked = bb.emit(relax.op.take(x, columns, len(shape) - 1, mode="clip"))
+        return picked if len(shape) > 1 else relax.op.reshape(picked, [1, -1])
+
+
+_OPERATORS = (
+    CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax,
+    ReduceMin, ReduceSumSquare,
+)  # fmt: skip
+CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
+CONVERTERS |= {("ai.onnx.ml", operator.__name__): operator for operator in (ArrayFeatureExtractor, Binarizer)}

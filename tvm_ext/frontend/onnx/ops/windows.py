@@ -1,0 +1,253 @@
+"""Sliding-window operators whose padding TVM's converters work out otherwise than ONNX, and slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
+from tvm_ext.frontend.onnx.ops.extents import as_tensor, listed, slice_by_extents
+from tvm_ext.frontend.onnx.ops.selections import max_pool_with_indices, slice_at_run_time
+
+_POOL_OPSET = 12
+_SLICE_OPSET = 13
+
+
+def same_padding(
+    sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int], upper: bool
+) -> list[int]:
+    """Give the padding with which the output is the input divided by the stride, rounded up.
+
+    Parameters
+    ----------
+    upper : bool
+        Put the odd element at the end, else at the beginning.
+
+    Returns
+    -------
+    list of int
+        All beginnings, then all ends.
+    """
+    begins, ends = [], []
+    for size, extent, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + (extent - 1) * dilation + 1 - size, 0)
+        begins.append(total // 2 if upper else total - total // 2)
+        ends.append(total - begins[-1])
+    return begins + ends
+
+
+class _Pool(Converter):
+    """A pooling operator with its automatic padding written out."""
+
+    stock: Any
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the pooled tensor."""
+        attributes = dict(node.attributes)
+        padding = node.text("auto_pad", "NOTSET")
+        if padding in ("SAME_UPPER", "SAME_LOWER"):
+            sizes, kernel = list(node.shape(inputs[0], "X")[2:]), node.integers("kernel_shape")
+            ones = [1] * len(sizes)
+            strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+            attributes["pads"] = same_padding(sizes, kernel, strides, dilations, padding == "SAME_UPPER")
+            attributes["auto_pad"] = b"NOTSET"
+        pooled = cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
+        return cls.with_indices(node, bb, inputs, pooled, attributes)
+
+    @classmethod
+    def with_indices(
+        cls, node: Node, bb: relax.BlockBuilder, inputs: Any, pooled: Any, attributes: dict[str, Any]
+    ) -> Any:
+        """Add what a node asks for beside the pooled tensor: nothing."""
+        return pooled
+
+
+class MaxPool(_Pool):
+    """Maximum over windows, and where it is if that is asked for."""
+
+    stock = onnx_frontend.MaxPool
+
+    @classmethod
+    def with_indices(
+        cls, node: Node, bb: relax.BlockBuilder, inputs: Any, pooled: Any, attributes: dict[str, Any]
+    ) -> Any:
+        """Add the places of the maxima."""
+        if node.attributes.get("tvm_custom", {}).get("num_outputs", 1) < 2:
+            return pooled
+        values, places = max_pool_with_indices(node, bb, emit(bb, inputs[0]), bb.normalize(pooled), attributes)
+        return node.outputs([values, places])
+
+
+class AveragePool(_Pool):
+    """Mean over windows."""
+
+    stock = onnx_frontend.AveragePool
+
+
+class LpPool(_Pool):
+    """Norm over windows."""
+
+    stock = onnx_frontend.LpPool
+
+
+class ConvTranspose(Converter):
+    """Transposed convolution whose output shape may be given instead of its padding."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the convolution."""
+        attributes = dict(node.attributes)
+        target = node.integers("output_shape")
+        if target:
+            shape, weights = node.shape(inputs[0], "X"), node.shape(inputs[1], "W")
+            sizes, kernel = shape[2:], node.integers("kernel_shape", weights[2:])
+            zeros, ones = [0] * len(sizes), [1] * len(sizes)
+            strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+            extra = node.integers("output_padding", zeros)
+            begins, ends = [], []
+            for axis, wanted in enumerate(target[-len(sizes) :]):
+                reach = (kernel[axis] - 1) * dilations[axis] + 1
+                total = strides[axis] * (sizes[axis] - 1) + extra[axis] + reach - wanted
+                extra[axis] += max(-total, 0)
+                total = max(total, 0)
+                if extra[axis] >= strides[axis]:
+                    reached = wanted - extra[axis]
+                    node.refuse(f"output_shape asks for {wanted} elements where the kernel reaches {reached}")
+                small = total // 2
+                begins.append(small if node.text("auto_pad") == "SAME_UPPER" else total - small)
+                ends.append(total - begins[-1])
+            attributes |= {"pads": begins + ends, "output_padding": extra, "auto_pad": b"NOTSET"}
+            del attributes["output_shape"]
+        return onnx_frontend.ConvTranspose.get_converter(11)(bb, inputs, attributes, node.parameters)
+
+
+class Slice(Converter):
+    """Slices; steps may be negative, starts and ends may be computed."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        node = Node("Slice", attr, params)
+        names = ("starts", "ends", "axes")
+        bounds = [np.asarray(attr[name], "int64") if name in attr else None for name in names]
+        return cls._slice(node, bb, emit(bb, inputs[0]), bounds[0], bounds[1], bounds[2], None)
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        node = Node("Slice", attr, params)
+        starts, ends, axes, steps = (
+            None if inputs[index] is None else node.array(inputs[index]) for index in range(1, 5)
+        )
+        x = emit(bb, as_tensor(bb, inputs[0]))
+        if x.ty.ndim < 0 or (axes is None and inputs[3] is not None) or (steps is None and inputs[4] is not None):
+            given = [as_tensor(bb, value) for value in inputs]
+            return onnx_frontend.Slice.get_converter(_SLICE_OPSET)(bb, given, attr, params)
+        if starts is None or ends is None or x.ty.shape is None:
+            return cls._open(node, bb, x, inputs[1], inputs[2], axes, steps)
+        return cls._slice(node, bb, x, starts, ends, axes, steps)
+
+    @staticmethod
+    def _open(node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
+        """Slice between bounds, or along axes, that are only known at run time."""
+        bounds = [listed(node, value) for value in (starts, ends)]
+        count = node.shape(starts, "starts")[0] if bounds[0] is None else len(bounds[0])
+        along = [node.in_range(int(axis), x.ty.ndim) for axis in (np.arange(count) if axes is None else axes)]
+        steps = [1] * count if steps is None else [int(step) for step in steps]
+        if 0 in steps:
+            node.damaged(f"the step along axis {along[steps.index(0)]} is 0")
+        if x.ty.shape is not None and set(steps) <= {1} and bounds[0] is not None and bounds[1] is not None:
+            return slice_by_extents(bb, x, bounds[0], bounds[1], along)
+        starts, ends = (emit(bb, as_tensor(bb, value)) for value in (starts, ends))
+        return slice_at_run_time(node, bb, x, starts, ends, along, steps)
+
+    @classmethod
+    def _slice(cls, node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
+        dims, rank = x.ty.shape, x.ty.ndim
+        axes = np.arange(len(starts)) if axes is None else axes
+        steps = np.ones(len(starts), "int64") if steps is None else steps
+        kept: dict[int, range] = {}
+        flipped = []
+        for start, end, axis, step in zip(starts.tolist(), ends.tolist(), axes.tolist(), steps.tolist(), strict=True):
+            axis = node.in_range(axis, rank)
+            if step == 0:
+                node.damaged(f"the step along axis {axis} is 0")
+            if hasattr(dims[axis], "value"):
+                picked = indices(start, end, step, int(dims[axis]))
+            elif start >= 0 and end >= start and step > 0:
+                picked = range(start, end, step)
+            else:
+                return cls._open(node, bb, x, starts, ends, axes, steps)
+            if not picked:
+                picked = range(0, 0)
+            elif step < 0:
+                picked = picked[::-1]
+                flipped.append(axis)
+            kept[axis] = picked
+        sliced = sorted(kept)
+        bounds = [[getattr(kept[axis], name) for axis in sliced] for name in ("start", "stop", "step")]
+        result = bb.emit(relax.op.strided_slice(x, sliced, *bounds))
+        for axis in flipped:
+            result = bb.emit(relax.op.flip(result, axis))
+        return result
+
+
+class RoiAlign(Converter):
+    """Averages of samples in boxes; half a pixel is taken off boxes that are in pixels of the picture, not before.
+
+    Without ``sampling_ratio`` a box has a sample for each of its pixels, so one of a million pixels takes as long.
+    """
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        attr = {"coordinate_transformation_mode": b"output_half_pixel", **attr}
+        return cls.convert(Node(cls.__name__, attr, params), bb, inputs)
+
+    @classmethod
+    def _impl_v16(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls.convert(Node(cls.__name__, attr, params), bb, inputs)
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the averages."""
+        x, boxes, picture = (emit(bb, value) for value in inputs[:3])
+        mode, dtype = node.text("coordinate_transformation_mode", "half_pixel"), dtype_of(boxes)
+        if node.text("mode", "avg") != "avg":
+            node.refuse(f"its mode is {node.text('mode')!r}, avg is supported")
+        if mode not in ("half_pixel", "output_half_pixel"):
+            node.damaged(f"attribute coordinate_transformation_mode is {mode!r}, half_pixel was expected")
+        boxes = multiply(bb, boxes, constant(node.number("spatial_scale", 1.0), dtype))
+        if mode == "half_pixel":
+            boxes = subtract(bb, boxes, constant(0.5, dtype))
+        picture = bb.emit(relax.op.astype(bb.emit(relax.op.expand_dims(picture, 1)), dtype))
+        return relax.op.vision.roi_align(
+            x,
+            bb.emit(relax.op.concat([picture, boxes], 1)),
+            pooled_size=(node.integer("output_height", 1), node.integer("output_width", 1)),
+            spatial_scale=1.0,
+            sample_ratio=node.integer("sampling_ratio", 0),
+            aligned=mode == "half_pixel",
+            layout="NCHW",
+            mode="avg",
+        )
+
+
+def indices(start: int, end: int, step: int, size: int) -> range:
+    """Give the indices that a slice picks; with a negative step an end below the first element is before it."""
+    start = start + size if start < 0 else start
+    end = end + size if end < 0 else end
+    if step > 0:
+        return range(min(max(start, 0), size), min(max(end, 0), size), step)
+    return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
+
+
+CONVERTERS: dict[tuple[str, str], type] = {
+    ("", "AveragePool"): AveragePool,
+    ("", "ConvTranspose"): ConvTranspose,
+    ("", "LpPool"): LpPool,
+    ("", "MaxPool"): MaxPool,
+    ("", "RoiAlign"): RoiAlign,
+    ("", "Slice"): Slice,
+}

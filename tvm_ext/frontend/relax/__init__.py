@@ -1,0 +1,1 @@
+"""Relax modules as models: what every importer's result goes through."""

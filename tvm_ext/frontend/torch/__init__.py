@@ -1,0 +1,1 @@
+"""From a PyTorch module or exported program to a Relax module."""

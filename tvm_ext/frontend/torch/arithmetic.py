@@ -1,0 +1,146 @@
+"""Converters of arithmetic that Relax has no operator for: signs, lengths, shifts, running sums of exponentials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch.fx import Node
+from tvm import relax, te, tirx
+
+from tvm_ext.frontend.torch.arguments import static_size
+from tvm_ext.frontend.torch.promotion import relax_dtype
+
+Emit = Callable[[Any], Any]
+
+
+def _operands(importer: Any, node: Node) -> tuple[Any, Any, str]:
+    """Both operands in the type of the result, which is named, too."""
+    dtype = relax_dtype(node.meta["val"].dtype)
+    values = []
+    for operand in node.args[:2]:
+        value = importer.env[operand] if isinstance(operand, Node) else relax.const(operand, dtype)
+        if str(value.ty.dtype) != dtype:
+            value = importer.block_builder.emit(relax.op.astype(value, dtype))
+        values.append(value)
+    return values[0], values[1], dtype
+
+
+def of_c_library(function: Callable[[Any, Any], Any], importer: Any, node: Node) -> Any:
+    """Compute each element by a function of two numbers that the C library has, in single or double precision.
+
+    It knows the sign of a zero or NaN, and the length of a vector whose square would overflow.
+    """
+    emit = importer.block_builder.emit
+    left, right, dtype = _operands(importer, node)
+    if dtype not in ("float32", "float64"):
+        left, right = (emit(relax.op.astype(value, "float32")) for value in (left, right))
+    shape = list(emit(relax.op.add(left, right)).ty.shape)
+    left, right = (emit(relax.op.broadcast_to(value, shape)) for value in (left, right))
+
+    def compute(x: te.Tensor, y: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *places: function(x(*places), y(*places)), name=function.__name__)
+
+    result = importer.block_builder.emit_te(compute, left, right, primfunc_name_hint=function.__name__)
+    return result if dtype in ("float32", "float64") else emit(relax.op.astype(result, dtype))
+
+
+def shift(to_left: bool, importer: Any, node: Node) -> Any:
+    """Shift of bits; by fewer than none or more than there are, all are shifted out, as in PyTorch."""
+    emit = importer.block_builder.emit
+    data, amount, dtype = _operands(importer, node)
+    bits = np.dtype(dtype).itemsize * 8
+    signed = not dtype.startswith("uint")
+    most = bits - 1 if to_left or signed else bits
+    zero, last = relax.const(0, dtype), relax.const(most, dtype)
+    fits = emit(relax.op.less_equal(amount, last))
+    if signed:
+        fits = emit(relax.op.logical_and(fits, emit(relax.op.greater_equal(amount, zero))))
+    bounded = emit(relax.op.where(fits, amount, relax.const(bits - 1, dtype)))
+    if to_left:
+        return emit(relax.op.where(fits, emit(relax.op.left_shift(data, bounded)), zero))
+    shifted = emit(relax.op.right_shift(data, bounded))
+    return shifted if signed else emit(relax.op.where(fits, shifted, zero))
+
+
+def logcumsumexp(importer: Any, node: Node) -> Any:
+    """``log(cumsum(exp(x)))`` without overflow: partial results are combined over distances that double."""
+    emit = importer.block_builder.emit
+    data = importer.env[node.args[0]]
+    if not len(data.ty.shape):
+        return data
+    axis, dtype = node.args[1] % len(data.ty.shape), str(data.ty.dtype)
+    length, distance = static_size(data, axis), 1
+    nothing = relax.const(-math.inf, dtype)
+    while distance < length:
+        shape = list(data.ty.shape)
+        shape[axis] = distance
+        first = emit(relax.op.broadcast_to(nothing, shape))
+        earlier = emit(relax.op.strided_slice(data, [axis], [0], [length - distance]))
+        data = _log_add_exp(emit, data, emit(relax.op.concat([first, earlier], axis)), dtype)
+        distance *= 2
+    return data
+
+
+def _log_add_exp(emit: Emit, left: Any, right: Any, dtype: str) -> Any:
+    larger = emit(relax.op.maximum(left, right))
+    # What is not finite says so by itself; its difference to itself would be NaN.
+    base = emit(relax.op.where(emit(relax.op.isfinite(larger)), larger, relax.const(0.0, dtype)))
+    powers = [emit(relax.op.exp(emit(relax.op.subtract(value, base)))) for value in (left, right)]
+    return emit(relax.op.add(base, emit(relax.op.log(emit(relax.op.add(*powers))))))
+
+
+def cdist(importer: Any, node: Node) -> Any:
+    """Distances of the rows of one matrix to those of another, in the norm of an order, by their differences."""
+    emit = importer.block_builder.emit
+    left = emit(relax.op.expand_dims(importer.env[node.args[0]], -2))
+    right = emit(relax.op.expand_dims(importer.env[node.args[1]], -3))
+    order, dtype = float(node.args[2]), str(left.ty.dtype)
+    apart = emit(relax.op.abs(emit(relax.op.subtract(left, right))))
+    if order == 0:
+        apart = emit(relax.op.astype(emit(relax.op.not_equal(apart, relax.const(0, dtype))), dtype))
+        return emit(relax.op.sum(apart, [-1]))
+    if order == 1:
+        return emit(relax.op.sum(apart, [-1]))
+    if order == math.inf:
+        return emit(relax.op.max(apart, [-1]))
+    if order == 2:
+        return emit(relax.op.sqrt(emit(relax.op.sum(emit(relax.op.multiply(apart, apart)), [-1]))))
+    powers = emit(relax.op.sum(emit(relax.op.power(apart, relax.const(order, dtype))), [-1]))
+    return emit(relax.op.power(powers, relax.const(1 / order, dtype)))
+
+
+def convert_type(importer: Any, node: Node) -> Any:
+    """``prims.convert_element_type``, which PyTorch traces numbers of Python with."""
+    return importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], relax_dtype(node.args[1])))
+
+
+def bincount(importer: Any, node: Node) -> Any:
+    """Refuse ``torch.bincount``."""
+    raise NotImplementedError(
+        "how many numbers it counts depends on values; torch.zeros(n).scatter_add(0, x, torch.ones_like(x, "
+        "dtype=torch.float32)) counts n of them"
+    )
+
+
+_SHIFTS = {
+    f"{name}.{overload}": partial(shift, to_left)
+    for names, to_left in ((("__lshift__", "bitwise_left_shift"), True), (("__rshift__", "bitwise_right_shift"), False))
+    for name in names
+    for overload in ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")
+}
+
+ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
+    "_cdist_forward.default": cdist,
+    "bincount.default": bincount,
+    "convert_element_type.default": convert_type,
+    "copysign.Scalar": partial(of_c_library, tirx.copysign),
+    "copysign.Tensor": partial(of_c_library, tirx.copysign),
+    "hypot.default": partial(of_c_library, tirx.hypot),
+    "logcumsumexp.default": logcumsumexp,
+    **_SHIFTS,
+}
+"""By name of operator and overload."""

@@ -1,0 +1,280 @@
+"""Converts an exported PyTorch program to Relax with TVM's importer, and says what stands in the way if it cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.frontend.index_limits import Limits, index_limits
+from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
+from tvm_ext.frontend.relax.indexing import clip_indices
+from tvm_ext.frontend.torch.export import TORCH_FOLDER, first_line, quiet
+from tvm_ext.frontend.torch.operators import all_converters, type_fault
+from tvm_ext.frontend.torch.precision import PreciseBuilder
+from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
+from tvm_ext.frontend.torch.random import draw
+from tvm_ext.frontend.torch.sampling import KEPT
+from tvm_ext.passes.non_finite_fills import broadcast_fills
+
+_TRACED_FROM = 2
+"""The least extent that torch traces a dynamic dimension with."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A program as a Relax module, with the names it gives its inputs and outputs, and words for its nodes."""
+
+    mod: tvm.IRModule
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    notes: tuple[str, ...]
+    origins: Mapping[str, str]
+    index_limits: tuple[Limits, ...]
+
+
+def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
+    """Convert an exported program to Relax.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Not changed.
+    source : str
+        What to call it in messages.
+
+    Raises
+    ------
+    ModelError
+        If it changes its own buffers or inputs, or returns something that is not a tensor.
+    InputError
+        If it takes something that is not a tensor.
+    UnsupportedOperatorError
+        If operators of it cannot be converted or lowered; all of them are listed.
+    """
+    try:
+        with quiet():
+            table = torch.export.default_decompositions()
+            for operator in KEPT:
+                table.pop(operator)
+            core = program.run_decompositions(table)
+    except Exception as error:  # whatever a decomposition raises
+        raise ModelError(f"{source}: torch cannot decompose it into core operators: {first_line(error)}") from error
+    return convert_core(core, source, output_names(program))
+
+
+def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Sequence[str]) -> Converted:
+    """Convert a program of core operators, with names for its outputs; see :func:`convert`."""
+    _check_interface(core, source)  # only the decomposed form shows what is changed in place
+    notes = tuple(_drop_constant_inputs(core))
+    importer = _Importer(source)
+    importer.check_operators(core)
+    mod = _without_bounds_of_two(importer.run(core))
+    faults = {
+        f"{origin_of(call.variable, mod, importer.origins)}, its Relax operator {call.operator}: {call.reason}": (
+            origin_of(call.variable, mod, importer.nodes)
+        )
+        for call in unlowered_calls(mod)
+    }
+    if faults:
+        raise _unsupported(source, faults)
+    inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
+    return Converted(mod, inputs, tuple(outputs), notes, importer.origins, importer.index_limits)
+
+
+def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let dynamic extents be 0 and 1: torch traces them as 2 or more, and checks a lower bound only from 3 on."""
+    bounds = (mod["main"].attrs or {}).get("tir_var_lower_bound")
+    if not bounds:
+        return mod
+    kept = {name: end for name, end in bounds.items() if int(end) > _TRACED_FROM}
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("tir_var_lower_bound", kept))
+    return mod
+
+
+def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Name the outputs of a program by their place in what its module returns.
+
+    A lone tensor is ``output``. Otherwise: keys of dictionaries and fields of data classes as they are, positions in
+    tuples and lists as numbers, ``output_`` before a leading number, joined by underscores.
+    """
+    spec = program.call_spec.out_spec
+    leaves = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    names = []
+    for path, _ in pytree.tree_flatten_with_path(leaves)[0]:
+        keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
+        name = "_".join(keys)
+        names.append(f"output_{name}" if name[:1].isdigit() else name or "output")
+    if len(set(names)) < len(names):
+        return tuple(f"output_{index}" for index in range(len(names)))
+    # A container with one tensor in it is as good as the tensor.
+    return ("output",) if names == ["output_0"] else tuple(names)
+
+
+class _Importer(ExportedProgramImporter):
+    """TVM's importer with converters of our own, checked results, errors that name the node, and copied weights."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.origins: dict[str, str] = {}
+        self.nodes: dict[str, str] = {}  # names of nodes, by the variables of their outputs
+        self.faults: dict[str, str] = {}  # names of nodes, by what is wrong with them
+        super().__init__()
+
+    @property
+    def block_builder(self) -> Any:
+        """What converters emit to; set by TVM's importer."""
+        return self._builder
+
+    @block_builder.setter
+    def block_builder(self, builder: relax.BlockBuilder | None) -> None:
+        self._builder = None if builder is None else PreciseBuilder(builder)
+
+    def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], Any]]:
+        """Collect and wrap the converters; called by TVM's constructor."""
+        converters = all_converters(self, super().create_convert_map())
+        return {name: self._located(converter) for name, converter in converters.items()}
+
+    def check_operators(self, program: torch.export.ExportedProgram) -> None:
+        """Raise one error that lists every node that draws random numbers or has no converter, in branches, too."""
+        faults = {
+            f"{_label(node)}: {draw(node) or 'there is no converter for it'}": node.name
+            for node in _call_nodes(program)
+            if draw(node) or node.target.__name__ not in self.convert_map
+        }
+        if faults:
+            raise _unsupported(self.source, faults)
+
+    def run(self, program: torch.export.ExportedProgram) -> tvm.IRModule:
+        """Convert a program of core operators; a single output is not wrapped in a tuple."""
+        mod = None
+        try:
+            mod = self.from_exported_program(
+                program,
+                keep_params_as_input=False,
+                unwrap_unit_return_tuple=True,
+                no_bind_return_tuple=False,
+                custom_convert_map=None,
+            )
+        except Exception as error:  # TVM's importer uses assertions and exceptions of all kinds
+            if not self.faults:
+                raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
+        if self.faults or mod is None:
+            raise _unsupported(self.source, self.faults)
+        self.index_limits = index_limits(mod)
+        return broadcast_fills(clip_indices(mod))
+
+    @staticmethod
+    def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:
+        dense = tensor_value.detach().to_dense() if tensor_value.layout != torch.strided else tensor_value.detach()
+        return tvm.runtime.from_dlpack(dense.cpu().clone(memory_format=torch.contiguous_format))
+
+    def _located(self, converter: Callable[[torch.fx.Node], Any]) -> Callable[[torch.fx.Node], Any]:
+        def convert_node(node: torch.fx.Node) -> Any:
+            try:
+                with promoted(self, node):
+                    result = (logical_converter(self, node) or converter)(node)
+                fault = _fault(result, node)
+            except _NoStandInError:  # a node inside a branch
+                raise
+            except Exception as error:  # TVM's converters use assertions and exceptions of all kinds
+                fault = error_line(error)
+            if fault:
+                self.faults[f"{_label(node)}: {fault}"] = node.name
+                result = self._stand_in(node.meta.get("val"))
+            if isinstance(result, relax.Var):
+                self.origins[result.name] = _label(node)
+                self.nodes[result.name] = node.name
+            return result
+
+        return convert_node
+
+    def _stand_in(self, expected: Any) -> Any:
+        """Give zeros in place of what could not be converted, to find what else cannot."""
+        if isinstance(expected, tuple | list):
+            return tuple(self._stand_in(part) for part in expected)
+        if isinstance(expected, torch.Tensor) and all(isinstance(size, int) for size in expected.shape):
+            return self.block_builder.emit(relax.op.zeros(tuple(expected.shape), relax_dtype(expected.dtype)))
+        raise _NoStandInError
+
+
+class _NoStandInError(Exception):
+    """A node could not be converted, and what it gives is not known well enough to go on without it."""
+
+
+def _fault(result: Any, node: torch.fx.Node) -> str | None:
+    """Compare a result, or the parts of it, with what the exported program says of the node."""
+    expected = node.meta.get("val")
+    if isinstance(result, relax.Expr) and isinstance(expected, torch.Tensor):
+        return type_fault(result, expected)
+    if isinstance(result, tuple) and isinstance(expected, tuple | list):
+        pairs = [pair for pair in zip(result, expected, strict=False) if isinstance(pair[1], torch.Tensor)]
+        return next((fault for part, tensor in pairs if (fault := type_fault(part, tensor))), None)
+    return None
+
+
+def _call_nodes(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _label(node: torch.fx.Node) -> str:
+    """Words for a node: operator, name, and the line of the user's code it comes from."""
+    places = re.findall(r'File "([^"<]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    # The innermost line of the user's own code says more than the line of torch's layer it calls.
+    places = [place for place in places if not place[0].startswith(TORCH_FOLDER)] or places
+    place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+    return f"{node.target} {node.name!r}{place}"
+
+
+def _unsupported(source: str, faults: Mapping[str, str]) -> UnsupportedOperatorError:
+    """Make the error about some nodes: their names, by what is wrong with them."""
+    count = f"{len(faults)} operators" if len(faults) != 1 else "1 operator"
+    return UnsupportedOperatorError(
+        f"{source}: {count} cannot be imported: {'; '.join(faults)}; write the model without them, or cut them off",
+        faults=faults,
+    )
+
+
+def _check_interface(program: torch.export.ExportedProgram, source: str) -> None:
+    """Refuse what a function of tensors without state cannot stand for."""
+    signature = program.graph_signature
+    for given in signature.input_specs:
+        is_tensor = isinstance(given.arg, TensorArgument | ConstantArgument)
+        if given.kind == InputKind.USER_INPUT and not is_tensor:
+            raise InputError(
+                f"{source}: its input {given.arg.name!r} is a number that may change, and only tensors can be inputs; "
+                "make it a tensor, or fix its value before exporting"
+            )
+    for returned in signature.output_specs:
+        if returned.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            what = "buffer" if returned.kind == OutputKind.BUFFER_MUTATION else "input"
+            raise ModelError(
+                f"{source}: it changes its {what} {returned.target!r}, and a compiled model keeps no state; take "
+                "the old value as an input and return the new one (batch normalisation: export in evaluation mode)"
+            )
+        if returned.kind == OutputKind.USER_OUTPUT and not isinstance(returned.arg, TensorArgument):
+            found = getattr(returned.arg, "value", type(returned.arg).__name__)
+            raise ModelError(f"{source}: one of its outputs is {found!r}, not a tensor; return tensors only")
+
+
+def _drop_constant_inputs(program: torch.export.ExportedProgram) -> Iterator[str]:
+    """Take arguments that are not tensors out of the inputs: ``torch.export`` has put their values into the graph."""
+    signature = program.graph_signature
+    for given in list(signature.input_specs):
+        if given.kind == InputKind.USER_INPUT and isinstance(given.arg, ConstantArgument):
+            for node in program.graph.find_nodes(op="placeholder"):
+                if node.name == given.arg.name:
+                    program.graph.erase_node(node)
+            signature.input_specs.remove(given)
+            yield f"fixed argument {given.arg.name} at {given.arg.value!r}"

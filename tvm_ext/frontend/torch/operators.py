@@ -1,0 +1,358 @@
+"""Converters of PyTorch operators that TVM's importer lacks, or converts to something that computes other numbers.
+
+Each takes the importer and a node of a decomposed program, and emits Relax. Errors are plain exceptions with a reason;
+the importer adds which node it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from torch.fx import Node
+from tvm import relax
+
+from tvm_ext.frontend.torch.arguments import argument, counted_from_start, static_size
+from tvm_ext.frontend.torch.arithmetic import ARITHMETIC
+from tvm_ext.frontend.torch.order import ORDER
+from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
+from tvm_ext.frontend.torch.random import no_dropout
+from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, resize_bicubic
+from tvm_ext.frontend.torch.scatter import SCATTERS
+from tvm_ext.frontend.torch.windows import WINDOWS, convolution
+
+Converter = Callable[[Any, Node], Any]
+
+
+# Places in a tensor
+
+
+def select(importer: Any, node: Node) -> Any:
+    """``x[:, i]`` with ``i`` counted from the end if negative: a slice of one, and its dimension taken off."""
+    data, axis, index = importer.env[node.args[0]], node.args[1], node.args[2]
+    axis %= len(data.ty.shape)
+    start = index if index >= 0 else data.ty.shape[axis] + index
+    part = importer.block_builder.emit(relax.op.strided_slice(data, [axis], [start], [start + 1]))
+    return importer.block_builder.emit(relax.op.squeeze(part, [axis]))
+
+
+def index_tensors(importer: Any, node: Node) -> Any:
+    """``x[i, :, j]`` with tensors as indices: one gather of positions in the product of the indexed dimensions.
+
+    As in numpy, index tensors are broadcast against each other and may be negative. Their dimensions take the place of
+    the indexed ones if these stand side by side, else they come first.
+    """
+    emit = importer.block_builder.emit
+    data = importer.env[node.args[0]]
+    axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]
+    if any(dtype_of(node.args[1][axis]) in (torch.bool, torch.uint8) for axis in axes):
+        raise NotImplementedError("with a mask as index, the shape of the result depends on values")
+    sizes = [static_size(data, axis) for axis in axes]
+    indices = [
+        counted_from_start(emit, importer.env[node.args[1][axis]], size) for axis, size in zip(axes, sizes, strict=True)
+    ]
+    if len(axes) == 1:
+        return emit(relax.op.take(data, indices[0], axes[0], mode="clip"))
+    position = indices[0]
+    for index, size in zip(indices[1:], sizes[1:], strict=True):
+        scaled = emit(relax.op.multiply(position, relax.const(size, "int64")))
+        position = emit(relax.op.add(scaled, index))
+    rank = len(data.ty.shape)
+    rest = [axis for axis in range(rank) if axis not in axes]
+    leading = emit(relax.op.permute_dims(data, [*axes, *rest]))
+    flat = emit(relax.op.reshape(leading, [math.prod(sizes), *(data.ty.shape[axis] for axis in rest)]))
+    taken = emit(relax.op.take(flat, position, 0, mode="clip"))
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        return taken
+    broadcast = len(position.ty.shape)
+    before = [broadcast + place for place in range(axes[0])]
+    after = [broadcast + place for place in range(axes[0], len(rest))]
+    return emit(relax.op.permute_dims(taken, [*before, *range(broadcast), *after]))
+
+
+def gather(importer: Any, node: Node) -> Any:
+    """``torch.gather``; an index out of range reads the nearest element instead of foreign memory."""
+    emit = importer.block_builder.emit
+    data, axis, index = importer.env[node.args[0]], node.args[1], importer.env[node.args[2]]
+    axis %= len(data.ty.shape)
+    bounded = emit(relax.op.clip(index, 0, static_size(data, axis) - 1))
+    return emit(relax.op.gather_elements(data, bounded, axis))
+
+
+def unfold(importer: Any, node: Node) -> Any:
+    """``x.unfold(axis, size, step)``: windows along an axis, their elements in a new last dimension."""
+    emit = importer.block_builder.emit
+    data, (axis, size, step) = importer.env[node.args[0]], node.args[1:4]
+    rank = len(data.ty.shape)
+    axis %= rank
+    count = (static_size(data, axis) - size) // step + 1
+    places = (np.arange(count)[:, None] * step + np.arange(size)).reshape(-1)
+    taken = emit(relax.op.take(data, relax.const(places, "int64"), axis, mode="clip"))
+    shape = list(data.ty.shape)
+    windows = emit(relax.op.reshape(taken, [*shape[:axis], count, size, *shape[axis + 1 :]]))
+    return emit(relax.op.permute_dims(windows, [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]))
+
+
+# Arithmetic
+
+
+def scaled_sum(operation: Callable[[Any, Any], Any], swapped: bool, importer: Any, node: Node) -> Any:
+    """``x + alpha * y`` and its like; ``swapped`` for ``rsub``, which is ``y - alpha * x``."""
+    emit = importer.block_builder.emit
+    dtype = relax_dtype(node.meta["val"].dtype)
+    left, right = (_operand(importer, value, dtype) for value in node.args[:2])
+    if swapped:
+        left, right = right, left
+    alpha = argument(node, 2, "alpha", 1)
+    if alpha != 1:
+        right = emit(relax.op.multiply(right, relax.const(alpha, dtype)))
+    return emit(operation(left, right))
+
+
+def divide_rounded(importer: Any, node: Node) -> Any:
+    """``torch.div`` with a rounding mode."""
+    emit = importer.block_builder.emit
+    dtype = relax_dtype(node.meta["val"].dtype)
+    left, right = (_operand(importer, value, dtype) for value in node.args[:2])
+    mode = argument(node, 2, "rounding_mode")
+    if mode == "floor":
+        return emit(relax.op.floor_divide(left, right))
+    quotient = emit(relax.op.divide(left, right))
+    return emit(relax.op.trunc(quotient)) if mode == "trunc" and node.meta["val"].is_floating_point() else quotient
+
+
+def _operand(importer: Any, value: Any, dtype: str) -> Any:
+    return importer.env[value] if isinstance(value, Node) else relax.const(value, dtype)
+
+
+def clamp(importer: Any, node: Node) -> Any:
+    """``torch.clamp`` with numbers as bounds, of which one may be missing; the upper one wins over a larger lower."""
+    emit = importer.block_builder.emit
+    data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
+    low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    if math.isnan(low) or math.isnan(high):
+        return emit(relax.op.add(data, relax.const(math.nan, dtype)))
+    if low >= high:  # TVM would lose NaN in x, and takes the lower bound
+        if not node.meta["val"].is_floating_point():
+            return emit(relax.op.add(emit(relax.op.multiply(data, relax.const(0, dtype))), relax.const(high, dtype)))
+        return emit(relax.op.where(emit(relax.op.isnan(data)), data, relax.const(high, dtype)))
+    if low == -math.inf:
+        return data if high == math.inf else emit(relax.op.minimum(data, relax.const(high, dtype)))
+    if high == math.inf:
+        return emit(relax.op.maximum(data, relax.const(low, dtype)))
+    return emit(relax.op.clip(data, low, high))
+
+
+def elu(importer: Any, node: Node) -> Any:
+    """``scale * (x if x > 0 else alpha * (exp(x * input_scale) - 1))``; SELU is this with scale 1.05 and alpha 1.67."""
+    emit = importer.block_builder.emit
+    data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
+    alpha, scale, input_scale = (
+        relax.const(argument(node, place, name, 1.0), dtype)
+        for place, name in enumerate(("alpha", "scale", "input_scale"), start=1)
+    )
+    zero, one = relax.const(0.0, dtype), relax.const(1.0, dtype)
+    below = emit(relax.op.multiply(emit(relax.op.minimum(data, zero)), input_scale))
+    grown = emit(relax.op.multiply(emit(relax.op.subtract(emit(relax.op.exp(below)), one)), alpha))
+    total = emit(relax.op.add(emit(relax.op.maximum(data, zero)), grown))
+    return total if argument(node, 2, "scale", 1.0) == 1.0 else emit(relax.op.multiply(total, scale))
+
+
+# Reductions and normalisation
+
+
+def reduction(operation: Callable[..., Any], importer: Any, node: Node) -> Any:
+    """Largest, smallest, product over some or all dimensions."""
+    axes = argument(node, 1, "dim")
+    axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+    keep = bool(argument(node, 2, "keepdim", False))
+    return importer.block_builder.emit(operation(importer.env[node.args[0]], axes, keep))
+
+
+def any_of_all(importer: Any, node: Node) -> Any:
+    """``x.any()`` over all elements; of none it is False."""
+    emit = importer.block_builder.emit
+    data = importer.env[node.args[0]]
+    dtype = str(data.ty.dtype)
+    found = data if dtype == "bool" else emit(relax.op.not_equal(data, relax.const(0, dtype)))
+    count = emit(relax.op.sum(emit(relax.op.astype(found, "int64"))))
+    return emit(relax.op.greater(count, relax.const(0, "int64")))
+
+
+def vector_norm(importer: Any, node: Node) -> Any:
+    """Norm of order 0, the number of elements that are not 0, which TVM takes for a root; others are TVM's."""
+    if argument(node, 1, "ord", 2) != 0:
+        return importer._norm(node)
+    data, emit = importer.env[node.args[0]], importer.block_builder.emit
+    dtype = str(data.ty.dtype)
+    axes = argument(node, 2, "dim")
+    axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+    nonzero = emit(relax.op.astype(emit(relax.op.not_equal(data, relax.const(0, dtype))), dtype))
+    return emit(relax.op.sum(nonzero, axes, bool(argument(node, 3, "keepdim", False))))
+
+
+def group_norm(importer: Any, node: Node) -> Any:
+    """Group normalisation, also without weight and bias; its first result only, which is all that inference uses."""
+    data = importer.env[node.args[0]]
+    channels, groups, epsilon = static_size(data, 1), node.args[6], node.args[7]
+    dtype = str(data.ty.dtype)
+    weight, bias = (
+        relax.const(np.full(channels, fill), dtype) if given is None else importer.env[given]
+        for given, fill in ((node.args[1], 1.0), (node.args[2], 0.0))
+    )
+    spatial = list(range(2, len(data.ty.shape)))
+    normal = relax.op.nn.group_norm(data, weight, bias, groups, channel_axis=1, axes=spatial, epsilon=epsilon)
+    return (importer.block_builder.emit(normal),)
+
+
+def average_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Average pooling, also with a divisor of its own: whole windows of a padded picture, scaled."""
+    divisor = argument(node, 6, "divisor_override")
+    if divisor is None:
+        return stock(node)
+    emit = importer.block_builder.emit
+    data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
+    window = _for_each_axis(argument(node, 1, "kernel_size"), axes)
+    strides = _for_each_axis(argument(node, 2, "stride") or window, axes)
+    pads = _for_each_axis(argument(node, 3, "padding", 0), axes)
+    rank = len(data.ty.shape)
+    widths = [0] * 2 * (rank - axes)
+    for axis, (size, stride, pad) in enumerate(zip(window, strides, pads, strict=True), start=rank - axes):
+        covered = (int(node.meta["val"].shape[axis]) - 1) * stride + size
+        widths += [pad, max(covered - static_size(data, axis) - pad, 0)]  # the last may reach past the padding
+    if any(widths):
+        data = emit(relax.op.nn.pad(data, widths, "constant", 0.0))
+    if rank == axes + 1:
+        data = emit(relax.op.expand_dims(data, 0))
+    pool = {2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}[axes]
+    means = emit(pool(data, window, strides, 0, count_include_pad=True))
+    means = means if rank > axes + 1 else emit(relax.op.squeeze(means, [0]))
+    return emit(relax.op.multiply(means, relax.const(math.prod(window) / divisor, dtype)))
+
+
+def _for_each_axis(value: Any, axes: int) -> list[int]:
+    values = [int(value)] if isinstance(value, int) else [int(item) for item in value]
+    return values * axes if len(values) == 1 else values
+
+
+# Pictures in other sizes
+
+
+def resize_nearest(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Nearest-neighbour resizing: whole multiples by TVM's operator, the others by gathering rows and columns."""
+    emit = importer.block_builder.emit
+    data, out = importer.env[node.args[0]], node.meta["val"].shape[2:]
+    inner = [static_size(data, axis) for axis in (2, 3)]
+    if all(int(size) % length == 0 for size, length in zip(out, inner, strict=True)):
+        return stock(node)
+    scales = argument(node, 2, "scale_factors") or [None, None]
+    for axis, (length, size, scale) in enumerate(zip(inner, out, scales, strict=True), start=2):
+        # Single precision, as PyTorch computes it: rounding decides between neighbours.
+        step = np.float32(1.0 / scale if scale else length / int(size))
+        places = np.minimum(np.floor(np.arange(int(size), dtype="float32") * step).astype("int64"), length - 1)
+        data = emit(relax.op.take(data, relax.const(places, "int64"), axis, mode="clip"))
+    return data
+
+
+def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, importer: Any, node: Node) -> Any:
+    """Resize where TVM's operator computes something else: with antialiasing, or by a factor that leaves a remainder.
+
+    Resizing is linear, rows and columns independent: it is a matrix from the left and one from the right, and PyTorch
+    itself computes these by resizing the unit matrix.
+    """
+    emit = importer.block_builder.emit
+    data, out, align = importer.env[node.args[0]], node.meta["val"].shape[2:], bool(node.args[2])
+    scales = argument(node, 3, "scale_factors")
+    if isinstance(scales, int | float):  # overloads with one argument for each axis
+        scales = [scales, argument(node, 4, "scales_w")]
+    inner = [static_size(data, axis) for axis in (2, 3)]
+    scales = list(scales) if scales else [None, None]
+    exact = all(
+        scale is None or length * scale == int(size) for length, size, scale in zip(inner, out, scales, strict=True)
+    )
+    dtype = str(data.ty.dtype)
+    if stock is not None and exact and dtype != "float64":  # which it computes in single precision
+        return stock(node)
+    unit = torch.float64 if dtype == "float64" else torch.float32
+    rows, columns = (
+        operator(torch.eye(length, dtype=unit)[None, None], [int(size), length], align, scale, None if align else 1.0)[
+            0, 0
+        ].numpy()
+        for length, size, scale in zip(inner, out, scales, strict=True)
+    )
+    tall = emit(relax.op.matmul(relax.const(rows, dtype), data))
+    return emit(relax.op.matmul(tall, relax.const(np.ascontiguousarray(columns.T), dtype)))
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    **ARITHMETIC,
+    **ORDER,
+    **SCATTERS,
+    **WINDOWS,
+    "add.Tensor": partial(scaled_sum, relax.op.add, False),
+    "amax.default": partial(reduction, relax.op.max),
+    "amin.default": partial(reduction, relax.op.min),
+    "any.default": any_of_all,
+    "clamp.default": clamp,
+    "div.Tensor_mode": divide_rounded,
+    "elu.default": elu,
+    "gather.default": gather,
+    "grid_sampler_2d.default": grid_sample,
+    "grid_sampler_3d.default": grid_sample,
+    "index.Tensor": index_tensors,
+    "linalg_vector_norm.default": vector_norm,
+    "native_dropout.default": no_dropout,
+    "native_group_norm.default": group_norm,
+    "_pad_circular.default": pad_circular,
+    "prod.dim_int": partial(reduction, relax.op.prod),
+    "rsub.Scalar": partial(scaled_sum, relax.op.subtract, True),
+    "rsub.Tensor": partial(scaled_sum, relax.op.subtract, True),
+    "select.int": select,
+    "sub.Tensor": partial(scaled_sum, relax.op.subtract, False),
+    "unfold.default": unfold,
+    "upsample_bicubic2d.vec": resize_bicubic,
+    "_upsample_bicubic2d_aa.default": partial(resize_by_matrices, torch.ops.aten._upsample_bicubic2d_aa.default, None),
+    "_upsample_bilinear2d_aa.default": partial(
+        resize_by_matrices, torch.ops.aten._upsample_bilinear2d_aa.default, None
+    ),
+}
+"""By name of operator and overload. They take the place of TVM's, or add to them."""
+
+REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "avg_pool2d.default": partial(average_pool, 2),
+    "avg_pool3d.default": partial(average_pool, 3),
+    "convolution.default": convolution,
+    "upsample_bilinear2d.vec": partial(resize_by_matrices, torch.ops.aten.upsample_bilinear2d.default),
+    "upsample_nearest2d.vec": resize_nearest,
+}
+"""Those that leave to TVM's converter what it does right."""
+
+
+def all_converters(importer: Any, stock: Mapping[str, Callable[[Node], Any]]) -> dict[str, Callable[[Node], Any]]:
+    """TVM's converters with ours in their place, each a function of the node alone."""
+    ours = {name: partial(converter, importer) for name, converter in CONVERTERS.items()}
+    refined = {name: partial(converter, stock[name], importer) for name, converter in REFINED.items() if name in stock}
+    return {**stock, **ours, **refined}
+
+
+def type_fault(result: Any, expected: torch.Tensor) -> str | None:
+    """Say how a converted result differs in type or known sizes from what PyTorch has; None if it does not."""
+    if not isinstance(result.ty, relax.TensorType):
+        return None
+    wanted = relax_dtype(expected.dtype)
+    if str(result.ty.dtype) not in ("", wanted):
+        return f"its converter makes it {result.ty.dtype}, in PyTorch it is {wanted}"
+    if result.ty.shape is None:
+        return None
+    found: Sequence[Any] = list(result.ty.shape)
+    agree = len(found) == expected.dim() and all(
+        not isinstance(ours, tvm.tirx.IntImm) or not isinstance(theirs, int) or int(ours) == theirs
+        for ours, theirs in zip(found, expected.shape, strict=False)
+    )
+    return None if agree else f"its converter makes it {found}, in PyTorch it is {list(expected.shape)}"

@@ -1,0 +1,1 @@
+"""Fusion plans, applied to Relax functions."""

@@ -1,0 +1,177 @@
+"""Groups kernels into blocks by mapping types, decided by :mod:`tvm_ext.fusion`, and makes a function of each block.
+
+before: ``a = call_tir(conv, (x, w)); b = call_tir(add, (a, c)); d = call_tir(relu, (b,))``
+after:  ``d = fused_conv_add_relu(x, w, c)``, a private function with the attribute ``Primitive``
+
+``relax.transform.FuseTIR`` then merges the kernels of each function. It stands where ``relax.transform.FuseOps``
+stands in the stock pipeline, after the operators are lowered to loops; types come from the loops themselves, so kernels
+written by hand are fused as well. Kernels with several results, or with symbolic sizes as arguments, stay alone.
+
+Where schedule rules are given they have the last word: a block that they do not schedule as well as its parts is cut
+up again (:mod:`tvm_ext.fusion.relax.check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tvm
+from tvm import relax
+
+from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
+from tvm_ext.fusion.operator_graph import operator_graph
+from tvm_ext.fusion.plan import FusionPlan
+from tvm_ext.fusion.planner import plan_fusion
+from tvm_ext.fusion.profile_database import require_folder
+from tvm_ext.fusion.relax.check import BlockCheck, annotated_kernels
+from tvm_ext.fusion.relax.groups import Grouper
+from tvm_ext.fusion.relax.latency import BlockLatencies
+from tvm_ext.fusion.verifier import verify_plan
+from tvm_ext.graph import DataflowGraph, from_relax
+from tvm_ext.graph.mapping_types import Mapping, MappingType
+from tvm_ext.graph.prim_func_mapping import prim_func_mapping
+from tvm_ext.graph.relax_module import ModuleReader
+from tvm_ext.passes.simplify_indices import simplify_indices
+from tvm_ext.schedules.rule import ScheduleRule
+
+
+def fuse_by_mapping_types(
+    options: FusionOptions | None = None,
+    latency: Latency | None = None,
+    rules: Sequence[ScheduleRule] = (),
+    profiles: str | Path | None = None,
+) -> tvm.transform.Pass:
+    """Make the pass.
+
+    Parameters
+    ----------
+    options : FusionOptions, optional
+        Limits of a block.
+    latency : callable, optional
+        Seconds of a block; see :func:`tvm_ext.fusion.planner.plan_fusion`.
+    rules : sequence of ScheduleRule
+        What schedules the kernels, for the current target; blocks that they do badly are cut up again.
+    profiles : str or Path, optional
+        File of measured latencies. Blocks that the combination table makes depend on them are measured when they are
+        not in it, and noted. Without a file only the entries that come with the package count.
+
+    Raises
+    ------
+    OptionError
+        If the folder of ``profiles`` does not exist.
+    """
+    if profiles is not None:
+        require_folder(profiles)
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FuseByMappingTypes")
+    def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = relax.transform.CanonicalizeBindings()(mod)  # an alias may not stand between two members of a block
+        mod = _with_simple_indices(mod)
+        builder = relax.BlockBuilder(mod)
+        check = latencies = None
+        if rules:
+            target = tvm.target.Target.current(allow_none=False)
+            latencies = BlockLatencies(target, profiles)
+            check = BlockCheck(mod, rules, target, latencies)
+        reader = ModuleReader(mod)  # functions that others call are read once
+        for variable, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                graph = reader.graph(variable.name_hint)
+                operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
+                plan = plan_fusion(operators, options, latency)
+                if check is not None:
+                    plan = check.settle(plan, operators, func, BlockLimits(operators, options, latency))
+                verify_plan(plan, operators)
+                nodes = [[operators.operators[index].node for index in block.operators] for block in plan.blocks]
+                fused = Grouper(builder, func, nodes).function()
+                if fused is not None:
+                    builder.update_func(variable, fused)
+        if latencies is not None:
+            latencies.save()
+        return builder.finalize()
+
+    return _fuse
+
+
+def _with_simple_indices(mod: tvm.IRModule) -> tvm.IRModule:
+    mod = mod.clone()
+    for variable, func in mod.functions_items():
+        if isinstance(func, tvm.tirx.PrimFunc):
+            simplified = simplify_indices(func)
+            if not simplified.same_as(func):
+                mod.update_func(variable, simplified)
+    return mod
+
+
+def plan_of(mod: tvm.IRModule, function: str = "main", options: FusionOptions | None = None) -> FusionPlan:
+    """Plan the fusion of one function without applying it, for reports and tests."""
+    graph = from_relax(mod, function)
+    return plan_fusion(operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph)), options)
+
+
+def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mapping]:
+    """Derive the mapping types of all calls of kernels in a function.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Where the kernels are.
+    graph : DataflowGraph
+        The function.
+
+    Returns
+    -------
+    mappings : dict of int to Mapping
+        By index of the node. What cannot be grouped is opaque.
+    """
+    functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+    opaque_pattern = 8  # what TVM's annotation calls opaque, and other passes mark to be left alone
+    known: dict[tuple[str, tuple[int, ...]], Mapping] = {}
+    found: dict[int, Mapping] = {}
+    for node in graph.nodes:
+        kernel = functions.get(node.callee)
+        if node.op in ("call_tir", "call_tir_inplace") and isinstance(kernel, tvm.tirx.PrimFunc):
+            given = tuple(
+                position
+                for position, name in enumerate(node.operands)
+                if graph.tensors[name].kind in ("constant", "input")
+            )
+            key = node.callee, given
+            if key not in known:
+                known[key] = prim_func_mapping(kernel, given)
+            is_plain = node.op == "call_tir" and len(node.outputs) == 1 and not _symbolic(graph, node.outputs[0])
+            is_plain = is_plain and int((kernel.attrs or {}).get("op_pattern", 0)) != opaque_pattern
+            opaque = Mapping(MappingType.OPAQUE, (MappingType.OPAQUE,) * len(node.operands))
+            found[node.index] = known[key] if is_plain else opaque
+        elif node.callee or node.op in ("call_dps_packed", "call_pure_packed"):
+            found[node.index] = Mapping(MappingType.OPAQUE, (MappingType.OPAQUE,) * len(node.operands))
+    return found
+
+
+def kernel_tails(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, MappingType]:
+    """Find the kernels whose schedule is given by their form, and what may follow them, by index of the node.
+
+    They are annotated as computing a convolution of a blocked layout, a product of packed matrices and so on. A product
+    may be stored with another shape; behind the others elements keep their places.
+    """
+    found: dict[int, MappingType] = {}
+    known: dict[str, MappingType | None] = {}
+    functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+    for node in graph.nodes:
+        kernel = functions.get(node.callee)
+        if not isinstance(kernel, tvm.tirx.PrimFunc):
+            continue
+        if node.callee not in known:
+            annotated = annotated_kernels(kernel)
+            tail = MappingType.REORGANIZE if "matmul" in annotated else MappingType.ONE_TO_ONE
+            known[node.callee] = tail if annotated else None
+        tail_of = known[node.callee]
+        if tail_of is not None:
+            found[node.index] = tail_of
+    return found
+
+
+def _symbolic(graph: DataflowGraph, name: str) -> bool:
+    shape = graph.tensors[name].shape
+    return shape is None or any(not isinstance(extent, int) for extent in shape)

@@ -1,0 +1,108 @@
+"""Latencies of blocks, measured where no measurement is on record: the yellow cells of the combination table.
+
+A block is compiled as the pipeline compiles it, run on random data, and its time noted in a
+:class:`~tvm_ext.fusion.profile_database.ProfileDatabase`. Entries for common models come with the package; they count
+for the target they were measured for, and for other targets only what is measured for them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_ext.fusion.operator_graph import OperatorGraph
+from tvm_ext.fusion.profile_database import ProfileDatabase
+from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.relax_utils import plain
+from tvm_ext.system.host import machine, machine_kind
+from tvm_ext.version import __version__
+
+SHIPPED = Path(__file__).parents[1] / "profiles.json"
+"""Entries that come with the package."""
+
+RUNS, SECONDS = 10, 0.05
+"""Timed runs of a kernel at least, and seconds for all of them; the least counts."""
+
+
+class BlockLatencies:
+    """Seconds of blocks for one target.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+    path : str or Path, optional
+        File of measured latencies, read and added to. Without one nothing is measured.
+    """
+
+    def __init__(self, target: tvm.target.Target, path: str | Path | None = None) -> None:
+        self._target = target
+        name = _target_name(target)
+        self._shipped = ProfileDatabase(SHIPPED if SHIPPED.is_file() else None, name, package=__version__)
+        self._own = None if path is None else ProfileDatabase(path, name, package=__version__, machine=_machine_kind)
+
+    def seconds(self, graph: OperatorGraph, members: Collection[int], kernel: Any) -> float | None:
+        """Find the seconds of a block, or measure them; None when they are not known and nothing is to be measured.
+
+        Parameters
+        ----------
+        graph : OperatorGraph
+        members : collection of int
+            The operators of the block.
+        kernel : callable
+            Gives the scheduled kernel of the block, or None.
+        """
+        for database in filter(None, (self._own, self._shipped)):
+            found = database.measured(graph, members)
+            if found is not None:
+                return found
+        func = kernel() if self._own is not None else None
+        if func is None or self._own is None:
+            return None
+        measured = kernel_seconds(func, self._target)
+        self._own.note(graph, members, measured)
+        return measured
+
+    def save(self) -> None:
+        """Write what was measured; see :meth:`ProfileDatabase.save`."""
+        if self._own is not None:
+            self._own.save()
+
+
+def kernel_seconds(kernel: Any, target: tvm.target.Target) -> float:
+    """Compile a scheduled kernel of static sizes and time it on random data: the least of some runs, in seconds."""
+    kernel = kernel.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)
+    with target:
+        built = tvm.compile(vector_code()(tvm.IRModule({"main": kernel})), target)
+    generator = np.random.default_rng(0)
+    arguments = [tvm.runtime.tensor(_random(generator, parameter.ty)) for parameter in kernel.params]
+    run = built["main"]
+    run(*arguments)
+    least, begin, runs = float("inf"), time.perf_counter(), 0
+    while runs < RUNS or time.perf_counter() - begin < SECONDS:
+        start = time.perf_counter()
+        run(*arguments)
+        least = min(least, time.perf_counter() - start)
+        runs += 1
+    return least
+
+
+def _random(generator: np.random.Generator, ty: Any) -> np.ndarray:
+    shape, dtype = tuple(int(extent) for extent in ty.shape), str(ty.dtype)
+    if dtype.startswith("float"):
+        return generator.uniform(0.5, 1.5, shape).astype(dtype)
+    return np.zeros(shape, dtype)  # indices, which must stay in range, and flags
+
+
+def _machine_kind() -> str:
+    return machine_kind(machine())
+
+
+def _target_name(target: tvm.target.Target) -> str:
+    known = {key: value for key, value in target.export().items() if key in ("kind", "mcpu", "mattr", "num-cores")}
+    return json.dumps({key: plain(value) for key, value in sorted(known.items())})

@@ -1,0 +1,1 @@
+"""Layouts: the blocked layout of convolution networks, packed operands of matrix products."""

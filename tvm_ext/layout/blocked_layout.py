@@ -1,0 +1,46 @@
+"""Put convolution networks into the blocked layout NCHW{v}c, and convert only at the borders.
+
+before: ``y = conv2d(x, w); z = relu(y); mean(z)`` over NCHW tensors
+after:  ``x' = to_blocked(x); y' = conv2d_blocked(x', w'); z' = relu(y'); mean'(z')`` with ``w'`` packed at compile time
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from tvm_ext.layout.blocked import BlockedLayoutMutator
+from tvm_ext.layout.rules import take
+from tvm_ext.schedules.cpu.machine import machine_of
+
+
+def blocked_layout(winograd: bool = True) -> tvm.transform.Pass:
+    """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone.
+
+    Parameters
+    ----------
+    winograd : bool
+        Whether 3 x 3 convolutions may use Winograd's algorithm, which is faster and rounds less well.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
+    def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        rewriter = BlockedLayoutMutator(mod, machine, take, winograd)
+        for global_var, function in mod.functions.items():
+            if isinstance(function, relax.Function) and _is_straight(function):
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _blocked_layout
+
+
+def _is_straight(function: relax.Function) -> bool:
+    """Whether a function is neither fused already nor holds an ``If`` or an inner function."""
+    if function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs):
+        return False
+    found = []
+    relax.analysis.post_order_visit(
+        function.body, lambda node: found.append(node) if isinstance(node, relax.If | relax.Function) else None
+    )
+    return not found

@@ -1,0 +1,147 @@
+"""How convolutions of floats work on the blocked layout; the rules are listed in :mod:`tvm_ext.layout.rules`."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, channel_block, is_better_turned, turn_geometry
+from tvm_ext.layout.lanes import ZERO
+from tvm_ext.layout.winograd import winograd_convolution
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
+from tvm_ext.schedules.compute.convolution import (
+    convolution,
+    depthwise_convolution,
+    output_extent,
+    pack_depthwise_weight,
+    pack_weight,
+    transposed_as_convolution,
+    transposed_convolution,
+)
+from tvm_ext.schedules.compute.layout import turn
+from tvm_ext.schedules.cpu.convolution import computed_chunks, computed_width
+from tvm_ext.schedules.cpu.window import computed_strip_width
+
+_LAYOUTS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+    "relax.nn.conv2d_transpose": ("NCHW", "IOHW"),
+}
+"""Operator -> layouts of data and weight that the rules take."""
+
+
+def _known_weight(call: relax.Call) -> np.ndarray | None:
+    """Weight of a float32 convolution that a rule can take."""
+    data, weight = call.args
+    shapes = static_shape(data), static_shape(call)
+    if (
+        any(shape is None or 0 in shape for shape in shapes)
+        or not isinstance(weight, tvm.ir.GenericConst)
+        or (call.attrs.data_layout, call.attrs.kernel_layout) != _LAYOUTS[call.op.name]
+        or str(data.ty.dtype) != "float32"
+        or str(call.ty.dtype) != "float32"
+    ):
+        return None
+    return read_only(weight.value)
+
+
+def _geometry(call: relax.Call) -> dict[str, list[int]]:
+    """Strides, padding and dilation of a convolution; those of a 1-D one extended by an axis of height 1."""
+    strides, padding, dilation = (
+        [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
+    )
+    if call.op.name == "relax.nn.conv1d":
+        return {"strides": [1, *strides], "padding": [0, padding[0], 0, padding[1]], "dilation": [1, *dilation]}
+    return {"strides": strides, "padding": padding, "dilation": dilation}
+
+
+def _input_block(rewriter: BlockedLayoutMutator, data: relax.Expr, channels: int) -> int:
+    """Block in which a convolution over all channels reads its input."""
+    known = rewriter.known(data)
+    lanes = rewriter.machine.lanes("float32")
+    if known:
+        return known.block
+    return 1 if channels < lanes // 2 else channel_block(channels, lanes)
+
+
+def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Convolve blocked tensors: depthwise, grouped, with Winograd's algorithm where it pays, or directly."""
+    weight = _known_weight(call)
+    if weight is None:
+        return None
+    data = call.args[0]
+    shape = static_shape(data)
+    assert shape is not None
+    known = rewriter.known(data)
+    turned = is_better_turned(shape, known)
+    geometry = turn_geometry(_geometry(call), turned)
+    if weight.ndim == 3:
+        weight = weight[:, :, None]
+    if turned:
+        weight = weight.swapaxes(-2, -1)
+    lanes = rewriter.machine.lanes("float32")
+    groups, in_channels, out_channels = int(call.attrs.groups), shape[1], weight.shape[0]
+    padding_w = geometry["padding"][weight.ndim - 3], geometry["padding"][-1]
+    width = turn(shape, turned)[-1]
+    out_w = output_extent(width, weight.shape[-1], geometry["strides"][-1], *padding_w, geometry["dilation"][-1])
+    if groups == in_channels == out_channels and groups > 1:
+        block = known.block if known else channel_block(in_channels, lanes)
+        source = rewriter.to_block(data, block, turned)
+        packed = relax.const(pack_depthwise_weight(weight, block))
+        var = rewriter.emit_kernel(
+            depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
+            computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
+        )  # fmt: skip
+        return Blocked(var, out_channels, len(shape), ZERO, turned)  # every lane by itself, times weights of zero
+    if groups == 1:
+        block_out = channel_block(out_channels, lanes)
+        block_in = _input_block(rewriter, data, in_channels)
+    else:
+        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
+        block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
+        block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
+        if not block_out:
+            return None
+    source = rewriter.to_block(data, block_in, turned)
+    if groups == 1:
+        result = winograd_convolution(rewriter, source, weight, block_out, geometry)
+        if result is not None:
+            return Blocked(result, out_channels, len(shape), ZERO, turned)
+    out_chunks = -(-out_channels // block_out)
+    chunks = computed_chunks(out_w, out_chunks, rewriter.machine) if groups == 1 else out_chunks
+    packed = pack_weight(weight, block_in, block_out, groups)
+    packed = np.pad(packed, [(0, chunks - out_chunks)] + [(0, 0)] * (packed.ndim - 1))
+    var = rewriter.emit_kernel(
+        convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+        computed_width=computed_width(out_w, chunks, rewriter.machine), out_channels=out_channels, **geometry,
+    )  # fmt: skip
+    return Blocked(var, out_channels, len(shape), ZERO, turned)
+
+
+def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Convolve once for each phase of the result, with the taps that meet it."""
+    weight, out_shape = _known_weight(call), static_shape(call)
+    geometry = _geometry(call)
+    if weight is None or out_shape is None or int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
+        return None
+    data, strides = call.args[0], geometry["strides"]
+    shape = static_shape(data)
+    assert shape is not None
+    phases, first, counts = transposed_as_convolution(weight, strides, geometry["padding"], out_shape[2:])
+    if any(count * stride != extent for count, stride, extent in zip(counts, strides, out_shape[2:], strict=True)):
+        return None  # the last row or column of phases is not whole
+    block_out = channel_block(weight.shape[1], rewriter.machine.lanes("float32"))
+    source = rewriter.to_block(data, _input_block(rewriter, data, shape[1]))
+    packed = np.stack([[pack_weight(phase, source.block, block_out) for phase in row] for row in phases])
+    padding = [-offset for offset in first] + [
+        count + taps + offset - extent - 1
+        for count, taps, offset, extent in zip(counts, phases.shape[-2:], first, shape[2:], strict=True)
+    ]
+    var = rewriter.emit_kernel(
+        transposed_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE,
+        padding=padding, out_shape=list(out_shape[2:]),
+        computed_width=computed_width(counts[1], packed.shape[2], rewriter.machine), out_channels=weight.shape[1],
+    )  # fmt: skip
+    return Blocked(var, weight.shape[1], len(shape), ZERO)

@@ -1,0 +1,231 @@
+"""Turn matrix products into kernels over a packed right operand.
+
+before: ``y = matmul(permute_dims(q), permute_dims(k)); z = matmul(a, w)`` with a constant ``w``
+after:  ``y = packed(q, k); z = packed(a, w')``; ``packed`` reads q and k through the transposes, ``w'`` is packed here
+
+A constant right operand is packed here; a computed one is packed by the kernel. Transposes of the operands, and one of
+the result that leaves the last axis in place, become part of the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.passes.attention import Attention, find_attention
+from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
+from tvm_ext.schedules.compute.attention import attention
+from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
+from tvm_ext.schedules.cpu.attention import attention_tile
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.matmul import register_tile
+
+DTYPES = ("float32", "float64")
+"""Element types of products that are taken; others are left to the default legalization."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor in memory, read through a transpose.
+
+    Attributes
+    ----------
+    expr : relax.Expr
+        The tensor in memory.
+    axes : tuple of int
+        For each logical axis, which axis it is in memory.
+    shape : tuple of int
+        Logical shape.
+    """
+
+    expr: relax.Expr
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def pack_matmul() -> tvm.transform.Pass:
+    """Make the pass, for CPU targets; it takes static ``float32`` and ``float64`` products and leaves others alone."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PackMatmul")
+    def _pack_matmul(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = PackMatmulMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)))
+        for global_var, function in mod.functions.items():
+            if isinstance(function, relax.Function) and not (
+                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
+            ):
+                if rewriter.begin(function):
+                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _pack_matmul
+
+
+@mutator
+class PackMatmulMutator(PyExprMutator):
+    """Rewrites one module, function by function."""
+
+    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+        super().__init__(mod)
+        self.machine = machine
+        self.bindings = Bindings()
+        self.transposed: set[relax.Var] = set()
+        self.packed: dict[tuple[Any, ...], relax.Expr] = {}
+
+    def begin(self, function: relax.Function) -> bool:
+        """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
+        self.bindings = Bindings()
+        self.bindings.visit_expr(function)
+        self.transposed = set()
+        for var, value in self.bindings.values.items():
+            product = self._transposed_product(var, value)
+            if product is not None:
+                self.transposed.add(product)
+        return any(self._operands(var, value) is not None for var, value in self.bindings.values.items())
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Replace a product, or the transpose of one; leave out a product that is only transposed."""
+        if binding.var in self.transposed:
+            return
+        product = self._transposed_product(binding.var, binding.value)
+        if product is not None:
+            call, out_axes = self.bindings.values[product], _permutation(binding.value)
+        else:
+            call, out_axes = binding.value, None
+        operands = self._operands(binding.var, call)
+        if operands is None:
+            super().visit_var_binding_(binding)
+            return
+        found = find_attention(self.bindings, call, lambda expr: self._visible(expr, binding.var))
+        new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
+        if new_call is None:
+            new_call = self._kernel(*operands, out_axes)
+        if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
+            new_var = self.builder_.emit_output(new_call)
+        else:
+            new_var = self.builder_.emit(new_call)
+        self.set_var_remap(binding.var, new_var)
+
+    def _transposed_product(self, var: relax.Var, value: relax.Expr) -> relax.Var | None:
+        """Find the product that ``value`` transposes, when nothing else uses it and its last axis stays in place."""
+        axes = _permutation(value)
+        if axes is None or axes[-1] != len(axes) - 1:
+            return None
+        source = value.args[0]
+        if (
+            not isinstance(source, relax.Var)
+            or self.bindings.uses[source] != 1
+            or self.bindings.blocks.get(source) != self.bindings.blocks.get(var)
+            or source not in self.bindings.values
+            or self._operands(source, self.bindings.values[source]) is None
+        ):
+            return None
+        return source
+
+    def _operands(self, var: relax.Var, value: relax.Expr) -> tuple[Operand, Operand] | None:
+        """Take a product apart, if it is one that can be packed."""
+        if not calls(value, "relax.matmul"):
+            return None
+        data, weight = (self._operand(var, arg) for arg in value.args)
+        if data is None or weight is None or len({str(expr.ty.dtype) for expr in (value, *value.args)}) > 1:
+            return None
+        return data, weight
+
+    def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
+        """Look through the transposes before an operand."""
+        shape = static_shape(expr)
+        if shape is None or len(shape) < 2 or 0 in shape or str(expr.ty.dtype) not in DTYPES:
+            return None
+        axes = tuple(range(len(shape)))
+        source = expr
+        while isinstance(source, relax.Var) and source in self.bindings.values:
+            value = self.bindings.values[source]
+            permutation = _permutation(value)
+            if permutation is None or value.args[0] in self.transposed or not self._visible(value.args[0], user):
+                break
+            axes = tuple(permutation[axis] for axis in axes)
+            source = value.args[0]
+        return Operand(source, axes, shape)
+
+    def _visible(self, expr: relax.Expr, user: relax.Var) -> bool:
+        """Whether the value can be used where ``user`` is bound."""
+        if isinstance(expr, relax.DataflowVar):
+            return self.bindings.blocks.get(expr) == self.bindings.blocks.get(user)
+        return isinstance(expr, relax.Var | tvm.ir.GenericConst)
+
+    def _kernel(self, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
+        shape = MatmulShape(data.shape, weight.shape)
+        dtype = str(data.expr.ty.dtype)
+        lanes = self.machine.lanes(dtype)
+        row_bytes = row_stride(shape, data.axes) * tvm.DataType(dtype).bits // 8
+        chunks = -(-shape.columns // lanes)
+        tile = register_tile(shape.rows, chunks, shape.reduction, row_bytes, self.machine)
+        constant = isinstance(weight.expr, tvm.ir.GenericConst)
+        return self.builder_.call_te(
+            matmul,
+            self.visit_expr(data.expr),
+            self._pack(weight, lanes, round_up(chunks, tile[1])) if constant else self.visit_expr(weight.expr),
+            data_shape=data.shape,
+            weight_shape=weight.shape,
+            data_axes=data.axes,
+            weight_axes=() if constant else weight.axes,
+            out_axes=out_axes or tuple(range(len(shape.out))),
+            tile=tile,
+            lanes=lanes,
+            copy_rows=shape.rows % tile[0] != 0 or not uniform_rows(shape, data.axes),
+            primfunc_name_hint="matmul",
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
+        )
+
+    def _attention(
+        self, var: relax.Var, found: Attention, value: Operand, out_axes: tuple[int, ...] | None
+    ) -> relax.Call | None:
+        """Make one kernel of an attention that ends with a product bound to ``var``."""
+        query, key = (self._operand(var, arg) for arg in found.scores.args)
+        if query is None or key is None or any(isinstance(part.expr, tvm.ir.GenericConst) for part in (key, value)):
+            return None
+        scores = MatmulShape(query.shape, key.shape)
+        values = MatmulShape(scores.out, value.shape)
+        if (scores.batch_axes, scores.out[:-1]) != (values.batch_axes, values.out[:-1]):
+            return None
+        lanes = self.machine.lanes(str(query.expr.ty.dtype))
+        tile = attention_tile(scores, values, lanes, self.machine)
+        if tile is None:
+            return None
+        return self.builder_.call_te(
+            attention,
+            *(self.visit_expr(part.expr) for part in (query, key, value)),
+            [self.visit_expr(other) for other in found.others],
+            shapes=(query.shape, key.shape, value.shape),
+            axes=(query.axes, key.axes, value.axes),
+            steps=found.steps,
+            out_axes=out_axes or tuple(range(len(values.out))),
+            tile=(tile.rows, tile.score_vectors, tile.value_vectors),
+            lanes=lanes,
+            copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes),
+            primfunc_name_hint="attention",
+            primfunc_attrs={"op_pattern": OPAQUE},
+        )
+
+    def _pack(self, weight: Operand, lanes: int, chunks: int) -> relax.Expr:
+        """Pack a constant; one that several products use in the same way is packed once."""
+        array = read_only(weight.expr.value)
+        key = (weight.expr.value, weight.axes, lanes, chunks)
+        if key not in self.packed:
+            self.packed[key] = relax.const(pack_columns(array.transpose(weight.axes), lanes, chunks))
+        return self.packed[key]
+
+
+def _permutation(value: relax.Expr) -> tuple[int, ...] | None:
+    """Give the axes of a transpose; None for any other value."""
+    if not calls(value, "relax.permute_dims"):
+        return None
+    rank = int(value.ty.ndim)
+    if rank < 1:
+        return None
+    axes = value.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)

@@ -1,0 +1,187 @@
+"""Rules of the blocked layout for integer tensors; see :mod:`tvm_ext.layout.rules` for the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+
+from tvm_ext.layout import lanes as lane_arithmetic
+from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, Rule, channel_block, is_better_turned, turn_geometry
+from tvm_ext.layout.lanes import ZERO, Lanes
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, scalar, static_shape
+from tvm_ext.schedules.compute.convolution import output_extent
+from tvm_ext.schedules.compute.layout import turn
+from tvm_ext.schedules.compute.quantized import (
+    conv2d_int8,
+    depthwise_conv2d_int8,
+    dequantize,
+    global_sum,
+    pack_depthwise_weight_int8,
+    pack_weight_int8,
+    quantize,
+)
+from tvm_ext.schedules.cpu.convolution import computed_width
+from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
+from tvm_ext.schedules.cpu.intrinsics import dot_product
+from tvm_ext.schedules.cpu.window import computed_strip_width
+
+
+def _definition(rewriter: BlockedLayoutMutator, expr: relax.Expr, operator: str) -> relax.Call | None:
+    """Give the call of ``operator`` that a variable of the old function is bound to."""
+    value = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
+    return value if isinstance(value, relax.Call) and getattr(value.op, "name", "") == operator else None
+
+
+def _unpadded(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> tuple[relax.Expr, list[int], int]:
+    """Look through the padding of rows and columns: its operand, (top, left, bottom, right), the value it pads with."""
+    call = _definition(rewriter, expr, "relax.nn.pad")
+    if call is None or str(call.attrs.pad_mode) != "constant" or not float(call.attrs.pad_value).is_integer():
+        return expr, [0, 0, 0, 0], 0
+    widths = [int(width) for width in call.attrs.pad_width]
+    if len(widths) != 8 or any(widths[:4]):
+        return expr, [0, 0, 0, 0], 0
+    top, bottom, left, right = widths[4:]
+    return call.args[0], [top, left, bottom, right], int(call.attrs.pad_value)
+
+
+def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Take uint8 activations x int8 weights with an int32 result."""
+    data, weight = call.args[0], constant(call.args[1])
+    attributes = call.attrs
+    if (
+        weight is None
+        or (str(data.ty.dtype), str(weight.dtype), str(call.ty.dtype)) != ("uint8", "int8", "int32")
+        or (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW")
+        or any(shape is None or 0 in shape for shape in (static_shape(data), static_shape(call)))
+    ):
+        return None
+    inner, padding, zero_point = _unpadded(rewriter, data)
+    own = [int(item) for item in attributes.padding]
+    if any(own):
+        if any(padding) and zero_point:
+            inner, padding = data, [0] * 4
+        padding, zero_point = [first + second for first, second in zip(padding, own, strict=True)], 0
+    strides, dilation = [int(item) for item in attributes.strides], [int(item) for item in attributes.dilation]
+    shape = static_shape(inner)
+    assert shape is not None
+    known = rewriter.blocked.get(inner) if isinstance(inner, relax.Var) else None
+    turned = is_better_turned(shape, known if isinstance(known, Blocked) else None)
+    window = turn_geometry({"strides": strides, "padding": padding, "dilation": dilation}, turned)
+    geometry: dict[str, object] = {**window, "zero_point": zero_point}
+    weight = weight.swapaxes(2, 3) if turned else weight
+    padding_w = window["padding"][1], window["padding"][3]
+    width = turn(shape, turned)[3]
+    out_w = output_extent(width, weight.shape[3], window["strides"][1], *padding_w, window["dilation"][1])
+    groups, out_channels = int(attributes.groups), weight.shape[0]
+    if groups > 1 and groups == shape[1] == out_channels:
+        return _depthwise(rewriter, inner, weight, geometry, out_w, turned)
+    form, lanes = dot_product(rewriter.machine), rewriter.machine.lanes("int32")
+    if groups == 1:
+        block_out = channel_block(out_channels, lanes)
+        block_in = known.block if isinstance(known, Blocked) else channel_block(shape[1], max(lanes, 4))
+        if block_in % form.pack or (not known and shape[1] <= 4):
+            block_in = 4
+    else:
+        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size >= 4]
+        block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
+        block_in = next((size for size in sizes if shape[1] // groups % size == 0), 0)
+        if not block_out or not block_in:
+            return None
+    source = rewriter.to_block(inner, block_in, turned)
+    packed = pack_weight_int8(weight, block_in, block_out, form.pack, form.weights, groups)
+    total = rewriter.emit_kernel(
+        conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
+        computed_width=computed_width(out_w, packed.shape[0], rewriter.machine), offset=form.offset, **geometry,
+    )  # fmt: skip
+    if not form.offset:
+        return Blocked(total, out_channels, 4, ZERO, turned)  # integers times weights of zero
+    # Each product was lowered by the offset times the weight.
+    lost = form.offset * weight.astype(np.int32).sum(axis=(1, 2, 3))
+    missing = np.zeros(packed.shape[0] * block_out, np.int32)
+    missing[:out_channels] = lost
+    operand = relax.const(missing.reshape(1, packed.shape[0], 1, 1, block_out))
+    return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO, turned)
+
+
+def _depthwise(
+    rewriter: BlockedLayoutMutator,
+    data: relax.Expr,
+    weight: np.ndarray,
+    geometry: dict[str, object],
+    out_w: int,
+    turned: bool,
+) -> Blocked:
+    known = rewriter.blocked.get(data) if isinstance(data, relax.Var) else None
+    channels, kernel_w = weight.shape[0], weight.shape[3]
+    lanes = rewriter.machine.lanes("int32")
+    block = known.block if isinstance(known, Blocked) else channel_block(channels, lanes)
+    pack = taps_in_a_pack(rewriter.machine, block, geometry["dilation"])  # type: ignore[arg-type]
+    source = rewriter.to_block(data, block, turned)
+    packed = relax.const(pack_depthwise_weight_int8(weight, block, pack))
+    total = rewriter.emit_kernel(
+        depthwise_conv2d_int8, [source.var, packed], "depthwise_conv2d_int8", OUT_ELEMENTWISE, kernel_w=kernel_w,
+        computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
+    )  # fmt: skip
+    return Blocked(total, channels, 4, ZERO, turned)
+
+
+def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Take the sum of 8-bit integers over all rows and columns."""
+    widened = _definition(rewriter, call.args[0], "relax.astype")
+    if widened is None or str(call.ty.dtype) != "int32" or not call.attrs.keepdims:
+        return None
+    value = rewriter.blocked.get(widened.args[0]) if isinstance(widened.args[0], relax.Var) else None
+    axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
+    if not isinstance(value, Blocked) or value.rank != 4 or axes != [2, 3] or str(value.var.ty.dtype) != "uint8":
+        return None
+    var = rewriter.emit_kernel(global_sum, [value.var], "global_sum", OUT_ELEMENTWISE)
+    lanes = lane_arithmetic.total(value.lanes, int(np.prod(value.spatial)), "int32")
+    return rewriter.describe(var, value, lanes)
+
+
+def _scaled(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Quantise or dequantise with one scale."""
+    value = rewriter.blocked.get(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+    scale, zero_point = scalar(call.args[1]), scalar(call.args[2])
+    if not isinstance(value, Blocked) or scale is None or zero_point is None:
+        return None
+    dtype = str(call.ty.dtype)
+    bounds = lane_arithmetic.quantize if call.op.name == "relax.quantize" else lane_arithmetic.dequantize
+    lanes: Lanes | None = bounds(value.lanes, scale, zero_point, dtype)
+    var = rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs))
+    return rewriter.describe(var, value, lanes)
+
+
+INTEGER_RULES: dict[str, Rule] = {
+    "relax.nn.conv2d": _convolution,
+    "relax.sum": _sum,
+    "relax.quantize": _scaled,
+    "relax.dequantize": _scaled,
+}
+
+
+def legalize_quantize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make the kernel of ``relax.quantize`` to 8 bits from float32 with one scale; other cases as TVM does."""
+    data, scale, zero_point = call.args[0], scalar(call.args[1]), scalar(call.args[2])
+    dtype = str(call.ty.dtype)
+    if scale is None or zero_point is None or dtype not in ("int8", "uint8") or str(data.ty.dtype) != "float32":
+        return _as_stock(builder, call)
+    return builder.call_te(
+        quantize, data, scale=scale, zero_point=zero_point, dtype=dtype, primfunc_name_hint="quantize"
+    )
+
+
+def legalize_dequantize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make the kernel of ``relax.dequantize`` to float32 with one scale; other cases as TVM does."""
+    data, scale, zero_point = call.args[0], scalar(call.args[1]), scalar(call.args[2])
+    if scale is None or zero_point is None or str(call.ty.dtype) != "float32" or "int" not in str(data.ty.dtype):
+        return _as_stock(builder, call)
+    return builder.call_te(dequantize, data, scale=scale, zero_point=zero_point, primfunc_name_hint="dequantize")
+
+
+def _as_stock(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
+LEGALIZATIONS = {"relax.quantize": legalize_quantize, "relax.dequantize": legalize_dequantize}
+"""For ``relax.transform.LegalizeOps``."""

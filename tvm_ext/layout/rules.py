@@ -1,0 +1,253 @@
+"""Which operators work on the blocked layout, and how: one rule each, looked up by operator name.
+
+A rule gets the mutator and the call as it stands in the old function; it returns the blocked result, or None to leave
+the call on plain tensors. It also states what the lanes of its result hold that belong to no channel
+(:mod:`tvm_ext.layout.lanes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.layout import lanes as lane_arithmetic
+from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
+from tvm_ext.layout.convolution import convolution_rule, transposed_convolution_rule
+from tvm_ext.layout.lanes import ANYTHING, Lanes
+from tvm_ext.layout.quantized import INTEGER_RULES
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, static_shape
+from tvm_ext.schedules.compute.layout import block_channels, turn
+from tvm_ext.schedules.compute.pool import global_average, pool
+from tvm_ext.schedules.cpu.window import computed_strip_width
+
+
+def take(rewriter: BlockedLayoutMutator, value: relax.Expr) -> Blocked | tuple[Blocked, ...] | None:
+    """Rewrite a bound expression to the blocked layout, or return None."""
+    if isinstance(value, relax.TupleGetItem):
+        items = rewriter.blocked.get(value.tuple_value) if isinstance(value.tuple_value, relax.Var) else None
+        return items[value.index] if isinstance(items, tuple) else None
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return None
+    for rules in (INTEGER_RULES, RULES):
+        rule = rules.get(value.op.name)
+        result = rule(rewriter, value) if rule is not None else None
+        if result is not None:
+            return result
+    return None
+
+
+def _unary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    value = rewriter.known(call.args[0])
+    parameters = _parameters(call)
+    if value is None or parameters is None:
+        return None
+    var = rewriter.builder_.emit(relax.Call(call.op, [value.var, *call.args[1:]], call.attrs))
+    lanes = lane_arithmetic.unary(call.op.name, value.lanes, str(var.ty.dtype), parameters)
+    return rewriter.describe(var, value, lanes)
+
+
+def _parameters(call: relax.Call) -> dict[str, float] | None:
+    """Read the numbers that belong to an operator of one tensor; None if they are not known."""
+    attributes = {name: getattr(call.attrs, name, None) for name in ("alpha", "beta", "threshold")}
+    named = {name: value for name, value in attributes.items() if value is not None}
+    named |= dict(zip(("min", "max"), call.args[1:], strict=False))
+    values = {name: getattr(value, "value", value) for name, value in named.items()}
+    known = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    return known if len(known) == len(named) else None
+
+
+def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Convert to another type."""
+    value = rewriter.known(call.args[0])
+    if value is None:
+        return None
+    var = rewriter.builder_.emit(relax.Call(call.op, [value.var], call.attrs))
+    lanes = lane_arithmetic.cast(value.lanes, str(call.ty.dtype))
+    return rewriter.describe(var, value, lanes)
+
+
+def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    known = [rewriter.known(arg) for arg in call.args]
+    shape = static_shape(call)
+    if not any(known) or shape is None:
+        return None
+
+    def decides(value: Blocked | None) -> bool:
+        """Whether an operand has all of the result's extents; it decides the block, the other one follows."""
+        return (
+            value is not None
+            and value.rank == len(shape)
+            and value.channels == shape[1]
+            and value.spatial[-len(shape[2:]) :] == shape[2:]
+            and value.shape[0] == shape[0]
+        )
+
+    main = next((value for value in known if decides(value)), None)
+    if main is None:
+        return None
+    operands = [_operand(rewriter, arg, main, call.op.name) for arg in call.args]
+    if operands[0] is None or operands[1] is None:
+        return None
+    (left, left_lanes), (right, right_lanes) = operands[0], operands[1]
+    dtype = str(call.ty.dtype)
+    if call.op.name == "relax.divide" and not main.full and (right_lanes is ANYTHING or right_lanes.has_zero):
+        if int((*right.ty.shape, 1)[-1]) == main.block:  # lanes of its own: nothing is divided by zeros in them
+            right = rewriter.fill_lanes(right, main.channels, 1.0)
+            right_lanes = Lanes(1.0, 1.0)
+        elif not lane_arithmetic.is_float(dtype):
+            return None  # the processor stops at a division of integers by zero
+    lanes = lane_arithmetic.binary(call.op.name, left_lanes, right_lanes, dtype)
+    var = rewriter.builder_.emit(relax.Call(call.op, [left, right], call.attrs))
+    return rewriter.describe(var, main, lanes)
+
+
+def _operand(
+    rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked, op_name: str
+) -> tuple[relax.Expr, Lanes | None] | None:
+    """Bring an operand of a binary operator into the block of the one that decides; with what its lanes hold."""
+    shape = static_shape(arg)
+    if shape is None:
+        return (arg, ANYTHING) if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else None
+    values = arg.value.numpy() if isinstance(arg, tvm.ir.GenericConst) else None
+    dtype = str(arg.ty.dtype)
+    if len(shape) == main.rank and shape[1] == main.channels and values is None:
+        value = rewriter.to_block(arg, main.block, main.turned)
+        return value.var, value.lanes
+    known = ANYTHING if values is None else lane_arithmetic.of_values(values, dtype)
+    if int(np.prod(shape)) == 1:
+        if values is not None:
+            # A scalar becomes a literal of the kernel, and TVM refuses to divide by the literal zero.
+            return relax.const(values.reshape(() if values.any() else (1,)), dtype), known
+        scalar = rewriter.visit_expr(arg)
+        return (scalar if not shape else rewriter.builder_.emit(relax.op.reshape(scalar, ()))), ANYTHING
+    full = (1,) * (main.rank - len(shape)) + shape
+    if main.rank == 3:
+        full = (*full[:2], 1, full[2])
+    if values is not None:
+        values = values.reshape(full)
+        values = values.swapaxes(-2, -1) if main.turned else values
+        if full[1] == 1:  # no channels: the same for all lanes
+            return relax.const(values[..., None], dtype), known
+        fill = 1.0 if op_name in ("relax.divide", "relax.power") else 0.0
+        return relax.const(block_channels(values, main.block, fill), dtype), Lanes(fill, fill)
+    if full[1] != 1:
+        return None
+    plain = rewriter.visit_expr(arg)
+    if main.turned and full[-2:] != (1, 1):
+        plain = rewriter.turn_image(rewriter.builder_.emit(relax.op.reshape(plain, full)), -2)
+    stored = (full[0], 1, *turn(full[2:], main.turned), 1)
+    return rewriter.builder_.emit(relax.op.reshape(plain, stored)), ANYTHING
+
+
+def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    value = rewriter.known(call.args[0])
+    out_shape = static_shape(call)
+    if value is None or out_shape is None or value.rank != len(out_shape) or value.rank == 3:
+        return None
+    attributes = call.attrs
+    if attributes.layout != ("NCHW" if value.rank == 4 else "NCDHW"):
+        return None
+    kind = "max" if "max" in call.op.name else "avg"
+    sources = {"kernel": "pool_size", "strides": "strides", "padding": "padding", "dilation": "dilation"}
+    sizes = {name: [int(item) for item in getattr(attributes, source)] for name, source in sources.items()}
+    sizes = turn_geometry(sizes, value.turned)
+    out_spatial = turn(out_shape[2:], value.turned)
+    include = bool(getattr(attributes, "count_include_pad", False))
+    dtype = str(call.ty.dtype)
+    if kind == "avg" and not lane_arithmetic.is_float(dtype):
+        return None
+    var = rewriter.emit_kernel(
+        pool, [value.var], f"{kind}_pool", OUT_ELEMENTWISE, kind=kind, out_shape=out_spatial,
+        computed_width=computed_strip_width(out_spatial[-1], rewriter.machine.vector_registers),
+        count_include_pad=include, **sizes,
+    )  # fmt: skip
+    lanes: Lanes | None = value.lanes
+    if kind == "avg":
+        lanes = lane_arithmetic.average(lanes, dtype)
+    elif not _windows_meet_input(value.stored, out_spatial, sizes):
+        lanes = ANYTHING  # the largest of nothing is the least number there is
+    return rewriter.describe(var, value, lanes)
+
+
+def _windows_meet_input(spatial: Sequence[int], out: Sequence[int], sizes: dict[str, list[int]]) -> bool:
+    """Whether every window of a pooling holds an element of its input, none of them padding only."""
+    for axis, (extent, count) in enumerate(zip(spatial, out, strict=True)):
+        kernel, stride, step = sizes["kernel"][axis], sizes["strides"][axis], sizes["dilation"][axis]
+        for index in range(count):
+            first = index * stride - sizes["padding"][axis]
+            if not any(0 <= first + tap * step < extent for tap in range(kernel)):
+                return False
+    return True
+
+
+def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    value = rewriter.known(call.args[0])
+    shape = static_shape(call)
+    if value is None or shape is None or len(shape) != value.rank or any(extent != 1 for extent in shape[2:]):
+        return None
+    if call.op.name == "relax.mean":
+        axes = sorted(int(axis) % value.rank for axis in call.attrs.axis or ())
+        if axes != list(range(2, value.rank)):
+            return None
+    dtype = str(call.ty.dtype)
+    if not lane_arithmetic.is_float(dtype):
+        return None
+    var = rewriter.emit_kernel(global_average, [value.var], "global_average", OUT_ELEMENTWISE)
+    return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype))
+
+
+def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    items = call.args[0]
+    shape = static_shape(call)
+    if not isinstance(items, relax.Tuple) or call.attrs.axis is None or shape is None:
+        return None
+    known = [rewriter.known(item) for item in items.fields]
+    first = next((value for value in known if value), None)
+    if first is None or first.rank != len(shape) or int(call.attrs.axis) % first.rank != 1:
+        return None
+    channels = [static_shape(item)[1] for item in items.fields]  # type: ignore[index]
+    block = min(value.block for value in known if value)
+    if any(count % block for count in channels):
+        return None
+    parts = [rewriter.to_block(item, block, first.turned).var for item in items.fields]
+    # Every part fills its blocks, so that all lanes are channels.
+    return rewriter.describe(rewriter.builder_.emit(relax.op.concat(parts, axis=1)), first, ANYTHING, sum(channels))
+
+
+def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
+    value = rewriter.known(call.args[0])
+    if value is None or not value.full or int(call.attrs.axis) % value.rank != 1:
+        return None
+    sections = [static_shape(field) for field in call.ty.fields]
+    if any(shape is None or shape[1] % value.block for shape in sections):
+        return None
+    bounds = np.cumsum([shape[1] // value.block for shape in sections])[:-1]  # type: ignore[index]
+    parts = rewriter.builder_.emit(relax.op.split(value.var, [int(bound) for bound in bounds], axis=1))
+    items = [rewriter.builder_.emit(relax.TupleGetItem(parts, index)) for index in range(len(sections))]
+    return tuple(
+        rewriter.describe(item, value, ANYTHING, shape[1])  # type: ignore[index]
+        for item, shape in zip(items, sections, strict=True)
+    )
+
+
+RULES: dict[str, Rule] = {
+    "relax.nn.conv1d": convolution_rule,
+    "relax.nn.conv2d": convolution_rule,
+    "relax.nn.conv3d": convolution_rule,
+    "relax.nn.conv2d_transpose": transposed_convolution_rule,
+    "relax.nn.max_pool2d": _pool,
+    "relax.nn.max_pool3d": _pool,
+    "relax.nn.avg_pool2d": _pool,
+    "relax.nn.avg_pool3d": _pool,
+    "relax.nn.adaptive_avg_pool2d": _global_average,
+    "relax.nn.adaptive_avg_pool3d": _global_average,
+    "relax.mean": _global_average,
+    "relax.astype": _astype,
+    "relax.concat": _concat,
+    "relax.split": _split,  # type: ignore[dict-item]
+    **dict.fromkeys(lane_arithmetic.UNARY, _unary),
+    **dict.fromkeys(lane_arithmetic.BINARY, _binary),
+}

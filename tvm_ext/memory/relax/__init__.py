@@ -1,0 +1,1 @@
+"""Memory plans, applied to Relax functions."""

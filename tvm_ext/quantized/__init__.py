@@ -1,0 +1,1 @@
+"""Quantised models in integer arithmetic."""

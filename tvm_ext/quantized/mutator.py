@@ -1,0 +1,190 @@
+"""The mutator that makes integer arithmetic of quantised models, and what it knows of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
+from tvm_ext.relax_utils import constant
+
+SIGNED_OFFSET = 128
+"""What is added to int8 activations to keep them as uint8."""
+
+
+Rule = Callable[["IntegerMutator", relax.Var, relax.Call], bool]
+"""Notes what is known of a variable; True when its binding needs no other code."""
+
+
+@mutator
+class IntegerMutator(PyExprMutator):
+    """Rewrites one module; the tables say what is known of the old function's variables.
+
+    Attributes
+    ----------
+    constants, arrays : dict
+        Constants that stand quantised in the model, and other values that are known now.
+    integers : dict
+        Quantised tensors of type int8 or uint8 that this pass keeps as uint8, by their integer variable.
+    quantized : dict
+        The same and others, by the variable of their float values.
+    sums : dict
+        Float tensors that are a scaled int32 tensor.
+    joined : dict
+        Concatenations of quantised tensors of different steps, and their axis.
+    centred, totals, rounded : dict
+        Of models with integer operators: int32 tensors that are uint8 less a zero point; int32 sums; scaled sums that
+        are rounded, with the zero point added and the bounds they are clipped to.
+    """
+
+    def __init__(self, mod: tvm.IRModule, rules: Sequence[Mapping[str, Rule]]) -> None:
+        super().__init__(mod)
+        self.rules = rules
+        self.constants: dict[relax.Var, QuantizedConstant] = {}
+        self.arrays: dict[relax.Var, np.ndarray] = {}
+        self.integers: dict[relax.Var, Quantized] = {}
+        self.quantized: dict[relax.Var, Quantized] = {}
+        self.sums: dict[relax.Var, IntegerSum] = {}
+        self.joined: dict[relax.Var, tuple[list[Quantized], int]] = {}
+        self.centred: dict[relax.Var, Quantized] = {}
+        self.totals: dict[relax.Var, IntegerSum] = {}
+        self.rounded: dict[relax.Var, tuple[IntegerSum, int, tuple[float, float] | None]] = {}
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
+        value = binding.value
+        if isinstance(value, relax.Call) and isinstance(binding.var, relax.DataflowVar):
+            name = getattr(value.op, "name", "")
+            for rule in filter(None, (table.get(name) for table in self.rules)):
+                if rule(self, binding.var, value):
+                    return
+        super().visit_var_binding_(binding)
+
+    def visit_var_(self, op: relax.Var) -> relax.Expr:
+        """Give an operator that stays as it is what it expects."""
+        expected = self._expected(op)
+        return super().visit_var_(op) if expected is None else expected
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
+        """Give an operator that stays as it is what it expects."""
+        expected = self._expected(op)
+        return super().visit_dataflow_var_(op) if expected is None else expected
+
+    def _expected(self, var: relax.Var) -> relax.Expr | None:
+        if var in self.quantized:
+            return self.dequantize(self.quantized[var])
+        if var in self.sums:
+            return self.to_float(self.sums[var])
+        if var in self.integers:
+            data = self.integers[var].data
+            return data if str(var.ty.dtype) == "uint8" else self.emit(_to_signed(self, data))
+        if var in self.centred:
+            return self._centre(self.centred[var])
+        if var in self.totals:
+            return self._reshaped(self._shifted(self.totals[var]), self.totals[var])
+        return None
+
+    def _centre(self, value: Quantized) -> relax.Var:
+        wide = self.emit(relax.op.astype(value.data, "int32"))
+        return self.emit(relax.op.subtract(wide, relax.const(value.zero_point, "int32")))
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an expression in the new function."""
+        return self.builder_.emit(expr)
+
+    def dequantize(self, value: Quantized) -> relax.Var:
+        """Emit the float values of a quantised tensor; not shared, so that it becomes part of what uses it."""
+        scale, zero_point = relax.const(value.scale, "float32"), relax.const(value.zero_point, "uint8")
+        return self.emit(relax.op.dequantize(value.data, scale, zero_point, axis=0, out_dtype="float32"))
+
+    def to_float(self, value: IntegerSum) -> relax.Var:
+        """Emit the float values of a scaled sum."""
+        scaled = self.emit(relax.op.multiply(self._as_float(value), _per_channel(value.scale)))
+        return self._reshaped(self._clip(scaled, value.low, value.high), value)
+
+    def requantize(self, value: IntegerSum, scale: float, zero_point: int) -> Quantized:
+        """Emit the rounding of a scaled sum to uint8.
+
+        The bounds are applied as the whole numbers they are rounded to, which gives the same as clipping before.
+        """
+        step = np.float32(scale)
+        with np.errstate(over="ignore"):
+            factor = (value.scale / step).astype(np.float32)
+            low, high = (float(np.rint(np.float32(bound) / step)) for bound in (value.low, value.high))
+        scaled = self.emit(relax.op.multiply(self._as_float(value), _per_channel(factor)))
+        bounded = self._clip(scaled, low if low > -zero_point else -np.inf, high if high < 255 - zero_point else np.inf)
+        data = self._reshaped(self.quantize(bounded, 1.0, zero_point), value)
+        return Quantized(data, float(step), zero_point)
+
+    def quantize(self, value: relax.Expr, scale: float, zero_point: int) -> relax.Var:
+        """Emit the rounding of float values to uint8."""
+        arguments = relax.const(scale, "float32"), relax.const(zero_point, "uint8")
+        return self.emit(relax.op.quantize(value, *arguments, axis=0, out_dtype="uint8"))
+
+    def activation(self, expr: relax.Expr, scale: float, zero_point: int) -> Quantized | None:
+        """Give a quantised tensor of the old function as uint8 in the new one."""
+        if isinstance(expr, relax.Var) and expr in self.integers:
+            return self.integers[expr]
+        dtype = str(getattr(expr.ty, "dtype", ""))
+        if not isinstance(expr, relax.Var) or dtype not in ACTIVATION_TYPES:
+            return None
+        data = self.visit_expr(expr)
+        if dtype == "uint8":
+            return Quantized(data, scale, zero_point)
+        raised = self.emit(relax.op.add(self.emit(relax.op.astype(data, "int16")), relax.const(SIGNED_OFFSET, "int16")))
+        value = Quantized(self.emit(relax.op.astype(raised, "uint8")), scale, zero_point + SIGNED_OFFSET)
+        self.integers[expr] = value
+        return value
+
+    def constant_values(self, expr: relax.Expr) -> np.ndarray | None:
+        """Give the values of a constant operand of the old function."""
+        if isinstance(expr, relax.Var):
+            if expr in self.constants:
+                return self.constants[expr].floats
+            return self.arrays.get(expr)
+        return constant(expr)
+
+    def _reshaped(self, data: relax.Var, value: IntegerSum) -> relax.Var:
+        """Turn the picture that stands for a product of matrices into what the model has in its place."""
+        if value.matrix_shape is None:
+            return data
+        *rows, columns = value.matrix_shape
+        count = int(np.prod(rows))
+        if count > 1:
+            data = self.emit(relax.op.permute_dims(self.emit(relax.op.reshape(data, (columns, count))), [1, 0]))
+        return self.emit(relax.op.reshape(data, value.matrix_shape))
+
+    def _shifted(self, value: IntegerSum) -> relax.Expr:
+        if not value.shift.any():
+            return value.total
+        shift = relax.const(value.shift.astype(np.int32).reshape(1, -1, 1, 1))
+        return self.emit(relax.op.add(value.total, shift))
+
+    def _as_float(self, value: IntegerSum) -> relax.Var:
+        return self.emit(relax.op.astype(self._shifted(value), "float32"))
+
+    def _clip(self, value: relax.Var, low: float, high: float) -> relax.Var:
+        if low == -np.inf and high == np.inf:
+            return value
+        if low == 0 and high == np.inf:
+            return self.emit(relax.op.nn.relu(value))
+        limits = np.finfo(np.float32)
+        return self.emit(relax.op.clip(value, max(low, float(limits.min)), min(high, float(limits.max))))
+
+
+def _to_signed(rewriter: IntegerMutator, data: relax.Expr) -> relax.Expr:
+    lowered = rewriter.emit(
+        relax.op.subtract(rewriter.emit(relax.op.astype(data, "int16")), relax.const(SIGNED_OFFSET, "int16"))
+    )
+    return relax.op.astype(lowered, "int8")
+
+
+def _per_channel(factors: np.ndarray) -> relax.Expr:
+    """Make the operand that multiplies the channels of a sum; one number if they are all the same."""
+    if (factors == factors[0]).all():
+        return relax.const(factors[0], "float32")
+    return relax.const(np.ascontiguousarray(factors, np.float32).reshape(1, -1, 1, 1))

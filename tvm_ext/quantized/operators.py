@@ -1,0 +1,140 @@
+"""Rules for models with integer operators (ONNX's QLinearConv and its kin) in the form in which they are imported.
+
+before: ``astype(clip(round(float(conv2d(int32(x) - zx, w) + b) * m) + zy, 0, 255), "uint8")``
+after:  as :mod:`tvm_ext.quantized.integer_arithmetic` describes
+
+The form has one operator for each step, and each step is noted until the cast to 8 bits, where the whole is emitted. A
+step that is followed by something else is computed as the model has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from tvm import relax
+
+from tvm_ext.quantized.mutator import SIGNED_OFFSET, IntegerMutator, Rule
+from tvm_ext.quantized.rules import LARGEST_SUM, along_channels, convolve, has_integer_kernel, multiply
+from tvm_ext.quantized.values import ACTIVATION_TYPES, Quantized
+from tvm_ext.relax_utils import constant, scalar
+
+
+def _astype(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    data, dtype = call.args[0], str(call.ty.dtype)
+    source = str(data.ty.dtype)
+    if dtype == "int32" and source in ACTIVATION_TYPES:
+        value = rewriter.activation(data, 1.0, 0)
+        if value is not None:
+            shift = SIGNED_OFFSET if source == "int8" else 0
+            rewriter.centred[var] = Quantized(value.data, 1.0, shift)
+        return value is not None
+    if dtype == "float32" and source == "int32" and data in rewriter.totals:
+        rewriter.sums[var] = rewriter.totals[data]
+        return True
+    if dtype in ACTIVATION_TYPES and data in rewriter.rounded:
+        total, zero_point, clipped = rewriter.rounded[data]
+        limits = np.iinfo(dtype)
+        if clipped != (limits.min, limits.max):
+            return False
+        shift = SIGNED_OFFSET if dtype == "int8" else 0
+        rewriter.integers[var] = rewriter.requantize(total, 1.0, zero_point + shift)
+        return True
+    return False
+
+
+def _subtract(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    value, shift = rewriter.centred.get(call.args[0]), scalar(call.args[1])
+    if value is None or not isinstance(shift, int) or not 0 <= value.zero_point + shift <= 255:
+        return False
+    rewriter.centred[var] = replace(value, zero_point=value.zero_point + shift)
+    return True
+
+
+def _weights(expr: relax.Expr) -> np.ndarray | None:
+    """Constant int32 weights that are 8-bit integers."""
+    weight = constant(expr)
+    if weight is None or weight.dtype != np.int32 or weight.size == 0 or np.abs(weight + 0.5).max() > 128:
+        return None
+    return weight.astype(np.int8)
+
+
+def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    value, weight = rewriter.centred.get(call.args[0]), _weights(call.args[1])
+    if value is None or weight is None or not has_integer_kernel(call, weight):
+        return False
+    rewriter.totals[var] = convolve(rewriter, value, weight, np.ones(weight.shape[0], np.float32), call)
+    return True
+
+
+def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    value, weight = rewriter.centred.get(call.args[0]), _weights(call.args[1])
+    if value is None or weight is None or str(call.ty.dtype) != "int32":
+        return False
+    total = multiply(rewriter, value, weight, np.ones(weight.shape[-1], np.float32))
+    if total is None:
+        return False
+    rewriter.totals[var] = total
+    return True
+
+
+def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    left, right = call.args
+    if left in rewriter.totals:
+        value, bias = rewriter.totals[left], rewriter.constant_values(right)
+        per_channel = None if bias is None or bias.dtype != np.int32 else along_channels(bias, value)
+        if per_channel is None or np.abs(per_channel.astype(np.int64) + value.shift).max() >= LARGEST_SUM:
+            return False
+        rewriter.totals[var] = replace(value, shift=value.shift + per_channel.astype(np.int64))
+        return True
+    if left in rewriter.rounded:
+        value, zero_point, clipped = rewriter.rounded[left]
+        shift = scalar(right)
+        if shift is None or not float(shift).is_integer() or clipped is not None:
+            return False
+        rewriter.rounded[var] = value, zero_point + int(shift), None
+    return False
+
+
+def _multiply(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    value, factor = rewriter.sums.get(call.args[0]), rewriter.constant_values(call.args[1])
+    if (
+        value is None
+        or factor is None
+        or factor.dtype != np.float32
+        or not (value.scale == 1).all()
+        or value.is_clipped
+    ):
+        return False
+    per_channel = along_channels(factor, value)
+    if per_channel is None:
+        return False
+    rewriter.sums[var] = replace(value, scale=per_channel)
+    return True
+
+
+def _round(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    value = rewriter.sums.get(call.args[0])
+    if value is not None:
+        rewriter.rounded[var] = value, 0, None
+    return False
+
+
+def _clip(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    if call.args[0] in rewriter.rounded:
+        value, zero_point, _ = rewriter.rounded[call.args[0]]
+        low, high = (float(getattr(bound, "value", bound)) for bound in call.args[1:])
+        rewriter.rounded[var] = value, zero_point, (low, high)
+    return False
+
+
+OPERATOR_RULES: dict[str, Rule] = {
+    "relax.astype": _astype,
+    "relax.subtract": _subtract,
+    "relax.nn.conv2d": _conv2d,
+    "relax.matmul": _matmul,
+    "relax.add": _add,
+    "relax.multiply": _multiply,
+    "relax.round": _round,
+    "relax.clip": _clip,
+}

@@ -1,0 +1,303 @@
+"""How each operator of a quantised model is computed on integers: one rule each, looked up by operator name.
+
+A rule gets the mutator, the bound variable and the call as they stand in the old function. It notes in the mutator's
+tables what is known of the variable and returns True when the binding needs no other code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from tvm import relax
+
+from tvm_ext.quantized.mutator import SIGNED_OFFSET, IntegerMutator, Rule
+from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
+from tvm_ext.relax_utils import scalar, static_shape
+
+LARGEST_SUM = 1 << 31
+"""int32 sums must stay below; with 8-bit operands that is a reduction over more than 65,000 products."""
+
+
+def _dequantize(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    known = QuantizedConstant.from_call(call)
+    if known is not None:
+        rewriter.constants[var] = known
+        return False  # for uses that stay in float; otherwise nobody uses it
+    scale, zero_point = scalar(call.args[1]), scalar(call.args[2])
+    if scale is None or zero_point is None or str(call.ty.dtype) != "float32" or not scale > 0:
+        return False
+    value = rewriter.activation(call.args[0], float(scale), int(zero_point))
+    if value is None:
+        return False
+    shift = SIGNED_OFFSET if str(call.args[0].ty.dtype) == "int8" else 0
+    rewriter.quantized[var] = Quantized(value.data, float(scale), int(zero_point) + shift)
+    return True
+
+
+def _quantize(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    data = call.args[0]
+    scale, zero_point, dtype = scalar(call.args[1]), scalar(call.args[2]), str(call.ty.dtype)
+    if scale is None or zero_point is None or dtype not in ACTIVATION_TYPES or not scale > 0:
+        return False
+    if str(data.ty.dtype) != "float32":
+        return False
+    wanted = Quantized(data, float(scale), int(zero_point) + (SIGNED_OFFSET if dtype == "int8" else 0))
+    rewriter.integers[var] = _quantized_as(rewriter, data, wanted)
+    return True
+
+
+def _quantized_as(rewriter: IntegerMutator, data: relax.Expr, wanted: Quantized) -> Quantized:
+    """Quantise a float value of the old function with the steps of ``wanted``."""
+    if isinstance(data, relax.Var):
+        known = rewriter.quantized.get(data)
+        if known is not None and known.same_steps(wanted):
+            return known
+        if data in rewriter.sums:
+            return rewriter.requantize(rewriter.sums[data], wanted.scale, wanted.zero_point)
+        if data in rewriter.joined:
+            parts, axis = rewriter.joined[data]
+            same = [
+                part.data
+                if part.same_steps(wanted)
+                else rewriter.quantize(rewriter.dequantize(part), wanted.scale, wanted.zero_point)
+                for part in parts
+            ]
+            joined = rewriter.emit(relax.op.concat(same, axis=axis))
+            return Quantized(joined, wanted.scale, wanted.zero_point)
+    quantized = rewriter.quantize(rewriter.visit_expr(data), wanted.scale, wanted.zero_point)
+    return Quantized(quantized, wanted.scale, wanted.zero_point)
+
+
+def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, QuantizedConstant, np.ndarray] | None:
+    """Give a quantised activation and quantised weights, and these as int8 without their zero point."""
+    data, weight = call.args
+    value = rewriter.quantized.get(data) if isinstance(data, relax.Var) else None
+    known = rewriter.constants.get(weight) if isinstance(weight, relax.Var) else None
+    if value is None or known is None or value.shape is None:
+        return None
+    centred = known.centred
+    return None if centred is None else (value, known, centred)
+
+
+def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
+    """Whether there is a good kernel for a convolution with these weights, whose sums fit in int32."""
+    attributes = call.attrs
+    if (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW"):
+        return False
+    groups, (out_channels, in_channels) = int(attributes.groups), weight.shape[:2]
+    depthwise = in_channels == 1 and out_channels == groups
+    whole = groups == 1 or (in_channels % 4 == 0 and out_channels // groups % 4 == 0)
+    return (depthwise or whole) and weight[0].size * 255 * 128 < LARGEST_SUM
+
+
+def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    operands = _operands(rewriter, call)
+    if operands is None:
+        return False
+    value, known, weight = operands
+    scale = known.scale_along(0)
+    if scale is None or not has_integer_kernel(call, weight):
+        return False
+    rewriter.sums[var] = convolve(rewriter, value, weight, scale, call)
+    return True
+
+
+def convolve(
+    rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray, call: relax.Call | None = None
+) -> IntegerSum:
+    """Emit an exact convolution of integers.
+
+    Parameters
+    ----------
+    value : Quantized
+        NCHW.
+    weight : np.ndarray
+        OIHW, int8.
+    scale : np.ndarray
+        Of the weights, one for each output channel.
+    call : relax.Call, optional
+        The convolution whose strides, padding, dilation and groups to take.
+    """
+    strides, padding, dilation, groups = [1, 1], [0] * 4, [1, 1], 1
+    if call is not None:
+        strides, padding, dilation = (
+            [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
+        )
+        groups = int(call.attrs.groups)
+    data = value.data
+    if any(padding):
+        top, left, bottom, right = padding
+        widths = [0, 0, 0, 0, top, bottom, left, right]
+        data = rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(value.zero_point)))
+    total = rewriter.emit(
+        relax.op.nn.conv2d(
+            data, relax.const(weight), strides=strides, padding=[0] * 4, dilation=dilation, groups=groups,
+            out_dtype="int32",
+        )
+    )  # fmt: skip
+    shift = -value.zero_point * weight.astype(np.int64).sum(axis=(1, 2, 3))
+    return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift)
+
+
+def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    operands = _operands(rewriter, call)
+    if operands is None:
+        return False
+    value, known, weight = operands
+    scale = known.scale_along(-1)
+    total = None if scale is None else multiply(rewriter, value, weight, scale)
+    if total is not None:
+        rewriter.sums[var] = total
+    return total is not None
+
+
+def multiply(rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray) -> IntegerSum | None:
+    """Emit an exact product of matrices, ``(..., K) x (K, N)``, as a convolution; None for other shapes.
+
+    Rows become the columns of a picture one row high.
+    """
+    shape = value.shape
+    if shape is None or len(shape) < 2 or weight.ndim != 2 or weight.shape[0] * 255 * 128 >= LARGEST_SUM:
+        return None
+    *outer, depth = shape
+    rows = int(np.prod(outer))
+    data = value.data
+    if rows > 1:
+        data = rewriter.emit(relax.op.permute_dims(rewriter.emit(relax.op.reshape(data, (rows, depth))), [1, 0]))
+    picture = Quantized(rewriter.emit(relax.op.reshape(data, (1, depth, 1, rows))), value.scale, value.zero_point)
+    result = convolve(rewriter, picture, np.ascontiguousarray(weight.T)[:, :, None, None], scale)
+    return replace(result, matrix_shape=(*outer, weight.shape[1]))
+
+
+def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    """Take a bias into the sum, if it is a whole number of the sum's steps."""
+    for total, other in (call.args, call.args[::-1]):
+        value = rewriter.sums.get(total) if isinstance(total, relax.Var) else None
+        bias = rewriter.constant_values(other)
+        if value is None or bias is None or value.is_clipped:
+            continue
+        per_channel = along_channels(bias, value)
+        if per_channel is None or static_shape(call) != value.shape:
+            continue
+        steps = per_channel.astype(np.float64) / value.scale.astype(np.float64)
+        whole = np.rint(steps)
+        if np.abs(steps - whole).max() > 0.01 or np.abs(whole).max() >= LARGEST_SUM // 2:
+            continue
+        rewriter.sums[var] = replace(value, shift=value.shift + whole.astype(np.int64))
+        return True
+    return False
+
+
+def along_channels(bias: np.ndarray, value: IntegerSum) -> np.ndarray | None:
+    """One number for each channel of a constant that broadcasts to a sum, None if it differs along other axes."""
+    shape = value.shape
+    if shape is None or bias.ndim > len(shape):
+        return None
+    full = (1,) * (len(shape) - bias.ndim) + bias.shape
+    if any(extent != 1 for axis, extent in enumerate(full) if axis != value.channel_axis):
+        return None
+    return np.broadcast_to(bias.reshape(-1), value.scale.shape)
+
+
+def _clip(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    value = rewriter.sums.get(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+    if value is None:
+        return False
+    low, high = 0.0, np.inf
+    if call.op.name == "relax.clip":
+        low, high = (float(getattr(bound, "value", bound)) for bound in call.args[1:])
+    rewriter.sums[var] = value.clipped(low, high)
+    return True
+
+
+def _average(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    """Average over all rows and columns: an integer sum, and the count in the scale."""
+    data = call.args[0]
+    value = rewriter.quantized.get(data) if isinstance(data, relax.Var) else None
+    shape, out_shape = (value.shape if value else None), static_shape(call)
+    if value is None or shape is None or out_shape is None or len(shape) != 4 or len(out_shape) != 4:
+        return False
+    count = shape[2] * shape[3]
+    if out_shape[2:] != (1, 1) or count * 255 >= LARGEST_SUM or not _takes_all(call, shape):
+        return False
+    total = rewriter.emit(relax.op.sum(rewriter.emit(relax.op.astype(value.data, "int32")), axis=[2, 3], keepdims=True))
+    scale = np.full(shape[1], np.float32(value.scale) / np.float32(count), np.float32)
+    shift = np.full(shape[1], -value.zero_point * count)
+    rewriter.sums[var] = IntegerSum(total, scale, shift)
+    return True
+
+
+def _takes_all(call: relax.Call, shape: tuple[int, ...]) -> bool:
+    """Whether an average whose result is one row and one column is over all rows and columns, each counted once."""
+    if call.op.name == "relax.mean":
+        return sorted(int(axis) % 4 for axis in call.attrs.axis or ()) == [2, 3]
+    if call.op.name == "relax.nn.avg_pool2d":
+        window = tuple(int(extent) for extent in call.attrs.pool_size)
+        return window == shape[2:] and not any(int(width) for width in call.attrs.padding)
+    return True
+
+
+def _moved(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    """Let an operator that only selects or moves elements work on the integers."""
+    data = call.args[0]
+    if rewriter.constant_values(data) is not None:
+        return _moved_constant(rewriter, var, call)
+    for known in (rewriter.quantized, rewriter.integers):
+        value = known.get(data)
+        if value is not None:
+            moved = rewriter.emit(relax.Call(call.op, [value.data, *call.args[1:]], call.attrs))
+            known[var] = replace(value, data=moved)
+            return True
+    return False
+
+
+def _moved_constant(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    known, shape = rewriter.constants.get(call.args[0]), static_shape(call)
+    if call.op.name == "relax.permute_dims" and known is not None:
+        axes = [int(axis) for axis in call.attrs.axes or range(known.values.ndim)[::-1]]
+        rewriter.constants[var] = known.permuted(axes)
+    elif call.op.name in ("relax.reshape", "relax.expand_dims", "relax.squeeze") and shape is not None:
+        values = rewriter.constant_values(call.args[0])
+        assert values is not None
+        rewriter.arrays[var] = values.reshape(shape)
+    return False
+
+
+def _concat(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+    items = call.args[0]
+    if not isinstance(items, relax.Tuple) or call.attrs.axis is None:
+        return False
+    parts = [rewriter.quantized.get(item) if isinstance(item, relax.Var) else None for item in items.fields]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return False
+    axis = int(call.attrs.axis)
+    if all(part.same_steps(known[0]) for part in known):
+        joined = rewriter.emit(relax.op.concat([part.data for part in known], axis=axis))
+        rewriter.quantized[var] = Quantized(joined, known[0].scale, known[0].zero_point)
+        return True
+    rewriter.joined[var] = known, axis
+    return False
+
+
+RULES: dict[str, Rule] = {
+    "relax.dequantize": _dequantize,
+    "relax.quantize": _quantize,
+    "relax.nn.conv2d": _conv2d,
+    "relax.matmul": _matmul,
+    "relax.add": _add,
+    "relax.nn.relu": _clip,
+    "relax.clip": _clip,
+    "relax.mean": _average,
+    "relax.nn.adaptive_avg_pool2d": _average,
+    "relax.nn.avg_pool2d": _average,
+    "relax.concat": _concat,
+    **dict.fromkeys(
+        (
+            "relax.nn.max_pool2d", "relax.reshape", "relax.flatten", "relax.permute_dims", "relax.squeeze",
+            "relax.expand_dims", "relax.strided_slice",
+        ),
+        _moved,
+    ),
+}  # fmt: skip

@@ -1,0 +1,53 @@
+"""Small questions to Relax expressions that many passes ask: shapes, constants, kinds of kernel, plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
+"""Kinds of kernel as ``relax.transform.FuseOps`` reads them from the attribute ``op_pattern``."""
+
+
+def static_shape(tensor: Any) -> tuple[int, ...] | None:
+    """Return the shape of an expression, or of its type, if it is a tensor with all extents known; None otherwise."""
+    shape = getattr(tensor if isinstance(tensor, relax.TensorType) else tensor.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
+        return None
+    return tuple(int(extent) for extent in shape)
+
+
+def constant(expr: Any) -> np.ndarray | None:
+    """Return the value of a constant tensor, not to be written to; None for anything else."""
+    is_tensor = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType)
+    return read_only(expr.value) if is_tensor else None
+
+
+def read_only(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    """Return a tensor's elements as an array without copying them, where NumPy has the type itself."""
+    if str(tensor.dtype) in _NUMPY_TYPES and tensor.device.dlpack_device_type() == tvm.cpu().dlpack_device_type():
+        array = np.from_dlpack(tensor)
+        array.flags.writeable = False
+        return array
+    return tensor.numpy()
+
+
+_NUMPY_TYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+
+
+def scalar(expr: Any) -> float | int | None:
+    """Return the one element of a constant, None for anything else."""
+    array = constant(expr)
+    return array.item() if array is not None and array.size == 1 else None
+
+
+def plain(value: Any) -> Any:
+    """Convert TVM's containers, as in the export of a target, to what JSON knows."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "items"):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value]

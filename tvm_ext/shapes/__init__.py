@@ -1,0 +1,1 @@
+"""Symbolic extents: an open batch as a loop over single images."""

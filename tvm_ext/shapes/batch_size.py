@@ -1,0 +1,124 @@
+"""How many images of an open batch are worth computing at once.
+
+One at a time is best for what reuses its weights within an image, as convolutions do: the tensors between kernels stay
+in the caches. A product with few rows an image takes as long as loading its weights does, for one image or for
+sixteen, and a kernel of a few microseconds about as long as calling it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext.shapes.batch_axis import images_of
+
+SIZES = (16, 4)
+"""Numbers of images that functions are made for, beside one."""
+
+FEW_ROWS = 8
+"""Rows of a product from which on its weights are loaded in less time than it computes."""
+
+LARGEST_TENSOR = 8 << 20
+"""Bytes of a tensor of all images that are computed at once: more would not stay in the caches."""
+
+CALL_SECONDS = 1e-6
+"""What calling a kernel takes."""
+
+BYTES_A_SECOND = 1e10
+FLOPS_A_SECOND = 1e11
+"""What a core loads from memory, and computes in vectors; a factor of two decides little here."""
+
+SHARE = 0.25
+"""Of the time that an image takes, what several at once have to save."""
+
+
+@dataclass(frozen=True)
+class ImageCost:
+    """What one image costs, counted.
+
+    Attributes
+    ----------
+    calls : int
+        Operators.
+    flops : int
+        Of products and convolutions.
+    row_bytes : int
+        Bytes of the weights of products with few rows.
+    largest : int
+        Bytes of the largest tensor that depends on the image.
+    """
+
+    calls: int
+    flops: int
+    row_bytes: int
+    largest: int
+
+
+def images_at_once(function: relax.Function, batch: tirx.Var) -> Sequence[int]:
+    """List the numbers of images to make functions for, the largest first; the last one is 1.
+
+    Parameters
+    ----------
+    function : relax.Function
+        What is computed for a batch, whose extent is open.
+    batch : tvm.tirx.Var
+    """
+    cost = image_cost(function, batch)
+    saved = cost.calls * CALL_SECONDS + cost.row_bytes / BYTES_A_SECOND
+    if saved < SHARE * (saved + cost.flops / FLOPS_A_SECOND):
+        return (1,)
+    return (*(count for count in SIZES if count * cost.largest <= LARGEST_TENSOR), 1)
+
+
+def image_cost(function: relax.Function, batch: tirx.Var) -> ImageCost:
+    """Count what a function does for one image."""
+
+    def shapes(ty: Any) -> list[list[int]]:
+        return _shapes(ty, batch)
+
+    calls = flops = row_bytes = largest = 0
+    for call in _calls(function):
+        elements = sum(map(prod, shapes(call.ty)))
+        largest = max([largest, *(prod(shape) * _bytes(call.ty) for shape in shapes(call.ty))])
+        calls += 1
+        weight = call.args[1] if len(call.args) > 1 else None
+        if getattr(call.op, "name", "") == "relax.matmul" and weight is not None:
+            (shape,) = shapes(weight.ty)
+            flops += 2 * elements * (shape[-2] if len(shape) > 1 else shape[-1])
+            if isinstance(weight, tvm.ir.GenericConst) and elements < FEW_ROWS * shape[-1]:
+                row_bytes += prod(shape) * _bytes(weight.ty)
+        elif getattr(call.op, "name", "").startswith("relax.nn.conv") and weight is not None:
+            (shape,) = shapes(weight.ty)
+            flops += 2 * elements * prod(shape[1:])
+    return ImageCost(calls, flops, row_bytes, largest)
+
+
+def _calls(function: relax.Function) -> Iterator[Any]:
+    for block in function.body.blocks:
+        yield from (binding.value for binding in block.bindings if isinstance(binding.value, relax.Call))
+
+
+def _shapes(ty: Any, batch: tirx.Var) -> list[list[int]]:
+    """List the shapes of the tensors in a type, for one image; another extent that is open counts as 1."""
+    if isinstance(ty, relax.TupleType):
+        return [shape for item in ty.fields for shape in _shapes(item, batch)]
+    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+        return []
+    images = images_of(ty.shape, batch)
+    shape = [int(extent) if isinstance(extent, tirx.IntImm) else 1 for extent in ty.shape]
+    if images is not None:
+        shape[images.axis] = images.rows
+    return [shape]
+
+
+def _bytes(ty: Any) -> int:
+    """Bytes of an element; of the first tensor, if there are several."""
+    if isinstance(ty, relax.TupleType):
+        return _bytes(ty.fields[0]) if ty.fields else 1
+    dtype = str(getattr(ty, "dtype", "") or "float32")
+    return max(1, tvm.DataType(dtype).bits // 8)

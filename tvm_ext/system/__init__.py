@@ -1,0 +1,1 @@
+"""Files, processes, threads, RPC: what the operating system has a part in."""

@@ -1,0 +1,231 @@
+"""Threads of the TVM runtime: as many as this process may use cores, without a trace in its environment.
+
+TVM's own default is half of the logical processors, which is right with two-way simultaneous multithreading and leaves
+half of the machine idle without it. Its pool belongs to the thread that calls kernels, and outlives it.
+When TVM makes a pool, it binds the calling thread to processors, also to some that it was kept from; here the calling
+thread stays where it was.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
+
+import tvm_ffi
+
+from tvm_ext.system.cgroup import cpu_quota
+
+VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+"""What the TVM runtime reads, in this order."""
+
+ONE_EACH, SHARED = -2, -3
+"""Ways to bind threads that the runtime knows: each to a processor of its own, or all to all of them."""
+
+MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
+"""Pools of threads other than the main one: of workers, and as many again that such threads asked for."""
+
+Result = TypeVar("Result")
+
+_pool = threading.local()
+_first = itertools.count()
+
+
+@lru_cache(maxsize=1)
+def physical_cores() -> int:
+    """Count the physical cores this process may use (SMT siblings counted once), at most its quota of them."""
+    quota = cpu_quota()
+    cores = len(_one_of_each_core())
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def threads() -> int:
+    """Count the threads that kernels run in: what the user's environment says, else :func:`physical_cores`."""
+    for variable in VARIABLES:
+        value = os.environ.get(variable)
+        if value is not None:
+            return max(1, int(value)) if value.strip().isdecimal() else 1
+    return physical_cores()
+
+
+def use_all_cores() -> None:
+    """Give TVM's thread pool of the calling thread :func:`threads` threads, if it was not done before.
+
+    A pool that the thread has already, because it ran kernels of another origin, keeps its size. So does that of a
+    further thread where :data:`MOST_POOLS` threads beside the main one were given pools.
+    """
+    if getattr(_pool, "process", None) is None and (_is_main() or next(_others) < MOST_POOLS):
+        _make_pool()
+
+
+def with_pool(function: Callable[[], Result]) -> Result:
+    """Call a function that runs kernels, in a thread whose pool works.
+
+    That is the calling thread if it is the main one, or has such a pool. TVM keeps the pool of a thread that ended, and
+    its threads, for as long as the process lives; so other threads, of which a server may start one for each request,
+    have a worker of this module make the call. So has a thread of a process that was forked after it had made its pool:
+    threads of a pool do not survive a fork, and kernels would wait for them forever.
+    """
+    process = getattr(_pool, "process", None)
+    if process is None and _is_main():
+        _make_pool()
+    elif process != os.getpid():
+        _running.wait_if_over()
+        return _workers.call(function)
+    return before_exit(function)
+
+
+def before_exit(function: Callable[[], Result]) -> Result:
+    """Call a function whose end the interpreter waits for before it exits.
+
+    When the interpreter ends, it stops a daemon thread where that next needs the interpreter; behind a kernel that is
+    inside of TVM's C++ code, and the process would be aborted. So the interpreter lets such calls finish, and threads
+    that would begin another one then wait for the end.
+    """
+    return _running.call(function)
+
+
+class _Running:
+    """Which threads are in a call that has to finish before the interpreter ends."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: set[int] = set()
+        self._over = False
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function; a thread that is in such a call already may make further ones in it."""
+        own = threading.get_ident()
+        if own in self._threads:
+            return function()
+        with self._changed:
+            over = self._over and not _is_main()
+            if not over:
+                self._threads.add(own)
+        if over:
+            self.wait_if_over()
+        try:
+            return function()
+        finally:
+            with self._changed:
+                self._threads.discard(own)
+                self._changed.notify_all()
+
+    def wait_if_over(self) -> None:
+        """Stop a thread that would begin a call when the interpreter ends, as it stops all daemon threads."""
+        if self._over and not _is_main() and threading.get_ident() not in self._threads:
+            threading.Event().wait()
+
+    def finish(self) -> None:
+        """Wait until all calls have finished, and let none begin that another thread makes."""
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: not self._threads - {threading.get_ident()})
+
+
+class _Workers:
+    """Threads that own a pool each and stay; so many at most, for further calls wait until one has finished."""
+
+    def __init__(self) -> None:
+        self._places = threading.Semaphore(MOST_POOLS)
+        self._idle: list[SimpleQueue[Callable[[], None]]] = []
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function in one of the threads; what it raises is raised here."""
+        outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+        with self._places:
+            try:
+                tasks = self._idle.pop()
+            except IndexError:
+                tasks = self._start()
+
+            def task() -> None:
+                try:
+                    result = True, before_exit(function)
+                except BaseException as error:
+                    self._idle.append(tasks)
+                    outcome.put((False, error))
+                else:
+                    self._idle.append(tasks)  # before the caller goes on: its next call then finds this thread awake
+                    outcome.put(result)
+
+            tasks.put(task)
+            del task
+            succeeded, value = outcome.get()
+        if succeeded:
+            return cast(Result, value)
+        try:
+            raise value
+        finally:
+            del value  # it holds this frame, which holds it
+
+    def _start(self) -> SimpleQueue[Callable[[], None]]:
+        tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # A daemon, because threads may go on running models after the main one has ended.
+        threading.Thread(target=_work, args=(tasks,), name="tvm_ext", daemon=True).start()
+        return tasks
+
+
+def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
+    before_exit(_make_pool)
+    while True:
+        task = tasks.get()
+        task()
+        del task  # with the arrays that it is about
+
+
+def _make_pool() -> None:
+    allowed = os.sched_getaffinity(0)
+    configure = tvm_ffi.get_global_func("runtime.config_threadpool")
+    count = threads()
+    cores = _one_of_each_core()
+    try:
+        if count == len(cores) and next(_first) == 0:
+            configure(ONE_EACH, count, [str(cpu) for cpu in cores])
+        else:
+            # Further pools of this process share the cores with the first, and threads of other processes that have
+            # fewer than all cores would all sit on the same ones: the system places them.
+            processors = [str(cpu) for cpu in sorted(allowed)]
+            configure(SHARED, count, (processors * count)[:count])  # makes as many threads as there are entries
+            if count < len(processors):
+                configure(SHARED, count, processors)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    _pool.process = os.getpid()
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _renew() -> None:
+    """Start anew in a forked child, where none of the workers is."""
+    global _workers, _others, _running
+    _workers, _others, _running = _Workers(), itertools.count(), _Running()
+
+
+def _one_of_each_core() -> list[int]:
+    """List the first processor of each physical core that this process may run on."""
+    allowed = sorted(os.sched_getaffinity(0))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.setdefault(siblings.read_text().strip(), cpu)
+        except OSError:
+            return allowed
+    return list(cores.values())
+
+
+_workers = _Workers()
+_others = itertools.count()
+_running = _Running()
+atexit.register(lambda: _running.finish())  # after all threads but daemons have ended
+os.register_at_fork(after_in_child=_renew)

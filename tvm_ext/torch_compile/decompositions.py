@@ -1,0 +1,168 @@
+"""What operators are taken apart into while PyTorch traces: those that ``torch.export`` takes apart, and a few more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._decomp import get_decompositions
+from torch.export import exported_program
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tvm_ext.frontend.torch.sampling import KEPT
+
+aten = torch.ops.aten
+
+Table = Mapping[Any, Callable[..., Any]]
+
+NORMALIZATIONS = (
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten.native_batch_norm,
+    aten.native_group_norm,
+    aten.native_layer_norm,
+)
+"""Converters give their first result; gradients are computed from the others, too."""
+
+
+@lru_cache(maxsize=2)
+def decompositions(has_gradients: bool) -> Table:
+    """Collect what operators are taken apart into.
+
+    Parameters
+    ----------
+    has_gradients : bool
+        Whether gradients are taken of what is traced.
+    """
+    table = _exported()[1] if not has_gradients else {**_exported()[0], **_exported()[1]}
+    of_batches = get_decompositions([aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit])
+    whole = {**table, **of_batches, **_OWN}
+    if not has_gradients:
+        return whole
+    del whole[aten._scaled_dot_product_flash_attention_for_cpu.default]  # gradients need its second result, too
+    return {**whole, **get_decompositions(NORMALIZATIONS)}
+
+
+@contextmanager
+def operators_with_converters(has_gradients: bool) -> Iterator[None]:
+    """Trace with composite operators that have converters, or with what these are made of where gradients are taken."""
+    if has_gradients:
+        with sdpa_kernel(SDPBackend.MATH):  # whose parts have converters
+            yield
+        return
+    with exported_program._override_composite_implicit_decomp(dict(_exported()[0])):
+        yield
+
+
+@lru_cache(maxsize=1)
+def _exported() -> tuple[Table, Table]:
+    """Collect what ``torch.export`` takes composite operators apart into, and what others."""
+    table = torch.export.default_decompositions()
+    for operator in KEPT:
+        table.pop(operator)
+    composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(table)
+    return composite, others
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> Any:
+    """Take apart what ``nn.MultiheadAttention`` calls where no gradients are needed."""
+    if query is not key or key is not value:
+        return NotImplemented
+    batch, length = query.shape[:2]
+    parts = F.linear(query, qkv_weight, qkv_bias).reshape(batch, length, 3, num_head, embed_dim // num_head)
+    q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+    scores = (q / math.sqrt(embed_dim // num_head)) @ k.transpose(-2, -1)
+    if mask is not None:
+        hidden = mask[:, None, None, :] if mask_type == 1 else mask
+        scores = scores.masked_fill(hidden.bool(), -math.inf)
+    weights = scores.softmax(-1)
+    joined = (weights @ v).transpose(1, 2).reshape(batch, length, embed_dim)
+    if average_attn_weights:
+        weights = weights.mean(1)
+    return F.linear(joined, proj_weight, proj_bias), weights if need_weights else None
+
+
+def encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """Take apart what ``nn.TransformerEncoderLayer`` calls where no gradients are needed."""
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        result: torch.Tensor = attention(x, x, x, embed_dim, num_heads, *weights, mask, False, False, mask_type)[0]
+        return result
+
+    def transformed(x: torch.Tensor) -> torch.Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    def normal_1(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def normal_2(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        src = src + attended(normal_1(src))
+        return src + transformed(normal_2(src))
+    src = normal_1(src + attended(src))
+    return normal_2(src + transformed(src))
+
+
+def variance_and_mean(
+    x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    """Take ``torch.var_mean`` of real numbers apart."""
+    if x.is_complex():
+        return NotImplemented
+    axes = list(dim) if dim else list(range(x.dim()))
+    count = math.prod(x.shape[axis] for axis in axes)
+    mean = x.mean(axes, keepdim=True)
+    squares = (x - mean).square().sum(axes, keepdim=True)
+    variance = squares / (count - (1 if correction is None else correction))
+    return tuple(value if keepdim else value.squeeze(tuple(axes)) for value in (variance, mean))
+
+
+_OWN: Table = {
+    aten._native_multi_head_attention.default: attention,
+    aten._transformer_encoder_layer_fwd.default: encoder_layer,
+    aten.var_mean.correction: variance_and_mean,
+}

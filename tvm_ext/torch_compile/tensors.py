@@ -1,0 +1,52 @@
+"""Tensors of PyTorch as tensors of TVM and back, through DLPack, in the same memory wherever kernels can use that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import tvm_ffi
+
+from tvm_ext.artifact.arguments import compact
+from tvm_ext.inputs import ALIGNMENT
+
+
+def to_tvm(tensor: torch.Tensor) -> Any:
+    """Give TVM a tensor: its own memory if that is contiguous and begins where kernels expect it, else a copy."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    if tensor.data_ptr() % ALIGNMENT:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return compact(tvm_ffi.from_dlpack(tensor))
+
+
+def of_extent(extent: int) -> Any:
+    """Make a tensor that has an extent and is never read."""
+    return tvm_ffi.from_dlpack(torch.empty(extent, dtype=torch.int8))
+
+
+def to_torch(result: Any, shares: bool) -> torch.Tensor:
+    """Take a result of TVM: its memory, or a copy of it if others have it, too."""
+    tensor: torch.Tensor = torch.from_dlpack(result)
+    return tensor.clone() if shares else tensor
+
+
+def with_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    """Lay a tensor out in memory as PyTorch would have, which views of it and later operators may rely on.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Contiguous.
+    order : sequence of int, optional
+        Its axes from the one with the longest steps to the one with the shortest; None for their own order.
+    """
+    if order is None or tensor.numel() == 0:
+        return tensor
+    strides, step = [0] * tensor.dim(), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= tensor.shape[axis]
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
