@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     known = arguments.log.read_text("utf-8").splitlines() if arguments.log and arguments.log.exists() else []
     rows: list[dict[str, Any]] = [json.loads(line) for line in known]
     done = {(row["model"], row["options"]) for row in rows}
-    for name in _by_size():
+    for name in by_size():
         if time.monotonic() > end:
             break
         for label, options in OPTIONS.items():
@@ -68,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     }
 
 
-def _by_size() -> list[str]:
+def by_size() -> list[str]:
     """List the models that can be had here, those whose file is small first."""
     from tests.zoo import ZOO
 
