@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.artifact.metadata import FORMAT
 from tvm_ext.backends.backend import PARTITIONED
 from tvm_ext.backends.cpu.target import warn_if_baseline
 from tvm_ext.backends.registry import backend_of
+from tvm_ext.code_generation import build
 from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.memory.relax.limit import memory_decisions
@@ -181,7 +181,7 @@ def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
         If TVM cannot generate code for it.
     """
     try:
-        return relax.build(mod, target, relax_pipeline=None)
+        return build(mod, target)
     except Exception as error:  # TVM raises whatever its C++ side threw
         raise CompileError(f"code generation for target {target.kind.name} failed: {summary_line(error)}") from error
 

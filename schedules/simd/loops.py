@@ -1,5 +1,7 @@
 """Loops that a schedule marked with :func:`mark_simd` become vector statements; remainders are masked vectors.
 
+So do loops that are marked for TVM's vectoriser, where that would make scalar code of them.
+
 before: ``for k in range(100):  # simd 16         total[0] = total[0] + exp(x[k])``
 after:  ``partial[0:16] = 0; for b in range(6): partial += exp(x[b*16 : b*16+16])``, a masked step for the last four,
         and the 16 partial results combined two by two
@@ -45,6 +47,21 @@ def mark_simd(schedule: Schedule, loop: LoopRV, lanes: int) -> None:
     schedule.annotate(loop, SIMD_ATTRIBUTE, lanes)
 
 
+def holds_extremes_in_vectors(loop: Any) -> bool:
+    """Whether TVM's vectoriser is to make vectors of a loop that takes maxima or minima of two computed floats.
+
+    They hand NaN on by means of ``isnan``, at which TVM's vectoriser falls back on one iteration after the other.
+    """
+    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, prim.IntImm):
+        return False
+
+    def interrupt(extreme: Any) -> Any:
+        is_computed = not isinstance(extreme.a, prim.FloatImm) and not isinstance(extreme.b, prim.FloatImm)
+        return tvm_ffi.VisitInterrupt(True) if is_computed and element_type(extreme).startswith("float") else None
+
+    return tvm_ffi.structural_walk(loop.body, ((prim.Max, prim.Min), interrupt)) is not None
+
+
 def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers."""
     func = insert_prefetches(func)
@@ -60,6 +77,8 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def visit(loop: Any, mutator: Any) -> Any:
         for attribute, rewrite in ((TILE_ATTRIBUTE, tile), (SIMD_ATTRIBUTE, vectorize)):
             marked = loop.annotations.get(attribute) if loop.annotations else None
+            if attribute is SIMD_ATTRIBUTE and marked is None and holds_extremes_in_vectors(loop):
+                marked = loop.extent
             if marked is not None:
                 try:
                     made = rewrite(loop, int(marked))

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bench", "torch_compile", "tuning"),
     ("", "torch_compile"),
     ("compiler",),
-    ("registration",),
+    ("code_generation", "registration"),
     ("pipeline",),
     ("tuners",),
     ("target",),

@@ -121,6 +121,7 @@ def _main(name: str, options: dict[str, Any]) -> None:
     import tvm_ext
     from tests.zoo import ZOO
     from tvm_ext.artifact.compiled_model import LIBRARY
+    from tvm_ext.artifact.shared_object import host_modules
 
     entry = ZOO[name]
     shapes = {key: array.shape for key, array in entry.inputs(0).items()}
@@ -131,9 +132,8 @@ def _main(name: str, options: dict[str, Any]) -> None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = library.stat().st_size
     # Where libraries differ these say in what.
-    module = compiled.executable.mod
     parts = {"bytecode": _digest(compiled.executable.as_text())}
-    for number, part in enumerate(module.imports):
+    for number, part in enumerate(host_modules(compiled.executable.mod)):
         if part.kind == "llvm":
             parts[f"code{number}"] = _digest(part.inspect_source("ll"))
     print(json.dumps({"library": digest, "bytes": size, "parts": parts}))

@@ -62,7 +62,7 @@ def write_library(executable: Any, path: Path, workspace: Path, triple: str = ""
     module = executable.mod
     options: list[str] = []
     files = []
-    for number, part in enumerate(_host_modules(module)):
+    for number, part in enumerate(host_modules(module)):
         if part.kind == "llvm":
             files.append(_write_object(part, workspace / f"code{number}.o"))
         else:
@@ -102,7 +102,7 @@ def find_compiler(triple: str = "") -> str:
     )
 
 
-def _host_modules(module: Any) -> Iterator[Any]:
+def host_modules(module: Any) -> Iterator[Any]:
     """Walk the modules that hold code for the host, each once."""
     seen: list[Any] = []
     queue = [module]

@@ -43,6 +43,8 @@ class Backend:
         Whether this machine can run what is compiled for such a target, given that it is the one the target names.
     shares_storage : bool
         Whether tensors may begin inside an allocation, as planned arenas have it.
+    independent_kernels : bool
+        Whether kernels may be compiled in several modules, which are linked afterwards.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Backend:
     machine: Callable[[tvm.target.Target], Machine] | None = None
     runs_here: bool = False
     shares_storage: bool = False
+    independent_kernels: bool = False
 
     def passes(self, phase: str, target: tvm.target.Target, options: PipelineOptions) -> Sequence[tvm.transform.Pass]:
         """List the passes of a phase for a target of this kind."""

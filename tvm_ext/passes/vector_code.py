@@ -20,7 +20,7 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.functions import separate_marked_loops
-from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, vectorize_marked_loops
+from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, holds_extremes_in_vectors, vectorize_marked_loops
 from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
 
@@ -93,7 +93,8 @@ def _concerned(func: tirx.PrimFunc) -> bool:
     """Whether a kernel holds a marked loop or a function that can be expanded."""
 
     def interrupt_at_loop(loop: Any) -> Any:
-        return tvm_ffi.VisitInterrupt(True) if loop.annotations and SIMD_ATTRIBUTE in loop.annotations else None
+        is_marked = loop.annotations and SIMD_ATTRIBUTE in loop.annotations
+        return tvm_ffi.VisitInterrupt(True) if is_marked or holds_extremes_in_vectors(loop) else None
 
     def interrupt_at_call(call: Any) -> Any:
         return tvm_ffi.VisitInterrupt(True) if expands(call) else None

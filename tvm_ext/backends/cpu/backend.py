@@ -131,4 +131,5 @@ CPU = Backend(
     machine=machine_of,
     runs_here=True,
     shares_storage=True,
+    independent_kernels=True,
 )
