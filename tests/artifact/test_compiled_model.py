@@ -18,6 +18,7 @@ from tvm import relax
 import tvm_ext
 from tests.modules import Branch, Dynamic, Mlp, Several, arguments, convolutions
 from tvm_ext.artifact import compiled_model as artifact
+from tvm_ext.artifact import destination
 from tvm_ext.artifact.compiled_model import LIBRARY, METADATA, CompiledModel, load
 from tvm_ext.artifact.destination import check_destination
 from tvm_ext.artifact.metadata import file_record
@@ -74,7 +75,7 @@ class TestSaveAndLoad:
         assert names(tmp_path) == []
 
     def test_names_that_the_locale_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(artifact.sys, "getfilesystemencoding", lambda: "ascii")
+        monkeypatch.setattr(destination.sys, "getfilesystemencoding", lambda: "ascii")
         with pytest.raises(ModelError, match="characters that the locale's encoding, ascii, lacks; set PYTHONUTF8=1"):
             load("/model \udcc3\udca4")
 

@@ -103,7 +103,7 @@ def test_writes() -> None:
 
 def test_a_value_for_each_place_of_a_mask_is_refused() -> None:
     module = All([lambda x, v: assigned(x > 0)(x, v)])
-    message = r"aten\.index_put\.default .*test_torch_scatter\.py, line \d+.* which goes where depends on values"
+    message = r"aten\.index_put\.default .*test_scatter\.py, line \d+.* which goes where depends on values"
     with pytest.raises(UnsupportedOperatorError, match=message):
         import_torch(module, (CUBE, CUBE[CUBE > 0]))
 

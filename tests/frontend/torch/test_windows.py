@@ -103,6 +103,6 @@ def test_numbers_of_torch(family: str) -> None:
 
 def test_places_of_maxima_are_refused() -> None:
     module = All([lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)[1]])
-    message = r"aten\.adaptive_max_pool2d\.default .*test_torch_windows\.py, line \d+.* places of the maxima"
+    message = r"aten\.adaptive_max_pool2d\.default .*test_windows\.py, line \d+.* places of the maxima"
     with pytest.raises(UnsupportedOperatorError, match=message):
         import_torch(module, (PICTURE,))
