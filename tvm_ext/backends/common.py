@@ -23,11 +23,12 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.flush_denormals import flush_constants
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
-from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
 from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.shapes.batch_loop import batch_loops
@@ -46,7 +47,7 @@ def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineO
         fold_batch_norm(),
         relax.transform.DeadCodeElimination(),
         fold_constants(),
-        relax.transform.FoldConstant(),
+        fold_the_rest(),
         relax.transform.DeadCodeElimination(),
         *rewritten(options),
         *([flush_constants()] if options.flush_denormals else []),
@@ -79,9 +80,9 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
     return [
         *foreign_kernels(),
         wide_concatenations(),
-        relax.transform.LegalizeOps(None if backend.legalizations is None else dict(backend.legalizations)),
+        legalize_once(backend.legalizations),
         relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
+        fold_the_rest(),
     ]
 
 

@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
+from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE
 from tvm_ext.schedules.compute.layout import fill_lanes, from_blocked, full, to_blocked, turn
 from tvm_ext.schedules.cpu.machine import Machine
@@ -123,6 +124,7 @@ class BlockedLayoutMutator(PyExprMutator):
         self.machine = machine
         self.take = take
         self.winograd = winograd
+        self.kernels = SharedKernels()
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
@@ -229,9 +231,13 @@ class BlockedLayoutMutator(PyExprMutator):
         self, compute: Callable[..., Any], args: list[relax.Expr], name: str, pattern: int, **attributes: Any
     ) -> relax.Call:
         """Call a tensor expression on Relax arguments; ``pattern`` tells FuseOps what may be fused to it."""
-        return self.builder_.call_te(
-            compute, *args, **attributes, primfunc_name_hint=name, primfunc_attrs={"op_pattern": pattern}
-        )
+
+        def make() -> relax.Call:
+            return self.builder_.call_te(
+                compute, *args, **attributes, primfunc_name_hint=name, primfunc_attrs={"op_pattern": pattern}
+            )
+
+        return self.kernels.call((compute, name, pattern, attributes), args, make)
 
     def emit_kernel(
         self, compute: Callable[..., Any], args: list[relax.Expr], name: str, pattern: int, **attributes: Any

@@ -23,7 +23,7 @@ from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
 from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
-from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
@@ -31,6 +31,7 @@ from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.running_sums import running_sums
+from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
@@ -57,7 +58,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         fold_batch_norm(),
         relax.transform.DeadCodeElimination(),
         fold_constants(),
-        relax.transform.FoldConstant(),
+        fold_the_rest(),
         relax.transform.DeadCodeElimination(),
         *common.rewritten(options),
         single_precision(),
@@ -79,12 +80,12 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     return [
         *foreign_kernels(),
         wide_concatenations(),
-        relax.transform.LegalizeOps(dict(backend.legalizations or {})),
+        legalize_once(backend.legalizations),
         # TVM's reductions across the threads of a GPU know the finite identities only.
         infinite_identities(),
         bounded_indices(),
         relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
+        fold_the_rest(),
     ]
 
 

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.empty_tensors import empty_tensors
+from tvm_ext.passes.shared_kernels import legalize_once
 
 # Left alone by LegalizeOps; the virtual machine's passes take care of them.
 RUNTIME_PREFIXES = ("relax.builtin.", "relax.memory.", "relax.vm.")
@@ -59,7 +60,7 @@ def unlowered_calls(mod: tvm.IRModule) -> list[UnloweredCall]:
             relax.transform.DecomposeOpsForInference(),
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(),
+            legalize_once(),
         ]
     )
     with tvm.target.Target("llvm"):

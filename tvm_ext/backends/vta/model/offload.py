@@ -40,7 +40,7 @@ from tvm_ext.backends.vta.model.unfold import unfold_layers
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
-from tvm_ext.passes.fold_constants import fold_constants
+from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
 from tvm_ext.system.compile_lock import one_at_a_time
 
 LARGEST_ERROR = 0.05
@@ -344,7 +344,7 @@ def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[relax.Var, int]]:
         Variable to the bits after the binary point, where the model was quantised.
     """
     dead_code, canonical = relax.transform.DeadCodeElimination(), relax.transform.CanonicalizeBindings()
-    folding = [fold_batch_norm(), dead_code, fold_constants(), relax.transform.FoldConstant(), dead_code]
+    folding = [fold_batch_norm(), dead_code, fold_constants(), fold_the_rest(), dead_code]
     mod = dequantize_constants(canonical(mod))
     # Passes make variables anew, so that what is known of a variable has to be found out after the last of them.
     return remove_quantization(tvm.transform.Sequential([*folding, canonical])(mod))
