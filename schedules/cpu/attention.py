@@ -19,7 +19,6 @@ from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE, MatmulShape
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import DIRECT_ROWS, MOST_VECTORS, accumulate_in_registers, copy_at, tile_cost
-from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.product import order_axes
 from tvm_ext.schedules.cpu.row_reduction import vectorize_along
 from tvm_ext.schedules.divisors import divisors
@@ -113,7 +112,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     batch_extent, rows, _, lanes, depth = loop_extents(schedule, scores)
     columns = loop_extents(schedule, weights)[-1]
     flops = 4 * batch_extent * rows * columns * max(depth, loop_extents(schedule, store)[-1])
-    is_parallel = machine.cores > 1 and flops >= PARALLEL_FLOPS
+    is_parallel = machine.divides(flops)
     copies = [block for block in top_blocks(schedule) if _copies(schedule, block)]
 
     batch, row, column = schedule.get_loops(store)

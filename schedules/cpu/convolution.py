@@ -16,7 +16,6 @@ from tvm.tirx import PrimFunc, Var
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
 from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.knobs import divide
@@ -137,7 +136,7 @@ def computed_width(width: int, chunks: int, machine: Machine) -> int:
 def conv_tile(shape: ConvShape, machine: Machine) -> ConvTile:
     """Choose register tile, rows of a task and division of channels, so that the slowest core has the least to do."""
     columns, vectors = register_tile(shape.out_w, shape.out_chunks, machine.vector_registers, exact=True)
-    parallel = machine.cores > 1 and shape.flops >= PARALLEL_FLOPS
+    parallel = machine.divides(shape.flops)
     groups = shape.out_chunks // vectors
     best, best_cost = (shape.out_h, 1), float("inf")
     for rows in divisors(shape.out_h):

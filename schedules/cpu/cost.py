@@ -12,14 +12,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import BufferStore, IntImm
 
-BYTES_PER_SECOND = 13e9
-"""What one core moves between memory and registers, in vector code."""
-
-FUNCTION_SECONDS = 0.3e-9
-"""One element of a transcendental function or of a division, in vector code."""
-
-OPERATION_SECONDS = 0.03e-9
-"""One element of an arithmetic operation, in vector code."""
+from tvm_ext.schedules.cpu.machine import Machine
 
 _FUNCTIONS = frozenset("exp tanh sigmoid log log1p erf pow sin cos sqrt rsqrt".split())
 
@@ -36,7 +29,7 @@ def expensive_operations(schedule: Schedule, block: SBlockRV) -> int:
     return _count(schedule, block)[0]
 
 
-def block_seconds(schedule: Schedule, block: SBlockRV) -> float:
+def block_seconds(schedule: Schedule, block: SBlockRV, machine: Machine) -> float:
     """Estimate how long one core needs for a block of static extents; 0 when an extent is not known."""
     body = schedule.get(block)
     extents = [iter_var.dom.extent for iter_var in body.iter_vars]
@@ -44,9 +37,9 @@ def block_seconds(schedule: Schedule, block: SBlockRV) -> float:
         return 0.0
     elements = prod(int(extent) for extent in extents)
     functions, operations = _count(schedule, block)
-    arithmetic = elements * (functions * FUNCTION_SECONDS + operations * OPERATION_SECONDS)
+    arithmetic = elements * (functions * machine.function_seconds + operations * machine.operation_seconds)
     moved = sum(min(elements, _elements(region)) * _bytes(region) for region in (*body.reads, *body.writes))
-    return arithmetic + moved / BYTES_PER_SECOND
+    return arithmetic + moved / machine.stream_bandwidth
 
 
 def _count(schedule: Schedule, block: SBlockRV) -> tuple[int, int]:

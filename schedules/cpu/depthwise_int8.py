@@ -13,7 +13,6 @@ from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.window import STRIP_WIDTHS
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
@@ -49,7 +48,7 @@ class DepthwiseInt8:
         pad = annotated_block(schedule, "pad")
         n, c, h, w, lane = schedule.get_loops(store)
         work = 2 * batch * chunks * rows * width * lanes * kernel_h * packs
-        parallel = machine.cores > 1 and work >= PARALLEL_FLOPS
+        parallel = machine.divides(work)
         bands = _bands(batch * chunks, rows, machine.cores) if parallel else 1
         band, _ = divide(schedule, h, [bands, None])
         task = schedule.fuse(n, c, band)

@@ -48,7 +48,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     axes = axes_of(schedule, block)
     flat = flat_suffix(axes)
     lanes = vector_lanes(schedule, block, machine)
-    seconds = block_seconds(schedule, block)
+    seconds = block_seconds(schedule, block, machine)
     outer, inner = loops[:-flat], loops[-flat:]
     vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
     if flat == 1 and len(outer) > 1 and _computes_addresses(axes):
@@ -56,9 +56,9 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
         schedule.reorder(*outer[:-1], columns, outer[-1])
         outer = [*outer[:-1], columns]
     if outer:
-        share_out(schedule, outer, seconds, machine.cores)
+        share_out(schedule, outer, seconds, machine)
     else:
-        vector = share_out_one(schedule, vector, seconds, machine.cores, lanes)
+        vector = share_out_one(schedule, vector, seconds, machine, lanes)
     mark_simd(schedule, vector, lanes)
     stream_large_result(schedule, block, vector, machine)
 

@@ -79,20 +79,20 @@ def _reduce(schedule: Schedule, block: SBlockRV, store: SBlockRV | None, machine
     """
     axes = axes_of(schedule, block)
     lanes = vector_lanes(schedule, block, machine)
-    seconds = block_seconds(schedule, block)
+    seconds = block_seconds(schedule, block, machine)
     axis = _best_axis(axes, lanes)
     if (axis is None or axes.reduces[axis]) and store is not None:
-        _reduce_into(schedule, block, store, axes, axis, lanes, seconds, machine.cores)
+        _reduce_into(schedule, block, store, axes, axis, lanes, seconds, machine)
         return
     loops = list(schedule.get_loops(block))
     if axis is None:
         spatial = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if not reduces]
         schedule.reorder(*spatial, *(loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces))
-        share_out(schedule, spatial, seconds, machine.cores)
+        share_out(schedule, spatial, seconds, machine)
     elif axes.reduces[axis]:
-        _reduce_along(schedule, block, axes, axis, lanes, seconds, machine.cores)
+        _reduce_along(schedule, block, axes, axis, lanes, seconds, machine)
     else:
-        _reduce_side_by_side(schedule, block, store, axes, axis, lanes, seconds, machine.cores)
+        _reduce_side_by_side(schedule, block, store, axes, axis, lanes, seconds, machine)
 
 
 def _best_axis(axes: Axes, lanes: int) -> int | None:
@@ -111,13 +111,13 @@ def _best_axis(axes: Axes, lanes: int) -> int | None:
 
 
 def _reduce_along(
-    schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, lanes: int, seconds: float, cores: int
+    schedule: Schedule, block: SBlockRV, axes: Axes, axis: int, lanes: int, seconds: float, machine: Machine
 ) -> None:
     loops = list(schedule.get_loops(block))
     spatial = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if not reduces]
     reduced = [loop for number, loop in enumerate(loops) if axes.reduces[number] and number != axis]
     schedule.reorder(*spatial, *reduced, loops[axis])
-    share_out(schedule, spatial, seconds, cores)
+    share_out(schedule, spatial, seconds, machine)
     schedule.decompose_reduction(block, [*reduced, loops[axis]][0])
     mark_simd(schedule, schedule.get_loops(block)[-1], lanes)
 
@@ -128,7 +128,7 @@ def _reduce_rows(
     """Reduce a row, then spread it; ``depth`` loops up to ``row`` are rows."""
     axes = axes_of(schedule, block)
     lanes = vector_lanes(schedule, block, machine)
-    seconds = block_seconds(schedule, block) + block_seconds(schedule, store)
+    seconds = block_seconds(schedule, block, machine) + block_seconds(schedule, store, machine)
     axis = _best_axis(axes, lanes)
     schedule.compute_at(block, row, preserve_unit_loops=True)
     inner = list(schedule.get_loops(block))[-len(axes.extents) :]
@@ -138,7 +138,7 @@ def _reduce_rows(
     order = [*rest, *reduced] if vector is None or vector in reduced else [*reduced, *rest]
     order = [*(loop for loop in order if vector is None or loop is not vector), *([] if vector is None else [vector])]
     schedule.reorder(*order)
-    share_out(schedule, list(schedule.get_loops(store))[:depth], seconds, machine.cores)
+    share_out(schedule, list(schedule.get_loops(store))[:depth], seconds, machine)
     initial = schedule.decompose_reduction(block, next(loop for loop in order if any(loop is r for r in reduced)))
     if vector is not None:
         mark_simd(schedule, vector, lanes)
@@ -155,7 +155,7 @@ def _reduce_into(
     axis: int | None,
     lanes: int,
     seconds: float,
-    cores: int,
+    machine: Machine,
 ) -> None:
     """Reduce one element after another, each where it is stored; vectors along ``axis`` if there is one."""
     *outer, _ = loops = list(schedule.get_loops(store))
@@ -171,7 +171,7 @@ def _reduce_into(
     if axis is not None:
         reduced.append(inner[axis])
     schedule.reorder(*reduced)
-    share_out(schedule, outer or [innermost], seconds, cores)
+    share_out(schedule, outer or [innermost], seconds, machine)
     schedule.decompose_reduction(block, reduced[0])
     if axis is not None:
         mark_simd(schedule, inner[axis], lanes)
@@ -185,7 +185,7 @@ def _reduce_side_by_side(
     axis: int,
     lanes: int,
     seconds: float,
-    cores: int,
+    machine: Machine,
 ) -> None:
     """Accumulate tiles of results in registers: vectors along ``axis``, rows along an axis that shares operands."""
     shared = _shared_axis(axes, axis)
@@ -211,7 +211,7 @@ def _reduce_side_by_side(
         outer = [schedule.add_unit_loop(schedule.get_loops(store)[0])]
     task = schedule.fuse(*outer)
     schedule.compute_at(block, task, preserve_unit_loops=True)
-    share_out(schedule, [task], seconds, cores)
+    share_out(schedule, [task], seconds, machine)
     mark_simd(schedule, column, lanes)
     _accumulate(schedule, block, axes, axis, shared[0] if shared else None, lanes)
 

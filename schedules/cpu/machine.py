@@ -1,4 +1,4 @@
-"""What a CPU offers to a kernel, as one frozen row: vector width, registers, cache sizes, cores.
+"""What a CPU offers to a kernel, as one frozen row: vector width, registers, cache sizes, cores, and how fast it is.
 
 The instruction set comes from the target; cache sizes come from this machine when the target is this machine's CPU,
 and from the row of the instruction set otherwise.
@@ -33,6 +33,24 @@ class Machine:
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
     cores : int
         Physical cores.
+    clock : float
+        Cycles a second of a core that computes in vectors.
+    flops : float
+        Multiplications and additions a second of one core, in vectors.
+    function_seconds, operation_seconds : float
+        One element of a transcendental function or of a division, and one of an arithmetic operation, in vectors.
+    stream_bandwidth : float
+        Bytes a second that one core moves between memory and registers, reading and writing.
+    read_bandwidth : float
+        Bytes a second that one core reads side by side, as dot products do.
+    weight_bandwidth, l3_bandwidth : float
+        Bytes a second that one core reads of weights while it multiplies, from memory and from the L3 cache.
+    memory_bandwidth : float
+        Bytes a second that all cores together move between memory and registers.
+    fork_seconds : float
+        Handing a kernel to the thread pool and waiting for it; a shorter kernel is not divided.
+    call_seconds : float
+        Calling a kernel.
     """
 
     isa: str
@@ -43,6 +61,21 @@ class Machine:
     l2: int = 512 << 10
     l3: int = 8 << 20
     cores: int = 1
+    clock: float = 3.5e9
+    flops: float = 100e9
+    function_seconds: float = 0.3e-9
+    operation_seconds: float = 0.03e-9
+    stream_bandwidth: float = 13e9
+    read_bandwidth: float = 25e9
+    weight_bandwidth: float = 10.5e9
+    l3_bandwidth: float = 35e9
+    memory_bandwidth: float = 20e9
+    fork_seconds: float = 20e-6
+    call_seconds: float = 1e-6
+
+    def divides(self, flops: float) -> bool:
+        """Whether a kernel of so many operations is worth handing to the thread pool."""
+        return self.cores > 1 and flops >= round(self.flops * self.fork_seconds / 2)
 
     def lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in one vector register."""

@@ -16,7 +16,6 @@ from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import annotated_block
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.cpu.weights import fetch_next_weights
@@ -112,7 +111,7 @@ def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine
     """
     tile_rows, vectors = tile
     row_tiles, column_tiles = extents.rows // tile_rows, extents.chunks // vectors
-    parallel = machine.cores > 1 and extents.flops >= PARALLEL_FLOPS
+    parallel = machine.divides(extents.flops)
     k, size = extents.reduction, extents.bytes_per_element
     best, best_cost = (1, 1), float("inf")
     for row_parts in divisors(row_tiles):

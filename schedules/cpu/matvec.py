@@ -19,9 +19,6 @@ from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 
-BYTES_PER_SECOND = 25e9
-"""What one core reads while it computes dot products."""
-
 
 def dot_products_pay(rows: int, reduction: int) -> bool:
     """Whether dot products along contiguous columns take less time than packing the columns for vectors across them.
@@ -79,7 +76,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     elements, dtype = prod(loop_extents(schedule, product)), tvm.DataType(schedule.get(product).writes[0].source.dtype)
     batch, row, column = schedule.get_loops(store)
     schedule.reorder(batch, column, row)
-    share_out(schedule, [batch, column], elements * dtype.bits / 8 / BYTES_PER_SECOND, machine.cores)
+    share_out(schedule, [batch, column], elements * dtype.bits / 8 / machine.read_bandwidth, machine)
     schedule.compute_at(product, row, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     k = schedule.get_loops(product)[-1]

@@ -60,7 +60,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> Schedule:
     axes = axes_of(schedule, reductions[0])
     for block in reductions:
         _check_single_pass(schedule, block)
-    seconds = sum(block_seconds(schedule, block) for block in blocks)
+    seconds = sum(block_seconds(schedule, block, machine) for block in blocks)
     if not is_spatial(schedule, blocks[-1]):
         schedule.cache_write(blocks[-1], 0, "global")
         blocks = top_blocks(schedule)
@@ -162,7 +162,7 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
     row = schedule.fuse(*rows)
     for block in reversed(blocks[:-1]):
         schedule.compute_at(block, row, preserve_unit_loops=True)
-    depth = share_out(schedule, [row], seconds, machine.cores)
+    depth = share_out(schedule, [row], seconds, machine)
     for block in blocks:
         vectorize_along(schedule, block, depth, machine)
     if inside:
@@ -210,7 +210,7 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     row = schedule.fuse(*rows)
     for block in reversed(blocks[:-1]):
         schedule.compute_at(block, row, preserve_unit_loops=True)
-    share_out(schedule, [row], seconds, machine.cores)
+    share_out(schedule, [row], seconds, machine)
     mark_simd(schedule, strip, lanes)
     stream_large_result(schedule, last, strip, machine)
     for block in blocks[:-1]:

@@ -8,14 +8,14 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.tirx import IntImm
 
-from tvm_ext.schedules.cpu.parallel import FORK_SECONDS
+from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.knobs import TunableSchedule, divide
 
 EVEN_SHARES = 8
 """Tasks a core from which an uneven division costs less than an eighth."""
 
 
-def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores: int) -> int:
+def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, machine: Machine) -> int:
     """Run outer loops in parallel when the kernel takes long enough.
 
     Parameters
@@ -24,15 +24,15 @@ def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores
         Perfectly nested data-parallel loops, outermost first, that may be fused.
     seconds : float
         What one core needs for the kernel.
-    cores : int
-        Threads to share it out among.
+    machine : Machine
 
     Returns
     -------
     int
         How many loops there are now in place of ``loops``.
     """
-    if cores < 2 or seconds < FORK_SECONDS or not loops:
+    cores = machine.cores
+    if cores < 2 or seconds < machine.fork_seconds or not loops:
         return len(loops)
     extents = [_static(schedule, loop) for loop in loops]
     tasks, count = 1, 0
@@ -53,10 +53,10 @@ def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, cores
     return len(loops) - count + 1
 
 
-def share_out_one(schedule: Schedule, loop: LoopRV, seconds: float, cores: int, grain: int) -> LoopRV:
+def share_out_one(schedule: Schedule, loop: LoopRV, seconds: float, machine: Machine, grain: int) -> LoopRV:
     """Cut a long loop into pieces, multiples of ``grain`` long if it divides so, and return the inner loop."""
-    extent = _static(schedule, loop)
-    if cores < 2 or seconds < FORK_SECONDS or extent is None or extent < 2 * cores:
+    cores, extent = machine.cores, _static(schedule, loop)
+    if cores < 2 or seconds < machine.fork_seconds or extent is None or extent < 2 * cores:
         return loop
     tasks = next((tasks for tasks in range(cores, EVEN_SHARES * cores, cores) if extent % (tasks * grain) == 0), 0)
     tasks = tasks or next((tasks for tasks in range(cores, EVEN_SHARES * cores) if extent % tasks == 0), 0)

@@ -78,14 +78,14 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
     if side < SMALLEST_SIDE:
         return False
     loops = list(schedule.get_loops(block))
-    seconds = TRANSPOSE_FACTOR * block_seconds(schedule, block)
+    seconds = TRANSPOSE_FACTOR * block_seconds(schedule, block, machine)
     rest = [loop for number, loop in enumerate(loops) if number not in pair]
     inner, innermost = loops[read], loops[written]
     schedule.reorder(*rest, inner, innermost)
     if rest:
-        share_out(schedule, rest, seconds, machine.cores)
+        share_out(schedule, rest, seconds, machine)
     else:
-        inner = share_out_one(schedule, inner, seconds, machine.cores, side)
+        inner = share_out_one(schedule, inner, seconds, machine, side)
     mark_tile(schedule, inner, side)
     mark_simd(schedule, innermost, side)
     if side * tvm.DataType(schedule.get(block).writes[0].source.dtype).bits == 8 * LINE:

@@ -12,7 +12,6 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import machine_of
-from tvm_ext.schedules.cpu.parallel import PARALLEL_FLOPS
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 
@@ -63,7 +62,7 @@ class SlidingWindow:
         *outer, h, w, lanes = schedule.get_loops(store)
         band, _ = divide(schedule, h, [_bands(prod(planes), rows, machine.cores), None])
         task = schedule.fuse(*outer, band)
-        if machine.cores > 1 and 2 * prod(extents) >= PARALLEL_FLOPS:
+        if machine.divides(2 * prod(extents)):
             schedule.parallel(task)
         strip, column = divide(schedule, w, [None, _divisor_strip(width, machine.vector_registers)], 28)
         schedule.vectorize(lanes)
@@ -122,7 +121,7 @@ class GlobalAverage:
             vectorize_and_divide(schedule, rest, machine)
         n, c, *_, lanes = schedule.get_loops(store)
         task = schedule.fuse(n, c)
-        if machine.cores > 1 and prod(extents) >= PARALLEL_FLOPS:
+        if machine.divides(prod(extents)):
             schedule.parallel(task)
         schedule.vectorize(lanes)
         # Several sums hide the latency of an addition; rows are long enough to share out among them.

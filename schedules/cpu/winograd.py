@@ -16,16 +16,12 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.rule import new_schedule
 
-# Cycles of a core for one vector of channels of a tile: transforming the input, and the products back.
 TRANSFORM_CYCLES = {2: (110, 70), 4: (330, 250)}
-
-L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 10.0, 3.0
-"""What one core reads of weights while it multiplies."""
+"""Cycles of a core for one vector of channels of a tile: transforming the input, and the products back. They are the
+instructions of the transforms, which are the same on every machine."""
 
 GAIN = 1.15
 """How much faster a Winograd convolution has to look to be preferred: it rounds less well."""
-
-CYCLES_PER_SECOND = 3.5e9
 
 
 def winograd_outputs(
@@ -58,10 +54,10 @@ def winograd_outputs(
         tile_rows, tile_columns = tiles(out_extents, outputs)
         count = planes * tile_rows * tile_columns
         weight_bytes = size * steps * lanes * 4
-        speed = MEMORY_BYTES_PER_CYCLE if weight_bytes > machine.l3 // 2 else L3_BYTES_PER_CYCLE
+        bandwidth = machine.weight_bandwidth if weight_bytes > machine.l3 // 2 else machine.l3_bandwidth
         # Few rows leave a register tile too small to hide its loads.
         multiply = size * steps * max(count, 6)
-        loads = weight_bytes / speed / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
+        loads = weight_bytes / (bandwidth / machine.clock) / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
         transform = count * (in_channels / lanes * forward + -(-out_channels // lanes) * backward)
         cost = max(multiply, loads * machine.cores) + transform
         if cost < best_cost:
@@ -105,8 +101,8 @@ def _forward(schedule: Schedule, transformed: SBlockRV, machine: Machine) -> Non
         _unroll(schedule, block, 3)
     schedule.unroll(position)
     schedule.vectorize(lane)
-    seconds = prod(places) * channels / lanes * TRANSFORM_CYCLES[outputs][0] / CYCLES_PER_SECOND
-    share_out(schedule, [*outer, chunk], seconds, machine.cores)
+    seconds = prod(places) * channels / lanes * TRANSFORM_CYCLES[outputs][0] / machine.clock
+    share_out(schedule, [*outer, chunk], seconds, machine)
 
 
 def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
@@ -127,8 +123,8 @@ def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     schedule.unroll(x)
     schedule.unroll(y)
     schedule.vectorize(lane)
-    seconds = prod(places) * TRANSFORM_CYCLES[outputs][1] / CYCLES_PER_SECOND
-    share_out(schedule, [*outer, row], seconds, machine.cores)
+    seconds = prod(places) * TRANSFORM_CYCLES[outputs][1] / machine.clock
+    share_out(schedule, [*outer, row], seconds, machine)
 
 
 def _unroll(schedule: Schedule, block: SBlockRV, count: int) -> None:

@@ -17,6 +17,7 @@ from tests.modules import STOCK, run
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
+from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.shapes.batch_axis import Images, MixedImagesError, images_of, prove_image_wise, prove_reshape
 from tvm_ext.shapes.batch_size import image_cost, images_at_once
@@ -325,19 +326,22 @@ def _kernel(value: Callable[[Any, Any, Any], Any]) -> tuple[tirx.PrimFunc, tirx.
     return func, func.params[0].shape[0]
 
 
+MACHINE = Machine("avx2", 256, 16)
+
+
 class TestSeveralAtOnce:
     def test_products_with_one_row(self) -> None:
         mod = module(lambda b, x, n: b.emit(relax.op.matmul(x, weight(2048, 2048))), (2048,))
         function = mod["main"]
         batch = function.params[0].ty.shape[0]
-        assert images_at_once(function, batch) == (16, 4, 1)
+        assert images_at_once(function, batch, MACHINE) == (16, 4, 1)
         cost = image_cost(function, batch)
         assert (cost.flops, cost.row_bytes, cost.largest) == (2 * 2048 * 2048, 4 * 2048 * 2048, 4 * 2048)
 
     def test_convolutions(self) -> None:
         layer = lambda b, x, n: b.emit(relax.op.nn.conv2d(x, weight(64, 64, 3, 3), padding=1))  # noqa: E731
         mod = module(layer, (64, 56, 56))
-        assert images_at_once(mod["main"], mod["main"].params[0].ty.shape[0]) == (1,)
+        assert images_at_once(mod["main"], mod["main"].params[0].ty.shape[0], MACHINE) == (1,)
 
 
 def test_kernels_of_the_module_itself_get_known_extents() -> None:

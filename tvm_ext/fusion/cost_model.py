@@ -16,6 +16,7 @@ from tvm_ext.errors import OptionError
 from tvm_ext.fusion.block_mapping import is_anchor
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.graph.mapping_types import MappingType
+from tvm_ext.schedules.cpu.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class LinearModel:
     prologue: float = 2.0
     store: float = 2.0
     reorder: float = 0.25
+
+    @classmethod
+    def of(cls, machine: Machine) -> LinearModel:
+        """Make the model of a machine. A kernel's result has to be allocated, which takes as long as the call."""
+        return cls(2 * machine.call_seconds, machine.flops, machine.memory_bandwidth)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.shapes.batch_axis import images_of
 
 SIZES = (16, 4)
@@ -25,13 +26,6 @@ FEW_ROWS = 8
 
 LARGEST_TENSOR = 8 << 20
 """Bytes of a tensor of all images that are computed at once: more would not stay in the caches."""
-
-CALL_SECONDS = 1e-6
-"""What calling a kernel takes."""
-
-BYTES_A_SECOND = 1e10
-FLOPS_A_SECOND = 1e11
-"""What a core loads from memory, and computes in vectors; a factor of two decides little here."""
 
 SHARE = 0.25
 """Of the time that an image takes, what several at once have to save."""
@@ -59,7 +53,7 @@ class ImageCost:
     largest: int
 
 
-def images_at_once(function: relax.Function, batch: tirx.Var) -> Sequence[int]:
+def images_at_once(function: relax.Function, batch: tirx.Var, machine: Machine) -> Sequence[int]:
     """List the numbers of images to make functions for, the largest first; the last one is 1.
 
     Parameters
@@ -67,10 +61,12 @@ def images_at_once(function: relax.Function, batch: tirx.Var) -> Sequence[int]:
     function : relax.Function
         What is computed for a batch, whose extent is open.
     batch : tvm.tirx.Var
+    machine : Machine
+        What runs it; a factor of two in its figures decides little here.
     """
     cost = image_cost(function, batch)
-    saved = cost.calls * CALL_SECONDS + cost.row_bytes / BYTES_A_SECOND
-    if saved < SHARE * (saved + cost.flops / FLOPS_A_SECOND):
+    saved = cost.calls * machine.call_seconds + cost.row_bytes / machine.weight_bandwidth
+    if saved < SHARE * (saved + cost.flops / machine.flops):
         return (1,)
     return (*(count for count in SIZES if count * cost.largest <= LARGEST_TENSOR), 1)
 

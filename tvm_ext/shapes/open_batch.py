@@ -27,6 +27,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.utils import copy_with_new_vars
 
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.shapes.batch_axis import Images, images_of
 from tvm_ext.shapes.batch_operators import OperatorProof, tensor_shapes
 from tvm_ext.shapes.batch_size import images_at_once
@@ -197,7 +198,8 @@ class _Splitter:
         function = self._body(region, captured, outputs)
         if any(not symbol.same_as(self._batch) for symbol in relax.analysis.free_symbolic_vars(function)):
             return None
-        for count in images_at_once(function, self._batch):
+        machine = machine_of(tvm.target.Target.current(allow_none=True) or tvm.target.Target("llvm"))
+        for count in images_at_once(function, self._batch, machine):
             body = with_images(function, self._batch, count)
             attributes = {
                 "global_symbol": f"{name}_of_{count}",

@@ -19,6 +19,7 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
+from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
 from tvm_ext.fusion.operator_graph import operator_graph
 from tvm_ext.fusion.plan import FusionPlan
@@ -33,6 +34,7 @@ from tvm_ext.graph.mapping_types import Mapping, MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.relax_module import ModuleReader
 from tvm_ext.passes.simplify_indices import simplify_indices
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import ScheduleRule
 
 
@@ -70,8 +72,10 @@ def fuse_by_mapping_types(
         mod = _with_simple_indices(mod)
         builder = relax.BlockBuilder(mod)
         check = latencies = None
+        seconds = latency
         if rules:
             target = tvm.target.Target.current(allow_none=False)
+            seconds = latency or LinearModel.of(machine_of(target)).seconds
             latencies = BlockLatencies(target, profiles)
             check = BlockCheck(mod, rules, target, latencies)
         reader = ModuleReader(mod)  # functions that others call are read once
@@ -79,9 +83,9 @@ def fuse_by_mapping_types(
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
                 graph = reader.graph(variable.name_hint)
                 operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
-                plan = plan_fusion(operators, options, latency)
+                plan = plan_fusion(operators, options, seconds)
                 if check is not None:
-                    plan = check.settle(plan, operators, func, BlockLimits(operators, options, latency))
+                    plan = check.settle(plan, operators, func, BlockLimits(operators, options, seconds))
                 verify_plan(plan, operators)
                 nodes = [[operators.operators[index].node for index in block.operators] for block in plan.blocks]
                 fused = Grouper(builder, func, nodes).function()

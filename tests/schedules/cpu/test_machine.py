@@ -1,0 +1,83 @@
+"""The machine model: every figure of it decides something, and what is shipped decides as it always did."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from tvm_ext.fusion.cost_model import LinearModel
+from tvm_ext.schedules.cpu import cost, machine, matvec, winograd
+from tvm_ext.schedules.cpu.cost import block_seconds
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.winograd import winograd_outputs
+
+MACHINE = Machine("avx512", 512, 32, "vnni", l2=1 << 20, l3=32 << 20, cores=2)
+FIGURES = [field.name for field in fields(Machine) if field.type == "float"]
+
+
+def test_kernels_are_divided_from_half_the_time_of_the_thread_pool_on() -> None:
+    assert MACHINE.divides(1_000_000)
+    assert not MACHINE.divides(999_999)
+    assert not replace(MACHINE, cores=1).divides(1 << 40)
+    assert replace(MACHINE, fork_seconds=10e-6).divides(500_000)
+    assert not replace(MACHINE, flops=200e9).divides(1_000_000)
+
+
+@T.prim_func(s_tir=True)
+def copy_and_exponential(x: T.Buffer((1000, 1000), "float32"), y: T.Buffer((1000, 1000), "float32")) -> None:
+    for i, j in T.grid(1000, 1000):
+        with T.sblock("y"):
+            a, b = T.axis.remap("SS", [i, j])
+            y[a, b] = T.exp(x[a, b]) + T.float32(1)
+
+
+@pytest.mark.parametrize(
+    ("figure", "part"),
+    [("stream_bandwidth", 8e6 / 13e9), ("function_seconds", 1e6 * 0.3e-9), ("operation_seconds", 1e6 * 0.03e-9)],
+)
+def test_seconds_of_a_block(figure: str, part: float) -> None:
+    schedule = tvm.s_tir.Schedule(copy_and_exponential)
+    block = schedule.get_sblock("y")
+    seconds = block_seconds(schedule, block, MACHINE)
+    assert seconds == pytest.approx(8e6 / 13e9 + 1e6 * 0.33e-9)
+    doubled = 2 * getattr(MACHINE, figure)
+    change = block_seconds(schedule, block, replace(MACHINE, **{figure: doubled})) - seconds
+    assert change == pytest.approx(-part / 2 if "bandwidth" in figure else part)
+
+
+def test_weights_that_come_slowly_are_kept_small() -> None:
+    def outputs(**figures: float) -> int:
+        return winograd_outputs(1, 512, 512, (14, 14), replace(MACHINE, **figures))
+
+    assert outputs(weight_bandwidth=100e9, l3_bandwidth=100e9) == 4
+    assert outputs(weight_bandwidth=1e9, l3_bandwidth=1e9) == 0
+    assert outputs(l3_bandwidth=1e9, l3=128 << 20) == 0
+    assert outputs(weight_bandwidth=1e9, l3=128 << 20) == outputs(l3=128 << 20)
+    assert outputs(clock=0.5e9, weight_bandwidth=1.5e9, l3_bandwidth=5e9) == outputs(clock=3.5e9, l3_bandwidth=35e9)
+
+
+def test_blocks_of_the_fusion_planner() -> None:
+    model = LinearModel.of(replace(MACHINE, call_seconds=3e-6, flops=7e9, memory_bandwidth=5e9))
+    assert (model.start, model.peak, model.bandwidth) == (6e-6, 7e9, 5e9)
+    assert LinearModel.of(MACHINE) == LinearModel()
+
+
+@pytest.mark.parametrize("module", [cost, matvec, winograd], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_rules_have_no_figures_of_their_own(module: object) -> None:
+    """A bandwidth or a duration in a rule is one more opinion about the same machine."""
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    literals = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is float]
+    assert not [value for value in literals if value > 1e6 or 0 < value < 1e-4]
+
+
+def test_every_figure_is_read_by_a_cost() -> None:
+    root = Path(str(machine.__file__)).resolve().parents[2]
+    sources = [*(root / "schedules").rglob("*.py"), *(root / "tvm_ext").rglob("*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    assert [figure for figure in FIGURES if f"machine.{figure}" not in text and f"self.{figure}" not in text] == []
+    assert len(FIGURES) == 11
