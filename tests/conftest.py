@@ -26,6 +26,10 @@ settings.register_profile("reproducible", derandomize=True, deadline=None, print
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))
 
 
+# What was measured of the machine of whoever runs the tests decides nothing in them, or in programs they start.
+os.environ["TVM_EXT_CALIBRATION"] = ""
+
+
 def pytest_configure() -> None:
     """Let programs that tests start be interrupted, also where this one runs in the background or under nohup."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

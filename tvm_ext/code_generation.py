@@ -51,10 +51,11 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     rest = vm_build._vmcodegen(builder, mod)
     parts = [tvm.IRModule(part, attrs=rest.attrs) for part in dealt_out(rest)]
     constants = dict(attributes.get("const_name_to_constant") or {})
-    first, *others = _built(parts, target, context) if parts else [None]
-    for other in others:
-        first.import_module(other)
-    return relax.VMExecutable(vm_build._ffi_api.VMLink(builder, target, first, [], constants))
+    built = _built(parts, target, context)
+    for other in built[1:]:
+        built[0].import_module(other)
+    library = built[0] if built else None
+    return relax.VMExecutable(vm_build._ffi_api.VMLink(builder, target, library, [], constants))
 
 
 def dealt_out(mod: tvm.IRModule) -> list[dict[tvm.ir.GlobalVar, tirx.PrimFunc]]:
@@ -90,7 +91,7 @@ def _built(parts: Sequence[tvm.IRModule], target: tvm.target.Target, context: tv
             return tvm.tirx.build(part, target)
 
     workers = min(len(parts), physical_cores())
-    if workers == 1:
+    if workers < 2:
         return [built(part) for part in parts]
     pool = ThreadPoolExecutor(workers, "tvm-ext-codegen")
     try:

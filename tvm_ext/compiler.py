@@ -223,6 +223,7 @@ def _metadata(
         ]
 
     dump_dir = None if options.dump_dir is None else str(options.dump_dir)
+    machine = backend_of(target).machine
     return {
         "format": FORMAT,
         "name": Path(imported.source).stem,
@@ -242,6 +243,7 @@ def _metadata(
                 "dump_dir": dump_dir,
                 "calibration": None if options.calibration is None else sorted(options.calibration),
             },
+            "machine": None if machine is None else asdict(machine(target)),
             "seconds": {name: round(value, 4) for name, value in seconds.items()},
             "statistics": None if statistics is None else vars(statistics) | {},
         },

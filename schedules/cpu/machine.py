@@ -1,17 +1,19 @@
 """What a CPU offers to a kernel, as one frozen row: vector width, registers, cache sizes, cores, and how fast it is.
 
-The instruction set comes from the target; cache sizes come from this machine when the target is this machine's CPU,
-and from the row of the instruction set otherwise.
+The instruction set comes from the target; where that is the CPU of this machine, cache sizes come from the machine, and
+so do the figures that ``tvm-ext calibrate`` measured; otherwise they are those of the row of the instruction set.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import tvm
 
+from tvm_ext.schedules.cpu.calibration import read_calibration
 from tvm_ext.system.threads import physical_cores
 
 
@@ -51,6 +53,8 @@ class Machine:
         Handing a kernel to the thread pool and waiting for it; a shorter kernel is not divided.
     call_seconds : float
         Calling a kernel.
+    calibrated : str
+        When the figures of this machine were measured; empty where they are those of the row.
     """
 
     isa: str
@@ -72,6 +76,7 @@ class Machine:
     memory_bandwidth: float = 20e9
     fork_seconds: float = 20e-6
     call_seconds: float = 1e-6
+    calibrated: str = ""
 
     def divides(self, flops: float) -> bool:
         """Whether a kernel of so many operations is worth handing to the thread pool."""
@@ -81,6 +86,9 @@ class Machine:
         """Elements of ``dtype`` in one vector register."""
         return max(1, self.vector_bits // tvm.DataType(dtype).bits)
 
+
+FIGURES = tuple(field.name for field in fields(Machine) if field.type == "float")
+"""Fields of :class:`Machine` that ``tvm-ext calibrate`` measures."""
 
 # LLVM features that a row needs, best first.
 ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
@@ -109,6 +117,11 @@ def machine_of(target: tvm.target.Target) -> Machine:
     )
 
 
+def forget_machines() -> None:
+    """Read the calibration anew when a machine is asked for next."""
+    _machine.cache_clear()
+
+
 @lru_cache(maxsize=64)
 def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
     config: dict[str, object] = {"kind": "llvm"}
@@ -123,6 +136,10 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
     if mcpu == tvm.target.codegen.llvm_get_system_cpu():
         caches = _host_caches()
         row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), l3=caches.get(3, row.l3))
+        measured = read_calibration(FIGURES)
+        if measured is not None:
+            changes: dict[str, Any] = {**measured.figures, "calibrated": measured.date}
+            row = replace(row, **changes)
     if not cores:
         cores = physical_cores()
     return replace(row, cores=cores)

@@ -8,7 +8,8 @@ import click
 
 # Command -> what `tvm-ext --help` says of it. Its module, tvm_ext.cli.<command>, is imported only to run it.
 COMMANDS = {
-    "bench": "Compare latency: stock TVM, tvm_ext, onnxruntime, OpenVINO, torch.",
+    "bench": "Compare latency: TVM, tvm_ext, onnxruntime, OpenVINO, torch.",
+    "calibrate": "Measure this machine for the compiler's cost models.",
     "compile": "Compile a model file to an artifact folder.",
     "inspect": "Write one HTML page that shows what a compilation does.",
     "memory": "Show how little memory a model can run in, planned and measured.",

@@ -1,0 +1,130 @@
+"""Figures that were measured: kept whole, used for this machine alone, refused with a sentence when they do not fit."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+
+from tests.zoo import get
+from tvm_ext.compiler import compile as compile_model
+from tvm_ext.errors import OutputError, TvmExtWarning
+from tvm_ext.schedules.cpu.calibration import (
+    VARIABLE,
+    Calibration,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
+from tvm_ext.schedules.cpu.machine import FIGURES, Machine, forget_machines, machine_of
+from tvm_ext.target import resolve_target
+
+MEASURED = Calibration({name: float(number + 1) for number, name in enumerate(FIGURES)}, "2026-01-02T03:04:05+00:00")
+SHIPPED = Machine("generic", 128, 16)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    place = tmp_path / "caches" / "tvm-ext" / "machine.json"
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    forget_machines()
+    yield place
+    forget_machines()
+
+
+def test_nothing_is_read_where_nothing_was_measured(path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    assert calibration_path() == path
+    machine = machine_of(resolve_target(None))
+    assert {name: getattr(machine, name) for name in FIGURES} == {name: getattr(SHIPPED, name) for name in FIGURES}
+    assert machine.calibrated == ""
+    assert not list(recwarn)
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    write_calibration(path, MEASURED)
+    assert read_calibration(FIGURES) == MEASURED
+    machine = machine_of(resolve_target(None))
+    assert {name: getattr(machine, name) for name in FIGURES} == MEASURED.figures
+    assert machine.calibrated == MEASURED.date
+    other = machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4"}))
+    assert (other.clock, other.calibrated) == (SHIPPED.clock, "")
+
+
+def test_an_artifact_says_what_it_was_compiled_with(path: Path) -> None:
+    found = []
+    for _ in range(2):
+        compiled = compile_model(get("tiny_mlp").onnx_path(), input_shapes=get("tiny_mlp").input_shapes())
+        found.append(compiled.metadata["decisions"]["machine"])
+        write_calibration(path, Calibration({name: 2 * getattr(SHIPPED, name) for name in FIGURES}, "d"))
+        forget_machines()
+    assert (found[0]["calibrated"], found[0]["clock"]) == ("", SHIPPED.clock)
+    assert (found[1]["calibrated"], found[1]["clock"]) == ("d", 2 * SHIPPED.clock)
+
+
+def document(path: Path) -> dict[str, Any]:
+    write_calibration(path, MEASURED)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("format", 2, "it is not of format 1"),
+        ("machine", {"cpu": "another"}, "it is of another machine"),
+        ("figures", {}, "it does not have the figures of this version"),
+        ("figures", MEASURED.figures | {"more": 1.0}, "it does not have the figures of this version"),
+        ("figures", MEASURED.figures | {"clock": -1}, "its clock is -1, expected a positive number"),
+        ("figures", MEASURED.figures | {"clock": "fast"}, "its clock is 'fast', expected a positive number"),
+        ("figures", MEASURED.figures | {"clock": True}, "its clock is True, expected a positive number"),
+        ("figures", MEASURED.figures | {"clock": float("nan")}, "its clock is nan, expected a positive number"),
+        ("date", 7, "it has no date"),
+    ],
+)
+def test_what_does_not_fit_is_left_alone(path: Path, key: str, value: object, message: str) -> None:
+    path.write_text(json.dumps(document(path) | {key: value}), encoding="utf-8")
+    with pytest.warns(TvmExtWarning, match=message) as caught:
+        assert machine_of(resolve_target(None)).clock == SHIPPED.clock
+    assert len(caught) == 1
+    assert str(path) in str(caught[0].message)
+    assert "run 'tvm-ext calibrate'" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 1'], ids=range(5))
+def test_a_damaged_file_is_left_alone(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.warns(TvmExtWarning, match="is not used: it "):
+        assert read_calibration(FIGURES) is None
+
+
+def test_a_folder_is_no_calibration(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.warns(TvmExtWarning, match="cannot be read"):
+        assert read_calibration(FIGURES) is None
+
+
+def test_an_empty_variable_reads_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_calibration(path, MEASURED)
+    monkeypatch.setenv(VARIABLE, "")
+    assert calibration_path() is None
+    assert read_calibration(FIGURES) is None
+    monkeypatch.setenv(VARIABLE, str(path))
+    assert read_calibration(FIGURES) == MEASURED
+
+
+def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"machine\.json"):
+        write_calibration(tmp_path / "file" / "machine.json", MEASURED)
+
+
+def test_the_file_is_readable_by_its_owner(path: Path) -> None:
+    write_calibration(path, MEASURED)
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
+    assert [child.name for child in path.parent.iterdir()] == ["machine.json"]
