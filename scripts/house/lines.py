@@ -20,6 +20,9 @@ NEW = (
     "tvm_ext/report/profile",
     "tvm_ext/report/time_section.py",
     "tvm_ext/cli/profile.py",
+    "tvm_ext/bench/calibrate.py",
+    "tvm_ext/cli/calibrate.py",
+    "schedules/cpu/calibration.py",
 )
 """What did not exist in any form before."""
 
