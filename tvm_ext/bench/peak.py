@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # (the bodies are TVMScript, whose annotations are values)
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -25,7 +26,7 @@ def fma_peak(target: tvm.target.Target, lanes: int, threads: int, seconds: float
     lanes : int
         Lanes of a vector register.
     threads : int
-        Threads that work at once; the process's pool must have as many.
+        Threads that work at once: one, or as many as the process's pool has.
     seconds : float
         The best of as many short runs as fit counts. Less than a tenth of a second would be over before the operating
         system has spread the threads of a new pool over the cores.
@@ -35,12 +36,12 @@ def fma_peak(target: tvm.target.Target, lanes: int, threads: int, seconds: float
     float
         Floating-point operations per second, a multiply-add being two.
     """
-    rounds = 4 * threads
+    rounds, loop = 4 * threads, _loop(threads)
 
     @T.prim_func(s_tir=True)
     def kernel(factor: T.Buffer((lanes,), "float32"), out: T.Buffer((rounds, ACCUMULATORS, lanes), "float32")):
         T.func_attr({"tirx.noalias": True})
-        for r in T.parallel(rounds):
+        for r in loop(rounds):
             with T.sblock("round"):
                 total = T.sblock_alloc_buffer((ACCUMULATORS, lanes), "float32", scope="local")
                 for a in T.unroll(ACCUMULATORS):
@@ -69,7 +70,7 @@ def copy_bandwidth(
     nbytes : int
         Bytes of each array.
     threads : int
-        Threads that work at once; the process's pool must have as many.
+        Threads that work at once: one, or as many as the process's pool has.
     lanes : int
         Lanes of a vector register.
     seconds : float
@@ -82,7 +83,7 @@ def copy_bandwidth(
     float
         Bytes read and written per second.
     """
-    parts = 4 * threads
+    parts, loop = 4 * threads, _loop(threads)
     steps = max(1, nbytes // (4 * lanes * parts))
 
     @T.prim_func(s_tir=True)
@@ -90,7 +91,7 @@ def copy_bandwidth(
         source: T.Buffer((parts, steps, lanes), "float32"), destination: T.Buffer((parts, steps, lanes), "float32")
     ):
         T.func_attr({"tirx.noalias": True})
-        for p in T.parallel(parts):
+        for p in loop(parts):
             for s in range(steps):
                 for i in T.vectorized(lanes):
                     with T.sblock("copy"):
@@ -103,7 +104,7 @@ def copy_bandwidth(
         source: T.Buffer((parts, steps, lanes), "float32"), destination: T.Buffer((parts, steps, lanes), "float32")
     ):
         T.func_attr({"tirx.noalias": True})
-        for p in T.parallel(parts):
+        for p in loop(parts):
             for s in range(steps):
                 T.evaluate(
                     T.call_extern("void", store, T.address_of(destination[p, s, 0]), source[p, s, T.Ramp(0, 1, lanes)])
@@ -114,6 +115,10 @@ def copy_bandwidth(
         kernel = complete_streams(streaming_kernel)
     best = _best_seconds(kernel, target, [np.ones(shape, "float32"), np.zeros(shape, "float32")], seconds)
     return 2.0 * 4 * parts * steps * lanes / best
+
+
+def _loop(threads: int) -> Callable[[int], object]:
+    return T.parallel if threads > 1 else T.serial
 
 
 def _best_seconds(
