@@ -19,7 +19,9 @@ from scripts import bench_int8, kernel_shares
 from scripts.results import add_json_option, result_path, store
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.system.threads import physical_cores
+from tvm_ext.target import resolve_target
 
 PEERS = ("onnxruntime", "openvino")
 STOCK_SLOWDOWN = 150
@@ -105,25 +107,46 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def summarise_kernels(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Figures of merit over single kernels."""
+    """Figures of merit over single kernels: on all cores of this machine, and for AVX2 whatever the machine has."""
+    threads = max(row["threads"] for row in rows)
+    native = rows[0]["isa"]
     summary: dict[str, float] = {}
-    shares: dict[str, list[float]] = {}
-    for row in rows:
-        for key in ("share_of_peak", "share_of_copy"):
-            if key in row:
-                shares.setdefault(row["family"], []).append(row[key])
-    convolutions = [share for family, values in shares.items() if family.startswith("conv") for share in values]
-    if convolutions:
-        summary["conv_peak_share"] = geometric_mean(convolutions)
-        summary["conv_peak_share_worst"] = min(convolutions)
-    for family, key in (
-        ("matmul", "matmul_peak_share"),
-        ("depthwise", "depthwise_peak_share"),
-        ("memory", "copy_share"),
-    ):
-        if family in shares:
-            summary[key] = geometric_mean(shares[family])
+    for suffix, count in {"": threads, "_one_thread": 1}.items():
+        of_machine = _shares(rows, native, count)
+        of_avx2 = _shares(rows, "avx2", count)
+        dense, dense_avx2 = of_machine["conv"] + of_machine["matmul"], of_avx2["conv"] + of_avx2["matmul"]
+        named = {
+            "conv_peak_share": of_machine["conv"],
+            "matmul_peak_share": of_machine["matmul"],
+            "depthwise_peak_share": of_machine["depthwise"],
+            "copy_share": of_machine["memory"],
+            "avx2_peak_share": dense_avx2,
+        }
+        summary |= {f"{key}{suffix}": geometric_mean(shares) for key, shares in named.items() if shares}
+        if dense:
+            summary[f"kernel_peak_share_worst{suffix}"] = min(dense)
+        if of_machine["conv"]:
+            summary[f"conv_peak_share_worst{suffix}"] = min(of_machine["conv"])
     return summary
+
+
+def _shares(rows: list[dict[str, Any]], isa: str, threads: int) -> dict[str, list[float]]:
+    """Shares of the peak, or of a copy, by kind of kernel."""
+    shares: dict[str, list[float]] = {"conv": [], "matmul": [], "depthwise": [], "memory": []}
+    for row in rows:
+        if row["isa"] == isa and row["threads"] == threads:
+            shares[row["family"].split()[0]].append(row.get("share_of_peak") or row["share_of_copy"])
+    return shares
+
+
+def measure_kernels() -> list[dict[str, Any]]:
+    """Measure single kernels on all cores and on one, and compiled for AVX2 where the machine has more."""
+    native = resolve_target(None)
+    targets = [native]
+    if machine_of(native).isa == "avx512":
+        targets.append(resolve_target({"kind": "llvm", "mcpu": "haswell"}))
+    counts = dict.fromkeys((physical_cores(), 1))
+    return [row for target in targets for threads in counts for row in kernel_shares.measure(target, threads)]
 
 
 def measure_models(names: Sequence[str], budget: float, stock_limit: float) -> list[dict[str, Any]]:
@@ -164,7 +187,7 @@ def main() -> None:
         QUICK if arguments.quick else [name for name, entry in ZOO.items() if entry.kind != "tiny"]
     )
     if "kernels" in arguments.part and not arguments.only:
-        kernels = kernel_shares.measure()
+        kernels = measure_kernels()
         show(summarise_kernels(kernels))
         store(path, "models", kernels, summarise_kernels(kernels), "kernels")
     if "models" in arguments.part:

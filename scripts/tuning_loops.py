@@ -25,9 +25,8 @@ from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 import tvm_ext
 from tests.zoo import get
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.bench.peak import fma_peak
+from tvm_ext.bench.peak import MultiplyAdds
 from tvm_ext.options import PipelineOptions
-from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
@@ -113,9 +112,10 @@ def peak_shares(trials: int, seeds: int) -> list[Row]:
     """
     target, cores = native_target(), physical_cores()
     options = PipelineOptions(winograd=False)
+    multiply_adds = MultiplyAdds(target, cores)
 
     def peak() -> float:
-        return fma_peak(target, machine_of(target).lanes("float32"), cores) / cores / 1e9
+        return multiply_adds.rate(0.5) / cores / 1e9
 
     rows: list[Row] = []
     peaks = [peak()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 # (the bodies are TVMScript, whose annotations are values)
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -17,7 +18,7 @@ import tvm
 from tvm import te
 from tvm.script import tirx as T
 
-from tvm_ext.bench.peak import copy_bandwidth, fma_peak
+from tvm_ext.bench.peak import Copy, MultiplyAdds
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.rule import ScheduleRule, apply_rules
@@ -118,7 +119,9 @@ class Figures:
 
     def flops(self) -> float:
         """Measure multiplications and additions of one core."""
-        return fma_peak(self._target, self._lanes, 1, 0.1)
+        if "flops" not in self._built:
+            self._built["flops"] = partial(MultiplyAdds(self._target, 1).rate, 0.1)
+        return self._built["flops"]()
 
     def stream_bandwidth(self) -> float:
         """Measure a copy of one core, from memory to memory."""
@@ -129,7 +132,10 @@ class Figures:
         return self._copy(self._machine.cores)
 
     def _copy(self, threads: int) -> float:
-        return copy_bandwidth(self._target, LARGE_BYTES, threads, self._lanes, 0.2)
+        name = f"copy {threads}"
+        if name not in self._built:
+            self._built[name] = partial(Copy(self._target, LARGE_BYTES, threads).rate, 0.2)
+        return self._built[name]()
 
     def read_bandwidth(self) -> float:
         """Measure a dot product of one core with what comes from memory."""

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.backends.registry import backend_of
-from tvm_ext.bench.peak import copy_bandwidth, fma_peak
+from tvm_ext.bench.peak import Copy, MultiplyAdds
 from tvm_ext.compiler import generate_code
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.report.inspection import Kernel
@@ -171,11 +171,9 @@ def require_profiled(target: tvm.target.Target) -> None:
 def measure_limits(target: tvm.target.Target) -> Limits:
     """Measure what the machine can do with as many threads as kernels use; takes about two seconds."""
     use_all_cores()
-    threads, machine = physical_cores(), backend_of(target).machine
-    assert machine is not None
-    lanes = machine(target).lanes("float32")
-    copies = [(2 * size, copy_bandwidth(target, size, threads, lanes, seconds=0.3)) for size in COPIES]
-    return Limits(fma_peak(target, lanes, threads), tuple(copies))
+    threads = physical_cores()
+    copies = [(2 * size, Copy(target, size, threads).rate(0.3)) for size in COPIES]
+    return Limits(MultiplyAdds(target, threads).rate(0.5), tuple(copies))
 
 
 def profile(
