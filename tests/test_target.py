@@ -84,7 +84,7 @@ def test_host_code_of_hexagon_is_for_hexagon() -> None:
         ({"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mcpu": "nope"}}, "no CPU 'nope'"),
         ({"tag": "nope"}, "Unknown target tag: nope"),
         ("composite", "no code generator for target composite; it has c, cuda"),
-        ("hexagon", "does not say which processor; give a tag such as qcom/hexagon-v68"),
+        ("hexagon", "does not say which processor; give a tag such as hexagon-v67"),
         (5, "found int"),
         ([], "found list"),
     ],

@@ -14,6 +14,9 @@ VTA_SHAPES = ("1x16x16", "1x32x32", "2x16x16", "4x8x8", "8x8x8")
 # Boards, whose tags are vta-BOARD as well; the version is that of the instruction set of the published bitstream.
 VTA_BOARDS = ("pynq", "pynq-0.0.1", "ultra96", "ultra96-0.0.1", "zcu104", "de10nano", "de10nano-0.0.1")
 
+# Hexagon DSPs with HVX, by the names LLVM has for them.
+HEXAGON_PROCESSORS = ("v66", "v67", "v68", "v69", "v71", "v73", "v75")
+
 
 def _pipeline(**options: Any) -> Any:
     """Build the ``tvm_ext`` Relax pipeline; see :func:`tvm_ext.pipeline.tvm_ext_pipeline`."""
@@ -34,6 +37,10 @@ def register() -> None:
         config = {"kind": "llvm", "keys": ["vta", "cpu"], "device": "vta", "model": f"vta-{name}"}
         for tag in (f"tvm-ext/vta-{name}", *([f"vta-{name}"] if name in VTA_BOARDS else [])):
             register_tag(tag, config, override=True)
+    for version in HEXAGON_PROCESSORS:
+        features = [f"+hvx{version}", "+hvx-length128b"]
+        config = {"kind": "llvm", "keys": ["hexagon", "cpu"], "mtriple": "hexagon", "mattr": features}
+        register_tag(f"hexagon-{version}", config | {"mcpu": f"hexagon{version}"}, override=True)
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for name, value in vars(errors).items():

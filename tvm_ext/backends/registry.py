@@ -17,7 +17,7 @@ OTHER = Backend(name="other", accepts=lambda target: True, phases=COMMON)
 C = Backend(name="c", accepts=lambda target: target.kind.name == "c", phases=COMMON, shares_storage=True)
 """C sources."""
 
-BACKENDS: tuple[Backend, ...] = (VTA, CPU, GPU, HEXAGON, C, OTHER)
+BACKENDS: tuple[Backend, ...] = (VTA, HEXAGON, CPU, GPU, C, OTHER)
 """In the order in which they are asked."""
 
 

@@ -1,0 +1,155 @@
+"""From scheduled kernels to assembly, and from assembly to a program for the emulator.
+
+Kernels are plain functions of pointers, one for each parameter, as the C calling convention has them: TVM's packed
+interface would add some seventy packets to every call, which are not the kernel's. Pointers are multiples of the size
+of a vector.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.backends.hexagon.target import VECTOR_BYTES, code_target, processor
+from tvm_ext.backends.hexagon.toolchain import RUNTIME, compile_file, link
+from tvm_ext.errors import CompileError
+
+UNPACKETIZED = ("-disable-packetizer:bool=1", "-disable-nvjump:bool=1", "-disable-hexagon-loop-align:bool=1")
+"""Options with which LLVM emits one instruction a packet; without the other two the first crashes or misleads it."""
+
+_PACKED_INTERFACE = ["tirx.MakePackedAPI", "tirx.FP8StorageLegalize", "tirx.BF16StorageLegalize"]
+
+
+def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, ...] = ()) -> str:
+    """Generate the assembly of kernels.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        PrimFuncs of buffers; each becomes a function of that name.
+    target : tvm.target.Target
+        For Hexagon.
+    options : tuple of str
+        Of LLVM's code generator, such as :data:`UNPACKETIZED`.
+
+    Raises
+    ------
+    CompileError
+        If a parameter is not a buffer.
+    """
+    target = code_target(target, options)
+    mod = tirx.transform.BindTarget(target)(mod)
+    pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
+    with tvm.transform.PassContext(disabled_pass=_PACKED_INTERFACE):
+        mod = pipeline(mod)
+    plain = {global_var: _of_pointers(global_var.name_hint, func) for global_var, func in mod.functions.items()}
+    mod = finalize()(tvm.IRModule(plain, attrs=mod.attrs))
+    return str(tvm.get_global_func("target.build.llvm")(mod, target).inspect_source("asm"))
+
+
+def _of_pointers(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Turn parameters that are buffers into pointers to their data."""
+    pointers, declarations = [], []
+    for buffer in func.params:
+        if not isinstance(buffer.ty, tirx.BufferType):
+            raise CompileError(f"kernel {name}: parameter {buffer.name} is not a buffer; Hexagon kernels take buffers")
+        pointer = tirx.Var(str(buffer.name), tvm.ir.PointerType(tvm.ir.PrimType(str(buffer.dtype))))
+        pointers.append(pointer)
+        declarations.append(tirx.DeclBuffer(buffer, data=pointer))
+    body: tirx.Stmt = tirx.SeqStmt([*declarations, func.body])
+    for pointer in pointers:
+        # Loads of vectors that may be anywhere take five packets instead of one.
+        body = tirx.AttrStmt(pointer, "storage_alignment", tirx.const(VECTOR_BYTES, "int32"), body)
+    lowered = tirx.PrimFunc(pointers, body, func.ret_type, func.attrs)
+    return lowered.with_attr("global_symbol", name).without_attr("tirx.is_entry_func")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels linked with the runtime.
+
+    Attributes
+    ----------
+    image : bytes
+        An ELF file.
+    kernels : tuple of str
+        In the order of its table.
+    processor : str
+        As LLVM names it.
+    """
+
+    image: bytes
+    kernels: tuple[str, ...]
+    processor: str
+
+
+def build(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, ...] = ()) -> Program:
+    """Compile kernels to a program; parameters and errors as :func:`assembly` and :func:`assemble`."""
+    names = sorted(str(global_var.name_hint) for global_var in mod.functions)
+    return assemble([assembly(mod, target, options)], names, processor(target))
+
+
+def assemble(texts: Iterable[str], kernels: Iterable[str], processor: str) -> Program:
+    """Assemble and link kernels with the runtime.
+
+    Parameters
+    ----------
+    texts : iterable of str
+        Assembly.
+    kernels : iterable of str
+        Their names, global symbols of the assembly.
+    processor : str
+        As LLVM names it.
+
+    Raises
+    ------
+    CompileError
+        If the assembler refuses a packet, or a kernel calls what the runtime does not have.
+    MissingPackageError
+        If a tool is missing.
+    """
+    kernels = tuple(kernels)
+    with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as name:
+        folder = Path(name)
+        sources, objects = [], []
+        for file_name, content in _runtime(processor):
+            objects.append(folder / file_name)
+            objects[-1].write_bytes(content)
+        for number, text in enumerate(texts):
+            sources.append(folder / f"kernels{number}.s")
+            sources[-1].write_text(text, encoding="utf-8")
+        sources.append(folder / "table.c")
+        sources[-1].write_text(_table(kernels), encoding="utf-8")
+        for source in sources:
+            objects.append(folder / f"{source.stem}.o")
+            compile_file(source, objects[-1], processor)
+        link(objects, folder / "program")
+        return Program((folder / "program").read_bytes(), kernels, processor)
+
+
+@functools.cache
+def _runtime(processor: str) -> tuple[tuple[str, bytes], ...]:
+    """Compile the runtime, once in a process; gives names and contents of its objects."""
+    with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as name:
+        objects = []
+        for source in sorted(RUNTIME.glob("*.c")):
+            path = Path(name) / f"{source.stem}.o"
+            compile_file(source, path, processor)
+            objects.append((path.name, path.read_bytes()))
+    return tuple(objects)
+
+
+def _table(kernels: tuple[str, ...]) -> str:
+    """C source of the table by which the driver finds kernels."""
+    declarations = "".join(f"void {name}();\n" for name in kernels)
+    entries = "".join(f"    (void *){name},\n" for name in kernels)
+    return (
+        f"{declarations}void *const tvm_ext_kernels[] = {{\n{entries}    0,\n}};\n"
+        f"const unsigned tvm_ext_kernel_count = {len(kernels)};\n"
+    )
