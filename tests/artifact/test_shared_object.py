@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 import resource
 import signal
 from collections.abc import Callable
@@ -90,12 +91,26 @@ class TestCompiler:
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(MissingPackageError, match=r"for s390x-linux-gnu on PATH \(looked for s390x-linux-gnu-g"):
             find_compiler("s390x-linux-gnu")
+        with pytest.raises(MissingPackageError, match=r"install one \(Debian: g\+\+-aarch64-linux-gnu\), or"):
+            find_compiler("arm64-linux-gnu")
         with pytest.raises(MissingPackageError, match=r"looked for hexagon-clang\+\+"):
             find_compiler("hexagon")
         cross = tmp_path / "s390x-linux-gnu-g++"
         cross.touch()
         cross.chmod(0o755)
         assert find_compiler("s390x-linux-gnu") == str(cross)
+
+    def test_the_compiler_of_this_machine_does_not_link_for_another(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        for name, machine in (("own", platform.machine()), ("cross", "s390x"), ("s390x-linux-gnu-g++", "s390x")):
+            (tmp_path / name).write_text(f"#!/bin/sh\necho {machine}-linux-gnu\n")
+            (tmp_path / name).chmod(0o755)
+        for chosen, used in (("own", "s390x-linux-gnu-g++"), ("cross", "cross")):
+            monkeypatch.setenv("CXX", str(tmp_path / chosen))
+            assert find_compiler("s390x-linux-gnu") == str(tmp_path / used)
+            assert find_compiler() == str(tmp_path / chosen)
 
     def test_c_code(self, tmp_path: Path) -> None:
         compiled = tvm_ext.compile(Mlp, "c")

@@ -85,21 +85,35 @@ def find_compiler(triple: str = "") -> str:
     """
     architecture = triple.partition("-")[0]
     machine = _MACHINES.get(architecture, architecture)
+    is_other = bool(machine) and machine != platform.machine()
     if machine == "hexagon":
         names = ["hexagon-clang++"]
-    elif machine and machine != platform.machine():
+    elif is_other:
         names = [f"{machine}-linux-gnu-g++"]
     else:
         names = ["g++", "clang++", "c++"]
-    names = [os.environ["CXX"], *names] if os.environ.get("CXX") else names
+    chosen = os.environ.get("CXX", "")
+    # CXX is often set to this machine's own compiler.
+    names = [chosen, *names] if chosen and not (is_other and _compiles_for_this_machine(chosen)) else names
     for name in names:
         if found := shutil.which(name):
             return found
     where = f" for {triple}" if triple else ""
+    package = f" (Debian: g++-{machine.replace('_', '-')}-linux-gnu)" if names[-1].endswith("-linux-gnu-g++") else ""
     raise MissingPackageError(
         f"the library cannot be linked: no C++ compiler{where} on PATH (looked for {', '.join(names)}); "
-        "install one, or name it in the environment variable CXX"
+        f"install one{package}, or name it in the environment variable CXX"
     )
+
+
+def _compiles_for_this_machine(compiler: str) -> bool:
+    """Whether a compiler says that it makes code for the architecture of this machine."""
+    try:
+        said = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    architecture = said.stdout.strip().partition("-")[0]
+    return _MACHINES.get(architecture, architecture) == platform.machine()
 
 
 def host_modules(module: Any) -> Iterator[Any]:

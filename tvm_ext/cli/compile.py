@@ -56,17 +56,21 @@ def command(
 ) -> None:
     """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
     from tvm_ext.artifact.destination import check_destination
+    from tvm_ext.artifact.shared_object import find_compiler
     from tvm_ext.compiler import compile
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
+    from tvm_ext.target import resolve_target
 
     start = time.perf_counter()
     check_destination(output, force)
+    resolved = resolve_target(target)
+    find_compiler(str((resolved.host or resolved).attrs.get("mtriple", "")))  # it would be missed at the end only
     with step_display(quiet=as_json) as report:
         source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None}
         if calibration:
             source = _with_calibration(model, input_shapes, calibration, report)
-        compiled = compile(target=target, progress=report, **source, **given_options(options))
+        compiled = compile(target=resolved, progress=report, **source, **given_options(options))
         report("write")
         compiled.save(output, force=force)
     if as_json:

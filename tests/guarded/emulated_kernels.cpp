@@ -1,6 +1,6 @@
-// Runs compiled kernels on memory that ends, or begins, with each argument; built for AArch64 and run under qemu.
+// Runs compiled kernels on memory that ends, or begins, with each argument; built for another CPU and run under qemu.
 //
-// usage: aarch64_kernels LIBRARY JOBS RESULTS
+// usage: emulated_kernels LIBRARY JOBS RESULTS
 // JOBS: lines "kernel NAME ARGUMENTS", each followed by one line for every argument:
 //   "tensor CODE BITS RANK EXTENTS... FILE" (raw bytes), or "int VALUE"
 // RESULTS: the bytes of all tensors after each call, first placed at the end of their memory, then at the beginning.
