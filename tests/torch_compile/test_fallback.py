@@ -12,13 +12,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F
+import tvm
 from torch import Tensor, nn, randn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.processes import output_of
 from tests.torch_compile.eager import LENIENT, STRICT, assert_like_eager, assert_same, compiled, one_warning
 from tvm_ext.errors import InputError, OptionError
 from tvm_ext.torch_compile import graph
+from tvm_ext.torch_compile.beside_torch import target_beside_torch
 from tvm_ext.torch_compile.options import BackendOptions
 
 pytestmark = pytest.mark.torch
@@ -58,6 +62,8 @@ def test_the_parts_around_it_are_compiled(monkeypatch: pytest.MonkeyPatch) -> No
     with one_warning("the rest of it is compiled in parts"):
         run = assert_like_eager(net, (randn(8, 8),), options=LENIENT, rtol=1e-3, atol=1e-4)
     assert len(made) == 2
+    cores = [part.metadata["target"]["num-cores"] for part in made]
+    assert cores == [1, 1]  # threads of PyTorch may still spin on the others
     net.after.weight.data.mul_(2)
     x = randn(8, 8)
     with torch.no_grad():
@@ -177,3 +183,17 @@ def test_no_warning_where_all_is_compiled() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_like_eager(nn.Linear(4, 4).eval(), (randn(2, 4),))
+
+
+@pytest.mark.parametrize(("rows", "cores"), [(64, 1), (40_000, 2)])
+def test_only_long_parts_take_all_cores(rows: int, cores: int) -> None:
+    machine = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+    with FakeTensorMode():
+        part = make_fx(lambda x, y: torch.ops.aten.mm(x, y).relu())(randn(rows, 256), randn(256, 256))
+    assert target_beside_torch(part, machine).attrs["num-cores"] == cores
+
+
+def test_parts_of_open_extents_keep_all_cores() -> None:
+    machine = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+    part = make_fx(lambda x, y: torch.ops.aten.mm(x, y), tracing_mode="symbolic")(randn(3, 5), randn(5, 7))
+    assert target_beside_torch(part, machine).attrs["num-cores"] == 2

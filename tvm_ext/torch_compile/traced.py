@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch.fx import GraphModule
 from tvm_ext.errors import ModelError, OptionError, TvmExtError, UnsupportedOperatorError, warn
 from tvm_ext.frontend.torch.export import first_line
 from tvm_ext.system.compile_lock import one_compilation
+from tvm_ext.target import resolve_target
+from tvm_ext.torch_compile.beside_torch import target_beside_torch
 from tvm_ext.torch_compile.decompositions import decompositions, operators_with_converters
 from tvm_ext.torch_compile.graph import CompiledGraph
 from tvm_ext.torch_compile.options import BackendOptions
@@ -91,7 +94,7 @@ class _Compiler:
         if computes_nothing(module):
             return in_torch(module)
         _require_cpu(module)
-        run = self._whole_or_parts(module, self._weights(module), has_gradients)
+        run = self._whole_or_parts(module, self._weights(module), has_gradients, self._options)
         if self._faults:
             warn(
                 f"torch.compile: PyTorch runs what cannot be compiled of a graph, and the rest of it is compiled in "
@@ -99,12 +102,14 @@ class _Compiler:
             )
         return run
 
-    def _whole_or_parts(self, module: GraphModule, weights: dict[int, torch.Tensor], has_gradients: bool) -> Run:
+    def _whole_or_parts(
+        self, module: GraphModule, weights: dict[int, torch.Tensor], has_gradients: bool, options: BackendOptions
+    ) -> Run:
         try:
-            return CompiledGraph(module, weights, self._options, has_gradients)
+            return CompiledGraph(module, weights, options, has_gradients)
         except UnsupportedOperatorError as error:
             names = set(error.faults.values())
-            if not self._options.fallback or not names or not names <= {node.name for node in module.graph.nodes}:
+            if not options.fallback or not names or not names <= {node.name for node in module.graph.nodes}:
                 raise
             found = len(self._faults)
             self._faults.extend(error.faults)
@@ -115,8 +120,9 @@ class _Compiler:
             return parts
 
     def _part(self, module: GraphModule, weights: dict[int, torch.Tensor], has_gradients: bool) -> Run:
+        target = target_beside_torch(module, resolve_target(self._options.target))
         try:
-            return self._whole_or_parts(module, weights, has_gradients)
+            return self._whole_or_parts(module, weights, has_gradients, replace(self._options, target=target))
         except TvmExtError as error:
             self._faults.append(str(error))
             return in_torch(module)
