@@ -8,12 +8,15 @@ of a vector.
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, code_target, processor
@@ -22,6 +25,9 @@ from tvm_ext.errors import CompileError
 
 UNPACKETIZED = ("-disable-packetizer:bool=1", "-disable-nvjump:bool=1", "-disable-hexagon-loop-align:bool=1")
 """Options with which LLVM emits one instruction a packet; without the other two the first crashes or misleads it."""
+
+STACK_BYTES = 4096
+"""Allocations of so many bytes or fewer are made on the stack."""
 
 _PACKED_INTERFACE = ["tirx.MakePackedAPI", "tirx.FP8StorageLegalize", "tirx.BF16StorageLegalize"]
 
@@ -62,12 +68,33 @@ def _of_pointers(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
         pointer = tirx.Var(str(buffer.name), tvm.ir.PointerType(tvm.ir.PrimType(str(buffer.dtype))))
         pointers.append(pointer)
         declarations.append(tirx.DeclBuffer(buffer, data=pointer))
-    body: tirx.Stmt = tirx.SeqStmt([*declarations, func.body])
+    # Allocations return a number where they fail, so there must be a result.
+    statements = [*declarations, _on_stack(func.body), tirx.Return(tirx.const(0, "int32"))]
+    body: tirx.Stmt = tirx.SeqStmt(statements)
     for pointer in pointers:
         # Loads of vectors that may be anywhere take five packets instead of one.
         body = tirx.AttrStmt(pointer, "storage_alignment", tirx.const(VECTOR_BYTES, "int32"), body)
-    lowered = tirx.PrimFunc(pointers, body, func.ret_type, func.attrs)
+    for key, value in (("device_id", 0), ("device_type", 1)):  # what allocations are for: the processor itself
+        body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
+    lowered = tirx.PrimFunc(pointers, body, tvm.ir.PrimType("int32"), func.attrs)
     return lowered.with_attr("global_symbol", name).without_attr("tirx.is_entry_func")
+
+
+def _on_stack(body: tirx.Stmt) -> tirx.Stmt:
+    """Let small allocations be part of the stack, from where LLVM moves them to registers: TVM asks its runtime."""
+
+    def keep(statement: Any, mutator: Any) -> Any:
+        extents = [getattr(extent, "value", None) for extent in statement.buffer.shape]
+        if any(extent is None for extent in extents):
+            return statement
+        size = math.prod(extents) * tvm.DataType(str(statement.buffer.dtype)).itemsize
+        return (
+            tirx.AllocBuffer(statement.buffer, {"disable_lower_builtin": tirx.const(1, "bool")})
+            if size <= STACK_BYTES
+            else statement
+        )
+
+    return tvm_ffi.structural_mutate(body, [(tirx.AllocBuffer, keep)])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
+
+Run: python scripts/bench_hexagon.py [kernels|networks ...] [--quick] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+
+from scripts.results import add_json_option, result_path, store
+from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
+from tvm_ext.backends.hexagon.emulator import Kernels
+from tvm_ext.backends.hexagon.toolchain import complaint
+from tvm_ext.schedules.hexagon.panels import FOUR, LAYOUTS, ONE, TWO, Panels, product_bytes
+from tvm_ext.schedules.hexagon.product import packed_weights, product
+from tvm_ext.target import resolve_target
+
+TARGET = resolve_target("hexagon-v67")
+SEED = 20
+PRODUCTS, OTHER_CASES = 2016, 420
+TOGETHER = 84
+"""Cases that are compiled and run as one program."""
+
+SIZES = (32, 64, 96, 128)
+# Table 4.2: latency of vmpa and vrmpy as shares of vmpy's on the source's phone.
+SOURCE_LATENCY = {32: (0.79, 0.63), 64: (0.69, 0.76), 96: (1.06, 0.89), 128: (1.10, 1.23)}
+SOURCE_BYTES = {32: (0.56, 0.33), 64: (0.60, 0.60), 96: (1.00, 0.82), 128: (1.00, 1.00)}
+
+
+def draw_cases(products: int, others: int) -> Iterator[Case]:
+    """Draw products of 1 to 130 rows, columns and depth in every layout, signed or not; then other kernels."""
+    random = np.random.default_rng(SEED)
+    kinds = itertools.cycle(itertools.product(LAYOUTS, (False, True), (False, True)))
+    for _, kind in zip(range(products), kinds, strict=False):
+        yield product_case(random, *kind)
+    for _, (draw, layout) in zip(range(others), itertools.cycle(itertools.product(OTHERS, LAYOUTS)), strict=False):
+        yield draw(random, layout)
+
+
+def measure_kernels(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Compare kernels with numpy, and count the packets of the sizes of Table 4.2."""
+    cases = draw_cases(*((84, 42) if quick else (PRODUCTS, OTHER_CASES)))
+    counts: dict[str, list[int]] = {}
+    wrong = []
+    while part := list(itertools.islice(cases, TOGETHER)):
+        for case, (is_right, _) in zip(part, run_cases(part, TARGET), strict=True):
+            kind = " ".join(case.label.split()[:2]) if case.label.startswith("product") else case.label.split()[0]
+            counts.setdefault(kind, [0, 0])
+            counts[kind][0] += is_right
+            counts[kind][1] += 1
+            if not is_right:
+                wrong.append(case.label)
+                print(f"wrong: {case.label}")
+        print(f"{sum(total for _, total in counts.values())} cases", flush=True)
+    rows: list[dict[str, Any]] = [
+        {"part": "exact", "kernel": kind, "exact": right, "cases": total} for kind, (right, total) in counts.items()
+    ]
+    total = sum(row["cases"] for row in rows)
+    summary: dict[str, float] = {
+        "kernels_exact": sum(row["exact"] for row in rows) / total,
+        "kernel_cases": total,
+    }
+    for size in SIZES:
+        row = packets_of_size(size)
+        rows.append(row)
+        for layout in (TWO, FOUR):
+            summary[f"packets_{layout.instruction}_{size}"] = row[f"packets_{layout.instruction}"]
+        print(row, flush=True)
+    summary["padded_sizes_exact"] = float(all(row["bytes_equal_source"] for row in rows if row["part"] == "table 4.2"))
+    return rows, summary
+
+
+def packets_of_size(size: int) -> dict[str, Any]:
+    """Count the packets of square products in the three layouts (Table 4.2), sums exact, weights of 7 bits."""
+    random = np.random.default_rng(SEED)
+    data = random.integers(0, 256, (size, size)).astype(np.uint8)
+    weight = random.integers(-64, 65, (size, size)).astype(np.int8)
+    expected = data.astype(np.int32) @ weight.astype(np.int32)
+    row: dict[str, Any] = {"part": "table 4.2", "size": size}
+    packets: dict[Panels, int] = {}
+    for layout in LAYOUTS:
+        kernel = Kernels(product(layout, size, size, size), TARGET)
+        table = np.zeros(layout.padded(1, size)[1] * 4, np.int32)
+        result = np.zeros(layout.size(size, size), np.int32)
+        (*_, result), counts = kernel(layout.pack(data), packed_weights(layout, weight), table, result)
+        if not (layout.unpack_words(result, size, size) == expected).all():
+            raise SystemExit(f"{layout.instruction} of {size} is wrong")
+        packets[layout] = counts.packets
+        row[f"packets_{layout.instruction}"] = counts.packets
+        row[f"bytes_{layout.instruction}"] = product_bytes(layout, size, size, size)
+    found = []
+    for number, layout in enumerate((TWO, FOUR)):
+        row[f"packets_{layout.instruction}_share"] = round(packets[layout] / packets[ONE], 3)
+        row[f"source_latency_{layout.instruction}"] = SOURCE_LATENCY[size][number]
+        share = product_bytes(layout, size, size, size) / product_bytes(ONE, size, size, size)
+        row[f"bytes_{layout.instruction}_share"] = round(share, 3)
+        found.append(round(share, 2))
+    row["bytes_equal_source"] = tuple(found) == SOURCE_BYTES[size]
+    return row
+
+
+PARTS = {"kernels": measure_kernels}
+
+
+def main() -> None:
+    """Measure the parts that are asked for, all of them by default."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to measure (default: everything)")
+    parser.add_argument("--quick", action="store_true", help="few cases; nothing is written")
+    add_json_option(parser, "hexagon")
+    arguments = parser.parse_args()
+    if complaint():
+        raise SystemExit(complaint())
+    path = result_path("hexagon", arguments.json, not arguments.quick)
+    for part in arguments.parts or PARTS:
+        rows, summary = PARTS[part](arguments.quick)
+        for key, value in summary.items():
+            print(f"{key:32} {value:g}")
+        store(path, "hexagon", rows, summary, part)
+
+
+if __name__ == "__main__":
+    main()
