@@ -1,0 +1,166 @@
+"""Soft-dependence-aware packing of a block (GCD2, algorithm 1), from the last packet to the first.
+
+The algorithm as it is printed leaves the seed in the graph, looks for free instructions before it has removed the one
+it chose, and never takes any out of the set; these are repaired. The stall ``p`` of Eq. 4.4, which it charges for soft
+dependences, is charged here for every result that would come late, by the latencies of the cycle model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_ext.backends.hexagon.packer.assembly import Packet
+from tvm_ext.backends.hexagon.packer.dependences import Edges, softened
+from tvm_ext.backends.hexagon.packer.instruction import Instruction, parse
+from tvm_ext.backends.hexagon.packer.resources import WORDS, fits
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of the score (Eq. 4.4), which the source leaves open.
+
+    Attributes
+    ----------
+    order : float
+        ``w``: of the place in the block against likeness of latencies; 0 to 1.
+    stall : float
+        Of each packet that an instruction would wait.
+    soft : float
+        Of a soft dependence into the packet.
+    patience : bool
+        Whether a packet is closed rather than filled with what would wait.
+    """
+
+    order: float = 0.7
+    stall: float = 4.0
+    soft: float = 0.5
+    patience: bool = False
+
+
+def pack_block(
+    block: Sequence[Instruction],
+    edges: Edges,
+    weights: Weights,
+    refused: frozenset[frozenset[str]] = frozenset(),
+) -> list[Packet]:
+    """Pack instructions.
+
+    Parameters
+    ----------
+    block : sequence of Instruction
+        In order.
+    edges : Edges
+        What depends on what.
+    weights : Weights
+        Of the score.
+    refused : frozenset of frozenset of str
+        Texts of packets that are not to be made.
+
+    Returns
+    -------
+    list of Packet
+        In order, with ``.cur`` and ``.new`` where a result is read in its packet.
+    """
+    return _Packing(block, edges, weights, refused).run()
+
+
+class _Packing:
+    """Packets of a block so far; times count packets from the end."""
+
+    def __init__(
+        self,
+        block: Sequence[Instruction],
+        edges: Edges,
+        weights: Weights,
+        refused: frozenset[frozenset[str]],
+    ) -> None:
+        self.block, self.edges, self.weights, self.refused = block, edges, weights, refused
+        self.left = set(range(len(block)))
+        self.times: dict[int, int] = {}
+        self.order = [0] * len(block)
+        self.predecessors = [0] * len(block)
+        for early, later in enumerate(edges):
+            for late, edge in later.items():
+                self.order[late] = max(self.order[late], self.order[early] + edge.latency)
+                self.predecessors[late] += 1
+        self.latencies = [
+            max([1, *(edge.latency for edge in later.values())]) for later in edges
+        ]
+
+    def run(self) -> list[Packet]:
+        packets: list[Packet] = []
+        while self.left:
+            members: list[int] = []
+            packet: Packet = ()
+            while len(packet) < WORDS:
+                chosen = self._select(members, len(packets))
+                if chosen is None:
+                    break
+                members, packet = chosen
+                self.times[members[-1]] = len(packets)
+                self.left.remove(members[-1])
+            packets.append(packet)
+        return packets[::-1]
+
+    def _select(self, members: list[int], now: int) -> tuple[list[int], Packet] | None:
+        """Choose the free instruction of the highest score that fits; gives all members and the packet."""
+        high = max((self.latencies[item] for item in members), default=0)
+        best: tuple[float, int, list[int], Packet] | None = None
+        for item in self.left:
+            stall = self._stall(item, members, now)
+            if stall is None or (members and stall and self.weights.patience):
+                continue
+            score = self._score(item, high if members else self.latencies[item], members, stall)
+            if best is not None and (score, item) <= best[:2]:
+                continue
+            together = [*members, item]
+            packet = self._packet(together)
+            if packet is not None and fits(packet) and frozenset(i.text for i in packet) not in self.refused:
+                best = (score, item, together, packet)
+        return None if best is None else best[2:]
+
+    def _stall(self, item: int, members: list[int], now: int) -> int | None:
+        """Count the packets an instruction would make others wait; None if it is not free."""
+        stall = 0
+        for late, edge in self.edges[item].items():
+            if late in self.left:
+                return None
+            if self.times[late] == now:
+                if edge.kind == "hard":
+                    return None
+            else:
+                stall = max(stall, edge.latency - (now - self.times[late]))
+        return stall
+
+    def _score(self, item: int, high: int, members: list[int], stall: int) -> float:
+        """Score an instruction: Eq. 4.4."""
+        weight = self.weights.order
+        place = self.order[item] + 0.1 * self.predecessors[item]
+        is_soft = any(self.edges[item].get(other) and self.edges[item][other].kind == "soft" for other in members)
+        likeness = abs(high - self.latencies[item])
+        return place * weight - likeness * (1 - weight) - stall * self.weights.stall - is_soft * self.weights.soft
+
+    def _packet(self, members: list[int]) -> Packet | None:
+        """Write a packet, in the order of the block; None where it would read what it must not."""
+        members = sorted(members)
+        texts = {item: self.block[item].text for item in members}
+        current: dict[str, set[int]] = {}
+        for early in members:
+            for late in members:
+                edge = self.edges[early].get(late)
+                if edge is None or edge.kind != "soft":
+                    continue
+                pair = softened(self.block[early], parse(texts[late]))
+                if pair is None:
+                    return None
+                if pair[0] != self.block[early].text:
+                    texts[early] = pair[0]
+                    name = self.block[early].destination
+                    current.setdefault(name, set()).add(late)
+                texts[late] = pair[1]
+        for name, readers in current.items():
+            # With .cur every reader of the packet sees the new value.
+            if any(name in self.block[item].reads and item not in readers for item in members):
+                return None
+        return tuple(parse(texts[item]) for item in members)
