@@ -130,7 +130,15 @@ class Script:
         MissingPackageError
             If there is no emulator.
         """
-        answer = _emulate(self.program, b"".join([*self._parts, struct.pack("<I", _END)]))
+        return self.parsed(_emulate(self.program, self.content))
+
+    @property
+    def content(self) -> bytes:
+        """What the program reads."""
+        return b"".join([*self._parts, struct.pack("<I", _END)])
+
+    def parsed(self, answer: bytes) -> tuple[list[Counts], list[bytes]]:
+        """Take apart what the program wrote; gives counts and bytes as :meth:`run`."""
         counts, results, offset = [], [], 0
         for size in self._answers:
             if size < 0:

@@ -198,7 +198,7 @@ def _successors(blocks: Sequence[Block], number: int, labels: dict[str, int]) ->
 
 
 def _places(block: Block, state: _State) -> list[Place | None]:
-    """Number values along a block: a register is a constant away from the value it had, or a new value."""
+    """Follow values along a block: a register is a constant away from a value it had, or has a new one."""
     values: dict[str, tuple[object, int]] = {}
     found: list[Place | None] = []
     for number, item in enumerate(block.instructions):

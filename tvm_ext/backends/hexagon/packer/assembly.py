@@ -11,6 +11,7 @@ from tvm_ext.backends.hexagon.packer.instruction import Instruction, parse
 Packet = tuple[Instruction, ...]
 
 _LABEL = re.compile(r"([.\w$]+):")
+_NOTHING = parse("nop")
 _NOTES = (".loc", ".cfi_", ".file")
 """Directives of debuggers, which are left out: instructions move."""
 
@@ -24,7 +25,7 @@ class Block:
     before : list of str
         Lines in front of it: labels, alignment.
     packets : list of Packet
-        Without padding.
+        Without padding, so that one that is nothing else is empty.
     end : str
         ``:endloop0`` and the like on the last packet, or empty.
     """
@@ -87,15 +88,14 @@ def _blocks(lines: Sequence[str]) -> list[Block]:
     packet: list[str] | None = None
     for line in lines:
         bare = re.sub(r"\s*//.*", "", line).strip()
-        if not bare or bare.startswith(_NOTES) and bare not in (".cfi_startproc", ".cfi_endproc"):
+        if not bare or (bare.startswith(_NOTES) and bare not in (".cfi_startproc", ".cfi_endproc")):
             continue
         if bare == "{":
             packet = []
         elif packet is not None and bare.startswith("}"):
             instructions = tuple(parse(item) for item in packet if item != "nop")
             packet = None
-            if instructions:
-                blocks[-1].packets.append(instructions)
+            blocks[-1].packets.append(instructions)
             if end := bare[1:].replace(" ", ""):
                 blocks[-1].end = end
             if end or any(item.is_branch for item in instructions):
@@ -131,10 +131,15 @@ def _lines(blocks: Iterable[Block]) -> list[str]:
     lines: list[str] = []
     for block in blocks:
         lines += block.before
-        packets = list(block.packets)
-        if block.end and (not packets or any(item.is_branch or item.target for item in packets[-1])):
-            packets.append((parse("nop"), parse("nop")))
+        packets = closed(block.packets, block.end)
         for number, packet in enumerate(packets):
-            lines += ["\t{", *(f"\t\t{item.text}" for item in packet)]
+            lines += ["\t{", *(f"\t\t{item.text}" for item in packet or (_NOTHING, _NOTHING))]
             lines.append(f"\t}} {block.end}" if block.end and number == len(packets) - 1 else "\t}")
     return lines
+
+
+def closed(packets: Sequence[Packet], end: str) -> list[Packet]:
+    """Add an empty packet to carry the end of a loop, where the last one cannot: it must not jump or begin a loop."""
+    if end and (not packets or any(item.is_branch or item.target for item in packets[-1])):
+        return [*packets, ()]
+    return list(packets)

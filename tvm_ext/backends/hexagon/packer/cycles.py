@@ -1,11 +1,12 @@
 """The cycle model: packets in order, one a cycle, each when its operands are there.
 
-What it leaves out: caches, vector memory, its banks, other threads, what a taken jump costs, the clock. It tells packings
-of the same instructions apart; it does not say how long they take on a chip.
+What it leaves out: caches, vector memory, its banks, other threads, what a taken jump costs, the clock. It tells
+packings of the same instructions apart; it does not say how long they take on a chip.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from tvm_ext.backends.hexagon.packer.rows import EARLY_DELAY, SOFT_LATENCY
 
 
 @dataclass(frozen=True)
-class _Timing:
+class Timing:
     """What a packet waits for, and what it makes, of all of its instructions."""
 
     late: tuple[str, ...]
@@ -22,7 +23,8 @@ class _Timing:
     results: tuple[tuple[str, int, int], ...]  # register, packets until it can be read, and until it can be read early
 
 
-def timing(packet: Packet) -> _Timing:
+@functools.lru_cache(maxsize=1 << 14)
+def timing(packet: Packet) -> Timing:
     """Sum up a packet."""
     current = {name for item in packet if item.is_for_this_packet for name in item.writes if name[0] == "v"}
     late: set[str] = set()
@@ -34,7 +36,7 @@ def timing(packet: Packet) -> _Timing:
         for name in item.writes:
             delay = item.latency_to(item, name) if name not in item.early else item.row.latency
             results.append((name, delay, delay + (EARLY_DELAY if name[0] in "vq" else SOFT_LATENCY)))
-    return _Timing(tuple(late), tuple(early), tuple(results))
+    return Timing(tuple(late), tuple(early), tuple(results))
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Clock:
     _late: dict[str, int] = field(default_factory=dict)
     _early: dict[str, int] = field(default_factory=dict)
 
-    def step(self, packet: _Timing) -> None:
+    def step(self, packet: Timing) -> None:
         """Issue a packet as soon as it can be."""
         start = self.now
         for name in packet.late:
@@ -73,10 +75,19 @@ def cycles_of(packets: Iterable[Packet], rounds: int = 1) -> int:
     rounds : int
         More than 1 for the body of a loop: gives the cycles of the last round, which waits for results of the others.
     """
-    timings: Sequence[_Timing] = [timing(packet) for packet in packets]
+    timings = [timing(packet) for packet in packets]
     clock, before = Clock(), 0
     for _ in range(rounds):
         before = clock.now
         for item in timings:
             clock.step(item)
     return clock.now - before
+
+
+def cycles_along(route: Iterable[int], timings: Sequence[Sequence[Timing]]) -> int:
+    """Count the cycles of blocks one after the other: their numbers, and their packets."""
+    clock = Clock()
+    for number in route:
+        for item in timings[number]:
+            clock.step(item)
+    return clock.now

@@ -1,8 +1,8 @@
 """The instruction dependence graph of a block, with hard, soft and free edges (GCD2, section 4.4.2).
 
 Within a packet all registers are read before any is written. So an instruction may share a packet with one that
-overwrites what it reads (*free*), and with one that reads its result only where the reader can say so (*soft*): a vector
-load with ``.cur``, a value to be stored or a predicate with ``.new``. All else is *hard*: in a later packet.
+overwrites what it reads (*free*), and with one that reads its result only where the reader can say so (*soft*): a
+vector load with ``.cur``, a value to be stored or a predicate with ``.new``. All else is *hard*: in a later packet.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ class Dependence:
     latency: int
 
 
-def dependence(
-    first: Instruction, second: Instruction, places: tuple[Place | None, Place | None]
-) -> Dependence | None:
+def dependence(first: Instruction, second: Instruction, places: tuple[Place | None, Place | None]) -> Dependence | None:
     """Give the edge between two instructions in order, or None where they do not care for each other."""
     if first.row.alone or second.row.alone:
         return Dependence("hard", 1)
@@ -51,7 +49,9 @@ def dependence(
     return None
 
 
-def _memory(first: Instruction, second: Instruction, places: tuple[Place | None, Place | None]) -> Literal["hard", "free", ""]:
+def _memory(
+    first: Instruction, second: Instruction, places: tuple[Place | None, Place | None]
+) -> Literal["hard", "free", ""]:
     """Give what two accesses of memory ask for; loads of a packet come before its stores."""
     if first.access is None or second.access is None or first.access.kind == second.access.kind == "load":
         return ""

@@ -161,9 +161,7 @@ def parse(text: str) -> Instruction:
     return _assignment(text, match, guard, fresh, fields)
 
 
-def _store(
-    text: str, match: re.Match[str], guard: frozenset[str], fresh: frozenset[str], fields: dict
-) -> Instruction:
+def _store(text: str, match: re.Match[str], guard: frozenset[str], fresh: frozenset[str], fields: dict) -> Instruction:
     name, address, _, update, value = match.groups()
     body = f"{name}({address}) {update}= {value}"
     row = row_of(f"S {body}")

@@ -43,9 +43,7 @@ def _assigned(choices: Sequence[tuple[tuple[int, ...], ...]]) -> bool:
     waiting = sorted(choices, key=len)
     reached = {frozenset[int]()}
     for options in waiting:
-        reached = {
-            taken | set(option) for taken in reached for option in options if not taken & set(option)
-        }
+        reached = {taken | set(option) for taken in reached for option in options if not taken & set(option)}
         if not reached:
             return False
     return True

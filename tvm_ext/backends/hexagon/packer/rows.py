@@ -1,6 +1,7 @@
 """What instructions take of a packet, and when their results are there: one row a class of instructions.
 
-Slots and pipes are what LLVM's assembler enforces: a test packs every pair and many triples of instructions and compares.
+Slots and pipes are what LLVM's assembler enforces: a test packs every pair and many triples of instructions and
+compares.
 Latencies are those that LLVM schedules by (``HexagonDepIICHVX.td``: HVX results are there in cycle 9, multiplications,
 permutations and shifts read in cycle 5, all else in 7; a packet takes two of these cycles), and its itineraries of
 scalar loads and multiplications. They leave out caches, banks and other threads, and were not compared with silicon.
@@ -60,7 +61,10 @@ class Row:
 ROWS = (
     Row("no operation", r"nop$"),
     Row("leave or enter a function", r".*\b(allocframe|deallocframe|dealloc_return)\b", alone=True),
-    Row("call or trap", r"(call|callr|trap\d|pause|barrier|syncht|isync|dcfetch|dczeroa|v?gather|v?scatter)\b", alone=True),
+    Row(
+        "call or trap", r"(call|callr|trap\d|pause|barrier|syncht|isync|dcfetch|dczeroa|v?gather|v?scatter)\b",
+        alone=True,
+    ),
     Row("control register", r"(C |.*\b(usr|pc|gp|cs[01]|sa[01]|lc[01]|c\d+(:\d+)?)\b(?!\+))", alone=True),
     Row("hardware loop", r"(loop[01]|P sp\dloop0)\(", _TOP),
     Row("return", r"jumpr\b", _HIGH),
@@ -83,7 +87,10 @@ ROWS = (
     Row("widening sum", r"W\.(h|w|uw)\S* v(add|sub)\(v\d+\.u?[bh]\b", _HIGH, _BOTH_MULTIPLY, reads_early=True),
     Row("multiplication to a pair", r"W\S* v(r|d|t)?(mpy|mpa|sad)\w*\(", _HIGH, _BOTH_MULTIPLY, reads_early=True),
     Row("dot product", r"V\S* vrmpy\(", _HIGH, _ONE_MULTIPLY, reads_early=True),
-    Row("multiplication by bytes", r"V\S* (vmpyi|vdmpy)\(v\d+\.\w+,r\d+\.u?b\)$", _HIGH, _ONE_MULTIPLY, reads_early=True),
+    Row(
+        "multiplication by bytes", r"V\S* (vmpyi|vdmpy)\(v\d+\.\w+,r\d+\.u?b\)$",
+        _HIGH, _ONE_MULTIPLY, reads_early=True,
+    ),
     Row("multiplication", r"V\S* v(r|d|t)?(mpy|mpa|sad)\w*\(", _HIGH, _BOTH_MULTIPLY, reads_early=True),
     Row("absolute difference", r"V\S* vabsdiff\(", _HIGH, _ONE_MULTIPLY, reads_early=True),
     Row("scalar to vector", r"V\S* (vsplat|vinsert)\(|V\S* vand\(!?q\d,r\d+|Q\S* vand\(v\d+,r", _HIGH, _ONE_MULTIPLY),
@@ -93,14 +100,20 @@ ROWS = (
         r"V\S* (valign|vlalign|vror|vdelta|vrdelta|vshuff|vdeal|vdeale|vpacke|vpacko|vpack|vlut\w*)\(",
         _ANY, _XLANE, reads_early=True,
     ),
-    Row("shift", r"V\S* (vasr\w*|vasl|vlsr|vround|vcl0|vnormamt|vpopcount|vrotr|prefixsum)\(", _ANY, _SHIFT, reads_early=True),
+    Row(
+        "shift", r"V\S* (vasr\w*|vasl|vlsr|vround|vcl0|vnormamt|vpopcount|vrotr|prefixsum)\(",
+        _ANY, _SHIFT, reads_early=True,
+    ),
     Row("arithmetic of pairs", r"W|Q\S* (and|or|xor|not)\(", _ANY, _PAIR),
     Row("vector arithmetic", r"[VQ]", _ANY, _ANY_PIPE),
     # Scalar.
     Row("float arithmetic", r"[RDP]\S* (sf|df|convert_)\w*", _HIGH, latency=3),
-    Row("multiply", r"[RD]\S* \w*(mpy|mac)\w*\(|[RD]\S* (add|sub)\(.*mpyi\(|[RD]\S* vr?(mpy|cmpy)|[RD]\S* cmpy", _HIGH, latency=3),
+    Row("multiply", r"[RD]\S* (\w*(mpy|mac)\w*\(|(add|sub)\(.*mpyi\()", _HIGH, latency=3),
     Row("compare", r"[PR] !?cmp\.(eq|gt|gtu)\(r\d+,[^:()]*\)$"),
-    Row("arithmetic", r"R (add|sub|and|or|xor|mux|aslh|asrh|sxt[bh]|zxt[bh]|not|neg|combine|v(add|sub|avg)u?h)\([^:()]*\)"),
+    Row(
+        "arithmetic",
+        r"R (add|sub|and|or|xor|mux|aslh|asrh|sxt[bh]|zxt[bh]|not|neg|combine|v(add|sub|avg)u?h)\([^:()]*\)",
+    ),
     Row("combination", r"D combine\([^()]*\)$"),
     Row("copy", r"R (#|##|r\d+$)|D (#|##|r\d+:\d+$)"),
     Row("wide arithmetic", r"[RDP]", _HIGH),

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext.backends.hexagon.packer.assembly import Packet
-from tvm_ext.backends.hexagon.packer.dependences import Edges, softened
-from tvm_ext.backends.hexagon.packer.instruction import Instruction, parse
-from tvm_ext.backends.hexagon.packer.resources import WORDS, fits
+from tvm_ext.backends.hexagon.packer.dependences import Edges
+from tvm_ext.backends.hexagon.packer.instruction import Instruction
+from tvm_ext.backends.hexagon.packer.packet import packet_of
+from tvm_ext.backends.hexagon.packer.resources import WORDS
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def pack_block(
     edges: Edges,
     weights: Weights,
     refused: frozenset[frozenset[str]] = frozenset(),
-) -> list[Packet]:
+    ends_loop: bool = False,
+) -> list[list[int]]:
     """Pack instructions.
 
     Parameters
@@ -56,13 +57,15 @@ def pack_block(
         Of the score.
     refused : frozenset of frozenset of str
         Texts of packets that are not to be made.
+    ends_loop : bool
+        Whether the last packet ends a hardware loop, and so must not begin one.
 
     Returns
     -------
-    list of Packet
-        In order, with ``.cur`` and ``.new`` where a result is read in its packet.
+    list of list of int
+        Instructions of each packet, in order.
     """
-    return _Packing(block, edges, weights, refused).run()
+    return _Packing(block, edges, weights, refused, ends_loop).run()
 
 
 class _Packing:
@@ -74,8 +77,10 @@ class _Packing:
         edges: Edges,
         weights: Weights,
         refused: frozenset[frozenset[str]],
+        ends_loop: bool,
     ) -> None:
         self.block, self.edges, self.weights, self.refused = block, edges, weights, refused
+        self.ends_loop = ends_loop
         self.left = set(range(len(block)))
         self.times: dict[int, int] = {}
         self.order = [0] * len(block)
@@ -84,41 +89,42 @@ class _Packing:
             for late, edge in later.items():
                 self.order[late] = max(self.order[late], self.order[early] + edge.latency)
                 self.predecessors[late] += 1
-        self.latencies = [
-            max([1, *(edge.latency for edge in later.values())]) for later in edges
-        ]
+        self.latencies = [max([1, *(edge.latency for edge in later.values())]) for later in edges]
 
-    def run(self) -> list[Packet]:
-        packets: list[Packet] = []
+    def run(self) -> list[list[int]]:
+        packets: list[list[int]] = []
         while self.left:
             members: list[int] = []
-            packet: Packet = ()
-            while len(packet) < WORDS:
+            while len(members) < WORDS:
                 chosen = self._select(members, len(packets))
                 if chosen is None:
                     break
-                members, packet = chosen
-                self.times[members[-1]] = len(packets)
-                self.left.remove(members[-1])
-            packets.append(packet)
+                members.append(chosen)
+                self.times[chosen] = len(packets)
+                self.left.remove(chosen)
+            if members or packets:
+                packets.append(sorted(members))
+            else:
+                self.ends_loop = False  # nothing but the beginning of a loop is left for the last packet
         return packets[::-1]
 
-    def _select(self, members: list[int], now: int) -> tuple[list[int], Packet] | None:
-        """Choose the free instruction of the highest score that fits; gives all members and the packet."""
+    def _select(self, members: list[int], now: int) -> int | None:
+        """Choose the free instruction of the highest score that fits."""
         high = max((self.latencies[item] for item in members), default=0)
-        best: tuple[float, int, list[int], Packet] | None = None
+        best: tuple[float, int] | None = None
         for item in self.left:
+            if self.ends_loop and not now and self.block[item].target:
+                continue
             stall = self._stall(item, members, now)
             if stall is None or (members and stall and self.weights.patience):
                 continue
             score = self._score(item, high if members else self.latencies[item], members, stall)
-            if best is not None and (score, item) <= best[:2]:
+            if best is not None and (score, item) <= best:
                 continue
-            together = [*members, item]
-            packet = self._packet(together)
-            if packet is not None and fits(packet) and frozenset(i.text for i in packet) not in self.refused:
-                best = (score, item, together, packet)
-        return None if best is None else best[2:]
+            packet = packet_of(self.block, self.edges, [*members, item])
+            if packet is not None and (not members or frozenset(i.text for i in packet) not in self.refused):
+                best = (score, item)
+        return None if best is None else best[1]
 
     def _stall(self, item: int, members: list[int], now: int) -> int | None:
         """Count the packets an instruction would make others wait; None if it is not free."""
@@ -140,27 +146,3 @@ class _Packing:
         is_soft = any(self.edges[item].get(other) and self.edges[item][other].kind == "soft" for other in members)
         likeness = abs(high - self.latencies[item])
         return place * weight - likeness * (1 - weight) - stall * self.weights.stall - is_soft * self.weights.soft
-
-    def _packet(self, members: list[int]) -> Packet | None:
-        """Write a packet, in the order of the block; None where it would read what it must not."""
-        members = sorted(members)
-        texts = {item: self.block[item].text for item in members}
-        current: dict[str, set[int]] = {}
-        for early in members:
-            for late in members:
-                edge = self.edges[early].get(late)
-                if edge is None or edge.kind != "soft":
-                    continue
-                pair = softened(self.block[early], parse(texts[late]))
-                if pair is None:
-                    return None
-                if pair[0] != self.block[early].text:
-                    texts[early] = pair[0]
-                    name = self.block[early].destination
-                    current.setdefault(name, set()).add(late)
-                texts[late] = pair[1]
-        for name, readers in current.items():
-            # With .cur every reader of the packet sees the new value.
-            if any(name in self.block[item].reads and item not in readers for item in members):
-                return None
-        return tuple(parse(texts[item]) for item in members)

@@ -1,0 +1,117 @@
+"""Better packings near one: instructions moved to other packets as long as that saves cycles, or packets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_ext.backends.hexagon.packer.assembly import Packet, closed
+from tvm_ext.backends.hexagon.packer.cycles import cycles_of
+from tvm_ext.backends.hexagon.packer.dependences import Edges
+from tvm_ext.backends.hexagon.packer.instruction import Instruction
+from tvm_ext.backends.hexagon.packer.packet import packet_of
+
+Cost = tuple[int, int, int, int]
+"""Packets too many, cycles, packets, and how unevenly they are filled (negative), so that small ones become empty."""
+
+
+class Refinement:
+    """A search among the packings of one block.
+
+    Parameters
+    ----------
+    block : sequence of Instruction
+        In order.
+    edges : Edges
+        What depends on what.
+    end : str
+        Of the block: what ends a loop is judged by a round of it.
+    limit : int
+        Packets that it should not have more of.
+    rounds : int
+        Of a loop until they are alike.
+    refused : frozenset of frozenset of str
+        Texts of packets that are not to be made.
+    effort : int
+        Packings that are looked at.
+    """
+
+    def __init__(
+        self,
+        block: Sequence[Instruction],
+        edges: Edges,
+        end: str,
+        limit: int,
+        rounds: int,
+        refused: frozenset[frozenset[str]],
+        effort: int,
+    ) -> None:
+        self.block, self.edges, self.end, self.limit = block, edges, end, limit
+        self.rounds, self.refused, self.effort = rounds if end else 1, refused, effort
+        self._written: dict[tuple[int, ...], Packet | None] = {}
+        self.before: list[dict[int, bool]] = [{} for _ in block]
+        for early, later in enumerate(edges):
+            for late, edge in later.items():
+                self.before[late][early] = edge.kind == "hard"
+
+    def packets(self, members: Sequence[Sequence[int]]) -> list[Packet] | None:
+        """Write the packets of a packing; None where one cannot be."""
+        found = []
+        for group in members:
+            packet = self._packet(tuple(group))
+            if packet is None:
+                return None
+            found.append(packet)
+        return closed(found, self.end)
+
+    def _packet(self, group: tuple[int, ...]) -> Packet | None:
+        if group not in self._written:
+            packet = packet_of(self.block, self.edges, group)
+            if packet is not None and len(packet) > 1 and frozenset(item.text for item in packet) in self.refused:
+                packet = None
+            self._written[group] = packet
+        return self._written[group]
+
+    def cost(self, packets: Sequence[Packet]) -> Cost:
+        """Judge a packing."""
+        uneven = -sum(len(packet) ** 2 for packet in packets)
+        return max(0, len(packets) - self.limit), cycles_of(packets, self.rounds), len(packets), uneven
+
+    def run(self, members: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Move one instruction at a time, to the better, until none does or the effort is spent."""
+        best = [list(group) for group in members]
+        packets = self.packets(best)
+        if packets is None:
+            return best
+        cost = self.cost(packets)
+        item, since = 0, 0
+        while since < len(self.block) and self.effort > 0:
+            better = self._moved(best, item, cost)
+            if better is None:
+                since += 1
+            else:
+                best, cost = better
+                since = 0
+            item = (item + 1) % len(self.block)
+        return best
+
+    def _moved(self, members: list[list[int]], item: int, cost: Cost) -> tuple[list[list[int]], Cost] | None:
+        """Give the best packing with one instruction in another packet, if it is better."""
+        place = {name: number for number, group in enumerate(members) for name in group}
+        first = max((place[other] + hard for other, hard in self.before[item].items()), default=0)
+        later = self.edges[item].items()
+        last = min((place[other] - (edge.kind == "hard") for other, edge in later), default=len(members) - 1)
+        found = None
+        for target in range(first, last + 1):
+            if target == place[item] or len(members[target]) >= 4:
+                continue
+            groups = [[name for name in group if name != item] for group in members]
+            groups[target] = sorted([*groups[target], item])
+            groups = [group for group in groups if group]
+            packets = self.packets(groups)
+            if packets is None:
+                continue
+            self.effort -= 1
+            new = self.cost(packets)
+            if new < cost:
+                found, cost = (groups, new), new
+        return found
