@@ -70,6 +70,14 @@ def test_the_parts_around_it_are_compiled(monkeypatch: pytest.MonkeyPatch) -> No
         assert_same(run(x), net(x), rtol=1e-3, atol=1e-4)
 
 
+def test_a_part_that_cannot_be_compiled_either_gives_its_whole_tensor() -> None:
+    def run(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x @ x.t(), torch.linalg.qr(y).R  # a product of integers has no converter, and is a part by itself
+
+    with one_warning("in PyTorch it is int64"):
+        assert_like_eager(run, (torch.arange(15).reshape(5, 3), randn(4, 4)), options=LENIENT, rtol=1e-4, atol=1e-5)
+
+
 def test_parts_with_open_extents() -> None:
     net = Between().eval()
     calls = [(randn(number, 8),) for number in (9, 12, 17)]

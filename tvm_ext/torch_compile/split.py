@@ -53,18 +53,28 @@ def compile_parts(
             for place, argument in enumerate(node.args)
             if isinstance(argument, Node) and places.get(argument) in weights
         }
-        setattr(whole, str(node.target), _Part(compile_part(part, inside), part))
+        is_tuple = _make_tuple(part)
+        setattr(whole, str(node.target), _Part(compile_part(part, inside), is_tuple))
         compiled += 1
     return _boxed(whole) if compiled else None
+
+
+def _make_tuple(part: GraphModule) -> bool:
+    """Make the output of a part a tuple, as that of every other graph is, and say whether it was one."""
+    (output,) = part.graph.find_nodes(op="output")
+    is_tuple = isinstance(output.args[0], list | tuple)
+    if not is_tuple:
+        output.args = ((output.args[0],),)
+        part.recompile()
+    return is_tuple
 
 
 class _Part(torch.nn.Module):
     """Puts a compiled part in the place of its graph."""
 
-    def __init__(self, run: Callable[[list[Any]], list[Any]], part: GraphModule) -> None:
+    def __init__(self, run: Callable[[list[Any]], list[Any]], is_tuple: bool) -> None:
         super().__init__()
-        (output,) = part.graph.find_nodes(op="output")
-        self._is_tuple = isinstance(output.args[0], list | tuple)
+        self._is_tuple = is_tuple
         self._run = run
 
     def forward(self, *arguments: Any) -> Any:
