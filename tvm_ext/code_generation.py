@@ -27,8 +27,10 @@ LEAST_KERNELS = 4
 """Kernels of a module at least, where there are several."""
 
 PREDICATION = "tirx.enable_buffer_level_predication"
-"""Option of TVM: turn conditions in vector loops into masks of vectors of unknown length. On by default for targets with
-such vectors (SVE, RISC-V `v`), where the passes after it fail on the masks; vectors here have a fixed length."""
+"""Option of TVM: turn conditions in vector loops into masks of vectors of unknown length.
+
+It is on by default for targets that have such vectors (SVE, RISC-V ``v``), where later passes fail on the masks.
+"""
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:

@@ -128,7 +128,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     _vectors(schedule, lane, lanes, whole_vectors)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, product, column_tile)
+    accumulate_in_registers(schedule, product, column_tile, keeps_apart=machine.pairs_loads)
     for block in (total, weights, largest, logits):
         schedule.compute_at(block, row_tile, preserve_unit_loops=True)
     for block in (total, weights, largest):
@@ -141,7 +141,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     _vectors(schedule, lane, lanes, columns % lanes == 0)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, scores, score_tile)
+    accumulate_in_registers(schedule, scores, score_tile, keeps_apart=machine.pairs_loads)
     for copy in copies:
         is_rows = schedule.get(copy).annotations[KERNEL_ATTRIBUTE] == "pack_rows"
         copy_at(schedule, copy, row_tile if is_rows else part, lanes)

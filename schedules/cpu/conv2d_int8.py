@@ -15,6 +15,7 @@ from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_produc
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.prefetch import mark_steps
 
 
 class Conv2DInt8:
@@ -35,7 +36,7 @@ class Conv2DInt8:
         form = dot_product(machine)
         tile = conv_tile(_shape_of(schedule, conv), machine)
         store = schedule_epilogue(schedule, conv, machine)
-        _apply_tile(schedule, conv, store, _input_copy(schedule), tile, form)
+        _apply_tile(schedule, conv, store, _input_copy(schedule), tile, form, machine.pairs_loads)
         return schedule
 
 
@@ -66,7 +67,13 @@ def _input_copy(schedule: Schedule) -> SBlockRV | None:
 
 
 def _apply_tile(
-    schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlockRV | None, tile: ConvTile, form: DotProduct
+    schedule: Schedule,
+    conv: SBlockRV,
+    store: SBlockRV,
+    pad: SBlockRV | None,
+    tile: ConvTile,
+    form: DotProduct,
+    keeps_apart: bool,
 ) -> None:
     n, oc, h, w, lanes = schedule.get_loops(store)
     part, group, vector = divide(schedule, oc, [tile.channel_parts, None, tile.vectors], 4)
@@ -92,6 +99,8 @@ def _apply_tile(
         schedule.vectorize(lanes_in)
     for loop in (column_in, vector_in, column, vector):
         schedule.unroll(loop)
+    if keeps_apart:
+        mark_steps(schedule, ic)
     initial = schedule.decompose_reduction(conv, ic)
     *_, vector_init, column_init, lanes_init = schedule.get_loops(initial)
     for loop in (vector_init, column_init):

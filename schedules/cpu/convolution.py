@@ -21,6 +21,7 @@ from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.prefetch import mark_steps
 
 Item = TypeVar("Item")
 
@@ -177,7 +178,7 @@ class Convolution:
         store, rest = inline_epilogue(schedule, conv)
         pad = annotated_block(schedule, "pad")
         machine = machine_of(target)
-        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed is not None)
+        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed is not None, machine.pairs_loads)
         if rest is not None:
             vectorize_and_divide(schedule, rest, machine)
         return schedule
@@ -249,7 +250,13 @@ def _store_by_phase(schedule: Schedule, store: SBlockRV, axes: _Axes[int]) -> No
 
 
 def _apply_tile(
-    schedule: Schedule, conv: SBlockRV, store: SBlockRV, pad: SBlockRV | None, tile: ConvTile, transposed: bool
+    schedule: Schedule,
+    conv: SBlockRV,
+    store: SBlockRV,
+    pad: SBlockRV | None,
+    tile: ConvTile,
+    transposed: bool,
+    keeps_apart: bool,
 ) -> None:
     out = _axes_of(schedule.get_loops(store), transposed, reduces=False)
     part, group, vector = divide(schedule, out.out_chunk, [tile.channel_parts, None, tile.vectors], 4)
@@ -279,6 +286,8 @@ def _apply_tile(
         # registers that it does not have; a fetch between them ends that.
         pays = passes <= FETCHING_PASSES or is_plain
         fetch_next_weights(schedule, conv, [row, strip], inner.reduction[0], pays)
+    if keeps_apart:
+        mark_steps(schedule, inner.reduction[0])
     initial = schedule.decompose_reduction(conv, inner.reduction[0])
     column_init, vector_init, lane_init = schedule.get_loops(initial)[-3:]
     for loop in (column_init, vector_init):

@@ -12,6 +12,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.simd.imported import SDOT, SUDOT
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class DotProduct:
         Whether the accumulator is an operand of the instruction; otherwise its result is added to it.
     names : tuple of (int, str)
         For each number of lanes that there is an instruction for, the intrinsic's name.
+    element : str
+        Function of :mod:`tvm_ext.schedules.simd.imported` that takes the inputs as they lie in memory, if there is one.
     """
 
     inputs: str
@@ -38,6 +41,7 @@ class DotProduct:
     pack: int
     extends: bool = True
     names: tuple[tuple[int, str], ...] = ()
+    element: str = ""
 
     @property
     def offset(self) -> int:
@@ -60,7 +64,8 @@ AVX512 = DotProduct(
 )  # fmt: skip
 AVX2 = DotProduct("int16", "int16", 2, extends=False, names=AVX512.names[:2])
 SSE4 = DotProduct("int16", "int16", 2, extends=False, names=AVX512.names[:1])
-SDOT = DotProduct("int8", "int8", 4, names=((4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),))
+NEON_SDOT = DotProduct("int8", "int8", 4, names=((4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),), element=SDOT)
+NEON_SUDOT = DotProduct("uint8", "int8", 4, names=((4, "llvm.aarch64.neon.usdot.v4i32.v16i8"),), element=SUDOT)
 PLAIN = DotProduct("int16", "int16", 1)
 
 # Instruction-set row and its dot-product family -> how it is done.
@@ -70,7 +75,8 @@ _ROWS = {
     ("avx2", "vnni"): DotProduct("uint8", "int8", 4, names=VNNI.names[:2]),
     ("avx2", ""): AVX2,
     ("sse4", ""): SSE4,
-    ("neon", "sdot"): SDOT,
+    ("neon", "sdot"): NEON_SDOT,
+    ("neon", "sudot"): NEON_SUDOT,
 }
 
 
@@ -118,7 +124,10 @@ def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
     # LLVM has one integer type for signed and unsigned bytes; the instruction decides how it reads them.
     operand = f"{'int8' if pack == 4 else 'int16'}x{lanes * pack}"
 
-    def accumulate(total: tvm.ir.Expr, inputs_vector: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
+    def accumulate(total: tvm.ir.Expr, together: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
+        if form.element:
+            return T.call_extern(integers, form.element, total, weights_vector, T.reinterpret("float32", together))
+        inputs_vector = T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", together), lanes))
         if form.extends:
             return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs_vector, weights_vector)
         return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs_vector, weights_vector)
@@ -133,7 +142,7 @@ def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
             T.writes(C[0:lanes])
             C[T.Ramp(0, 1, lanes)] = accumulate(
                 C[T.Ramp(0, 1, lanes)],
-                T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", A[T.Ramp(0, 1, pack)]), lanes)),
+                A[T.Ramp(0, 1, pack)],
                 B[0, T.Ramp(0, 1, lanes * pack)],
             )
 

@@ -28,9 +28,11 @@ class Machine:
     vector_bits : int
         Width of a vector register.
     vector_registers : int
-        How many there are.
+        How many there are for register tiles.
     dot_product : str
-        Instruction family for 8-bit dot products: ``"vnni"``, ``"sdot"`` or ``""``.
+        Instruction family for 8-bit dot products: ``"vnni"``, ``"sdot"``, ``"sudot"`` or ``""``.
+    pairs_loads : bool
+        Whether LLVM brings loads of neighbouring addresses together: the steps of a reduction must then be kept apart.
     l1, l2, l3 : int
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
     cores : int
@@ -61,6 +63,7 @@ class Machine:
     vector_bits: int
     vector_registers: int
     dot_product: str = ""
+    pairs_loads: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20
@@ -100,8 +103,12 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
     (frozenset({"avx2", "fma", "avxvnni"}), Machine("avx2", 256, 16, "vnni")),
     (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16)),
     (frozenset({"sse4.1"}), Machine("sse4", 128, 16)),
-    (frozenset({"neon", "dotprod"}), Machine("neon", 128, 32, "sdot", l1=64 << 10)),
-    (frozenset({"neon"}), Machine("neon", 128, 32)),
+    # Of 32 registers LLVM needs two to read the inputs of one multiply-add during another.
+    (frozenset({"neon", "dotprod", "i8mm"}), Machine("neon", 128, 30, "sudot", pairs_loads=True, l1=64 << 10)),
+    (frozenset({"neon", "dotprod"}), Machine("neon", 128, 30, "sdot", pairs_loads=True, l1=64 << 10)),
+    (frozenset({"neon"}), Machine("neon", 128, 30, pairs_loads=True)),
+    (frozenset({"zve32f", "zvl256b"}), Machine("rvv", 256, 32)),
+    (frozenset({"zve32f", "zvl128b"}), Machine("rvv", 128, 32)),
     (frozenset(), Machine("generic", 128, 16)),
 )
 

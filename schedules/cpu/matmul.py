@@ -23,6 +23,7 @@ from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.prefetch import mark_steps
 from tvm_ext.schedules.simd.tiles import mark_tile
 
 DIRECT_ROWS = 4
@@ -39,6 +40,9 @@ COPIED_ROWS = 1.03
 
 BLOCK_TILES = 8
 """Row tiles up to which all meet a tile of columns before the next; more of them read all columns one after another."""
+
+WRITTEN_STEPS = (4, 3, 2)
+"""Steps of a reduction that LLVM may write out: counters and pointers are then advanced once for all of them."""
 
 CACHE_WAYS, PAGE = 8, 4096
 """Lines that an L1 cache holds of addresses a multiple of ``PAGE`` bytes apart."""
@@ -175,7 +179,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     assert extents is not None
     tile_rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
     task = matmul_task(extents, (tile_rows, vectors), machine)
-    _apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task)
+    _apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task, machine.pairs_loads)
     if rest is not None:
         vectorize_and_divide(schedule, rest, machine)
 
@@ -197,6 +201,7 @@ def _apply_tile(
     extents: ProductExtents,
     tile: tuple[int, int],
     task: MatmulTask,
+    keeps_apart: bool,
 ) -> None:
     tile_rows, vectors = tile
     batch, row, column = schedule.get_loops(store)
@@ -215,23 +220,30 @@ def _apply_tile(
         mark_simd(schedule, lane, extents.lanes)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, product, row_tile, fetches)
+    accumulate_in_registers(schedule, product, row_tile, fetches, keeps_apart)
     if row_copy is not None:
         copy_at(schedule, row_copy, row_block, extents.lanes)
     if pack is not None:
         copy_at(schedule, pack, part, extents.lanes)
 
 
-def accumulate_in_registers(schedule: Schedule, product: SBlockRV, tile: LoopRV, fetches: bool = False) -> None:
+def accumulate_in_registers(
+    schedule: Schedule, product: SBlockRV, tile: LoopRV, fetches: bool = False, keeps_apart: bool = False
+) -> None:
     """Compute a product in each iteration of the loop ``tile`` over its stored tiles, in registers.
 
-    With ``fetches`` all iterations use the same columns, and those of the next ones are fetched meanwhile.
+    With ``fetches`` all iterations use the same columns, and those of the next ones are fetched meanwhile. With
+    ``keeps_apart`` some steps of the reduction are written out, whose loads do not mix.
     """
     schedule.compute_at(product, tile, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     row, vector, lane, k = schedule.get_loops(product)[-4:]
     schedule.reorder(k, row, vector, lane)
     schedule.vectorize(lane)
+    if keeps_apart:
+        steps = next((steps for steps in WRITTEN_STEPS if int(schedule.get(k).extent) % steps == 0), 1)
+        k, _ = schedule.split(k, [None, steps])
+        mark_steps(schedule, k)
     for loop in (row, vector):
         schedule.unroll(loop)
     if fetches:

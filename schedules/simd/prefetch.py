@@ -1,4 +1,6 @@
-"""Fetching the weights of the next tiles into the L2 cache while those of this one are used again and again.
+"""Statements between the steps of a reduction: fetches of weights, and what keeps the steps apart.
+
+The weights of the next tiles are fetched into the L2 cache while those of this one are used again and again.
 
 A product or convolution of few positions meets each weight a few times only. In a network the weights come from memory
 or from the last cache, slower than they are used on the first pass over a group of chunks, while on the other passes
@@ -20,6 +22,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
+from tvm_ext.schedules.simd.imported import PREFETCH, STEP
 from tvm_ext.schedules.simd.widen import uses
 
 PREFETCH_ATTRIBUTE = "tvm_ext.prefetch"
@@ -31,17 +34,17 @@ OPERAND_ATTRIBUTE = "tvm_ext.prefetch_operand"
 PASS_ATTRIBUTE = "tvm_ext.prefetch_pass"
 """Annotation of the loops in which the same weights are used again."""
 
-_NAME = "tvm_ext_prefetch"
+STEP_ATTRIBUTE = "tvm_ext.step"
+"""Annotation of the same loop: 1 to keep the loads of one step of the reduction behind the step before."""
 
-# The arguments say: to read, to be kept in the L2 cache, data. To LLVM a prefetch reads what its address points to, so
-# accumulators would be written to memory before each; it is told that no memory is touched that others can see.
-_DEFINITION = f"""
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-define linkonce_odr void @{_NAME}(ptr %address) alwaysinline {{
-  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 2, i32 1) memory(inaccessiblemem: readwrite)
-  ret void
-}}
-"""
+
+def mark_steps(schedule: Schedule, reduction: LoopRV) -> None:
+    """Ask for the steps of a reduction, whose outermost loop is given, to be kept apart.
+
+    Where LLVM writes steps out, it brings loads of neighbouring addresses together (AArch64 has instructions for two of
+    them), and keeps in registers that it does not have what one step reads for the next.
+    """
+    schedule.annotate(reduction, STEP_ATTRIBUTE, 1)
 
 
 def mark_prefetch(
@@ -74,6 +77,8 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         annotations = loop.annotations or {}
         if int(annotations.get(PREFETCH_ATTRIBUTE, 0)):
             return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes)
+        if STEP_ATTRIBUTE in annotations:
+            return _keep_apart(loop)
         if PASS_ATTRIBUTE not in annotations:
             return mutator.default_mutate(loop)
         passes.append(loop)
@@ -81,17 +86,13 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         passes.pop()
         return loop
 
-    changed = tvm_ffi.structural_mutate(func, [(tirx.For, visit)])
-    if changed.same_as(func):
-        return func
-    text = tvm.ir.StringImm(_DEFINITION)
-    return changed.with_body(tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", text, changed.body))
+    return tvm_ffi.structural_mutate(func, [(tirx.For, visit)])
 
 
 def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any]) -> Any:
     """Fetch in iteration ``i`` of the passes what the reduction of the next group reads of its chunk ``i``."""
     loops, load = _weights(reduction, operand)
-    steps = [loop for loop in loops if loop.kind == tirx.ForKind.SERIAL]
+    steps = _steps(loops)
     if load is None or not steps:
         return reduction
     (position,) = load.indices
@@ -112,9 +113,25 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any]) -> Any:
         for done in range(0, vectors, count)
     ]
 
+    return _before_each(steps[-1], fetches, reduction)
+
+
+def _keep_apart(reduction: Any) -> Any:
+    steps = _steps(_weights(reduction, "")[0])
+    apart = tirx.Evaluate(tirx.call_extern("void", STEP))
+    return _before_each(steps[-1], [apart], reduction) if steps else reduction
+
+
+def _steps(loops: Sequence[Any]) -> list[Any]:
+    return [loop for loop in loops if loop.kind == tirx.ForKind.SERIAL]
+
+
+def _before_each(step: Any, statements: Sequence[Any], reduction: Any) -> Any:
+    """Put statements in front of the body of one of the loops of a reduction."""
+
     def insert(loop: Any, mutator: Any) -> Any:
-        if loop.loop_var.same_as(steps[-1].loop_var):
-            body = tirx.SeqStmt([*fetches, loop.body])
+        if loop.loop_var.same_as(step.loop_var):
+            body = tirx.SeqStmt([*statements, loop.body])
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
         return mutator.default_mutate(loop)
 
@@ -122,7 +139,7 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any]) -> Any:
 
 
 def _fetch(buffer: Any, index: Any) -> Any:
-    return tirx.Evaluate(tirx.call_extern("void", _NAME, tirx.address_of(tirx.BufferLoad(buffer, [index]))))
+    return tirx.Evaluate(tirx.call_extern("void", PREFETCH, tirx.address_of(tirx.BufferLoad(buffer, [index]))))
 
 
 def _weights(reduction: Any, operand: str) -> tuple[list[Any], Any]:

@@ -20,7 +20,9 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.functions import separate_marked_loops
+from tvm_ext.schedules.simd.imported import import_definitions
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, holds_extremes_in_vectors, vectorize_marked_loops
+from tvm_ext.schedules.simd.prefetch import STEP_ATTRIBUTE
 from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
 
@@ -75,7 +77,7 @@ def vector_code() -> tvm.transform.Pass:
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
             func = expand_all(_vectorized(lowered[global_var]), isa)
-            updated.update_func(global_var, complete_streams(separate_marked_loops(func)))
+            updated.update_func(global_var, import_definitions(complete_streams(separate_marked_loops(func))))
         return updated
 
     return _vector_code
@@ -93,7 +95,7 @@ def _concerned(func: tirx.PrimFunc) -> bool:
     """Whether a kernel holds a marked loop or a function that can be expanded."""
 
     def interrupt_at_loop(loop: Any) -> Any:
-        is_marked = loop.annotations and SIMD_ATTRIBUTE in loop.annotations
+        is_marked = loop.annotations and not {SIMD_ATTRIBUTE, STEP_ATTRIBUTE}.isdisjoint(loop.annotations)
         return tvm_ffi.VisitInterrupt(True) if is_marked or holds_extremes_in_vectors(loop) else None
 
     def interrupt_at_call(call: Any) -> Any:

@@ -1,0 +1,60 @@
+"""Functions in LLVM's own language, for what TVM has no expression for; kernels that call them take them in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+PREFETCH, STEP, SDOT, SUDOT = "tvm_ext_prefetch", "tvm_ext_step", "tvm_ext_sdot", "tvm_ext_sudot"
+
+
+def _dot(name: str, instruction: str) -> str:
+    # LLVM makes a vector of the inputs, which takes an instruction and an address of its own.
+    return f"""
+define linkonce_odr <4 x i32> @{name}(<4 x i32> %total, <16 x i8> %weights, float %inputs) alwaysinline {{
+  %sum = call <4 x i32> asm "{instruction} $0.4s, $2.16b, $3.4b[0]", "=w,0,w,w"(
+    <4 x i32> %total, <16 x i8> %weights, float %inputs) nounwind willreturn memory(none)
+  ret <4 x i32> %sum
+}}
+"""
+
+
+DEFINITIONS = {
+    # The arguments say: to read, to be kept in the L2 cache, data. To LLVM a prefetch reads what its address points to,
+    # so accumulators would be written to memory before each; it is told that no memory is touched that others can see.
+    PREFETCH: f"""
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define linkonce_odr void @{PREFETCH}(ptr %address) alwaysinline {{
+  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 2, i32 1) memory(inaccessiblemem: readwrite)
+  ret void
+}}
+""",
+    # No instruction at all, but LLVM does not move loads across it.
+    STEP: f"""
+define linkonce_odr void @{STEP}() alwaysinline {{
+  call void asm sideeffect "", ""() nounwind willreturn memory(inaccessiblemem: readwrite)
+  ret void
+}}
+""",
+    SDOT: _dot(SDOT, "sdot"),
+    SUDOT: _dot(SUDOT, "sudot"),
+}
+"""Text of each function by its name."""
+
+
+def import_definitions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give a kernel the definitions of the functions that it calls."""
+    called: set[str] = set()
+
+    def note(call: Any) -> None:
+        if getattr(call.op, "name", "") == "tirx.call_extern":
+            called.add(str(getattr(call.args[0], "value", "")))
+
+    tvm_ffi.structural_walk(func.body, [(tvm.ir.Call, note)])
+    text = "".join(definition for name, definition in DEFINITIONS.items() if name in called)
+    if not text:
+        return func
+    return func.with_body(tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", tvm.ir.StringImm(text), func.body))
