@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.errors import PerformanceWarning, TargetError
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.target import resolve_target
 
@@ -42,6 +43,13 @@ def test_kinds_tags_dictionaries_json_and_targets() -> None:
 def test_other_architectures() -> None:
     arm = resolve_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"})
     assert str(arm.attrs["mtriple"]) == "aarch64-linux-gnu"
+
+
+@pytest.mark.parametrize("name", ["apple-m1", "apple-m2", "apple-m4", "grace", "neoverse-v1", "cortex-a76"])
+def test_names_that_llvm_knows_as_another(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    resolved = resolve_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": name})
+    assert machine_of(resolved).dot_product in ("sdot", "sudot")
+    assert capfd.readouterr().err == ""
 
 
 def test_host_code_of_a_gpu_is_for_this_cpu() -> None:
@@ -78,6 +86,12 @@ def test_host_code_of_hexagon_is_for_hexagon() -> None:
         ({"kind": "llvm", "mtriple": "foo-bar", "mcpu": "x"}, "field mtriple: LLVM cannot compile for 'foo-bar'"),
         ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "skylake"}, "no CPU 'skylake' for aarch64"),
         ({"kind": "llvm", "mattr": ["+nope"]}, "'\\+nope' is not a recognized feature"),
+        ({"kind": "llvm", "mattr": ["+avx2", "-avx2"]}, "field mattr: \\+avx2 contradicts -avx2; leave out what"),
+        ({"kind": "llvm", "mcpu": "skylake", "mattr": ["+avx512f", "-avx2"]}, "\\+avx512f contradicts -avx2"),
+        ({"kind": "llvm", "mcpu": "skylake", "mattr": ["-avx2", "+avx512f"]}, "-avx2 contradicts \\+avx512f"),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mattr": ["-sse2"]}, "needs the feature sse2"),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["-neon"]}, "feature neon, .* add \\+neon"),
+        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "generic-rv64"}, "feature d, which the target is"),
         ({"kind": "llvm", "cl-opt": ["-nope"]}, '"nope" is not an LLVM option'),
         ({"kind": "llvm", "jit": "nope"}, "invalid jit option nope"),
         ({"kind": "llvm", "num-cores": 2**70}, "num-cores"),

@@ -180,11 +180,14 @@ def _calls(fused: tvm.IRModule, inputs: list[np.ndarray]) -> list[tuple[str, lis
 
 
 def _describe(value: Any, path: Path) -> str:
-    if not isinstance(value, np.ndarray):
-        return f"int {int(value)}"
-    path.write_bytes(value.tobytes())
-    shape = " ".join(map(str, value.shape))
-    return f"tensor {_CODES[value.dtype.kind]} {value.itemsize * 8} {value.ndim} {shape} {path}"
+    return f"tensor {describe_tensor(value, path)}" if isinstance(value, np.ndarray) else f"int {int(value)}"
+
+
+def describe_tensor(array: np.ndarray, path: Path) -> str:
+    """Write an array to a file, and give the line about it that the programs under qemu read."""
+    path.write_bytes(array.tobytes())
+    shape = " ".join(map(str, array.shape))
+    return f"{_CODES[array.dtype.kind]} {array.itemsize * 8} {array.ndim} {shape} {path}"
 
 
 def _compare(calls: list[tuple[str, list[Any], list[Any]]], results: bytes, tolerance: float, what: str) -> None:

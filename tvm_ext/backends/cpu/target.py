@@ -8,9 +8,13 @@ import json
 import tvm
 
 from tvm_ext.errors import TargetError, warn
+from tvm_ext.system.native_log import captured_stderr
 from tvm_ext.system.threads import physical_cores
 
 NATIVE = "native"
+
+BASE_FEATURES = {"x86_64": "sse2", "amd64": "sse2", "aarch64": "neon", "arm64": "neon", "riscv64": "d"}
+"""By architecture: what its 64-bit Linux systems pass floats in, without which LLVM fails or code cannot be linked."""
 
 
 def native_target() -> tvm.target.Target:
@@ -40,7 +44,7 @@ def warn_if_baseline(target: tvm.target.Target) -> None:
 
 
 def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
-    """Refuse an LLVM target with a triple, a processor or a number of cores that there is not.
+    """Refuse an LLVM target with a triple, a processor or a number of cores that there is not, or features at odds.
 
     Raises
     ------
@@ -62,10 +66,44 @@ def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
         ) from None
     mcpu = str(target.attrs.get("mcpu", ""))
     known = [str(name) for name in codegen.llvm_get_cpu_archlist(plain)]  # it crashes on a triple that is not known
-    if mcpu and mcpu not in known:
+    if mcpu and mcpu not in known and not _is_alias(mcpu, triple):
         raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}")
     codegen.llvm_get_vector_width(target)  # makes LLVM look at every other field
+    _check_features(target, triple)
     return target
+
+
+def _is_alias(mcpu: str, triple: str) -> bool:
+    """Whether LLVM knows a name that it does not list, as ``apple-m1``: it has features that no unknown name has."""
+    with captured_stderr() as complaints:
+        features = tvm.target.codegen.llvm_get_cpu_features(
+            tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": mcpu})
+        )
+    plain = tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
+    return not complaints and set(map(str, features)) != set(map(str, plain))
+
+
+def _check_features(target: tvm.target.Target, triple: str) -> None:
+    """Refuse features that exclude each other, and a target without what its architecture is built on.
+
+    LLVM lets the last one win, and what it implies: ``-avx2`` after ``+avx512f`` takes both away.
+    """
+    asked = [str(feature) for feature in target.attrs.get("mattr", ())]
+    features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)}
+    for feature in asked:
+        name = feature.lstrip("+-")
+        if feature.startswith(("+", "-")) and (name in features) != feature.startswith("+"):
+            others = [other for other in asked if other[:1] != feature[:1]]
+            if others:
+                raise TargetError(
+                    f"target field mattr: {feature} contradicts {' and '.join(others)}; leave out what the processor "
+                    f"{'does not have' if feature.startswith('+') else 'has'}"
+                )
+    base = BASE_FEATURES.get(triple.partition("-")[0])
+    if base is not None and base not in features:
+        raise TargetError(
+            f"target field mattr: code for {triple} needs the feature {base}, which the target is without; add +{base}"
+        )
 
 
 def _nearest(word: str, candidates: list[str]) -> str:
