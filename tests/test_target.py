@@ -143,6 +143,16 @@ def test_a_target_without_a_processor_is_warned_of(target: Any, remedy: str) -> 
     assert caught[0].filename == __file__
 
 
+def test_another_machine_is_asked_for_its_cores() -> None:
+    unknown = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
+    with pytest.warns(PerformanceWarning, match="does not say how many cores there are"):
+        warn_if_baseline(resolve_target(unknown))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_baseline(resolve_target({**unknown, "num-cores": 8}))
+        warn_if_baseline(resolve_target({**unknown, "mcpu": "cortex-a72"}))
+
+
 @pytest.mark.parametrize(
     "target",
     [None, "native", {"kind": "llvm", "mcpu": "x86-64"}, {"kind": "llvm", "mattr": ["+avx2"]}, "tvm-ext/vta-1x16x16"],

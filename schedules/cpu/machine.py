@@ -1,7 +1,8 @@
 """What a CPU offers to a kernel, as one frozen row: vector width, registers, cache sizes, cores, and how fast it is.
 
 The instruction set comes from the target; where that is the CPU of this machine, cache sizes come from the machine, and
-so do the figures that ``tvm-ext calibrate`` measured; otherwise they are those of the row of the instruction set.
+so do the figures that ``tvm-ext calibrate`` measured; otherwise they are those of the CPU, where it is a known one, or
+of the row of the instruction set.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.schedules.cpu.calibration import read_calibration
+from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.system.threads import physical_cores
 
 
@@ -140,6 +142,14 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
         config["mattr"] = mattr.split(",")
     features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
     row = next(machine for needed, machine in ROWS if needed <= features)
+    known = KNOWN_CPUS.get(mcpu)
+    if known is not None:
+        lanes = row.lanes("float32")
+        row = replace(
+            row, l1=known.l1 << 10, l2=known.l2 << 10, l3=known.l3 << 10, clock=known.clock,
+            flops=2 * lanes * known.units * known.clock,
+        )  # fmt: skip
+        cores = cores or known.cores
     if mcpu == tvm.target.codegen.llvm_get_system_cpu():
         caches = _host_caches()
         row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), l3=caches.get(3, row.l3))

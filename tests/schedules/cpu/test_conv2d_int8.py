@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm import te
 
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
     depthwise_conv2d_int8,
@@ -228,6 +229,7 @@ def test_rounding(level: str, dtype: str, zero_point: int) -> None:
         ({"mcpu": "alderlake"}, "vpdpbusd"),
         ({"mcpu": "haswell"}, "vpmaddwd"),
         ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, "sdot"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod", "+i8mm"]}, "sudot"),
         ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}, "smlal"),
     ],
 )
@@ -242,4 +244,6 @@ def test_instructions(config: dict[str, Any], instruction: str) -> None:
     taken = apply_rules(te.create_prim_func([left, right, total]), target, RULES)
     assert RULE_ATTRIBUTE in taken.attrs
     module = tvm.IRModule({"main": taken.with_attr("global_symbol", "main")})
-    assert instruction in tvm.compile(module, target).mod.inspect_source("asm")
+    with target:
+        module = vector_code()(module)
+    assert f"\t{instruction}" in tvm.compile(module, target).mod.inspect_source("asm")

@@ -105,6 +105,7 @@ def test_nothing_is_registered_by_importing() -> None:
         ({"mcpu": "haswell"}, "int16", 2),
         ({"mcpu": "nehalem"}, "int16", 2),
         ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, "int8", 4),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod", "+i8mm"]}, "uint8", 4),
         ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}, "int16", 1),
         ({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}, "int16", 1),
     ],

@@ -13,8 +13,10 @@ from tvm.script import tirx as T
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.schedules.cpu import cost, machine, matvec, winograd
 from tvm_ext.schedules.cpu.cost import block_seconds
+from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.target import resolve_target
 
 MACHINE = Machine("avx512", 512, 32, "vnni", l2=1 << 20, l3=32 << 20, cores=2)
 FIGURES = [field.name for field in fields(Machine) if field.type == "float"]
@@ -81,3 +83,36 @@ def test_every_figure_is_read_by_a_cost() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     assert [figure for figure in FIGURES if f"machine.{figure}" not in text and f"self.{figure}" not in text] == []
     assert len(FIGURES) == 11
+
+
+@pytest.mark.parametrize(
+    ("triple", "mcpu", "mattr", "expected"),
+    [
+        ("aarch64-linux-gnu", "cortex-a72", [], ("neon", 128, "", 4)),
+        ("aarch64-linux-gnu", "cortex-a76", [], ("neon", 128, "sdot", 4)),
+        ("aarch64-linux-gnu", "neoverse-n1", [], ("neon", 128, "sdot", 3)),
+        ("aarch64-linux-gnu", "neoverse-v1", [], ("neon", 128, "sudot", 3)),
+        ("arm64-apple-macos", "apple-m1", [], ("neon", 128, "sdot", 4)),
+        ("arm64-apple-macos", "apple-m2", [], ("neon", 128, "sudot", 4)),
+        ("riscv64-linux-gnu", "generic-rv64", ["+d", "+v"], ("rvv", 128, "", 3)),
+        ("riscv64-linux-gnu", "spacemit-x60", [], ("rvv", 256, "", 3)),
+        ("riscv64-linux-gnu", "sifive-u74", [], ("generic", 128, "", 3)),
+    ],
+)
+def test_cpus_of_other_machines(
+    triple: str, mcpu: str, mattr: list[str], expected: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "physical_cores", lambda: 3)
+    machine.forget_machines()
+    found = machine.machine_of(tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "mattr": mattr}))
+    machine.forget_machines()
+    assert (found.isa, found.vector_bits, found.dot_product, found.cores) == expected
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN_CPUS))
+def test_known_cpus_are_names_of_llvm(name: str) -> None:
+    target = resolve_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": name})
+    known, found = KNOWN_CPUS[name], machine.machine_of(target)
+    assert (found.l1, found.l2, found.l3) == (known.l1 << 10, known.l2 << 10, known.l3 << 10)
+    assert found.flops == 8 * known.units * known.clock
+    assert machine.machine_of(resolve_target({**target.export(), "num-cores": 64})).cores == 64

@@ -8,6 +8,7 @@ import json
 import tvm
 
 from tvm_ext.errors import TargetError, warn
+from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.system.native_log import captured_stderr
 from tvm_ext.system.threads import physical_cores
 
@@ -25,14 +26,25 @@ def native_target() -> tvm.target.Target:
 
 
 def warn_if_baseline(target: tvm.target.Target) -> None:
-    """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has."""
+    """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has.
+
+    And of one for another architecture that does not say how many cores to divide the work among.
+    """
     names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
-    if target.kind.name != "llvm" or names_processor:
+    if target.kind.name != "llvm":
         return
     codegen = tvm.target.codegen
     triple = str(target.attrs.get("mtriple", ""))
     here = codegen.llvm_get_system_triple().partition("-")[0]
     architecture = triple.partition("-")[0] or here
+    if names_processor:
+        known = KNOWN_CPUS.get(str(target.attrs.get("mcpu", "")))
+        if architecture != here and "num-cores" not in target.attrs and not (known and known.cores):
+            warn(
+                f"the target does not say how many cores there are, so the work is divided among {physical_cores()}, "
+                'as many as this machine has; say it, as in "num-cores": 8'
+            )
+        return
     remedy = f'name it, as in {{"kind": "llvm", "mtriple": "{triple}", "mcpu": "..."}}'
     if architecture == here:
         config = json.dumps({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})

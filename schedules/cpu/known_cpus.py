@@ -1,0 +1,50 @@
+"""What is known of CPUs that code is often made for on another machine: caches, cores, multiply-adds a second.
+
+Caches and units are those of the vendors' optimisation guides and data sheets (of Apple's, published measurements).
+Cores are those of the usual board, 0 where there is no usual one; of cores of two kinds the fast ones count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KnownCpu:
+    """Figures of a CPU.
+
+    Attributes
+    ----------
+    l1, l2, l3 : int
+        Data cache sizes in KiB: of one core, its part of the L2 cache, and the last cache that cores share.
+    clock : float
+        Cycles a second.
+    units : int
+        Vectors that are multiplied and added in a cycle.
+    cores : int
+        Physical cores.
+    """
+
+    l1: int
+    l2: int
+    l3: int
+    clock: float
+    units: int
+    cores: int = 0
+
+
+_APPLE = KnownCpu(128, 3 << 10, 8 << 10, 3.2e9, 4, 4)
+
+# LLVM's name for the CPU, and where it is met.
+KNOWN_CPUS: Mapping[str, KnownCpu] = {
+    "cortex-a53": KnownCpu(32, 128, 512, 1.4e9, 1, 4),  # Raspberry Pi 3
+    "cortex-a72": KnownCpu(32, 256, 1 << 10, 1.5e9, 1, 4),  # Raspberry Pi 4
+    "cortex-a76": KnownCpu(64, 512, 2 << 10, 2.4e9, 2, 4),  # Raspberry Pi 5
+    "neoverse-n1": KnownCpu(64, 1 << 10, 32 << 10, 2.5e9, 2),  # Graviton2, Ampere Altra
+    "neoverse-v1": KnownCpu(64, 1 << 10, 32 << 10, 2.6e9, 4),  # Graviton3
+    "neoverse-n2": KnownCpu(64, 1 << 10, 32 << 10, 2.7e9, 2),  # Cobalt 100, Axion N
+    "neoverse-v2": KnownCpu(64, 2 << 10, 36 << 10, 2.8e9, 4),  # Graviton4, Grace, Axion
+    "grace": KnownCpu(64, 1 << 10, 114 << 10, 3.1e9, 4),
+    **dict.fromkeys(("apple-m1", "apple-a14", "apple-m2", "apple-a15", "apple-m3", "apple-a16", "apple-m4"), _APPLE),
+}
