@@ -10,6 +10,7 @@ from typing import Any
 from tvm_ext import errors
 
 # Target tags tvm-ext/vta-BATCHxBLOCKxBLOCK: programs for VTA are made and started by a CPU, so TVM sees an LLVM target.
+# The first is what "vta" alone means.
 VTA_SHAPES = ("1x16x16", "1x32x32", "2x16x16", "4x8x8", "8x8x8")
 # Boards, whose tags are vta-BOARD as well; the version is that of the instruction set of the published bitstream.
 VTA_BOARDS = ("pynq", "pynq-0.0.1", "ultra96", "ultra96-0.0.1", "zcu104", "de10nano", "de10nano-0.0.1")
@@ -35,7 +36,8 @@ def register() -> None:
         relax.register_pipeline("tvm_ext")(_pipeline)
     for name in (*VTA_SHAPES, *VTA_BOARDS):
         config = {"kind": "llvm", "keys": ["vta", "cpu"], "device": "vta", "model": f"vta-{name}"}
-        for tag in (f"tvm-ext/vta-{name}", *([f"vta-{name}"] if name in VTA_BOARDS else [])):
+        short = f"vta-{name}" if name in VTA_BOARDS else "vta" if name == VTA_SHAPES[0] else None
+        for tag in filter(None, (f"tvm-ext/vta-{name}", short)):
             register_tag(tag, config, override=True)
     for version in HEXAGON_PROCESSORS:
         features = [f"+hvx{version}", "+hvx-length128b"]

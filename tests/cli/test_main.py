@@ -62,6 +62,7 @@ def test_the_installed_script_answers_without_importing_tvm() -> None:
     ("arguments", "message"),
     [
         (["nope"], "No such command 'nope'; see `tvm-ext --help`"),
+        (["complie"], "No such command 'complie', did you mean 'compile'?; see"),
         (["--nope"], "No such option"),
         (["compile"], "Missing argument 'MODEL'; see `tvm-ext compile --help`"),
         (["compile", "x.onnx"], "Missing option '-o' / '--output'"),

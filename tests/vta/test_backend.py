@@ -123,6 +123,12 @@ def test_models_run_on_a_board(tmp_path: Path) -> None:
     compiled.instrument = runner = BoardRunner(Board(simulated_device(load_config("pynq"), 16 << 20)))
     found = compiled.run([x])
     assert runner.programs == len(compiled.metadata["decisions"]["vta"]["regions"]) > 0
+    programs, compiled.instrument = runner.programs, None  # back to the simulator that is compiled in
+    compiled.run([x])
+    assert runner.programs == programs
+    compiled.instrument = runner
+    compiled.run([x])
+    assert runner.programs == 2 * programs
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
     other = load(tmp_path / "out")

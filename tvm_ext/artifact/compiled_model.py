@@ -71,13 +71,24 @@ class CompiledModel:
         self._origin = origin  # the library file, where the model was loaded from one
         self._idle: list[relax.VirtualMachine] = []
         self._own: relax.VirtualMachine | None = None
-        self.instrument: Callable[..., int] | None = None
+        self._instrument: Callable[..., int] | None = None
         self._renew_locks()
         _models.add(self)
 
     def _renew_locks(self) -> None:
         self._lock = threading.Lock()  # held while a virtual machine is made
         self._turn = threading.Lock()  # held while the model runs on a device that runs it once at a time
+
+    @property
+    def instrument(self) -> Callable[..., int] | None:
+        """What is asked before and after each kernel (see ``VirtualMachine.set_instrument``), from the next run on."""
+        return self._instrument
+
+    @instrument.setter
+    def instrument(self, instrument: Callable[..., int] | None) -> None:
+        with self._lock:
+            self._instrument = instrument
+            self._idle = []  # a machine keeps the instrument that it was made with
 
     @property
     def device(self) -> tvm.runtime.Device:
@@ -162,12 +173,13 @@ class CompiledModel:
     def _call(self, given: Sequence[Any], taken: Callable[[Any], Iterable[Any]]) -> list[Any]:
         # A virtual machine keeps where it is in the program, so each run has one to itself. On the CPU they share code
         # and constants; on other devices each would copy the constants.
-        with nullcontext() if self._is_on_cpu and not self._is_offloaded else self._turn:
+        with nullcontext() if self._is_on_cpu and not self.is_offloaded else self._turn:
+            idle = self._idle  # another one once there is another instrument
             try:
-                machine = self._idle.pop()
+                machine = idle.pop()
             except IndexError:
                 with self._lock:
-                    machine = self._new_machine()
+                    idle, machine = self._idle, self._new_machine()
             try:
                 values = list(taken(machine["main"](*given)))
             except TvmExtError:
@@ -184,7 +196,7 @@ class CompiledModel:
                         f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
                     ) from error
                 raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
-            self._idle.append(machine)  # not after an error: what it left unfinished goes with it
+            idle.append(machine)  # not after an error: what it left unfinished goes with it
         return values
 
     def _check_device(self) -> None:
@@ -198,8 +210,8 @@ class CompiledModel:
         self._check_device()
         try:
             machine = relax.VirtualMachine(self.executable, self.device)
-            if self.instrument is not None:
-                machine.set_instrument(self.instrument)
+            if self._instrument is not None:
+                machine.set_instrument(self._instrument)
             return machine
         except (RuntimeError, ValueError, OSError) as error:
             raise TargetError(f"the compiled code cannot be loaded on this machine: {_first_line(error)}") from error
@@ -209,7 +221,7 @@ class CompiledModel:
         return bool(self.metadata["device"] == "cpu")
 
     @property
-    def _is_offloaded(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether layers run on an accelerator beside the CPU, of which there is one."""
         return "vta" in self.metadata.get("decisions", {})
 

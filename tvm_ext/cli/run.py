@@ -51,6 +51,7 @@ def command(
     """Run ARTIFACT, a folder that `tvm-ext compile` wrote."""
     from tvm_ext.artifact.compiled_model import load
     from tvm_ext.backends.vta.board.offloaded import open_runner
+    from tvm_ext.errors import OptionError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
@@ -58,6 +59,10 @@ def command(
         check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
     compiled = load(artifact)
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
+    if device is not None and not compiled.is_offloaded:
+        raise OptionError(
+            f"{artifact} has no programs for VTA to run at {device}; compile it for a board (--target vta-...)"
+        )
     runner = None if device is None else open_runner(device)
     compiled.instrument = runner
     start = time.perf_counter()

@@ -128,8 +128,11 @@ def command(
         check_output(chart, [model])
     imported = import_model(model, input_shapes=input_shapes or None)
     samples = read_calibration(imported.inputs, calibration)
-    if (counted := "partition" in backend_of(resolved).phases) and (tracker is not None or compare is not None):
-        raise click.UsageError("VTA is tuned with its cycle model: leave out --tracker, --key and --compare")
+    counted = "partition" in backend_of(resolved).phases
+    if counted and (tracker is not None or compare is not None or threads is not None or features != "knobs"):
+        raise click.UsageError(
+            "VTA is tuned with its cycle model: leave out --tracker, --key, --compare, --threads and --features"
+        )
     with _display(trials, quiet=as_json) as progress:
         if counted:
             result = tune_model(

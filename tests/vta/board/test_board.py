@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -172,6 +174,21 @@ def test_no_room_frees_what_was_taken() -> None:
     ):
         board.self_test()
     assert not fake.memory.live
+
+
+def test_the_first_failure_of_a_device_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(message: str) -> Callable[..., NoReturn]:
+        def fail(*_: object) -> NoReturn:
+            raise VTADeviceError(message)
+
+        return fail
+
+    _, board = on_board(TINY, PYNQ)
+    board.self_test()
+    monkeypatch.setattr(board.device, "run", failing("gone while it ran"))
+    monkeypatch.setattr(board.device, "free", failing("gone"))
+    with pytest.raises(VTADeviceError, match="gone while it ran"):
+        board.run(TINY.words, TINY.before, TINY.base)
 
 
 def test_unaligned_memory_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -181,8 +182,10 @@ class LoadedProgram:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A device that failed may not free anything either, and what failed first is what there is to say.
+        with nullcontext() if kind is None else suppress(VTADeviceError):
+            self.close()
 
     def _allocate(self, nbytes: int) -> int:
         self._buffers.append(self._device.allocate(nbytes))

@@ -64,7 +64,9 @@ def read_tuned(folder: Path) -> dict[str, TunedLayer]:
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:
-            raise TuningError(f"{path} has format {document['format']}; this version reads {FORMAT}: tune again")
+            raise TuningError(
+                f"{path} has format {document['format']}; this version reads {FORMAT}: remove it and tune again"
+            )
         return {key: _layer(row) for key, row in document["layers"].items()}
     except FileNotFoundError:
         return {}
