@@ -110,6 +110,12 @@ class VTAProgramError(TvmExtError):
         self.field = field
 
 
+class EmbeddingError(TvmExtError):
+    """An instruction cannot be embedded into an operator, or one of the two cannot be read; the message says why."""
+
+    exit_code = 18
+
+
 class TuningError(TvmExtError):
     """A space has nothing to tune, a tuner's state or a database does not fit, or no candidate could be measured."""
 

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuners",),
     ("target",),
     ("backends",),
-    ("algebra", "fusion", "layout", "shapes"),
+    ("algebra", "embedding", "fusion", "layout", "shapes"),
     ("frontend",),
     ("options",),
     ("memory", "phases"),

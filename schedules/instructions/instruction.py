@@ -1,0 +1,163 @@
+"""An instruction is one row: its meaning as executable TIR, how code is made of it, what it needs, what it costs.
+
+A row is all there is to add for a new instruction; its dataflow is read from its meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tvm.tirx import PrimFunc
+
+from tvm_ext.errors import EmbeddingError
+
+Scopes = tuple[str, str, str]
+"""Storage scopes of left factor, right factor and result."""
+
+_FORMULA = re.compile(r"C\[(\w*(?:,\w+)*)\] \+= A\[(\w*(?:,\w+)*)\] \* B\[(\w*(?:,\w+)*)\]")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """``C[...] += A[...] * B[...]`` over all values of the indices.
+
+    Attributes
+    ----------
+    formula : str
+        Such as ``C[x,y] += A[x,z] * B[y,z]``; an index that C lacks is summed over. The order of the indices is the
+        order of the elements in the operand. An operand without indices is a scalar, stored as one element.
+    extents : tuple of (str, int)
+        Of the indices, outermost first.
+    left, right, result : str
+        Types of A, B and C.
+
+    Raises
+    ------
+    EmbeddingError
+        If the formula is not of this form, or an index has no extent.
+    """
+
+    formula: str
+    extents: tuple[tuple[str, int], ...]
+    left: str
+    right: str
+    result: str
+
+    def __post_init__(self) -> None:
+        if _FORMULA.fullmatch(self.formula) is None:
+            raise EmbeddingError(
+                f"the meaning {self.formula!r} cannot be read; expected the form 'C[x,y] += A[x,z] * B[y,z]'"
+            )
+        used = {index for indices in self.indices for index in indices}
+        if used != dict(self.extents).keys():
+            raise EmbeddingError(
+                f"the meaning {self.formula!r} uses the indices {sorted(used)}, but extents are given of "
+                f"{sorted(dict(self.extents))}"
+            )
+
+    @cached_property
+    def indices(self) -> tuple[tuple[str, ...], ...]:
+        """Indices of A, B and C."""
+        found = _FORMULA.fullmatch(self.formula)
+        assert found is not None  # the constructor looked
+        result, left, right = (tuple(part.split(",")) if part else () for part in found.groups())
+        return left, right, result
+
+    def shape(self, operand: int) -> tuple[int, ...]:
+        """Shape of A (0), B (1) or C (2)."""
+        return tuple(dict(self.extents)[index] for index in self.indices[operand]) or (1,)
+
+    def __call__(self, scopes: Scopes = ("global", "global", "global")) -> PrimFunc:
+        """Write it as TIR: the description of a tensor intrinsic, with buffers in the given scopes."""
+        return _written(self, scopes)
+
+
+def multiply_add(formula: str, left: str, right: str, result: str, **extents: int) -> Meaning:
+    """Say what an instruction means, see :class:`Meaning`; extents by the name of the index."""
+    return Meaning(formula, tuple(extents.items()), left, right, result)
+
+
+def _written(meaning: Meaning, scopes: Scopes) -> PrimFunc:
+    import tvm.script
+    from tvm.script import tirx
+
+    dtypes = (meaning.left, meaning.right, meaning.result)
+    buffers, regions, elements = [], [], []
+    for operand, (name, dtype, scope) in enumerate(zip("ABC", dtypes, scopes, strict=True)):
+        shape, indices = meaning.shape(operand), meaning.indices[operand]
+        buffers.append(
+            f'    {name} = T.match_buffer({name.lower()}, {shape}, "{dtype}", offset_factor=1, scope="{scope}")'
+        )
+        regions.append(f"{name}[{', '.join(f'0:{extent}' for extent in shape)}]")
+        elements.append(f"{name}[{', '.join(f'v_{index}' for index in indices) or '0'}]")
+    names = [index for index, _ in meaning.extents]
+    kinds = "".join("S" if index in meaning.indices[2] else "R" for index in names)
+    loops = [
+        "        " + "    " * depth + f"for {index} in T.serial({extent}):"
+        for depth, (index, extent) in enumerate(meaning.extents)
+    ]
+    inner = "        " + "    " * len(names)
+    source = "\n".join(
+        (
+            "@T.prim_func(private=True, s_tir=True)",
+            "def meaning(a: T.handle, b: T.handle, c: T.handle) -> None:",
+            *buffers,
+            '    with T.sblock("root"):',
+            f"        T.reads({regions[2]}, {regions[0]}, {regions[1]})",
+            f"        T.writes({regions[2]})",
+            *loops,
+            f'{inner}with T.sblock("multiply_add"):',
+            f'{inner}    {", ".join(f"v_{index}" for index in names)} = T.axis.remap("{kinds}", [{", ".join(names)}])',
+            f"{inner}    {elements[2]} = {elements[2]} + "
+            f'T.Cast("{meaning.result}", {elements[0]}) * T.Cast("{meaning.result}", {elements[1]})',
+        )
+    )
+    return tvm.script.from_source(source + "\n", {"T": tirx}, check_well_formed=False)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes
+    ----------
+    name : str
+    meaning : callable
+        Gives its meaning as a PrimFunc without an initialisation, for storage scopes of left factor, right factor and
+        result: a :class:`Meaning`, or the description of a tensor intrinsic that is there already.
+    implementation : str
+        Name of what carries it out: an LLVM intrinsic, a PTX instruction, an operation of an accelerator.
+    emit : callable, optional
+        Gives the implementation as a PrimFunc on the same buffers; None where a code generator of its own recognises
+        the meaning.
+    requires : tuple of str
+        What a machine must have: features of its instruction set, or the name of an accelerator.
+    homes : tuple of str
+        Where left factor, right factor and result live while it runs.
+    cycles : float
+        From one to the next that does not depend on it.
+    latency : int
+        Cycles until the next may add to the same result.
+    """
+
+    name: str
+    meaning: Callable[[Scopes], PrimFunc]
+    implementation: str
+    emit: Callable[[Scopes], PrimFunc] | None
+    requires: tuple[str, ...]
+    homes: Scopes
+    cycles: float
+    latency: int = 1
+
+    def function(self) -> PrimFunc:
+        """Return the meaning as a function on buffers in ordinary memory."""
+        return self.meaning(("global", "global", "global"))
+
+
+def macs(meaning: Meaning) -> int:
+    """Multiply-adds of one instruction."""
+    return prod(extent for _, extent in meaning.extents)

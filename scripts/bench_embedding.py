@@ -1,0 +1,360 @@
+"""Embed instructions into convolutions: what the solver finds, how long it takes, what memory and cycles VTA needs.
+
+Run: python scripts/bench_embedding.py [--quick] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te
+
+from scripts.deepbench import (
+    DEEPBENCH,
+    STEP_REDUCTIONS,
+    TABLE_4_2,
+    TABLE_4_6,
+    WEIGHT_RATIOS,
+    Convolution,
+)
+from scripts.results import add_json_option, result_path, store
+from tvm_ext.backends.vta.codegen.compute import Epilogue
+from tvm_ext.backends.vta.codegen.embedded import EmbeddedLayer, embedded_layer
+from tvm_ext.backends.vta.codegen.embedded_program import (
+    embedded_program,
+    estimated_cycles,
+    run_embedded,
+    transform_cycles,
+)
+from tvm_ext.backends.vta.codegen.generate import add_plan
+from tvm_ext.backends.vta.codegen.geometry import Conv2d
+from tvm_ext.backends.vta.codegen.layouts import pack_data, pack_weights, unpack_data
+from tvm_ext.backends.vta.codegen.plans import default_plan
+from tvm_ext.backends.vta.config import VTAConfig, load_config
+from tvm_ext.backends.vta.memory import MemoryImage
+from tvm_ext.backends.vta.model.host import HostSpeed
+from tvm_ext.backends.vta.program.builder import ProgramBuilder, read_outputs
+from tvm_ext.backends.vta.simulate.simulator import Simulator
+from tvm_ext.backends.vta.timing.costs import costs_named
+from tvm_ext.backends.vta.timing.cycles import time_program
+from tvm_ext.embedding.dataflow import Dataflow
+from tvm_ext.embedding.embedding import Embedding
+from tvm_ext.embedding.program import STRICT, relaxed
+from tvm_ext.embedding.ranking import naive_waste, rank
+from tvm_ext.embedding.read import read_dataflow
+from tvm_ext.embedding.solver import solve
+from tvm_ext.embedding.strategy import strategy
+from tvm_ext.errors import EmbeddingError, VTAProgramError
+from tvm_ext.schedules.instructions.rows import vta_gemm
+
+LAYOUTS = ("nchw", "nhwc", "hwnc")
+COSTS = costs_named("chisel")
+EPILOGUE = Epilogue(8, -128, 127)
+PADS = (1, 2, 4, 8, 16)
+"""Axes may be padded to multiples of these."""
+TRIED = 5
+"""The best so many by estimate are counted, as the source tunes the five best."""
+
+
+def operator_of(conv: Convolution, layout: str = "nchw") -> Dataflow:
+    """Write a convolution as a tensor expression on padded data, and read its dataflow."""
+    rows, columns = conv.result
+    extents = {
+        "n": conv.images, "c": conv.channels,
+        "h": conv.height + 2 * conv.padding[0], "w": conv.width + 2 * conv.padding[1],
+    }  # fmt: skip
+    results = {"n": conv.images, "c": conv.outputs, "h": rows, "w": columns}
+    data = te.placeholder([extents[axis] for axis in layout], "int8", name="data")
+    weights = te.placeholder((conv.outputs, conv.channels, *conv.kernel), "int8", name="weights")
+    ic, kh, kw = (
+        te.reduce_axis((0, extent), name)
+        for extent, name in zip((conv.channels, *conv.kernel), ("ic", "kh", "kw"), strict=True)
+    )
+
+    def element(*at: Any) -> Any:
+        place = dict(zip(layout, at, strict=True))
+        seen = {
+            "n": place["n"], "c": ic,
+            "h": place["h"] * conv.stride[0] + kh * conv.dilation[0],
+            "w": place["w"] * conv.stride[1] + kw * conv.dilation[1],
+        }  # fmt: skip
+        value = data(*(seen[axis] for axis in layout)).astype("int32")
+        return te.sum(value * weights(place["c"], ic, kh, kw).astype("int32"), [ic, kh, kw])
+
+    result = te.compute([results[axis] for axis in layout], element, name="conv")
+    return read_dataflow(te.create_prim_func([data, weights, result]))
+
+
+def seconds_of(operator: Dataflow, instruction: Dataflow) -> tuple[float, list[Embedding]]:
+    """Time a strict search, in processor time: the best of three."""
+    best = float("inf")
+    for _ in range(3):
+        start = time.thread_time()
+        try:
+            found = solve(operator, instruction, [STRICT])
+        except EmbeddingError:
+            found = []
+        best = min(best, time.thread_time() - start)
+    return best, found
+
+
+def strict(convolutions: Sequence[Convolution]) -> list[dict[str, Any]]:
+    """Search every convolution in three layouts for hand-written layouts of VTA's default matrix unit."""
+    instruction = read_dataflow(vta_gemm(1, 16).function())
+    rows = []
+    for number, conv in enumerate(convolutions):
+        exact, slowest = True, 0.0
+        for layout in LAYOUTS:
+            operator = operator_of(conv, layout)
+            spatial = [axis.name for axis in operator.axes if not axis.reduces]
+            n, c = (spatial[layout.index(axis)] for axis in "nc")
+            seconds, found = seconds_of(operator, instruction)
+            exact &= [str(embedding) for embedding in found] == [f"x <- {n}:1, y <- {c}:16, z <- ic:16"]
+            slowest = max(slowest, seconds)
+        rows.append({
+            "deepbench": number, "needs_padding": bool(conv.channels % 16 or conv.outputs % 16),
+            "as_hand_written": exact, "solve_ms": round(slowest * 1e3, 2),
+        })  # fmt: skip
+    return rows
+
+
+def growth() -> list[dict[str, Any]]:
+    """Time strict searches as extents grow."""
+    instruction = read_dataflow(vta_gemm(1, 16).function())
+    rows = []
+    for channels in (16, 64, 256, 1024, 4096):
+        operator = operator_of(Convolution(1, channels, channels, channels, channels, (3, 3)))
+        rows.append({"channels": channels, "solve_ms": round(seconds_of(operator, instruction)[0] * 1e3, 2)})
+    return rows
+
+
+def candidates(operator: Dataflow, instruction: Dataflow) -> list[Embedding]:
+    """Search as the source does where channels are few: with and without the memory constraint, padding allowed."""
+    return solve(operator, instruction, relaxed(PADS, naive_waste(operator, instruction)))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a layer takes on VTA, and on the host beside it."""
+
+    cycles: int
+    host_cycles: float
+    steps: int
+    exact: bool
+
+    @property
+    def total(self) -> float:
+        """Cycles of both, one after the other."""
+        return self.cycles + self.host_cycles
+
+
+def convolve(conv: Convolution, data: NDArray, weights: NDArray) -> NDArray[np.int8]:
+    """Convolve padded data in float64, which is exact here, and cut the result down as VTA does."""
+    rows, columns = conv.result
+    total = np.zeros((conv.images, conv.outputs, rows, columns))
+    for y in range(conv.kernel[0]):
+        for x in range(conv.kernel[1]):
+            top, left = y * conv.dilation[0], x * conv.dilation[1]
+            seen = data[:, :, top :: conv.stride[0], left :: conv.stride[1]][:, :, :rows, :columns]
+            total += np.einsum("nchw,oc->nohw", seen.astype(float), weights[:, :, y, x].astype(float), optimize=True)
+    shifted = total.astype(np.int64) >> EPILOGUE.shift
+    return np.clip(shifted, EPILOGUE.low, EPILOGUE.high).astype(np.int8)
+
+
+def arrays_of(conv: Convolution) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Draw data, with its padding, and weights."""
+    rng = np.random.default_rng(0)
+    data = rng.integers(-128, 128, (conv.images, conv.channels, conv.height, conv.width)).astype(np.int8)
+    weights = rng.integers(-128, 128, (conv.outputs, conv.channels, *conv.kernel)).astype(np.int8)
+    return np.pad(data, ((0, 0), (0, 0), *((padding, padding) for padding in conv.padding))), weights
+
+
+def count_embedded(layer: EmbeddedLayer, conv: Convolution, config: VTAConfig) -> Counted:
+    """Run an embedded layer on the simulator and count its cycles."""
+    data, weights = arrays_of(conv)
+    program = embedded_program(layer, config, COSTS, data, weights, EPILOGUE)
+    result, steps = run_embedded(program, layer)
+    cycles = time_program(program.instructions, config, COSTS).cycles
+    exact = bool(np.array_equal(result, convolve(conv, data, weights)))
+    return Counted(cycles, transform_cycles(layer, COSTS), steps["gemm"], exact)
+
+
+def count_padded(conv: Convolution, config: VTAConfig) -> Counted:
+    """Count the cycles of what a hand-written layout does: images and channels padded to blocks, windows made dense.
+
+    VTA pads images as it loads them.
+    """
+    data, weights = arrays_of(conv)
+    (py, px), (sy, sx) = conv.padding, conv.stride
+    dense = [(kernel - 1) * dilation + 1 for kernel, dilation in zip(conv.kernel, conv.dilation, strict=True)]
+    wide = np.zeros((conv.outputs, conv.channels, *dense), np.int8)
+    wide[:, :, :: conv.dilation[0], :: conv.dilation[1]] = weights
+    inner = data[:, :, py : data.shape[2] - py, px : data.shape[3] - px]
+    packed = pack_data(inner, config)
+    image = MemoryImage()
+    image.allocate("data", packed)
+    image.allocate("weights", pack_weights(wide, config))
+    blocks = [-(-extent // config.block) for extent in (conv.channels, conv.outputs)]
+    n = -(-conv.images // config.batch)
+    layer = Conv2d(n, *blocks, conv.height, conv.width, dense[0], sy, py, 1, (dense[1], sx, px))
+    shape = (n, layer.out_blocks, *conv.result, config.batch, config.block)
+    image.allocate("out", int(np.prod(shape)))
+    builder = ProgramBuilder(config, image)
+    add_plan(default_plan(config, COSTS, layer, EPILOGUE), builder, ["data", "weights", "out"])
+    program = builder.build()
+    result = Simulator(config).run(program.words, image.data, image.base)
+    found = unpack_data(read_outputs(program, "out", shape, result.dram), (conv.images, conv.outputs, *conv.result))
+    host = (packed.size + np.prod(shape)) / HostSpeed().conversions * COSTS.clock_mhz * 1e6
+    exact = bool(np.array_equal(found, convolve(conv, data, weights)))
+    return Counted(time_program(program.instructions, config, COSTS).cycles, float(host), result.steps["gemm"], exact)
+
+
+def compare(conv: Convolution, embeddings: Sequence[Embedding], config: VTAConfig) -> dict[str, Any]:
+    """Compare the best embedding with padding; padding is one of the candidates."""
+    padded = count_padded(conv, config)
+    ranked, _ = rank(embeddings, cost=lambda found: estimated_cycles(embedded_layer(found, config), config, COSTS))
+    best, chosen, tried = padded, "padding", 0
+    exact = padded.exact
+    for item in ranked:
+        if tried == TRIED:
+            break
+        try:
+            counted = count_embedded(embedded_layer(item.strategy, config), conv, config)
+        except VTAProgramError:
+            continue
+        tried += 1
+        exact &= counted.exact
+        if counted.total < best.total:
+            best, chosen = counted, f"{', '.join(item.strategy.features)}: {item.strategy.embedding}"
+    return {
+        "chosen": chosen, "exact": exact, "tried": tried,
+        "padded_cycles": padded.cycles, "padded_host_cycles": round(padded.host_cycles),
+        "cycles": best.cycles, "host_cycles": round(best.host_cycles),
+        "steps": best.steps, "padded_steps": padded.steps,
+        "operator_speedup": round(padded.cycles / best.cycles, 3), "speedup": round(padded.total / best.total, 3),
+    }  # fmt: skip
+
+
+def stored_ratios(conv: Convolution, embeddings: Sequence[Embedding], config: VTAConfig) -> list[tuple[float, float]]:
+    """Bytes of data and of weights of each candidate, relative to padding to whole blocks.
+
+    Section 9.1 of the specification: images without their padding on the side of the reference; windows made dense.
+    """
+    dense = [(kernel - 1) * dilation + 1 for kernel, dilation in zip(conv.kernel, conv.dilation, strict=True)]
+    block, batch = config.block, config.batch
+    channels, outputs = (-(-extent // block) * block for extent in (conv.channels, conv.outputs))
+    images = -(-conv.images // batch) * batch
+    padded = [extent + 2 * padding for extent, padding in zip((conv.height, conv.width), conv.padding, strict=True)]
+    data = images * channels * int(np.prod(padded))
+    weights = outputs * channels * int(np.prod(dense))
+    ratios = []
+    for embedding in embeddings:
+        operands = strategy(embedding).operands
+        ratios.append((operands[0].elements / data, operands[1].elements / weights))
+    return ratios
+
+
+def few_channels(quick: bool) -> list[dict[str, Any]]:
+    """Table 4.2: memory, steps and cycles of the layers of few channels and of the dilated ones."""
+    config = load_config("sim")
+    instruction = read_dataflow(vta_gemm(1, 16).function())
+    rows = []
+    for number, conv in enumerate(TABLE_4_2):
+        if quick and number not in (4, 9, 12):
+            continue
+        embeddings = candidates(operator_of(conv), instruction)
+        weights = [ratio for _, ratio in stored_ratios(conv, embeddings, config)]
+        printed = [table[number] for table in WEIGHT_RATIOS.values()]
+        error = max(min(abs(ratio - wanted) for ratio in weights) for wanted in printed)
+        reductions = [1 / ratio for ratio in weights]
+        step_error = max(
+            min(abs(found - wanted) / wanted for found in reductions) for wanted in STEP_REDUCTIONS[number]
+        )
+        row = {
+            "layer": number + 1, "candidates": len(embeddings), "weight_ratio_error": round(error, 5),
+            "step_reduction_error": round(step_error, 4), "least_weight_ratio": round(min(weights), 4),
+            **compare(conv, embeddings, config),
+        }  # fmt: skip
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def gemm_8x8x8(quick: bool) -> list[dict[str, Any]]:
+    """Table 4.6: one image on a matrix unit with eight rows; only the row of the instruction is another."""
+    config = load_config("sim_8x8")
+    instruction = read_dataflow(vta_gemm(8, 8).function())
+    rows = []
+    for number, (conv, data, total) in enumerate(TABLE_4_6):
+        if quick and number not in (0, 1):
+            continue
+        embeddings = candidates(operator_of(conv), instruction)
+        elements = 8 * conv.channels * (conv.height + 2 * conv.padding[0]) * (conv.width + 2 * conv.padding[1])
+        weights = conv.outputs * conv.channels * int(np.prod(conv.kernel))
+        errors = []
+        for in_data, in_weights in stored_ratios(conv, embeddings, config):
+            whole = (in_data * elements + in_weights * weights) / (elements + weights)
+            errors.append((max(abs(in_data - data), abs(in_weights - 1), abs(whole - total)), in_data, whole))
+        error, in_data, whole = min(errors)
+        row = {
+            "table_4_6": number + 1, "candidates": len(embeddings), "error": round(error, 4),
+            "data": round(in_data, 4), "total": round(whole, 4), **compare(conv, embeddings, config),
+        }  # fmt: skip
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a part of the convolutions")
+    add_json_option(parser, "embedding")
+    arguments = parser.parse_args()
+    path = result_path("embedding", arguments.json, is_whole=not arguments.quick)
+    strict_rows = strict(DEEPBENCH[::9] if arguments.quick else DEEPBENCH)
+    growing = growth()
+    few = few_channels(arguments.quick)
+    eight = gemm_8x8x8(arguments.quick)
+    solved = [row for row in strict_rows if row["as_hand_written"] and not row["needs_padding"]]
+    summary = {
+        "convolutions": len(strict_rows),
+        "strict_solved": len(solved),
+        "slowest_solve_ms": max(row["solve_ms"] for row in (*strict_rows, *growing)),
+        "solve_growth": round(growing[-1]["solve_ms"] / growing[0]["solve_ms"], 2),
+        "weight_ratio_max_error": max(row["weight_ratio_error"] for row in few),
+        "step_reduction_max_error": max(row["step_reduction_error"] for row in few),
+        "exact": sum(row["exact"] for row in (*few, *eight)),
+        "low_channel_speedup": round(geometric_mean([row["speedup"] for row in few]), 3),
+        "low_channel_operator_speedup": round(geometric_mean([row["operator_speedup"] for row in few]), 3),
+        "worst_low_channel": min(row["speedup"] for row in few),
+        "table46_max_error": max(row["error"] for row in eight),
+        "gemm8_speedup": round(geometric_mean([row["speedup"] for row in eight]), 3),
+        "gemm8_operator_speedup": round(geometric_mean([row["operator_speedup"] for row in eight]), 3),
+    }
+    for key, value in summary.items():
+        print(f"{key:32} {value}")
+    store(path, "embedding", [*strict_rows, *growing, *few, *eight], summary)
+    return 0 if summary["exact"] == len(few) + len(eight) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

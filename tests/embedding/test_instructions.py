@@ -1,0 +1,166 @@
+"""The rows of instructions: the meaning runs and is what numpy computes; the implementation does the same."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+from tests.embedding.flows import flow
+from tvm_ext.embedding.check_instruction import check_instruction, random_values
+from tvm_ext.embedding.read import read_dataflow
+from tvm_ext.embedding.solver import solve
+from tvm_ext.errors import EmbeddingError
+from tvm_ext.schedules.instructions import rows
+from tvm_ext.schedules.instructions.emit import fused_multiply_add
+from tvm_ext.schedules.instructions.instruction import Instruction, Meaning, macs, multiply_add
+
+FLAGS = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2"}
+BFLOAT = [row for row in rows.ROWS if isinstance(row.meaning, Meaning) and row.meaning.left == "bfloat16"]
+
+
+def has(instruction: Instruction) -> bool:
+    return all(FLAG_OF.get(need, "no such flag") in FLAGS for need in instruction.requires)
+
+
+def einsum(meaning: Meaning, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    letters = {name: chr(ord("a") + at) for at, (name, _) in enumerate(meaning.extents)}
+    terms = ["".join(letters[name] for name in indices) for indices in meaning.indices]
+    wide = np.float64 if meaning.result.startswith("float") else np.int64
+    operands = [
+        values.astype(np.float32).astype(wide).reshape([dict(meaning.extents)[name] for name in indices])
+        for values, indices in zip((left, right), meaning.indices, strict=False)
+    ]
+    return np.einsum(f"{terms[0]},{terms[1]}->{terms[2]}", *operands).reshape(meaning.shape(2))
+
+
+@pytest.fixture(scope="module")
+def meanings() -> object:
+    functions = {row.name: row.function() for row in rows.ROWS if row not in BFLOAT}
+    return tvm.compile(
+        tvm.IRModule({name.replace(".", "_"): func.with_attr("global_symbol", name.replace(".", "_"))
+                      for name, func in functions.items()}), "llvm",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [row for row in rows.ROWS if row not in BFLOAT], ids=lambda row: row.name)
+def test_a_meaning_runs_and_is_what_numpy_computes(row: Instruction, meanings: object) -> None:
+    rng, read = np.random.default_rng(1), read_dataflow(row.function())
+    values = [random_values(rng, access.shape, access.dtype) for access in read.operands]
+    if read.output.dtype == "int16":
+        values[2] //= 2
+        values[1] //= 2
+    tensors = [tvm.runtime.tensor(array) for array in values]
+    meanings[row.name.replace(".", "_")](*tensors)  # type: ignore[index]
+    expected = values[2] + einsum(row.meaning, *values[:2])
+    if read.output.dtype.startswith("float"):
+        np.testing.assert_allclose(tensors[2].numpy(), expected, rtol=2e-3, atol=1e-3)
+    else:
+        np.testing.assert_array_equal(tensors[2].numpy(), expected.astype(read.output.dtype))
+    assert read.macs == macs(row.meaning)
+
+
+@pytest.mark.parametrize("row", BFLOAT, ids=lambda row: row.name)
+def test_bfloat16_meanings_are_read(row: Instruction) -> None:
+    assert read_dataflow(row.function()).macs == macs(row.meaning) == 16 * 16 * 32
+
+
+@pytest.mark.parametrize("row", [row for row in rows.ROWS if row.emit and has(row)], ids=lambda row: row.name)
+def test_an_implementation_does_what_its_meaning_says(row: Instruction) -> None:
+    check_instruction(row, tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
+
+
+CODE = {
+    "x86": {"kind": "llvm", "mcpu": "cascadelake"},
+    "x86.pmaddwd": {"kind": "llvm", "mcpu": "skylake-avx512"},  # with VNNI, sum and product become one
+    "arm": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod", "+i8mm"]},
+}
+
+
+@pytest.mark.parametrize("family", CODE)
+def test_machine_code_has_the_instruction(family: str) -> None:
+    mine = {f"f{at}": row for at, row in enumerate(rows.ROWS) if row.emit and row.name.startswith(family)}
+    scopes = ("global", "global", "global")
+    module = tvm.IRModule(
+        {name: row.emit(scopes).with_attr("global_symbol", name) for name, row in mine.items() if row.emit}
+    )
+    code = tvm.compile(module, tvm.target.Target(CODE[family])).mod.inspect_source("asm")
+    for row in mine.values():
+        mnemonic = row.name.split(".")[1]
+        assert mnemonic in code or (family == "x86" and mnemonic == "pmaddwd"), row.name
+
+
+def test_a_row_whose_implementation_does_something_else_is_refused() -> None:
+    right = rows.fma(256, True)
+    wrong = replace(right, emit=fused_multiply_add(8, False))
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+    if not has(right):
+        pytest.skip("needs AVX2")
+    with pytest.raises((EmbeddingError, ValueError), match=r"x86.fma.256|shape"):
+        check_instruction(wrong, target)
+    meaning = multiply_add("C[i] += A[i] * B[i]", "float32", "float32", "float32", i=8)
+    doubled = replace(rows.fma(256, False), meaning=meaning, emit=_adds_twice)
+    with pytest.raises(EmbeddingError, match=r"the row of x86\.fma\.256\.lanes is wrong: .* gives"):
+        check_instruction(doubled, target)
+    with pytest.raises(EmbeddingError, match="no implementation to run"):
+        check_instruction(rows.VRMPY, target)
+
+
+def _adds_twice(scopes: tuple[str, str, str]) -> object:
+    from tvm.script import tirx as T
+
+    @T.prim_func(private=True, s_tir=True)
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (8,), "float32", offset_factor=1)
+        B = T.match_buffer(b, (8,), "float32", offset_factor=1)
+        C = T.match_buffer(c, (8,), "float32", offset_factor=1)
+        with T.sblock("root"):
+            T.reads(C[0:8], A[0:8], B[0:8])
+            T.writes(C[0:8])
+            C[T.Ramp(0, 1, 8)] = C[T.Ramp(0, 1, 8)] + A[T.Ramp(0, 1, 8)] * B[T.Ramp(0, 1, 8)] * T.Broadcast(
+                T.float32(2), 8
+            )
+
+    return implementation
+
+
+def test_a_row_has_at_most_15_lines() -> None:
+    tree = ast.parse(inspect.getsource(rows))
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Instruction"
+    ]
+    assert len(calls) >= 12
+    assert all(node.end_lineno - node.lineno < 15 for node in calls if node.end_lineno)
+
+
+def test_a_new_instruction_is_one_row() -> None:
+    new = Instruction(
+        name="npu.outer",
+        meaning=multiply_add("C[i,j] += A[k,i] * B[k,j]", "int8", "int8", "int32", i=8, j=4, k=2),
+        implementation="OUTER",
+        emit=None,
+        requires=("npu",),
+        homes=("vector", "vector", "tile"),
+        cycles=1,
+    )
+    operator = flow("C[n,o,h,w] += A[n,c,h+k,w+l] * B[o,c,k,l]", n=8, o=8, h=6, w=6, c=4, k=3, l=3)
+    found = [str(embedding) for embedding in solve(operator, read_dataflow(new.function()))]
+    assert found == ["i <- n:8, j <- o:4, k <- c:2"]
+
+
+@pytest.mark.parametrize(
+    ("formula", "extents", "message"),
+    [
+        ("C[i] = A[i] * B[i]", {"i": 4}, "cannot be read"),
+        ("C[i] += A[i,k] * B[k]", {"i": 4}, "extents are given of"),
+    ],
+)
+def test_a_meaning_that_cannot_be_read_is_refused(formula: str, extents: dict[str, int], message: str) -> None:
+    with pytest.raises(EmbeddingError, match=message):
+        multiply_add(formula, "int8", "int8", "int32", **extents)

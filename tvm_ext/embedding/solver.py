@@ -1,0 +1,168 @@
+"""Solves the constraint program with python-constraint2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from tvm_ext.embedding import constraints
+from tvm_ext.embedding.dataflow import Dataflow
+from tvm_ext.embedding.embedding import Embedding, Fused
+from tvm_ext.embedding.program import STRICT, Setting, values
+from tvm_ext.errors import EmbeddingError, MissingPackageError
+
+LIMIT = 4096
+"""Solutions of one search that are looked at."""
+
+# Types of factors that a type of an instruction's factor can hold.
+_HOLDS = {"int16": ("int8", "uint8", "int16")}
+
+
+def solve(
+    operator: Dataflow, instruction: Dataflow, settings: Sequence[Setting] = (STRICT,), limit: int = LIMIT
+) -> list[Embedding]:
+    """Find how an instruction fits an operator.
+
+    Parameters
+    ----------
+    operator, instruction : Dataflow
+    settings : sequence of Setting
+        Searched one after the other.
+    limit : int
+        Solutions of each that are taken at most; those found until then are returned.
+
+    Returns
+    -------
+    list of Embedding
+        In the order in which they were found, each once.
+
+    Raises
+    ------
+    EmbeddingError
+        If there is none; the message says why.
+    """
+    orders = [swapped for swapped in (False, True) if fits_types(operator, instruction, swapped)]
+    if not orders:
+        raise EmbeddingError(
+            f"{operator.name} multiplies {' and '.join(access.dtype for access in operator.inputs)} into "
+            f"{operator.output.dtype}, the instruction "
+            f"{' and '.join(access.dtype for access in instruction.inputs)} into {instruction.output.dtype}"
+        )
+    found: dict[tuple, Embedding] = {}
+    for setting in settings:
+        for swapped in orders if setting.swap else orders[:1]:
+            for embedding in islice(_search(operator, instruction, swapped, setting), limit):
+                found.setdefault((embedding.digits, swapped), embedding)
+    if not found:
+        raise EmbeddingError(explain(operator, instruction, orders, settings))
+    return list(found.values())
+
+
+def fits_types(operator: Dataflow, instruction: Dataflow, swapped: bool) -> bool:
+    """Whether the types of an operator's operands are those of the instruction's, or factors can be widened to them."""
+    factors = reversed(operator.inputs) if swapped else operator.inputs
+    return operator.output.dtype == instruction.output.dtype and all(
+        have.dtype in _HOLDS.get(wanted.dtype, (wanted.dtype,))
+        for have, wanted in zip(factors, instruction.inputs, strict=True)
+    )
+
+
+def element_order(instruction: Dataflow, operand: int) -> list[int]:
+    """Axes of an operand of an instruction in the order of its elements, outermost first.
+
+    Raises
+    ------
+    EmbeddingError
+        If an index of the instruction is more than an axis.
+    """
+    order = []
+    for row in instruction.operands[operand].index:
+        used = [at for at, step in enumerate(row) if step]
+        if len(used) > 1 or any(row[at] != 1 for at in used):
+            raise EmbeddingError(
+                f"operand {instruction.operands[operand].tensor} of the instruction {instruction.name}: expected an "
+                "axis, or a constant, as each index"
+            )
+        order += used
+    return order
+
+
+def _search(operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting) -> Iterator[Embedding]:
+    domains = [values(operator, instruction, axis, swapped, setting) for axis in range(len(instruction.axes))]
+    if not all(domains):
+        return
+    problem = _problem()
+    # Outputs first, then backwards through the dataflow: what they are decides most of the rest.
+    outputs = [axis for axis in range(len(instruction.axes)) if instruction.output.uses(axis)]
+    order = [*outputs, *(axis for axis in range(len(instruction.axes)) if axis not in outputs)]
+    for axis in order:
+        problem.addVariable(axis, domains[axis][::-1])  # the solver takes values from the end
+    for check, axes in _constraints(operator, instruction, swapped, setting):
+        if axes:
+            problem.addConstraint(check, axes)
+        elif not check():
+            return
+    for solution in problem.getSolutionIter():
+        digits = tuple(solution[axis] for axis in range(len(instruction.axes)))
+        yield Embedding(operator, instruction, digits, swapped)
+
+
+def _constraints(
+    operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting
+) -> Iterator[tuple[Callable[..., bool], list[int]]]:
+    everything = list(range(len(instruction.axes)))
+    yield lambda *fused: constraints.one_extent(fused), everything
+    yield lambda *fused: constraints.all_different(fused), everything
+    if setting.tiles:
+        yield lambda *fused: constraints.covers(fused), everything
+    for number in range(3):
+        axes = element_order(instruction, number)
+        operand = number if number == 2 or not swapped else 1 - number
+        if number == 2 or not setting.overlapping:
+            yield _box(operator, operand, setting.ordered), axes
+        outputs = [axis for axis in axes if number != 2 and instruction.output.uses(axis)]
+        if setting.memory and outputs:
+            yield _memory(operator, operand), outputs
+
+
+def _box(operator: Dataflow, operand: int, ordered: bool) -> Callable[..., bool]:
+    return lambda *fused: constraints.is_box(operator.operands[operand], fused, ordered)
+
+
+def _memory(operator: Dataflow, operand: int) -> Callable[..., bool]:
+    @cache
+    def holds(*fused: Fused) -> bool:
+        return constraints.no_overlap(operator, operand, fused)
+
+    return holds
+
+
+def explain(operator: Dataflow, instruction: Dataflow, orders: Sequence[bool], settings: Sequence[Setting]) -> str:
+    """Say why there is no embedding: an axis with nothing to lie on it, or constraints that cannot hold together."""
+    for swapped in orders:
+        lacking = []
+        for axis in range(len(instruction.axes)):
+            if any(values(operator, instruction, axis, swapped, setting) for setting in settings):
+                continue
+            pattern, wanted = instruction.pattern(axis, swapped), instruction.axes[axis]
+            fitting = [it for at, it in enumerate(operator.axes) if operator.pattern(at) == pattern]
+            have = ", ".join(f"{it.name} of {it.extent}" for it in fitting)
+            lacking.append(
+                f"axis {wanted.name} of {wanted.extent} finds no axis of its kind in {operator.name}" if not fitting
+                else f"axis {wanted.name} of {wanted.extent} does not divide {have}"
+            )  # fmt: skip
+        if lacking:
+            return f"{instruction.name} does not fit {operator.name}: {'; '.join(lacking)}"
+    return f"{instruction.name} does not fit {operator.name}: no mapping keeps layout and memory accesses apart"
+
+
+def _problem() -> Any:
+    try:
+        import constraint
+    except ImportError as error:
+        raise MissingPackageError(
+            "embedding instructions needs the package python-constraint2; install 'tvm-ext[embed]'"
+        ) from error
+    return constraint.Problem(constraint.OptimizedBacktrackingSolver())
