@@ -13,7 +13,7 @@ import tvm
 
 from tests.embedding.flows import flow
 from tvm_ext.embedding.check_instruction import check_instruction, random_values
-from tvm_ext.embedding.read import read_dataflow
+from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.embedding.solver import solve
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions import rows
@@ -51,7 +51,7 @@ def meanings() -> object:
 
 @pytest.mark.parametrize("row", [row for row in rows.ROWS if row not in BFLOAT], ids=lambda row: row.name)
 def test_a_meaning_runs_and_is_what_numpy_computes(row: Instruction, meanings: object) -> None:
-    rng, read = np.random.default_rng(1), read_dataflow(row.function())
+    rng, read = np.random.default_rng(1), instruction_dataflow(row)
     values = [random_values(rng, access.shape, access.dtype) for access in read.operands]
     if read.output.dtype == "int16":
         values[2] //= 2
@@ -68,7 +68,7 @@ def test_a_meaning_runs_and_is_what_numpy_computes(row: Instruction, meanings: o
 
 @pytest.mark.parametrize("row", BFLOAT, ids=lambda row: row.name)
 def test_bfloat16_meanings_are_read(row: Instruction) -> None:
-    assert read_dataflow(row.function()).macs == macs(row.meaning) == 16 * 16 * 32
+    assert instruction_dataflow(row).macs == macs(row.meaning) == 16 * 16 * 32
 
 
 @pytest.mark.parametrize("row", [row for row in rows.ROWS if row.emit and has(row)], ids=lambda row: row.name)
@@ -150,7 +150,7 @@ def test_a_new_instruction_is_one_row() -> None:
         cycles=1,
     )
     operator = flow("C[n,o,h,w] += A[n,c,h+k,w+l] * B[o,c,k,l]", n=8, o=8, h=6, w=6, c=4, k=3, l=3)
-    found = [str(embedding) for embedding in solve(operator, read_dataflow(new.function()))]
+    found = [str(embedding) for embedding in solve(operator, instruction_dataflow(new))]
     assert found == ["i <- n:8, j <- o:4, k <- c:2"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import tvm
 
+from tvm_ext.embedding.choice import Offer
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.rule import ScheduleRule
@@ -39,6 +40,8 @@ class Backend:
         Passes that a scheduled kernel still needs before code is generated, when it is compiled by itself.
     machine : callable, optional
         Describes the processor of a target to rules and planners.
+    instructions : callable
+        Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
     runs_here : bool
         Whether this machine can run what is compiled for such a target, given that it is the one the target names.
     shares_storage : bool
@@ -55,6 +58,7 @@ class Backend:
     legalizations: Mapping[str, Callable] | None = field(default=None, repr=False)
     kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
     machine: Callable[[tvm.target.Target], Machine] | None = None
+    instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
     runs_here: bool = False
     shares_storage: bool = False
     independent_kernels: bool = False

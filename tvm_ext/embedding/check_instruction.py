@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from tvm_ext.embedding.read import read_dataflow
+from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
 
@@ -40,7 +40,7 @@ def check_instruction(instruction: Instruction, target: tvm.target.Target, seed:
         }
     )
     compiled = tvm.compile(module, target)
-    flow = read_dataflow(instruction.function())
+    flow = instruction_dataflow(instruction)
     rng = np.random.default_rng(seed)
     operands = [random_values(rng, access.shape, access.dtype) for access in flow.operands]
     results = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext.embedding.dataflow import Dataflow
@@ -86,5 +86,6 @@ def naive_waste(operator: Dataflow, instruction: Dataflow) -> float:
     from tvm_ext.embedding.program import Setting
     from tvm_ext.embedding.solver import solve
 
-    alone = solve(operator, instruction, [Setting(pad_to=(1,), swap=False)])
+    apart = Setting(pad_to=(1,), swap=False)
+    alone = solve(operator, instruction, [apart, replace(apart, memory=False, overlapping=True)])
     return min(embedding.macs for embedding in alone) / operator.macs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -15,6 +16,7 @@ from tvm.s_tir import SBlock
 
 from tvm_ext.embedding.dataflow import Access, Axis, Dataflow
 from tvm_ext.errors import EmbeddingError
+from tvm_ext.schedules.instructions.instruction import Instruction
 
 _REDUCTION = 2  # tvm.tirx.IterVar.CommReduce
 
@@ -45,6 +47,12 @@ def read_dataflow(func: tirx.PrimFunc, block: str | None = None) -> Dataflow:
         wanted = "one block that sums up" if block is None else f"one block {block!r} that sums up"
         raise EmbeddingError(f"expected {wanted}; the function has {names}")
     return _Reader(blocks[0]).read()
+
+
+@lru_cache(maxsize=256)
+def instruction_dataflow(instruction: Instruction) -> Dataflow:
+    """Read what an instruction means; the dataflow has its name."""
+    return replace(read_dataflow(instruction.function()), name=instruction.name)
 
 
 def reduction_blocks(func: tirx.PrimFunc) -> list[SBlock]:
@@ -177,3 +185,29 @@ def _cuts(expression: Any, variable: Any) -> set[int]:
 
     tvm_ffi.structural_walk(expression, ((prim.FloorDiv, prim.FloorMod), visit))
     return found
+
+
+def read_products(func: tirx.PrimFunc) -> dict[str, Dataflow | EmbeddingError]:
+    """Read every block of a function that sums up products; what cannot be read is there as the reason why."""
+    found: dict[str, Dataflow | EmbeddingError] = {}
+    for block in reduction_blocks(func):
+        if _multiplies(block):
+            try:
+                found[str(block.name_hint)] = _Reader(block).read()
+            except EmbeddingError as error:
+                found[str(block.name_hint)] = error
+    return found
+
+
+def _multiplies(block: SBlock) -> bool:
+    """Whether a block adds something that has a product of two elements of tensors in it."""
+    if not isinstance(block.body, tirx.BufferStore) or not isinstance(block.body.value, prim.Add):
+        return False
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if all(isinstance(_without_casts(factor), tvm.ir.TensorLoad) for factor in (node.a, node.b)):
+            found.append(node)
+
+    tvm_ffi.structural_walk(block.body.value, (prim.Mul, visit))
+    return bool(found)

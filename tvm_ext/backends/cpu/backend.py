@@ -8,6 +8,7 @@ from tvm import relax
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.layout.blocked_layout import blocked_layout
 from tvm_ext.layout.grouped_pointwise import grouped_pointwise
@@ -130,6 +131,7 @@ CPU = Backend(
     legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(),),
     machine=machine_of,
+    instructions=instructions,
     runs_here=True,
     shares_storage=True,
     independent_kernels=True,

@@ -9,7 +9,9 @@ from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.options import PipelineOptions
+from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -34,4 +36,5 @@ GPU = Backend(
     accepts=lambda target: "gpu" in target.keys,
     phases={**COMMON, "schedule": _schedule},
     complete=_with_host,
+    instructions=lambda target: [Offer(row, throughput_cost(row, 32)) for row in (DP4A, MMA_M16N8K16)],
 )

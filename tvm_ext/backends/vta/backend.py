@@ -11,6 +11,7 @@ import tvm
 
 from tvm_ext.backends.backend import PARTITIONED, Backend
 from tvm_ext.backends.cpu.backend import CPU
+from tvm_ext.backends.vta.instructions import instructions
 from tvm_ext.options import PipelineOptions
 
 
@@ -38,5 +39,9 @@ def _partition(backend: Backend, target: tvm.target.Target, options: PipelineOpt
 
 
 VTA = replace(
-    CPU, name="vta", accepts=lambda target: "vta" in target.keys, phases={**CPU.phases, "partition": _partition}
+    CPU,
+    name="vta",
+    accepts=lambda target: "vta" in target.keys,
+    phases={**CPU.phases, "partition": _partition},
+    instructions=instructions,
 )

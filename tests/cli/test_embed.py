@@ -1,0 +1,66 @@
+"""``tvm-ext embed`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tvm_ext.cli.main import run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stem of three channels, a depthwise convolution and a product."""
+    rng = np.random.default_rng(0)
+
+    def weights(name: str, *shape: int) -> onnx.TensorProto:
+        return helper.make_tensor(name, TensorProto.FLOAT, shape, rng.standard_normal(shape).astype("f").ravel())
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["a", "w2"], ["b"], group=16),
+        helper.make_node("GlobalAveragePool", ["b"], ["c"]),
+        helper.make_node("Flatten", ["c"], ["d"]),
+        helper.make_node("MatMul", ["d", "w3"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 10, 10])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [weights("w1", 16, 3, 3, 3), weights("w2", 16, 1, 3, 3), weights("w3", 16, 8)],
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("embed") / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_json_names_mapping_rewrites_and_reasons(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["embed", str(model), "--target", "tvm-ext/vta-1x16x16", "--json"]) == 0
+    stem, depthwise, product = json.loads(capsys.readouterr().out)["operators"]
+    (choice,) = stem["instructions"]
+    assert choice["quantized"]
+    assert choice["candidates"] > 1
+    assert {part["axis"] for part in choice["best"]["mapping"]["z"]} <= {"rc", "ry", "rx"}
+    assert choice["best"]["cycles"] < choice["others"][0]["cycles"]
+    assert choice["others"][0]["lost_by"] >= 1
+    assert "finds no axis of its kind" in depthwise["reason"]
+    assert product["chosen"] == "vta.gemm.1x16x16"
+    assert product["instructions"][0]["best"]["features"][-1] in ("reorder", "fuse")
+
+
+def test_table_for_a_cpu(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["embed", str(model), "--target", '{"kind": "llvm", "mcpu": "haswell"}']) == 0
+    out = capsys.readouterr().out
+    assert "3 of 3 multiply-accumulate kernels have an embedding" in out
+    assert "x86.fma.256" in out
+    assert "times as long" in out
+
+
+def test_a_target_without_instructions_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["embed", str(model), "--target", "c"]) == 6
+    assert "no instructions that multiply and add are known of target c" in capsys.readouterr().err

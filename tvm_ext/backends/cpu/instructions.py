@@ -1,0 +1,42 @@
+"""The instructions of CPUs that multiply and add, by instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+
+from tvm_ext.embedding.choice import Offer, throughput_cost
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.instructions import rows
+from tvm_ext.schedules.instructions.instruction import Instruction
+
+_ROWS: dict[tuple[str, str], tuple[Instruction, ...]] = {
+    ("avx512", "vnni"): tuple(
+        row(512, broadcast) for row in (rows.fma, rows.vpdpbusd, rows.vpdpwssd) for broadcast in (True, False)
+    ),
+    ("avx512", ""): tuple(row(512, broadcast) for row in (rows.fma, rows.pmaddwd) for broadcast in (True, False)),
+    ("avx2", "vnni"): tuple(
+        row(256, broadcast) for row in (rows.fma, rows.vpdpbusd, rows.vpdpwssd) for broadcast in (True, False)
+    ),
+    ("avx2", ""): tuple(row(256, broadcast) for row in (rows.fma, rows.pmaddwd) for broadcast in (True, False)),
+    ("neon", "sdot"): (rows.sdot(True), rows.sdot(False), rows.SMMLA),
+}
+
+
+def instructions(target: tvm.target.Target) -> Sequence[Offer]:
+    """List the instructions of a CPU, with what they cost on it."""
+    machine = machine_of(target)
+    features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)}
+    found = [*_ROWS.get((machine.isa, machine.dot_product), ())]
+    found += [
+        row
+        for row in (rows.amx("int8", "int8"), rows.amx("uint8", "int8"), rows.amx("bfloat16", "bfloat16"))
+        if set(row.requires) <= features
+    ]
+    bytes_per_cycle = machine.stream_bandwidth / machine.clock
+    return [
+        Offer(row, throughput_cost(row, bytes_per_cycle))
+        for row in found
+        if row is not rows.SMMLA or "i8mm" in features
+    ]

@@ -1,0 +1,89 @@
+"""``tvm-ext embed``: which instructions of a target fit the operators of a model, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tvm_ext.cli.common import (
+    Shapes,
+    input_shape_option,
+    json_flag,
+    model_argument,
+    print_json,
+    step_display,
+    target_option,
+)
+
+if TYPE_CHECKING:
+    from tvm_ext.report.embeddings import EmbeddedOperator
+
+
+@click.command()
+@model_argument
+@target_option
+@input_shape_option
+@json_flag
+def command(model: Path, target: str, input_shapes: Shapes, as_json: bool) -> None:
+    """Embed the target's multiply-add instructions into the operators of MODEL (.onnx or .pt2); docs/embedding.md."""
+    from tvm_ext.frontend import import_model
+    from tvm_ext.report.embeddings import embed_model
+
+    with step_display(quiet=as_json) as report:
+        report("import")
+        imported = import_model(model, input_shapes=input_shapes or None)
+        found = embed_model(imported, target, progress=report)
+    if as_json:
+        print_json({"model": str(model), "operators": [operator.to_json() for operator in found]})
+        return
+    _print(model, found)
+
+
+def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tvm_ext.bench.table import PLAIN_WIDTH
+    from tvm_ext.embedding.ranking import stored_macs
+    from tvm_ext.graph.units import bytes_text
+    from tvm_ext.report.embeddings import stored_bytes
+
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    covered = sum(operator.best is not None for operator in found)
+    console.print(f"[bold]{model.name}[/bold]: {covered} of {len(found)} multiply-accumulate kernels have an embedding")
+    table = Table()
+    for title in ("kernel", "calls", "instruction", "found", "mapping", "rewrites", "waste", "stored", "cycles"):
+        table.add_column(title, justify="right" if title in ("calls", "found", "waste", "stored", "cycles") else "left")
+    for operator in found:
+        best = operator.best
+        if best is None or best.best is None:
+            continue
+        item = best.best
+        embedding = item.strategy.embedding
+        table.add_row(
+            operator.kernel,
+            str(operator.calls),
+            best.instruction + (" (quantised)" if best.instruction in operator.quantized else ""),
+            str(len(best.ranked)),
+            str(embedding),
+            ", ".join(item.strategy.features),
+            f"{stored_macs(item.strategy) / embedding.operator.macs - 1:.0%}",
+            bytes_text(stored_bytes(item)),
+            f"{item.cost:,.0f}",
+        )
+    if covered:
+        console.print(table)
+    for operator in found:
+        if operator.reason:
+            console.print(f"{operator.kernel}: no embedding: {operator.reason}", markup=False)
+        elif operator.best is not None and len(operator.best.ranked) > 1:
+            first, second = operator.best.ranked[:2]
+            console.print(
+                f"{operator.kernel}: next best takes {second.cost / max(first.cost, 1):.2f} times as long: "
+                f"{second.strategy.embedding}",
+                markup=False,
+            )

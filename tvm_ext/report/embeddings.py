@@ -1,0 +1,181 @@
+"""How the instructions of a target fit the operators of a model: what was found, what was chosen, why others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.backends.registry import backend_of
+from tvm_ext.embedding.choice import Choice, Offer, choose, quantized
+from tvm_ext.embedding.dataflow import Dataflow
+from tvm_ext.embedding.ranking import Ranked, stored_macs
+from tvm_ext.embedding.read import instruction_dataflow, read_products
+from tvm_ext.errors import EmbeddingError, TargetError
+from tvm_ext.frontend import ImportedModel
+from tvm_ext.target import resolve_target
+
+_OTHERS = 3
+
+
+@dataclass(frozen=True)
+class EmbeddedOperator:
+    """A multiply-accumulate operator of a model.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of its function.
+    block : str
+    calls : int
+        How often the model calls it.
+    operator : Dataflow or None
+        None where it could not be read.
+    reason : str
+        Why not, or why no instruction fits; empty if one does.
+    choices : tuple of Choice
+        One for each instruction of the target.
+    quantized : frozenset of str
+        Instructions that take it with its floats quantised.
+    """
+
+    kernel: str
+    block: str
+    calls: int
+    operator: Dataflow | None
+    reason: str
+    choices: tuple[Choice, ...] = ()
+    quantized: frozenset[str] = field(default=frozenset())
+
+    @property
+    def best(self) -> Choice | None:
+        """The instruction that costs least."""
+        found = [choice for choice in self.choices if choice.ranked]
+        return min(found, key=lambda choice: choice.ranked[0].cost, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what was found as JSON knows it."""
+        best = self.best
+        return {
+            "kernel": self.kernel,
+            "block": self.block,
+            "calls": self.calls,
+            "dataflow": None if self.operator is None else str(self.operator),
+            "reason": self.reason,
+            "chosen": None if best is None else best.instruction,
+            "instructions": [_choice_json(choice, choice.instruction in self.quantized) for choice in self.choices],
+        }
+
+
+def _choice_json(choice: Choice, is_quantized: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "instruction": choice.instruction, "quantized": is_quantized, "candidates": len(choice.ranked),
+        "reason": choice.reason, "refused": dict(choice.refused),
+    }  # fmt: skip
+    if choice.best is not None:
+        found["best"] = _ranked_json(choice.best)
+        found["others"] = [
+            _ranked_json(other) | {"lost_by": round(other.cost / max(choice.best.cost, 1), 3)}
+            for other in choice.ranked[1 : 1 + _OTHERS]
+        ]
+    return found
+
+
+def _ranked_json(item: Ranked) -> dict[str, Any]:
+    embedding = item.strategy.embedding
+    return {
+        "mapping": embedding.mapping(),
+        "features": list(item.strategy.features),
+        "padding_waste": round(stored_macs(item.strategy) / embedding.operator.macs - 1, 4),
+        "bytes": stored_bytes(item),
+        "cycles": round(item.cost),
+    }
+
+
+def stored_bytes(item: Ranked) -> int:
+    """Bytes of all operands as they are stored for the instruction."""
+    operands = item.strategy.operands
+    return sum(stored.elements * tvm.DataType(stored.access.dtype).bits // 8 for stored in operands)
+
+
+def embed_model(
+    imported: ImportedModel, target: Any = None, progress: Callable[[str], None] = lambda step: None
+) -> tuple[EmbeddedOperator, ...]:
+    """Embed the instructions of a target into every multiply-accumulate operator of a model.
+
+    Instructions of integers take operators of floats as quantising would leave them.
+
+    Parameters
+    ----------
+    imported : ImportedModel
+    target : str, dict or Target, optional
+        This machine, unless it says otherwise.
+    progress : callable
+        Gets the name of each step.
+
+    Raises
+    ------
+    TargetError
+        If no instructions are known of the target.
+    """
+    resolved = resolve_target(target)
+    offers = backend_of(resolved).instructions(resolved)
+    if not offers:
+        raise TargetError(
+            f"no instructions that multiply and add are known of target {resolved.kind.name}; add rows to "
+            "tvm_ext.schedules.instructions, and name them in the target's row"
+        )
+    progress("legalize")
+    legalized = relax.transform.LegalizeOps(enable_warning=False)(imported.mod)
+    calls = _calls(legalized)
+    found = []
+    for variable, func in sorted(legalized.functions.items(), key=lambda item: item[0].name_hint):
+        name = variable.name_hint
+        if not isinstance(func, tvm.tirx.PrimFunc) or not calls.get(name):
+            continue
+        for block, operator in read_products(func).items():
+            progress(f"embed {name}")
+            found.append(_embedded(name, block, calls[name], operator, offers))
+    return tuple(found)
+
+
+def _embedded(
+    kernel: str, block: str, calls: int, operator: Dataflow | EmbeddingError, offers: Any
+) -> EmbeddedOperator:
+    if isinstance(operator, EmbeddingError):
+        return EmbeddedOperator(kernel, block, calls, None, str(operator))
+    choices, converted = [], set()
+    for offer in offers:
+        taken = operator
+        if _is_float(operator) and not _is_float_instruction(offer):
+            taken = quantized(operator, offer.instruction)
+            converted.add(offer.instruction.name)
+        choices.append(choose(taken, offer))
+    reason = "" if any(choice.ranked for choice in choices) else choices[0].reason
+    return EmbeddedOperator(kernel, block, calls, operator, reason, tuple(choices), frozenset(converted))
+
+
+def _is_float(operator: Dataflow) -> bool:
+    return "float" in operator.output.dtype
+
+
+def _is_float_instruction(offer: Offer) -> bool:
+    return _is_float(instruction_dataflow(offer.instruction))
+
+
+def _calls(mod: tvm.IRModule) -> dict[str, int]:
+    """Count the calls of each kernel."""
+    counts: dict[str, int] = {}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and expr.args and isinstance(expr.args[0], tvm.ir.GlobalVar):
+            name = expr.args[0].name_hint
+            counts[name] = counts.get(name, 0) + 1
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return counts
