@@ -46,7 +46,7 @@ def test_json_names_mapping_rewrites_and_reasons(model: Path, capsys: pytest.Cap
     assert choice["quantized"]
     assert choice["candidates"] > 1
     assert {part["axis"] for part in choice["best"]["mapping"]["z"]} <= {"rc", "ry", "rx"}
-    assert choice["best"]["cycles"] < choice["others"][0]["cycles"]
+    assert choice["best"]["cycles"] <= choice["others"][0]["cycles"]
     assert choice["others"][0]["lost_by"] >= 1
     assert "finds no axis of its kind" in depthwise["reason"]
     assert product["chosen"] == "vta.gemm.1x16x16"

@@ -80,6 +80,15 @@ def test_strict_gives_the_hand_written_layout_in_any_order_of_dimensions(
     assert names(operator, GEMM, STRICT) == ["x <- n:1, y <- o:4, z <- i:4"]
 
 
+def test_axes_of_one_kind_share_an_axis_of_the_operator() -> None:
+    tiles = flow("C[i,j] += A[i,q,r] * B[q,j,r]", i=2, j=2, q=4, r=2)
+    operator = flow("C[m,n] += A[m,k] * B[k,n]", m=2, n=2, k=8)
+    assert set(names(operator, tiles, STRICT)) == {
+        "i <- m:2, j <- n:2, q <- k:4 by 2, r <- k:2",
+        "i <- m:2, j <- n:2, q <- k:4, r <- k:2 by 4",
+    }
+
+
 def test_memory_access_of_figure_4_6() -> None:
     gemv = flow("C[z] += A[z,k] * B[k]", z=2, k=3)
     stencil = flow("C[h,w] += A[h,w+k] * B[k]", h=2, w=2, k=3)

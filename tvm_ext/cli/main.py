@@ -21,6 +21,7 @@ exit code meaning
 15        the model needs more memory than --memory-limit allows
 16        a VTA board cannot be opened, does not finish, or is not what its configuration says
 17        an RPC tracker or server cannot be reached, or has no machine for what was asked
+18   an instruction does not fit an operator, or one of the two cannot be read
 129       the terminal was closed (SIGHUP)
 130       interrupted with Ctrl-C (SIGINT)
 143       asked to end (SIGTERM)

@@ -17,7 +17,8 @@ from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Digit, Fused
 
 Strides = Literal["unit", "blocks", "all"]
-"""``unit``: neighbours. ``blocks``: outputs of a stencil also as far apart as the axis has room for. ``all``: any."""
+"""``unit``: neighbours, or so many apart as another axis of the instruction fills. ``blocks``: outputs of a stencil
+also as far apart as the axis has room for. ``all``: any."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,12 @@ def values(operator: Dataflow, instruction: Dataflow, axis: int, swapped: bool, 
         fitting.sort(key=lambda at: place[operator.axes[at].name])
     if extent == 1:
         return [_unit(operator, fitting)]
+    apart = _between(instruction, axis)
     found: dict[Fused, None] = {}
     for count in range(1, min(setting.dimensions, len(fitting)) + 1):
         for axes in permutations(fitting, count) if setting.ordered else combinations(fitting, count):
             for sizes in factorizations(extent, count):
-                options = [_digits(operator, at, size, setting) for at, size in zip(axes, sizes, strict=True)]
+                options = [_digits(operator, at, size, apart, setting) for at, size in zip(axes, sizes, strict=True)]
                 found.update(dict.fromkeys(product(*options)))
     return [fused for fused in found if _waste(operator, fused) <= setting.waste]
 
@@ -143,7 +145,17 @@ def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *rest)
 
 
-def _digits(operator: Dataflow, at: int, size: int, setting: Setting) -> list[Digit]:
+def _between(instruction: Dataflow, axis: int) -> set[int]:
+    """Strides that leave room for other axes of the instruction of the same kind on the same axis of the operator."""
+    others = [
+        other.extent
+        for at, other in enumerate(instruction.axes)
+        if at != axis and other.extent > 1 and instruction.pattern(at) == instruction.pattern(axis)
+    ]
+    return {prod(part) for count in range(1, len(others) + 1) for part in combinations(others, count)}
+
+
+def _digits(operator: Dataflow, at: int, size: int, apart: set[int], setting: Setting) -> list[Digit]:
     axis = operator.axes[at]
     if setting.bound is not None and size > setting.bound:
         return []
@@ -158,8 +170,9 @@ def _digits(operator: Dataflow, at: int, size: int, setting: Setting) -> list[Di
         if setting.strides == "all":
             strides = [step for step in range(1, room + 1) if not setting.tiles or padded % (step * size) == 0]
         elif setting.strides == "blocks" and not axis.reduces and operator.in_stencil(at) and room > 1:
-            strides = [1, room]
+            strides = sorted({1, room, *apart})
         else:
-            strides = [1] if size <= padded else []
+            strides = sorted({1, *apart})
+        strides = [stride for stride in strides if (size - 1) * stride < padded]
         found += [Digit(at, size, stride, padded) for stride in strides]
     return found
