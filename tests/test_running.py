@@ -336,3 +336,19 @@ def test_the_process_is_left_as_it_was() -> None:
         found = output_of(source, **variables)
         assert found.rstrip("\n").split("\n")[-1] == "True True"
         assert "[" not in found
+
+
+def test_a_run_imports_nothing() -> None:
+    """An import holds a lock: a child forked meanwhile by another thread would wait for it without end."""
+    source = """
+    import sys
+    import numpy as np
+    import tvm_ext
+    from tests.modules import convolutions
+    model = tvm_ext.compile(convolutions(2))
+    given = [np.zeros(spec.shape, spec.dtype) for spec in model.inputs]
+    before = set(sys.modules)
+    model.run(given)
+    print(sorted(set(sys.modules) - before))
+    """
+    assert output_of(source) == "[]"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ma  # NumPy imports it when first used: in a run, whose import lock a forked child would wait for
 
 from tvm_ext.errors import InputError
 from tvm_ext.system.files import require_regular
@@ -89,7 +90,7 @@ def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence
 def _unmasked(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Any]:
     """Refuse arrays with masked elements, whose values would be taken as if they were none."""
     for spec, value in zip(specs, values, strict=True):
-        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        if isinstance(value, ma.MaskedArray) and ma.is_masked(value):
             raise InputError(
                 f"input {describe(spec)}: {np.count_nonzero(value.mask)} elements of the array are masked, which "
                 "models know nothing of; give their values with array.filled(VALUE)"

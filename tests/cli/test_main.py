@@ -30,6 +30,15 @@ def test_every_exit_code_is_documented() -> None:
     assert set(documented_codes()) == used
 
 
+def test_a_current_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    source = "import os; os.rmdir(os.getcwd()); from tvm_ext.cli.main import main; main(['run', '/nowhere'])"
+    done = subprocess.run([sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (errors.OutputError.exit_code, "")
+    assert done.stderr.startswith("tvm-ext: error: the current folder cannot be read (No such file or directory)")
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_the_commands(commands: Commands, arguments: list[str]) -> None:
     result = commands(*arguments)

@@ -198,6 +198,15 @@ def test_products_in_branches() -> None:
         np.testing.assert_allclose(result, inputs @ (weight.T if turn else weight), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 33])
+def test_weights_of_double_precision_keep_it(rows: int) -> None:
+    weight = constant(17, 7, dtype="float64")
+    mod = module(lambda _, x: relax.op.matmul(x, relax.const(weight, "float64")), (rows, 17), dtype="float64")
+    assert "R.call_tir(" in packed(mod).script()
+    x = np.random.default_rng(rows).standard_normal((rows, 17))
+    np.testing.assert_allclose(run(mod, [x]), x @ weight, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize(
     ("shapes", "dtype"),
     [

@@ -102,6 +102,7 @@ def run(arguments: list[str] | None = None) -> int:
         from tvm_ext.cli.group import cli
 
         with cli.make_context("tvm-ext", sys.argv[1:] if arguments is None else list(arguments)) as context:
+            _require_current_folder()
             cli.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -113,6 +114,19 @@ def run(arguments: list[str] | None = None) -> int:
         if not isinstance(error, Exception):
             raise
         return _report(error)
+
+
+def _require_current_folder() -> None:
+    """Refuse a current folder that somebody removed, in which libraries end the process with words of their own."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        from tvm_ext.errors import OutputError
+
+        raise OutputError(
+            f"the current folder cannot be read ({error.strerror}): it was removed, or you may not enter it; "
+            "change to another one (cd)"
+        ) from None
 
 
 def _report(error: Exception) -> int:

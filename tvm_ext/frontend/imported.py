@@ -62,8 +62,12 @@ class ImportedModel:
         Raises
         ------
         InputError
-            If the model has no input of a name.
+            If the model has no input of a name, or this is no mapping.
         """
+        if not isinstance(arrays, Mapping):
+            raise InputError(
+                f"option calibration: a mapping from input names to arrays is needed, found {type(arrays).__name__}"
+            )
         names = [parameter.name for parameter in self.mod["main"].params]
         spelled = {spec.name: name for spec, name in zip(self.inputs, names, strict=True)}
         for name in arrays:

@@ -216,7 +216,9 @@ class PackMatmulMutator(PyExprMutator):
         array = read_only(weight.expr.value)
         key = (weight.expr.value, weight.axes, lanes, chunks)
         if key not in self.packed:
-            self.packed[key] = relax.const(pack_columns(array.transpose(weight.axes), lanes, chunks))
+            # Without its type, a constant of doubles is rounded to single precision.
+            columns = pack_columns(array.transpose(weight.axes), lanes, chunks)
+            self.packed[key] = relax.const(columns, str(array.dtype))
         return self.packed[key]
 
 

@@ -13,6 +13,11 @@ from tvm_ext.frontend.onnx.values import Value, partial_shape
 INFERENCE_DATA_LIMIT = 4096
 """Elements; larger constants are never shapes, axes or pads, so shape inference is not shown them."""
 
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+_RIGHT_CEILING = 22
+"""Opset from which inference leaves out windows that begin behind the input, as all runtimes do at any opset."""
+
 OtherTypes = Callable[[onnx.NodeProto, Sequence[Value | None], int], list[onnx.TypeProto | None]]
 
 
@@ -94,6 +99,12 @@ class TypeInference:
             # ONNX infers the shape as if this attribute, when left out, were 0; its default is 1.
             node = onnx.NodeProto.FromString(node.SerializeToString())
             node.attribute.append(helper.make_attribute("onesided", 1))
+        if (
+            domain == ""
+            and node.op_type in _POOLS
+            and any(item.name == "ceil_mode" and item.i for item in node.attribute)
+        ):
+            version = max(version, _RIGHT_CEILING)
         _check_before_inference(node, inputs, label)
         types, data = {}, {}
         for name, value in zip(node.input, inputs, strict=True):

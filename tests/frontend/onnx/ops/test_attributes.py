@@ -305,6 +305,21 @@ def _cases() -> Iterator[Case]:
         case(op, {"X": X, "a": np.zeros(0, "int64")}, {"keepdims": 0}, ("a",), opset=18)
         if op != "ReduceSum":
             case(op, {"X": X}, {"keepdims": 0, "axes": [-2]}, opset=13)
+    for op in ("ReduceL2", "ReduceLogSum", "ReduceMean"):
+        case(
+            op,
+            {
+                "X": np.arange(-4, 20).reshape(2, 3, 4).astype("int32") ** 2 - 7 * (op == "ReduceMean"),
+                "a": np.array([1]),
+            },
+            {},
+            ("a",),
+            opset=18,
+        )
+    for op, opset in itertools.product(("AveragePool", "MaxPool"), (11, 19)):
+        # The last window would begin in the padding behind the input, and is left out.
+        windows = {"kernel_shape": [3, 2], "strides": [3, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1}
+        case(op, {"X": normal(1, 2, 8, 11)}, windows, opset=opset)
     case("GlobalAveragePool", {"X": picture})
     case("GlobalMaxPool", {"X": picture})
     case("SpaceToDepth", {"X": normal(1, 2, 4, 6)}, {"blocksize": 2})

@@ -149,6 +149,10 @@ class CumProd(Converter):
         return relax.op.flip(result, axis) if backwards else result
 
 
+_INTEGERS_AS_FLOATS = dict.fromkeys(("int32", "int64", "uint32", "uint64"), "float64")
+"""What roots, logarithms and exponentials of integers are computed in, before they are cut off to integers again."""
+
+
 class _Reduction(Converter):
     """A reduction by TVM's converter, of types that are too narrow for it in a wider one."""
 
@@ -173,12 +177,13 @@ class _Reduction(Converter):
     def _reduce(cls, version: int, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
         convert = cls.stock.get_converter(version)
         dtype = dtype_of(inputs[0])
+        if dtype in cls.wider:
+            inputs[0] = bb.emit(relax.op.astype(inputs[0], cls.wider[dtype]))
         if cls.step is not None and attr.get("noop_with_empty_axes", 0) and _has_no_axes(cls.__name__, inputs, params):
-            return cls.step(inputs[0])
-        if dtype not in cls.wider:
-            return convert(bb, inputs, attr, params)
-        inputs[0] = bb.emit(relax.op.astype(inputs[0], cls.wider[dtype]))
-        return relax.op.astype(bb.normalize(convert(bb, inputs, attr, params)), dtype)
+            result = cls.step(inputs[0])
+        else:
+            result = convert(bb, inputs, attr, params)
+        return relax.op.astype(bb.normalize(result), dtype) if dtype in cls.wider else result
 
 
 def _has_no_axes(name: str, inputs: Any, params: Any) -> bool:
@@ -200,11 +205,18 @@ class ReduceMin(_Reduction):
     wider: ClassVar = {"bool": "uint8"}
 
 
+class ReduceMean(_Reduction):
+    """Mean along axes; that of integers is rounded towards zero, and has their type."""
+
+    stock = onnx_frontend.ReduceMean
+    wider: ClassVar = {"int32": "int64", "uint32": "int64"}
+
+
 class ReduceL2(_Reduction):
     """Root of the sum of squares; in half precision a square of 256 is no number any more."""
 
     stock = onnx_frontend.ReduceL2
-    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"} | _INTEGERS_AS_FLOATS
     step = staticmethod(relax.op.abs)
 
 
@@ -212,7 +224,7 @@ class ReduceLogSum(_Reduction):
     """Logarithm of a sum, which half precision may not hold."""
 
     stock = onnx_frontend.ReduceLogSum
-    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"}
+    wider: ClassVar = {"float16": "float32", "bfloat16": "float32"} | _INTEGERS_AS_FLOATS
     step = staticmethod(relax.op.log)
 
 
@@ -239,17 +251,22 @@ class ReduceLogSumExp(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the logarithms."""
         x, keep = emit(bb, inputs[0]), bool(node.integer("keepdims", 1))
+        dtype = dtype_of(x)
         given = inputs[1] if len(inputs) > 1 else None
         axes = node.integers("axes") if given is None else [int(axis) for axis in node.constant(given, "axes").ravel()]
         if not axes and node.integer("noop_with_empty_axes", 0):
             return x
         places = axes or None
+        if dtype in _INTEGERS_AS_FLOATS:
+            x = bb.emit(relax.op.astype(x, _INTEGERS_AS_FLOATS[dtype]))
         largest = bb.emit(relax.op.max(x, places, True))
         zero, infinity = (constant(value, dtype_of(x)) for value in (0.0, np.inf))
         is_finite = bb.emit(relax.op.less(bb.emit(relax.op.abs(largest)), infinity))
         shift = bb.emit(relax.op.where(is_finite, largest, zero))
         total = bb.emit(relax.op.sum(bb.emit(relax.op.exp(bb.emit(relax.op.subtract(x, shift)))), places, True))
         result = bb.emit(relax.op.add(bb.emit(relax.op.log(total)), shift))
+        if dtype != dtype_of(x):
+            result = bb.emit(relax.op.astype(result, dtype))
         return result if keep else relax.op.squeeze(result, places)
 
 
@@ -278,7 +295,7 @@ class ArrayFeatureExtractor(Converter):
 
 _OPERATORS = (
     CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax,
-    ReduceMin, ReduceSumSquare,
+    ReduceMean, ReduceMin, ReduceSumSquare,
 )  # fmt: skip
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
 CONVERTERS |= {("ai.onnx.ml", operator.__name__): operator for operator in (ArrayFeatureExtractor, Binarizer)}
