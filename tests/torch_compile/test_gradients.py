@@ -111,3 +111,31 @@ def test_the_same_function_with_and_without() -> None:
     assert_same(run(x), net(x))
     with torch.no_grad():
         assert_same(run(x), net(x))
+
+
+FUNCTIONS = {
+    "grad": torch.func.grad(lambda x: (x @ x.t()).sum()),
+    "vjp": lambda x: torch.func.vjp(lambda y: y * y @ y.t(), x)[1](torch.ones(4, 4))[0],
+    "jvp": lambda x: torch.func.jvp(lambda y: y @ y.t(), (x,), (x + 1,)),
+    "jacrev": torch.func.jacrev(lambda x: nn.functional.gelu(x @ x.t())),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_graph_that_takes_gradients_itself(name: str, enabled: bool) -> None:
+    """They came out as zeros where composite operators were kept whole."""
+    x = randn(4, 5)
+    with torch.set_grad_enabled(enabled):
+        assert_same(compiled(FUNCTIONS[name], LENIENT)(x), FUNCTIONS[name](x), **CLOSE)
+
+
+def test_gradients_that_are_switched_on_inside() -> None:
+    def gradient(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = x.detach().requires_grad_(True)
+            return torch.autograd.grad((y @ y.t()).sum(), y)[0]
+
+    x = randn(4, 5)
+    with torch.no_grad():
+        assert_same(compiled(gradient, LENIENT)(x), gradient(x), **CLOSE)

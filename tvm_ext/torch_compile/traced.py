@@ -51,7 +51,7 @@ def compile_traced(module: GraphModule, example_inputs: Sequence[Any], options: 
         If it cannot be compiled, and ``options.fallback`` is False.
     """
     compiler = _Compiler(module, example_inputs, options)
-    has_gradients = torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in compiler.values)
+    has_gradients = takes_gradients(module, compiler.values)
     try:
         with one_compilation(), operators_with_converters(has_gradients):
             return aot_autograd(
@@ -140,6 +140,27 @@ class _Compiler:
             if place not in changed and can_be_constant(value) and _is_like(value, expected):
                 found[place] = value
         return found
+
+
+def takes_gradients(module: GraphModule, values: Sequence[Any]) -> bool:
+    """Say whether gradients are taken of what is traced, by a caller or by itself.
+
+    Composite operators that are kept whole have no gradients while PyTorch traces: with ``torch.func.grad`` inside the
+    graph they would come out as zeros. The graph may also switch gradients on where its caller has them off.
+    """
+    calls = [
+        node
+        for part in module.modules()
+        if isinstance(part, GraphModule)
+        for node in part.graph.nodes
+        if node.op == "call_function"
+    ]
+    if any("functorch" in str(getattr(node.target, "__module__", "")) for node in calls):
+        return True
+    enabled = torch.is_grad_enabled() or any(
+        node.target is torch._C._set_grad_enabled and node.args == (True,) for node in calls
+    )
+    return enabled and any(getattr(value, "requires_grad", False) for value in values)
 
 
 def computes_nothing(module: GraphModule) -> bool:
