@@ -138,30 +138,3 @@ class TileModel(XGBoostModel):
     def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
         """Predict from the features; a volume depends on several knobs, so that there are no tables."""
         return lambda vectors: self.predict(self.features(space, vectors))
-
-
-@dataclass
-class TableModel:
-    """Predicts from a function; for tests, and for explorers on a landscape that is known."""
-
-    function: Any
-
-    @property
-    def fitted(self) -> bool:
-        """Always true."""
-        return True
-
-    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
-        """Give the features of the space."""
-        return space.features(vectors)
-
-    def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
-        """Nothing is learnt."""
-
-    def predict(self, features: np.ndarray) -> np.ndarray:
-        """Apply the function to the features."""
-        return np.asarray(self.function(features))
-
-    def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
-        """Apply the function to the features of the space."""
-        return lambda vectors: self.predict(space.features(vectors))

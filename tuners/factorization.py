@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from math import comb
 
 
 @cache
@@ -21,14 +20,6 @@ def prime_exponents(extent: int) -> tuple[tuple[int, int], ...]:
     if rest > 1:
         found.append((rest, 1))
     return tuple(found)
-
-
-def count_factorizations(extent: int, parts: int) -> int:
-    """Count the ways to write ``extent`` as an ordered product of ``parts`` factors, without listing them."""
-    count = 1
-    for _, exponent in prime_exponents(extent):
-        count *= comb(exponent + parts - 1, parts - 1)
-    return count
 
 
 @cache

@@ -102,6 +102,15 @@ def test_graph_breaks() -> None:
     assert_like_eager(run, *[(randn(2, 4),) for _ in range(4)])
 
 
+def test_an_empty_result_takes_the_result_of_another_operator() -> None:
+    def run(x: Tensor) -> Tensor:
+        y = torch.empty(0)
+        torch.add(x @ x, 1, out=y)  # PyTorch breaks the graph here, and resizes y
+        return y
+
+    assert_like_eager(run, (randn(4, 4),), rtol=1e-4, atol=1e-5)
+
+
 UNUSUAL: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "sparse": (lambda x, y: x @ y, lambda: (torch.eye(3).to_sparse(), randn(3, 3))),
     "complex": (lambda x: (torch.fft.fft(x).abs(), x * 1j), lambda: (randn(8),)),

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.tuners.factorization import count_factorizations, divisors, factorizations
+from tvm_ext.tuners.factorization import divisors, factorizations
 
 
 @given(st.integers(1, 60), st.integers(1, 4))
 def test_every_factorization_is_listed_once(extent: int, parts: int) -> None:
     expected = {row for row in itertools.product(divisors(extent), repeat=parts) if prod(row) == extent}
     found = factorizations(extent, parts)
-    assert len(found) == len(set(found)) == count_factorizations(extent, parts)
+    assert len(found) == len(set(found))
     assert set(found) == expected
 
 
@@ -25,7 +25,7 @@ def test_divisors(extent: int) -> None:
 
 @pytest.mark.parametrize(("extent", "parts", "count"), [(64, 4, 84), (224, 4, 224), (3, 2, 2), (512, 4, 220)])
 def test_known_counts(extent: int, parts: int, count: int) -> None:
-    assert count_factorizations(extent, parts) == len(factorizations(extent, parts)) == count
+    assert len(factorizations(extent, parts)) == count
 
 
 def test_the_last_factor_is_bounded() -> None:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import tvm
 from numpy.typing import NDArray
+from tvm import tirx
 
 from tvm_ext.backends.vta.analysis.linter import lint
-from tvm_ext.backends.vta.codegen.generate import compile_program
+from tvm_ext.backends.vta.codegen.generate import generate
 from tvm_ext.backends.vta.config import VTAConfig
-from tvm_ext.backends.vta.program.builder import Program
+from tvm_ext.backends.vta.memory import MemoryImage
+from tvm_ext.backends.vta.program.builder import Program, ProgramBuilder
 from tvm_ext.backends.vta.simulate.simulator import Simulator
+
+
+def compile_program(func: tirx.PrimFunc, config: VTAConfig, values: Sequence[NDArray | None]) -> Program:
+    """Make a program of a scheduled function alone; values of its parameters, None where they do not matter yet."""
+    image = MemoryImage()
+    names = []
+    for parameter, value in zip(func.params, values, strict=True):
+        nbytes = prod(int(extent) for extent in parameter.shape) * np.dtype(str(parameter.dtype)).itemsize
+        names.append(str(parameter.name))
+        image.allocate(names[-1], nbytes if value is None else value)
+    builder = ProgramBuilder(config, image)
+    generate(func, builder, names)
+    return builder.build()
 
 
 def random_arguments(func: Any, rng: np.random.Generator) -> list[NDArray]:

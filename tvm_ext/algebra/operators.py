@@ -283,4 +283,3 @@ OPERATORS: dict[str, OperatorRow] = {
 REDUCTIONS = frozenset({"sum", "mean", "prod", "max", "min"})
 # Reductions whose result depends on how many elements there are.
 COUNTING = frozenset({"sum", "prod"})
-MOVEMENTS = frozenset({"transpose", "reshape", "slice", "concat"})

@@ -28,9 +28,12 @@ def of_extent(extent: int) -> Any:
 
 
 def to_torch(result: Any, shares: bool) -> torch.Tensor:
-    """Take a result of TVM: its memory, or a copy of it if others have it, too."""
+    """Take a result of TVM: its memory, or a copy of it if others have it, too.
+
+    PyTorch cannot resize memory of others; what is empty is copied, as it may be the ``out=`` of another operator.
+    """
     tensor: torch.Tensor = torch.from_dlpack(result)
-    return tensor.clone() if shares else tensor
+    return tensor.clone() if shares or not tensor.numel() else tensor
 
 
 def with_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:

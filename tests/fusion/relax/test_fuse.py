@@ -14,7 +14,10 @@ from tests.modules import MODULES, arguments, run
 from tests.zoo import get
 from tvm_ext.errors import OptionError
 from tvm_ext.frontend import import_model
-from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types, kernel_mappings, plan_of
+from tvm_ext.fusion.operator_graph import operator_graph
+from tvm_ext.fusion.plan import FusionPlan
+from tvm_ext.fusion.planner import plan_fusion
+from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types, kernel_mappings, kernel_tails
 from tvm_ext.graph import from_relax
 
 LOWER = tvm.transform.Sequential(
@@ -107,6 +110,11 @@ def test_tuples_between_members_do_not_hang() -> None:
 
     mod = build(make, (4, 4))
     check(mod, arguments(mod))
+
+
+def plan_of(mod: tvm.IRModule) -> FusionPlan:
+    graph = from_relax(mod)
+    return plan_fusion(operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph)))
 
 
 def test_kernels_marked_opaque_stay_alone() -> None:

@@ -10,7 +10,7 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import TuningError
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.rule import tunable_schedule
-from tvm_ext.tuners.factorization import count_factorizations
+from tvm_ext.tuners.factorization import factorizations
 from tvm_ext.tuners.metaschedule.trace_space import COMPUTE_LOCATIONS, TraceSpace
 
 
@@ -25,7 +25,7 @@ def test_every_sampling_instruction_is_a_knob() -> None:
     assert names == ["SamplePerfectTile", "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"]
     rows = {factors for factors in space.knobs[0].choices if factors[-1] <= 8}
     assert rows == set(space.knobs[0].choices)
-    assert len(rows) < count_factorizations(32, 3)
+    assert len(rows) < len(factorizations(32, 3))
     assert space.radices.tolist()[2:] == [3, len(COMPUTE_LOCATIONS)]
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedules.test_vta_conv2d import epilogues
+from tests.vta.scheduled_functions import compile_program
 from tvm_ext.backends.vta.codegen.compute import conv2d, matmul
 from tvm_ext.backends.vta.codegen.estimate import count_cycles
-from tvm_ext.backends.vta.codegen.generate import compile_program
 from tvm_ext.backends.vta.codegen.rules import conv2d_rule, matmul_rule
 from tvm_ext.backends.vta.codegen.unrolling import plan_program
 from tvm_ext.backends.vta.config import config_of_target

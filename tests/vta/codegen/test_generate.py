@@ -10,9 +10,9 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from tests.vta.scheduled_functions import findings, random_arguments, run_on_cpu, run_on_vta
+from tests.vta.scheduled_functions import compile_program, findings, random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.backends.vta.codegen.compute import Epilogue, conv2d
-from tvm_ext.backends.vta.codegen.generate import compile_program, generate
+from tvm_ext.backends.vta.codegen.generate import generate
 from tvm_ext.backends.vta.codegen.nests import Kind
 from tvm_ext.backends.vta.codegen.rules import conv2d_rule
 from tvm_ext.backends.vta.codegen.unrolling import plan_program

@@ -22,14 +22,13 @@ from tvm import relax
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
 from tvm_ext.fusion.operator_graph import operator_graph
-from tvm_ext.fusion.plan import FusionPlan
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.profile_database import require_folder
 from tvm_ext.fusion.relax.check import BlockCheck, annotated_kernels
 from tvm_ext.fusion.relax.groups import Grouper
 from tvm_ext.fusion.relax.latency import BlockLatencies
 from tvm_ext.fusion.verifier import verify_plan
-from tvm_ext.graph import DataflowGraph, from_relax
+from tvm_ext.graph import DataflowGraph
 from tvm_ext.graph.mapping_types import Mapping, MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.relax_module import ModuleReader
@@ -106,12 +105,6 @@ def _with_simple_indices(mod: tvm.IRModule) -> tvm.IRModule:
             if not simplified.same_as(func):
                 mod.update_func(variable, simplified)
     return mod
-
-
-def plan_of(mod: tvm.IRModule, function: str = "main", options: FusionOptions | None = None) -> FusionPlan:
-    """Plan the fusion of one function without applying it, for reports and tests."""
-    graph = from_relax(mod, function)
-    return plan_fusion(operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph)), options)
 
 
 def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mapping]:

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from tvm import tirx
 
 from tvm_ext.backends.vta.codegen.nests import Access, BufferInfo, Kind, Operation
 from tvm_ext.backends.vta.codegen.placement import verify_places
 from tvm_ext.backends.vta.codegen.unrolling import Block, Plan, plan_program
-from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.isa.instructions import AluOpcode, MemoryType
-from tvm_ext.backends.vta.memory import MemoryImage
-from tvm_ext.backends.vta.program.builder import Program, ProgramBuilder
+from tvm_ext.backends.vta.program.builder import ProgramBuilder
 from tvm_ext.errors import VTAProgramError
 
 _MEMORY_TYPE = {"inp": MemoryType.INP, "wgt": MemoryType.WGT, "acc": MemoryType.ACC}
@@ -62,34 +59,6 @@ def add_plan(plan: Plan, builder: ProgramBuilder, buffers: Sequence[str]) -> Non
     names = dict(zip(plan.parameters, buffers, strict=True))
     _check_regions(names, builder)
     emit(plan, builder, names)
-
-
-def compile_program(
-    func: tirx.PrimFunc, config: VTAConfig, values: Sequence[NDArray | None], turns: int = 2
-) -> Program:
-    """Make a program of a scheduled function alone.
-
-    Parameters
-    ----------
-    func : PrimFunc
-    config : VTAConfig
-    values : sequence of array or None
-        Contents of each parameter; None where they come later, or are the result. Buffers have the parameters' names.
-
-    Raises
-    ------
-    VTAProgramError
-        As :func:`generate`.
-    """
-    image = MemoryImage()
-    names = []
-    for parameter, value in zip(func.params, values, strict=True):
-        nbytes = int(np.prod([int(extent) for extent in parameter.shape])) * np.dtype(str(parameter.dtype)).itemsize
-        names.append(str(parameter.name))
-        image.allocate(names[-1], nbytes if value is None else value)
-    builder = ProgramBuilder(config, image)
-    generate(func, builder, names, turns)
-    return builder.build()
 
 
 def emit(plan: Plan, builder: ProgramBuilder, names: dict[BufferInfo, str]) -> None:
