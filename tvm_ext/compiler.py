@@ -35,6 +35,8 @@ from tvm_ext.target import resolve_target
 Progress = Callable[[str], None]
 """Called with the name of each step as it begins."""
 
+_OF_VIRTUAL_MACHINE = ("memory", "vectorize", "finalize")  # phases
+
 RECORDED_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "torch")
 
 
@@ -95,14 +97,22 @@ def compile(
     if calibration is not None:
         parsed = replace(parsed, calibration=imported.by_parameter(calibration))
     warn_if_baseline(resolved)
+    standalone = backend_of(resolved).standalone
+    if standalone is not None:
+        parsed = replace(parsed, disable=tuple(dict.fromkeys((*parsed.disable, *_OF_VIRTUAL_MACHINE))))
     lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(imported, resolved))
     partitioned = partitioning(lowered)
     if partitioned is not None:
         imported = replace(imported, notes=(*imported.notes, *partitioned["notes"]))
     report("generate code")
     start = time.perf_counter()
+    noted: dict[str, Any] = {}
+    kind: type[CompiledModel] = CompiledModel
     try:
-        executable = generate_code(lowered, resolved)
+        if standalone is None:
+            executable = generate_code(lowered, resolved)
+        else:
+            executable, noted, kind = standalone(lowered, resolved)
     except CompileError as error:
         if not parsed.disable:
             raise
@@ -112,7 +122,9 @@ def compile(
     metadata["decisions"]["memory"] = memory_decisions(lowered)
     if partitioned is not None:
         metadata["decisions"]["vta"] = partitioned["decisions"]
-    return CompiledModel(executable, metadata, shared_results=shared_results(lowered))
+    if standalone is not None:
+        metadata["decisions"][backend_of(resolved).name] = noted
+    return kind(executable, metadata, shared_results=shared_results(lowered))
 
 
 def _warnings(imported: ImportedModel, target: tvm.target.Target) -> Callable[[Phase, tvm.IRModule], None] | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 
 VECTOR = 128
 """Bytes of a vector register."""
@@ -74,9 +74,20 @@ class Code:
         self.add(tirx.AllocBuffer(buffer))
         return buffer
 
+    def wider(self, name: str, dtype: str) -> tirx.Buffer:
+        """Take a parameter of bytes for one of wider elements; every access must be to those."""
+        buffer = self.parameters[name]
+        size = int(buffer.shape[0]) // tvm.DataType(dtype).itemsize
+        view = tirx.decl_buffer((size,), dtype, f"{name}_{dtype}", data_alignment=VECTOR)
+        pointer = tirx.reinterpret(tvm.ir.PointerType(tvm.ir.PrimType(dtype)), buffer.data)
+        self.add(tirx.DeclBuffer(view, data=pointer))
+        return view
+
     def function(self, name: str) -> tirx.PrimFunc:
         """Give the kernel; its parameters do not overlap."""
-        body = _sequence(self._statements)
+        # Passes over whole models take it that a kernel is a block.
+        root = s_tir.SBlock([], [], [], "root", _sequence(self._statements))
+        body = s_tir.SBlockRealize([], tirx.const(1, "bool"), root)
         func = tirx.PrimFunc(list(self.parameters.values()), body)
         return func.with_attrs({"global_symbol": name, "tirx.noalias": True, "tirx.is_scheduled": True})
 

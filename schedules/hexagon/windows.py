@@ -122,10 +122,10 @@ def gather(layout: Panels, window: Window, channels: int, padding: int, name: st
     code = Code(
         data=(size * VECTOR, "uint8"),
         places=(panels * window.taps * rows, "int32"),
-        extended=((size + vectors) * rows, dtype),
-        result=(panels * window.taps * vectors * rows, dtype),
+        extended=((size + vectors) * VECTOR, "uint8"),
+        result=(panels * window.taps * vectors * VECTOR, "uint8"),
     )
-    extended = code["extended"]
+    extended, result = (code.wider(key, dtype) if layout.columns > 1 else code[key] for key in ("extended", "result"))
 
     def store(vector: Any, value: Any) -> None:
         code.store(extended, vector * rows, tirx.reinterpret(f"{dtype}x{rows}", value), rows)
@@ -138,7 +138,7 @@ def gather(layout: Panels, window: Window, channels: int, padding: int, name: st
         source = code.let("source", code.load(code["places"], place * rows + row))
         with code.loop("vector", vectors) as vector:
             element = code.load(extended, source + vector * rows)
-            code.store(code["result"], (place * vectors + vector) * rows + row, element)
+            code.store(result, (place * vectors + vector) * rows + row, element)
     return code.function(name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
 
@@ -14,6 +15,8 @@ from tvm_ext.schedules.rule import ScheduleRule
 
 PhasePasses = Callable[["Backend", tvm.target.Target, PipelineOptions], Sequence[tvm.transform.Pass]]
 """Lists the passes of a phase, in order."""
+
+Standalone = Callable[[tvm.IRModule, tvm.target.Target], tuple[Any, dict[str, Any], type]]
 
 PARTITIONED = "tvm_ext.partitioned"
 """Attribute of a module whose layers were moved to an accelerator: JSON with ``decisions`` and ``notes``."""
@@ -48,6 +51,10 @@ class Backend:
         Whether tensors may begin inside an allocation, as planned arenas have it.
     independent_kernels : bool
         Whether kernels may be compiled in several modules, which are linked afterwards.
+    standalone : callable, optional
+        For processors that TVM's virtual machine does not run on: makes, of a module as the phase ``lower`` leaves it
+        and the target, what runs it, with what to note of it under the row's name in the metadata; and the class of
+        compiled models that takes both.
     """
 
     name: str
@@ -62,6 +69,7 @@ class Backend:
     runs_here: bool = False
     shares_storage: bool = False
     independent_kernels: bool = False
+    standalone: Standalone | None = None
 
     def passes(self, phase: str, target: tvm.target.Target, options: PipelineOptions) -> Sequence[tvm.transform.Pass]:
         """List the passes of a phase for a target of this kind."""

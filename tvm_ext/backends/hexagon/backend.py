@@ -1,18 +1,79 @@
-"""The row of Hexagon DSPs."""
+"""The rows of Hexagon DSPs: programs of our own, and what TVM makes with a vendor's SDK."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import tvm
+from tvm import relax
+
 from tvm_ext.backends.backend import Backend
-from tvm_ext.backends.common import COMMON
+from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
 from tvm_ext.embedding.choice import Offer, throughput_cost
+from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.empty_tensors import empty_tensors
+from tvm_ext.passes.fold_batch_norm import fold_batch_norm
+from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
+from tvm_ext.passes.inputs_kept import foreign_kernels
+from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules.instructions.rows import VMPA, VMPY, VMPY_SPLAT, VRMPY
+
+
+def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [
+        outline_branches(),
+        relax.transform.CanonicalizeBindings(),
+        *foreign_kernels(),
+        empty_tensors(),
+        zero_literals(),
+        # Before constants are folded: that would turn quantised weights into floats.
+        decompose_attention(),
+        hvx_kernels(),
+        relax.transform.DeadCodeElimination(),
+        fold_batch_norm(),
+        relax.transform.DeadCodeElimination(),
+        fold_constants(),
+        fold_the_rest(),
+        relax.transform.DeadCodeElimination(),
+        zero_literals(),
+    ]
+
+
+def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict[str, Any], type]:
+    # Artifacts and the emulator are for those who compile for Hexagon only.
+    from tvm_ext.backends.hexagon.model.compiled import HexagonModel
+    from tvm_ext.backends.hexagon.model.program import model_program
+
+    program = model_program(mod, target)
+    scalar = [step.kernel for step in program.plan.steps if not step.is_vector]
+    notes = {"calls": len(program.plan.steps), "scalar": scalar, "arena": program.plan.arena,
+             "constants": len(program.constants)}  # fmt: skip
+    return program, notes, HexagonModel
+
+
+def _instructions(target: tvm.target.Target) -> list[Offer]:
+    # A vector of 128 bytes is loaded in a cycle.
+    return [Offer(row, throughput_cost(row, 128)) for row in (VRMPY, VMPA, VMPY_SPLAT, VMPY)]
+
 
 HEXAGON = Backend(
     name="hexagon",
-    accepts=is_hexagon,
+    accepts=lambda target: target.kind.name == "llvm" and is_hexagon(target),
+    phases={**COMMON, "canonicalize": _canonicalize},
+    complete=complete,
+    instructions=_instructions,
+    standalone=_standalone,
+)
+
+HEXAGON_SDK = Backend(
+    name="hexagon-sdk",
+    accepts=lambda target: target.kind.name == "hexagon",
     phases=COMMON,
     complete=complete,
-    # A vector of 128 bytes is loaded in a cycle.
-    instructions=lambda target: [Offer(row, throughput_cost(row, 128)) for row in (VRMPY, VMPA, VMPY_SPLAT, VMPY)],
+    instructions=_instructions,
 )
+"""TVM's kind ``hexagon``, whose libraries are linked with a vendor's SDK."""

@@ -1,0 +1,282 @@
+"""Turn quantised models into calls of HVX kernels: sums of products, rescaled without a float in between.
+
+before: ``quantize(conv2d(dequantize(x), dequantize(w)) + dequantize(b))``
+after:  panels of ``x``, gathered windows, a product whose sums are rescaled in fixed point, planes of its result
+
+What can be computed from one quantised tensor alone, element by element, becomes a look-up in a table of 256 bytes.
+Everything else stays what :mod:`tvm_ext.quantized` makes of it, and runs on the scalar core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import mutator
+
+from tvm_ext.backends.hexagon.model.kernels import Calls
+from tvm_ext.quantized.mutator import SIGNED_OFFSET, IntegerMutator, Rule
+from tvm_ext.quantized.operators import OPERATOR_RULES
+from tvm_ext.quantized.rules import RULES
+from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized
+from tvm_ext.relax_utils import constant, scalar, static_shape
+from tvm_ext.schedules.hexagon.elementwise import WeightedSum
+from tvm_ext.schedules.hexagon.fixed_point import Rescaling
+from tvm_ext.schedules.hexagon.panels import FOUR, Panels
+from tvm_ext.schedules.hexagon.windows import Window
+
+LARGEST = 1 << 31
+
+
+def hvx_kernels(layout: Panels = FOUR) -> tvm.transform.Pass:
+    """Make the pass; functions without 8-bit tensors are left alone.
+
+    Parameters
+    ----------
+    layout : Panels
+        Of products.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.HvxKernels")
+    def _hvx_kernels(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = _HvxMutator(mod, layout)
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _hvx_kernels
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """A float tensor that is the sum of two quantised ones, clipped."""
+
+    first: Quantized
+    second: Quantized
+    low: float = -np.inf
+    high: float = np.inf
+
+
+@mutator
+class _HvxMutator(IntegerMutator._cls):
+    """The mutator of integer arithmetic, with kernels for what it would compute in floats.
+
+    Attributes
+    ----------
+    additions : dict
+        Float tensors that are sums of two quantised ones.
+    functions : dict
+        Float tensors that are a function of the elements of a quantised one, and its values for all bytes.
+    """
+
+    def __init__(self, mod: tvm.IRModule, layout: Panels) -> None:
+        super().__init__(mod, (_HVX_RULES, OPERATOR_RULES, RULES))
+        self.calls = Calls(self.builder_, layout)
+        self.additions: dict[relax.Var, _Addition] = {}
+        self.functions: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
+
+    def requantize(self, value: IntegerSum, scale: float, zero_point: int) -> Quantized:
+        """Emit a kernel that gives the bytes; where there is none, what the base class has."""
+        step = np.float32(scale)
+        with np.errstate(all="ignore"):
+            factors = (value.scale / step).astype(np.float32)
+            low, high = (float(np.rint(np.float32(bound) / step)) + zero_point for bound in (value.low, value.high))
+        bounds = int(min(max(low, 0), 255)), int(min(max(high, 0), 255))
+        data = None
+        if np.isfinite(factors).all() and factors.max() < 1 << 20 and np.abs(value.shift).max() < LARGEST:
+            rescaling = Rescaling.of(factors, zero_point, *bounds)
+            data = self._convolution(value, rescaling)
+            data = self._average(value, rescaling) if data is None else data
+        if data is None:
+            return super().requantize(value, scale, zero_point)
+        return Quantized(self._reshaped(data, value), float(step), zero_point)
+
+    def _convolution(self, value: IntegerSum, rescaling: Rescaling) -> Any | None:
+        call = self._binding(value.total, "relax.nn.conv2d")
+        if call is None:
+            return None
+        data, weight = call.args[0], constant(call.args[1])
+        padding, fill = (0, 0, 0, 0), 0
+        pad = self._binding(data, "relax.nn.pad")
+        if pad is not None:
+            widths = [int(width) for width in pad.attrs.pad_width]
+            data, padding = pad.args[0], (widths[4], widths[6], widths[5], widths[7])
+            fill = int(getattr(pad.attrs, "pad_value", 0) if len(pad.args) < 2 else scalar(pad.args[1]) or 0)
+        shape = static_shape(data)
+        if weight is None or shape is None or len(shape) != 4 or shape[0] != 1 or 0 in shape:
+            return None
+        window = Window(
+            shape[2], shape[3], _two(weight.shape[2:]), _two(call.attrs.strides), padding, _two(call.attrs.dilation)
+        )
+        groups = int(call.attrs.groups)
+        if groups == 1:
+            return self.calls.convolution(data, window, fill, weight, value.shift, rescaling)
+        if weight.shape[:2] == (shape[1], 1):
+            matrix = weight.reshape(shape[1], -1)
+            return self.calls.depthwise(data, window, fill, matrix, value.shift, rescaling)
+        return None
+
+    def _average(self, value: IntegerSum, rescaling: Rescaling) -> Any | None:
+        call = self._binding(value.total, "relax.sum")
+        cast = None if call is None else self._binding(call.args[0], "relax.astype")
+        if cast is None:
+            return None
+        data = cast.args[0]
+        shape = static_shape(data)
+        if shape is None or len(shape) != 4 or shape[0] != 1 or 0 in shape or str(data.ty.dtype) != "uint8":
+            return None
+        return self.calls.average(data, value.shift, rescaling)
+
+    def _binding(self, expr: Any, operator: str) -> relax.Call | None:
+        """Give the call that a variable of the new function is bound to, if it is one of this operator."""
+        call = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        return call if getattr(getattr(call, "op", None), "name", "") == operator else None
+
+
+def _two(values: Any) -> tuple[int, int]:
+    first, second = (int(value) for value in values)
+    return first, second
+
+
+def _is_picture(value: Quantized) -> bool:
+    """Whether there is a way to lay a tensor out in panels: one image, channels first."""
+    return value.shape is not None and len(value.shape) >= 2 and value.shape[0] == 1 and 0 not in value.shape
+
+
+def _add(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    parts = [rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args]
+    if None not in parts and all(map(_is_picture, parts)) and parts[0].shape == parts[1].shape == static_shape(call):
+        rewriter.additions[var] = _Addition(*parts)
+    return _function(rewriter, var, call)
+
+
+def _clip(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    found = rewriter.additions.get(call.args[0])
+    if found is not None:
+        low, high = _bounds(call)
+        rewriter.additions[var] = _Addition(
+            found.first, found.second, min(max(low, found.low), found.high), max(min(high, found.high), found.low)
+        )
+    return _function(rewriter, var, call)
+
+
+def _bounds(call: relax.Call) -> tuple[float, float]:
+    if call.op.name != "relax.clip":
+        return 0.0, np.inf
+    low, high = (float(getattr(bound, "value", bound)) for bound in call.args[1:])
+    return low, high
+
+
+def _function(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    """Note a function of one quantised tensor: its value for every byte."""
+    source, operands = None, []
+    for arg in call.args[: 1 if call.op.name == "relax.clip" else None]:
+        value = scalar(arg)
+        if value is not None:
+            operands.append(np.float32(value))
+            continue
+        found = _as_function(rewriter, arg)
+        if (
+            found is None
+            or (source is not None and found[0].data is not source.data)
+            or static_shape(arg) != static_shape(call)
+        ):
+            return False
+        source = found[0]
+        operands.append(found[1])
+    if source is None or not _is_picture(source):
+        return False
+    with np.errstate(all="ignore"):
+        if call.op.name == "relax.clip":
+            operands = [operands[0], *(np.float32(bound) for bound in _bounds(call))]
+        rewriter.functions[var] = source, np.asarray(_ELEMENTWISE[call.op.name](*operands), np.float32)
+    return False
+
+
+def _as_function(rewriter: Any, arg: relax.Expr) -> tuple[Quantized, np.ndarray] | None:
+    if arg in rewriter.functions:
+        return rewriter.functions[arg]
+    value = rewriter.quantized.get(arg)
+    if value is None:
+        return None
+    integers = np.arange(256, dtype=np.int32) - value.zero_point
+    return value, (integers.astype(np.float32) * np.float32(value.scale)).astype(np.float32)
+
+
+def _quantize(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    """Take a sum or a function that is known; everything else is left to the rules of other targets."""
+    data = call.args[0]
+    scale, zero_point, dtype = scalar(call.args[1]), scalar(call.args[2]), str(call.ty.dtype)
+    if scale is None or zero_point is None or dtype not in ACTIVATION_TYPES or not scale > 0:
+        return False
+    zero_point = int(zero_point) + (SIGNED_OFFSET if dtype == "int8" else 0)
+    step = np.float32(scale)
+    known = rewriter.quantized.get(data)
+    if known is not None and known.same_steps(Quantized(data, float(scale), zero_point)):
+        return False
+    result = None
+    if data in rewriter.additions:
+        result = _sum(rewriter, rewriter.additions[data], step, zero_point)
+    if result is None:
+        found = _as_function(rewriter, data)
+        if found is None or not _is_picture(found[0]) or np.isnan(found[1]).any():
+            return False
+        with np.errstate(all="ignore"):
+            table = np.clip(np.rint(found[1] / step).astype(np.float64) + zero_point, 0, 255).astype(np.uint8)
+        result = rewriter.calls.look_up(found[0].data, table)
+    rewriter.integers[var] = Quantized(result, float(scale), zero_point)
+    return True
+
+
+def _sum(rewriter: Any, value: _Addition, step: np.float32, zero_point: int) -> Any | None:
+    factors = [float(np.float32(part.scale) / step) for part in (value.first, value.second)]
+    if not all(0 < factor < 1 << 15 for factor in factors):
+        return None
+    low, high = (float(np.rint(np.float32(bound) / step)) + zero_point for bound in (value.low, value.high))
+    points = (value.first.zero_point, value.second.zero_point, zero_point)
+    plan = WeightedSum.of((factors[0], factors[1]), points, int(min(max(low, 0), 255)), int(min(max(high, 0), 255)))
+    return rewriter.calls.weighted_sum(value.first.data, value.second.data, plan)
+
+
+def _max_pool(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    attributes = call.attrs
+    if (str(attributes.layout), bool(attributes.ceil_mode)) != ("NCHW", False):
+        return False
+    for known in (rewriter.quantized, rewriter.integers):
+        value = known.get(call.args[0])
+        if value is not None and _is_picture(value) and len(value.shape) == 4:
+            padding = tuple(int(width) for width in attributes.padding)
+            window = Window(
+                value.shape[2], value.shape[3], _two(attributes.pool_size), _two(attributes.strides), padding,
+                _two(attributes.dilation),
+            )  # fmt: skip
+            known[var] = Quantized(rewriter.calls.maximum(value.data, window), value.scale, value.zero_point)
+            return True
+    return False
+
+
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "relax.add": np.add,
+    "relax.subtract": np.subtract,
+    "relax.multiply": np.multiply,
+    "relax.divide": np.divide,
+    "relax.clip": np.clip,
+    "relax.nn.relu": lambda x: np.maximum(x, np.float32(0)),
+    "relax.negative": np.negative,
+    "relax.sigmoid": lambda x: (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32),
+    "relax.tanh": lambda x: np.tanh(x.astype(np.float64)).astype(np.float32),
+}
+
+_HVX_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _function),
+    "relax.add": _add,
+    "relax.nn.relu": _clip,
+    "relax.clip": _clip,
+    "relax.quantize": _quantize,
+    "relax.nn.max_pool2d": _max_pool,
+}

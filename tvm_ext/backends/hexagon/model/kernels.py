@@ -1,0 +1,229 @@
+"""Calls of HVX kernels in a Relax function, and the tensors that they pass to each other as panels.
+
+Tensors of a model are pictures of one image, NCHW. Kernels take and give panels (:mod:`tvm_ext.schedules.hexagon`);
+what other operators need is turned back into planes, which is dead code where they do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from tvm_ext.relax_utils import static_shape
+from tvm_ext.schedules.hexagon.code import VECTOR
+from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, packed_table, weighted_sum
+from tvm_ext.schedules.hexagon.fixed_point import Rescaling
+from tvm_ext.schedules.hexagon.panels import FOUR, TWO, Panels
+from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
+from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
+from tvm_ext.schedules.hexagon.windows import Window, average, depthwise, depthwise_weights, gather, mask, maximum
+
+PREFIX = "hvx_"
+"""What the names of these kernels begin with; kernels of other names run on the scalar core."""
+
+
+class Calls:
+    """Emits calls of kernels, and keeps what it knows of the tensors they give.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    layout : Panels
+        Of products.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, layout: Panels = FOUR) -> None:
+        self._builder = builder
+        self._layout = layout
+        self._functions: dict[Hashable, Any] = {}
+        self._panels: dict[Any, dict[Panels, Any]] = {}  # by the planes of a picture
+
+    def convolution(self, data: Any, window: Window, padding: int, weight: np.ndarray, bias: np.ndarray,
+                    rescaling: Rescaling) -> Any:  # fmt: skip
+        """Emit a convolution of one group.
+
+        Parameters
+        ----------
+        data : relax.Expr
+            uint8, (1, I, H, W).
+        window : Window
+        padding : int
+            Byte outside the picture.
+        weight : np.ndarray
+            int8, OIHW.
+        bias : np.ndarray
+            int64, one for each output channel.
+        rescaling : Rescaling
+
+        Returns
+        -------
+        relax.Var
+            uint8, (1, O, out height, out width).
+        """
+        layout = self._layout
+        outputs, inputs = weight.shape[:2]
+        padded = inputs if window.is_pointwise else layout.padded(1, inputs)[1]
+        matrix = np.zeros((window.taps, padded, outputs), np.int8)
+        matrix[:, :inputs] = weight.transpose(2, 3, 1, 0).reshape(window.taps, inputs, outputs)
+        matrix = matrix.reshape(-1, outputs)
+        halves = layout is TWO and needs_halves(matrix)
+        operand = self.panels(data, layout)
+        if not window.is_pointwise:
+            operand = self._gathered(operand, layout, window, inputs, padding)
+        arguments = (layout, window.out_pixels, len(matrix), outputs)
+        scale = (rescaling.left, rescaling.low, rescaling.high)
+        result = self._call(
+            f"{PREFIX}{layout.instruction}_product",
+            lambda name: product(*arguments, halves=halves, rescale=scale, name=name),
+            (*arguments, halves, scale),
+            [operand, packed_weights(layout, matrix, halves), self._table(layout, rescaling, bias)],
+            layout.size(window.out_pixels, outputs),
+        )
+        return self._planes(result, layout, (1, outputs, window.out_height, window.out_width))
+
+    def depthwise(self, data: Any, window: Window, padding: int, weight: np.ndarray, bias: np.ndarray,
+                  rescaling: Rescaling) -> Any:  # fmt: skip
+        """Emit a convolution of as many groups as channels; ``weight`` is (channels, taps)."""
+        layout, (channels, taps) = self._layout, weight.shape
+        windows = self._gathered(self.panels(data, layout), layout, window, channels, padding)
+        arguments = (layout, window.out_pixels, channels, taps, (rescaling.left, rescaling.low, rescaling.high))
+        result = self._call(
+            f"{PREFIX}depthwise", lambda name: depthwise(*arguments, name=name), arguments,
+            [windows, depthwise_weights(layout, weight), self._table(layout, rescaling, bias)],
+            layout.size(window.out_pixels, channels),
+        )  # fmt: skip
+        return self._planes(result, layout, (1, channels, window.out_height, window.out_width))
+
+    def maximum(self, data: Any, window: Window) -> Any:
+        """Emit a maximum over windows; bytes outside the picture count for the least."""
+        layout, channels = self._layout, _channels(data)
+        panels, vectors = layout.blocks(window.out_pixels, channels)
+        windows = self._gathered(self.panels(data, layout), layout, window, channels, 0)
+        arguments = (vectors, panels, window.taps)
+        size = layout.size(window.out_pixels, channels)
+        result = self._call(f"{PREFIX}maximum", lambda name: maximum(*arguments, name=name), arguments, [windows], size)
+        return self._planes(result, layout, (1, channels, window.out_height, window.out_width))
+
+    def average(self, data: Any, bias: np.ndarray, rescaling: Rescaling) -> Any:
+        """Emit the rescaled sums over all pixels, (1, C, 1, 1)."""
+        layout, channels, pixels = self._layout, _channels(data), _pixels(data)
+        arguments = (layout, pixels, channels, (rescaling.left, rescaling.low, rescaling.high))
+        result = self._call(
+            f"{PREFIX}average", lambda name: average(*arguments, name=name), arguments,
+            [self.panels(data, layout), mask(layout, pixels), self._table(layout, rescaling, bias)],
+            layout.size(1, channels),
+        )  # fmt: skip
+        return self._planes(result, layout, (1, channels, 1, 1))
+
+    def weighted_sum(self, first: Any, second: Any, plan: WeightedSum) -> Any:
+        """Emit a sum of two pictures of one shape."""
+        layout = self._layout
+        operands = [self.panels(item, layout) for item in (first, second)]
+        size = layout.size(_pixels(first), _channels(first))
+        result = self._call(
+            f"{PREFIX}add", lambda name: weighted_sum(size // VECTOR, plan, name=name), (size, plan), operands, size
+        )
+        return self._planes(result, layout, static_shape(first))
+
+    def look_up(self, data: Any, table: np.ndarray) -> Any:
+        """Emit a function of bytes, given by its 256 values."""
+        layout = self._layout
+        size = layout.size(_pixels(data), _channels(data))
+        result = self._call(
+            f"{PREFIX}look_up", lambda name: look_up(size // VECTOR, name=name), size,
+            [self.panels(data, layout), packed_table(table)], size,
+        )  # fmt: skip
+        return self._planes(result, layout, static_shape(data))
+
+    def panels(self, data: Any, layout: Panels) -> Any:
+        """Give a picture as panels: those that a kernel made, or turned from others, or from planes."""
+        known = self._known(data)
+        if layout not in known:
+            rows, columns = _pixels(data), _channels(data)
+            if known:
+                source, value = next(iter(known.items()))
+                arguments: tuple[Any, ...] = (source, layout, rows, columns)
+                kind, make = "relayout", relayout
+            else:
+                flat = self._builder.emit(relax.op.reshape(data, (rows * columns,)))
+                value, arguments, kind, make = flat, (layout, rows, columns), "from_planes", from_planes
+            known[layout] = self._call(
+                f"{PREFIX}{kind}", lambda name: make(*arguments, name=name), arguments, [value],
+                layout.size(rows, columns),
+            )  # fmt: skip
+        return known[layout]
+
+    def _known(self, data: Any) -> dict[Panels, Any]:
+        """Find what there is of a picture; one that was reshaped without moving channels is the same."""
+        while data not in self._panels and isinstance(data, relax.Var):
+            call = self._builder.lookup_binding(data)
+            if getattr(getattr(call, "op", None), "name", "") not in ("relax.reshape", "relax.flatten"):
+                break
+            source = call.args[0]
+            shapes = static_shape(source), static_shape(data)
+            if any(shape is None or len(shape) < 2 for shape in shapes) or _extents(source) != _extents(data):
+                break
+            data = source
+        return self._panels.setdefault(data, {})
+
+    def _planes(self, value: Any, layout: Panels, shape: tuple[int, ...] | None) -> Any:
+        """Give a result as a picture."""
+        assert shape is not None
+        rows, columns = int(np.prod(shape[2:])), shape[1]
+        flat = self._call(
+            f"{PREFIX}to_planes", lambda name: to_planes(layout, rows, columns, name=name), (layout, rows, columns),
+            [value], rows * columns,
+        )  # fmt: skip
+        picture = self._builder.emit(relax.op.reshape(flat, shape))
+        self._panels[picture] = {layout: value}
+        return picture
+
+    def _gathered(self, operand: Any, layout: Panels, window: Window, channels: int, padding: int) -> Any:
+        vectors = layout.blocks(1, channels)[1]
+        extended = layout.size(window.pixels, channels) + vectors * VECTOR
+        size = layout.blocks(window.out_pixels, 1)[0] * window.taps * vectors * VECTOR
+        arguments = (layout, window, channels, padding)
+        return self._call(
+            f"{PREFIX}gather", lambda name: gather(*arguments, name=name), arguments,
+            [operand, window.table(layout, channels)], size, workspace=extended,
+        )  # fmt: skip
+
+    def _table(self, layout: Panels, rescaling: Rescaling, bias: np.ndarray) -> np.ndarray:
+        return rescaling.table(bias, layout.padded(1, len(bias))[1])
+
+    def _call(
+        self,
+        name: str,
+        make: Callable[[str], tirx.PrimFunc],
+        key: Hashable,
+        operands: list[Any],
+        size: int,
+        workspace: int | None = None,
+    ) -> Any:
+        """Emit a call that gives ``size`` bytes; equal kernels are made once."""
+        if (name, key) not in self._functions:
+            self._functions[name, key] = self._builder.add_func(make(name).without_attr("global_symbol"), name)
+        given = [relax.const(item) if isinstance(item, np.ndarray) else item for item in operands]
+        function, result = self._functions[name, key], relax.TensorType((size,), "uint8")
+        if workspace is None:
+            return self._builder.emit(relax.call_tir(function, given, result))
+        both = relax.call_tir(function, given, [relax.TensorType((workspace,), "uint8"), result])
+        return self._builder.emit(relax.TupleGetItem(self._builder.emit(both), 1))
+
+
+def _channels(data: Any) -> int:
+    return _extents(data)[0]
+
+
+def _pixels(data: Any) -> int:
+    return _extents(data)[1]
+
+
+def _extents(data: Any) -> tuple[int, int]:
+    """Channels and pixels of a picture, (1, C, ...)."""
+    shape = static_shape(data)
+    assert shape is not None
+    return shape[1], int(np.prod(shape[2:]))

@@ -1,0 +1,271 @@
+"""From a lowered model to a program: its kernels in order, every tensor's place, constants; no virtual machine.
+
+TVM's virtual machine does not run where these kernels do. A model without branches and open extents needs none: it is a
+list of calls on one block of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext.backends.hexagon.code import Program, build
+from tvm_ext.backends.hexagon.emulator import Counts, Script
+from tvm_ext.backends.hexagon.model.kernels import PREFIX
+from tvm_ext.backends.hexagon.target import VECTOR_BYTES
+from tvm_ext.errors import CompileError, UnsupportedOperatorError
+from tvm_ext.memory.arena import plan_arena
+from tvm_ext.relax_utils import constant, static_shape
+
+MOST_BYTES = 3 << 30
+"""Memory of a model at most; a program has 32 bits for addresses, and needs some itself."""
+
+CONSTANTS, ARENA = 0, 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a kernel.
+
+    Attributes
+    ----------
+    kernel : str
+    places : tuple of (region, offset)
+        Of its arguments: region 0 is that of constants, region 1 that of all other tensors.
+    bytes : int
+        Of all its arguments.
+    """
+
+    kernel: str
+    places: tuple[tuple[int, int], ...]
+    bytes: int
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a kernel for HVX; others run on the scalar core."""
+        return self.kernel.startswith(PREFIX)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a program does in one run.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+    arena : int
+        Bytes of the tensors that are not constant.
+    inputs, outputs : tuple of (region, offset)
+    """
+
+    steps: tuple[Step, ...]
+    arena: int
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_json` gave."""
+        steps = tuple(Step(row["kernel"], _pairs(row["places"]), int(row["bytes"])) for row in data["steps"])
+        return cls(steps, int(data["arena"]), _pairs(data["inputs"]), _pairs(data["outputs"]))
+
+
+def _pairs(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(region), int(offset)) for region, offset in rows)
+
+
+@dataclass(frozen=True)
+class ModelProgram:
+    """A program, its plan, and its constants as bytes."""
+
+    program: Program
+    plan: Plan
+    constants: bytes
+
+    def run(self, inputs: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[bytes], list[Counts]]:
+        """Run the model in the emulator.
+
+        Parameters
+        ----------
+        inputs : sequence of np.ndarray
+        sizes : sequence of int
+            Bytes of the outputs.
+
+        Returns
+        -------
+        tuple
+            Contents of the outputs, and counts of each step.
+
+        Raises
+        ------
+        CompileError
+            If the program fails.
+        """
+        script = Script(self.program)
+        script.array(np.frombuffer(self.constants, np.uint8))
+        script.allocate(self.plan.arena)
+        for place, array in zip(self.plan.inputs, inputs, strict=True):
+            script.write(place, array)
+        for step in self.plan.steps:
+            script.call(step.kernel, step.places)
+        for place, size in zip(self.plan.outputs, sizes, strict=True):
+            script.read(place, size)
+        counts, contents = script.run()
+        return contents, counts
+
+
+def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
+    """Make the program of a model.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        As the phase ``lower`` leaves it.
+    target : tvm.target.Target
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If it needs a virtual machine: branches, open extents, operators without a kernel.
+    CompileError
+        If it needs more memory than there are addresses, or its kernels cannot be compiled.
+    """
+    calls = _Calls(mod)
+    plan, constants = calls.planned()
+    if plan.arena + len(constants) > MOST_BYTES:
+        gibibytes = (plan.arena + len(constants)) / 2**30
+        raise CompileError(
+            f"the model needs {gibibytes:.1f} GiB and a Hexagon program has {MOST_BYTES / 2**30:.0f} GiB of addresses; "
+            "make the input smaller"
+        )
+    used = {step.kernel for step in plan.steps}
+    kernels = {
+        global_var: func
+        for global_var, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and global_var.name_hint in used
+    }
+    return ModelProgram(build(tvm.IRModule(kernels, attrs=mod.attrs), target), plan, constants)
+
+
+@dataclass
+class _Calls:
+    """Reads the calls of ``main``."""
+
+    mod: tvm.IRModule
+    values: dict[Any, Any] = field(default_factory=dict)  # a variable's storage, or several of a tuple's
+    sizes: dict[str, int] = field(default_factory=dict)
+    alive: dict[str, tuple[int, int]] = field(default_factory=dict)
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    unknown: dict[str, list[str]] = field(default_factory=dict)
+
+    def planned(self) -> tuple[Plan, bytes]:
+        """Give every tensor a place."""
+        main = self.mod["main"]
+        for param in main.params:
+            self.values[param] = self._storage(param, str(param.name))
+        for binding in self._bindings(main):
+            self._bind(binding.var, binding.value)
+        if self.unknown:
+            operators = ", ".join(sorted(self.unknown))
+            raise UnsupportedOperatorError(
+                f"a Hexagon program is a list of kernels, and the model needs more than that: {operators}; fix open "
+                "extents with --input-shape, or compile for another target",
+                faults={name: ", ".join(places) for name, places in self.unknown.items()},
+            )
+        outputs = list(_flat(self._value(main.body.body)))
+        inputs = [self.values[param] for param in main.params]
+        for name in outputs:
+            if name in self.alive:
+                self.alive[name] = self.alive[name][0], len(self.calls)
+        for name in inputs:  # they are all written before the first call
+            self.alive[name] = 0, self.alive[name][1]
+        return self._plan(inputs, outputs)
+
+    def _plan(self, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bytes]:
+        places: dict[str, tuple[int, int]] = {}
+        content = bytearray()
+        for name, array in self.constants.items():
+            places[name] = CONSTANTS, len(content)
+            content += array.tobytes()
+            content += bytes(-len(content) % VECTOR_BYTES)
+        # Kernels read vectors to the end of the last one.
+        padded = {name: -(-max(self.sizes[name], 1) // VECTOR_BYTES) * VECTOR_BYTES for name in self.alive}
+        arena = plan_arena(self.alive, padded, VECTOR_BYTES)
+        places |= {name: (ARENA, offset) for name, offset in arena.offsets.items()}
+        steps = tuple(
+            Step(kernel, tuple(places[name] for name in names), sum(self.sizes[name] for name in names))
+            for kernel, names in self.calls
+        )
+        found = tuple(places[name] for name in inputs), tuple(places[name] for name in outputs)
+        return Plan(steps, arena.size, *found), bytes(content)
+
+    def _bindings(self, function: relax.Function) -> Iterator[Any]:
+        for block in function.body.blocks:
+            yield from block.bindings
+
+    def _bind(self, var: relax.Var, value: Any) -> None:
+        if isinstance(value, relax.Call):
+            if isinstance(value.op, tvm.ir.GlobalVar) and isinstance(self.mod[value.op], tirx.PrimFunc):
+                names = [self._value(arg) for arg in value.args]
+                if all(isinstance(name, str) for name in names):
+                    self._call(str(value.op.name_hint), names)
+                    return
+            name = str(getattr(value.op, "name", value.op))
+            if name == "relax.builtin.alloc_tensor" and static_shape(var) is not None:
+                self.values[var] = self._storage(var, str(var.name))
+                return
+            if name == "relax.reshape" and static_shape(var) is not None:
+                self.values[var] = self._value(value.args[0])
+                return
+            self.unknown.setdefault(name, []).append(str(var.name))
+            return
+        if isinstance(value, relax.If):
+            self.unknown.setdefault("branches", []).append(str(var.name))
+            return
+        self.values[var] = self._value(value)
+
+    def _value(self, expr: Any) -> Any:
+        if isinstance(expr, relax.Tuple):
+            return [self._value(item) for item in expr.fields]
+        if isinstance(expr, relax.TupleGetItem):
+            return self._value(expr.tuple_value)[int(expr.index)]
+        array = constant(expr)
+        if array is not None:
+            name = f"constant{len(self.constants)}"
+            self.constants[name], self.sizes[name] = array, array.nbytes
+            return name
+        return self.values.get(expr)
+
+    def _storage(self, var: relax.Var, label: str) -> str:
+        name = f"{len(self.sizes)}.{label}"
+        shape = static_shape(var)
+        if shape is None:
+            self.unknown.setdefault("open extents", []).append(label)
+            shape = ()
+        self.sizes[name] = int(np.prod(shape)) * tvm.DataType(str(var.ty.dtype)).itemsize
+        self.alive[name] = len(self.calls), len(self.calls)
+        return name
+
+    def _call(self, kernel: str, names: list[str]) -> None:
+        for name in names:
+            if name in self.alive:
+                self.alive[name] = self.alive[name][0], len(self.calls)
+        self.calls.append((kernel, names))
+
+
+def _flat(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
