@@ -57,6 +57,7 @@ def command(
     """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
     from tvm_ext.artifact.destination import check_destination
     from tvm_ext.artifact.shared_object import find_compiler
+    from tvm_ext.backends.registry import backend_of
     from tvm_ext.compiler import compile
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
@@ -65,7 +66,8 @@ def command(
     start = time.perf_counter()
     check_destination(output, force)
     resolved = resolve_target(target)
-    find_compiler(str((resolved.host or resolved).attrs.get("mtriple", "")))  # it would be missed at the end only
+    if backend_of(resolved).standalone is None:
+        find_compiler(str((resolved.host or resolved).attrs.get("mtriple", "")))  # it would be missed at the end only
     with step_display(quiet=as_json) as report:
         source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None}
         if calibration:
@@ -89,5 +91,14 @@ def command(
             click.echo(f"  traffic  {name}: {after} past the on-chip memory, {before} in the order given")
         if "note" in decision:
             click.echo(f"  memory   {name}: {decision['note']}")
+    emulated = compiled.metadata["decisions"].get("hexagon")
+    if emulated is not None:
+        scalar = ", ".join(dict.fromkeys(emulated["scalar"])) or "none"
+        click.echo(
+            f"  hexagon  {emulated['calls']} calls of kernels, {len(emulated['scalar'])} on the scalar core: {scalar}"
+        )
+        click.echo(
+            f"  hexagon  {bytes_text(emulated['constants'])} of constants, {bytes_text(emulated['arena'])} besides"
+        )
     for note in compiled.metadata["decisions"]["import"]:
         click.echo(f"  import   {note}")

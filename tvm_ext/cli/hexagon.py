@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import click
 
-from tvm_ext.cli.common import json_flag, print_json
+from tvm_ext.cli.common import Shapes, input_shape_option, json_flag, print_json, step_display
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,3 +37,60 @@ def doctor(as_json: bool) -> None:
         raise MissingPackageError(complaint(found))
     if not as_json:
         click.echo("Hexagon code can be compiled and run here")
+
+
+@command.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--target", default="hexagon-v67", show_default=True, help="Processor to compile MODEL for.")
+@input_shape_option
+@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the packets of every call.")
+@json_flag
+def profile(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    inputs: tuple[str, ...],
+    seed: int,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Run MODEL (a file, or a folder that `compile` wrote) and list what its kernels execute, the most first."""
+    from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
+    from tvm_ext.backends.hexagon.model.picture import draw_layers
+    from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
+    from tvm_ext.compiler import compile
+    from tvm_ext.errors import TargetError
+    from tvm_ext.inputs import input_files, random_inputs, read_inputs
+    from tvm_ext.system.files import check_output
+
+    if picture is not None:
+        check_output(picture, [model, *input_files(inputs)])
+    if model.is_dir():
+        compiled = load_hexagon(model)
+    else:
+        with step_display(quiet=as_json) as report:
+            compiled = compile(model, target, input_shapes=input_shapes or None, progress=report)
+    if not isinstance(compiled, HexagonModel):
+        raise TargetError(f"target {target!r} is not a Hexagon processor; give one such as hexagon-v67")
+    arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
+    _, layers = compiled.profile(arrays)
+    if picture is not None:
+        draw_layers(layers, picture)
+    total = totals(layers)
+    if as_json:
+        print_json({"total": total, "calls": [asdict(layer) for layer in layers]})
+        return
+    click.echo(
+        f"{model}: {total['packets']:,} packets in {len(layers)} calls; {total['vector_share']:.0%} of instructions "
+        f"are HVX's, {total['filled']:.0%} of the slots are filled, {total['bytes']:,} bytes are moved"
+    )
+    if total["scalar_packets"]:
+        click.echo(f"  on the scalar core: {total['scalar_share']:.0%} of the packets")
+    click.echo("  calls      packets  share  instructions   HVX  filled         bytes  kernel")
+    for row in by_kernel(layers):
+        click.echo(
+            f"  {row['calls']:5} {row['packets']:12,} {row['share']:6.1%} {row['instructions']:13,} "
+            f"{row['vector_share']:5.0%} {row['filled']:7.0%} {row['bytes']:13,}  {row['kernel']}"
+        )

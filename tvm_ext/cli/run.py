@@ -28,6 +28,7 @@ from tvm_ext.system.files import check_output, write_atomically
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--device", metavar="vta://HOST:PORT", help="Run programs for VTA on the board that is served there.")
+@click.option("--emulate", is_flag=True, help="Run a model that was compiled for Hexagon under an emulator.")
 @click.option("--check", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Compare with onnxruntime.")
 @click.option(
     "--tolerance",
@@ -44,20 +45,24 @@ def command(
     seed: int,
     output: Path | None,
     device: str | None,
+    emulate: bool,
     check: Path | None,
     tolerance: float,
     as_json: bool,
 ) -> None:
     """Run ARTIFACT, a folder that `tvm-ext compile` wrote."""
     from tvm_ext.artifact.compiled_model import load
+    from tvm_ext.backends.hexagon.model.compiled import is_hexagon_artifact, load_hexagon
     from tvm_ext.backends.vta.board.offloaded import open_runner
-    from tvm_ext.errors import OptionError
+    from tvm_ext.errors import OptionError, TargetError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
+    if not emulate and is_hexagon_artifact(artifact):
+        raise TargetError(f"{artifact} was compiled for Hexagon; run it under the emulator with --emulate")
     if output is not None:
         check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
-    compiled = load(artifact)
+    compiled = load_hexagon(artifact) if emulate else load(artifact)
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
     if device is not None and not compiled.is_offloaded:
         raise OptionError(

@@ -47,7 +47,7 @@ class Layer:
 
 
 class HexagonModel(CompiledModel):
-    """A model compiled for Hexagon; ``executable`` is its :class:`~tvm_ext.backends.hexagon.model.program.ModelProgram`.
+    """A model compiled for Hexagon; ``executable`` is a :class:`~.program.ModelProgram`.
 
     :meth:`run` takes and gives arrays by name, as other compiled models do.
     """

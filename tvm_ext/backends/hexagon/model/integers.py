@@ -10,7 +10,7 @@ Everything else stays what :mod:`tvm_ext.quantized` makes of it, and runs on the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -243,6 +243,17 @@ def _sum(rewriter: Any, value: _Addition, step: np.float32, zero_point: int) -> 
     return rewriter.calls.weighted_sum(value.first.data, value.second.data, plan)
 
 
+def _reshape(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    """Take one row of sums for a row of a product: averages that are flattened before they are quantised."""
+    value, shape = rewriter.sums.get(call.args[0]), static_shape(call)
+    if value is None or value.matrix_shape is not None or value.shape is None or shape is None:
+        return False
+    if len(shape) != 2 or shape[0] != 1 or value.shape[0] != 1 or any(extent != 1 for extent in value.shape[2:]):
+        return False
+    rewriter.sums[var] = replace(value, matrix_shape=shape)
+    return True
+
+
 def _max_pool(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     attributes = call.attrs
     if (str(attributes.layout), bool(attributes.ceil_mode)) != ("NCHW", False):
@@ -279,4 +290,5 @@ _HVX_RULES: dict[str, Rule] = {
     "relax.clip": _clip,
     "relax.quantize": _quantize,
     "relax.nn.max_pool2d": _max_pool,
+    **dict.fromkeys(("relax.reshape", "relax.flatten", "relax.squeeze"), _reshape),
 }

@@ -1,0 +1,128 @@
+"""Quantised ONNX models (QDQ) computed with numpy as the Hexagon kernels mean them: no float where sums are rescaled.
+
+Sums of products are multiplied with 31 significant bits of ``float32(scale of inputs * scale of weights) / scale of the
+output``, and halves are rounded up. A sum of two tensors has factors of 16 bits, one power of two for both. All else is
+as in :mod:`tests.integer_reference`: functions of one tensor and what runs on the scalar core are float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tests import integer_reference
+from tests.integer_reference import Array, Steps, Sum, floats
+
+
+@dataclass(frozen=True)
+class Addition:
+    """The sum of two quantised tensors, clipped."""
+
+    first: Steps
+    second: Steps
+    low: float = -np.inf
+    high: float = np.inf
+
+    @property
+    def floats(self) -> Array:
+        """The float32 values."""
+        return np.clip(self.first.floats + self.second.floats, np.float32(self.low), np.float32(self.high))
+
+
+def run_fixed_point(model: onnx.ModelProto, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Compute the outputs of a QDQ model."""
+    values: dict[str, Any] = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    values |= inputs
+    for node in model.graph.node:
+        attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+        operands = [values[name] if name else None for name in node.input]
+        values[node.output[0]] = _OPERATORS[node.op_type](attributes, *operands)
+    return {output.name: floats(values[output.name]) for output in model.graph.output}
+
+
+def rescaled(total: Array, factor: float) -> Array:
+    """Multiply integers with a factor and round, in integers."""
+    mantissa, exponent = math.frexp(factor)
+    multiplier, shift = round(mantissa * 2**31), 31 - exponent
+    assert shift <= 51, "the kernels have fewer bits for such a factor"
+    return np.array(
+        [(int(item) * multiplier + (1 << (shift - 1))) >> shift for item in total.ravel().tolist()]
+    ).reshape(total.shape)
+
+
+def _quantize(attributes: Any, value: Any, scale: Array, zero_point: Array) -> Array:
+    limits = np.iinfo(zero_point.dtype)
+    point = int(zero_point)
+    if isinstance(value, Sum | Addition):
+        low, high = (float(np.rint(np.float32(bound) / scale)) for bound in (value.low, value.high))
+        bounds = max(low + point, limits.min), min(high + point, limits.max)
+    if isinstance(value, Sum):
+        factors = np.broadcast_to((value.scale / scale).astype(np.float32), value.total.shape)
+        axis = next((i for i, extent in enumerate(np.shape(value.scale)) if extent > 1), None)
+        if axis is None:
+            whole = rescaled(value.total, float(factors.flat[0]))
+        else:
+            axis += value.total.ndim - np.ndim(value.scale)
+            parts = [
+                rescaled(part, float(factor.flat[0]))
+                for part, factor in zip(np.moveaxis(value.total, axis, 0), np.moveaxis(factors, axis, 0), strict=True)
+            ]
+            whole = np.moveaxis(np.stack(parts), 0, axis)
+        return np.clip(whole + point, *bounds).astype(zero_point.dtype)
+    if isinstance(value, Addition):
+        factors = [float(np.float32(part.scale) / np.float32(scale)) for part in (value.first, value.second)]
+        power = min(22, 15 - math.floor(math.log2(max(factors))))
+        if round(max(factors) * 2**power) == 1 << 16:
+            power -= 1
+        total = sum(
+            round(factor * 2**power) * (part.values.astype(np.int64) - int(part.zero_point))
+            for factor, part in zip(factors, (value.first, value.second), strict=True)
+        )
+        return np.clip(((total + (1 << power) // 2) >> power) + point, *bounds).astype(zero_point.dtype)
+    return integer_reference.round_to((floats(value) / scale).astype(np.float32), zero_point)
+
+
+def _add(attributes: Any, left: Any, right: Any) -> Any:
+    both = isinstance(left, Steps) and isinstance(right, Steps)
+    if both and left.values.shape == right.values.shape and np.size(left.scale) == np.size(right.scale) == 1:
+        return Addition(left, right)
+    return integer_reference._OPERATORS["Add"](attributes, left, right)
+
+
+def _relu(attributes: Any, value: Any) -> Any:
+    if isinstance(value, Addition):
+        return replace(value, low=max(0.0, value.low))
+    return integer_reference._OPERATORS["Relu"](attributes, value)
+
+
+def _clip(attributes: Any, value: Any, low: Any, high: Any) -> Any:
+    if isinstance(value, Addition):
+        return replace(value, low=float(floats(low)), high=float(floats(high)))
+    return integer_reference._OPERATORS["Clip"](attributes, value, low, high)
+
+
+def _hard_sigmoid(attributes: Any, value: Any) -> Array:
+    slope, offset = (np.float32(attributes.get(key, default)) for key, default in (("alpha", 0.2), ("beta", 0.5)))
+    return np.clip(floats(value) * slope + offset, np.float32(0), np.float32(1))
+
+
+def _hard_swish(_: Any, value: Any) -> Array:
+    return floats(value) * _hard_sigmoid({"alpha": 1 / 6, "beta": 0.5}, value)
+
+
+_OPERATORS = integer_reference._OPERATORS | {
+    "Add": _add,
+    "Clip": _clip,
+    "Div": lambda _, left, right: floats(left) / floats(right),
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Mul": lambda _, left, right: floats(left) * floats(right),
+    "QuantizeLinear": _quantize,
+    "Relu": _relu,
+    "Sub": lambda _, left, right: floats(left) - floats(right),
+}

@@ -1,0 +1,167 @@
+"""Whole quantised models: bit-exact against integers in numpy, and what is said of those that do not fit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tvm_ext
+from tests.commands import Commands
+from tests.hexagon.emulated import TARGET, needs_emulator
+from tests.hexagon.fixed_point_reference import run_fixed_point
+from tests.quantized.qdq_graphs import QdqGraph
+from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
+from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
+from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+
+Build = Callable[[QdqGraph], onnx.ModelProto]
+
+
+def small(activations: str = "uint8") -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A convolution, a residual, a depthwise convolution, a maximum, an average and a product."""
+    graph = QdqGraph((1, 3, 13, 11), activations)
+    stem = graph.quantized(graph.node("Relu", graph.conv(graph.quantized("x"), 3, 8, strides=[2, 2])))
+    branch = graph.quantized(graph.conv(stem, 8, 8))
+    joined = graph.quantized(graph.node("Relu", graph.node("Add", branch, stem)))
+    narrow = graph.quantized(graph.conv(joined, 8, 8, group=8, per_channel=False))
+    # Maxima keep the steps of their operand.
+    pooled = graph.node("MaxPool", narrow, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    mean = graph.quantized(graph.node("GlobalAveragePool", graph.quantized(graph.conv(pooled, 8, 21, 1, bias=False))))
+    flat = graph.node("Flatten", mean)
+    result = graph.quantized(graph.node("MatMul", flat, graph.weight((21, 5), 1)))
+    return graph.model(result), graph.input()
+
+
+def assert_exact(model: onnx.ModelProto, inputs: dict[str, np.ndarray], scalar: int | None = None) -> HexagonModel:
+    """Compile and run a model; ``scalar`` is how many of its kernels run on the scalar core."""
+    compiled = tvm_ext.compile(model, TARGET)
+    assert isinstance(compiled, HexagonModel)
+    outputs, layers = compiled.profile(inputs)
+    for name, expected in run_fixed_point(model, inputs).items():
+        np.testing.assert_array_equal(outputs[name], expected)
+        assert np.unique(expected).size > 1
+    if scalar is not None:
+        assert sum(layer.unit == "scalar" for layer in layers) == scalar, [layer.kernel for layer in layers]
+    return compiled
+
+
+@needs_emulator
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+def test_small_model(activations: str) -> None:
+    # On the scalar core: the input is quantised, the result dequantised.
+    model, inputs = small(activations)
+    assert_exact(model, inputs, scalar=2 if activations == "uint8" else None)
+
+
+@needs_emulator
+def test_functions_of_one_tensor_are_looked_up() -> None:
+    graph = QdqGraph((1, 5, 7, 6))
+    data = graph.quantized("x")
+    gate = graph.node("HardSigmoid", data, alpha=1 / 6, beta=0.5)
+    swish = graph.quantized(graph.node("Mul", data, gate))
+    shifted = graph.quantized(graph.node("Add", swish, graph.constant(np.float32(0.3))))
+    assert_exact(graph.model(graph.quantized(graph.node("Relu", shifted))), graph.input(), scalar=2)
+
+
+@needs_emulator
+def test_what_hvx_lacks_runs_on_the_scalar_core() -> None:
+    """A picture times one number a channel, a convolution in two groups, several images."""
+    graph = QdqGraph((1, 8, 5, 5))
+    data = graph.quantized("x")
+    gate = graph.quantized(graph.node("GlobalAveragePool", data))
+    scaled = graph.quantized(graph.node("Mul", data, gate))
+    compiled = assert_exact(graph.model(graph.quantized(graph.conv(scaled, 8, 8, 3, group=2))), graph.input())
+    assert len(compiled.metadata["decisions"]["hexagon"]["scalar"]) > 2
+
+    batch = QdqGraph((2, 3, 6, 6))
+    model = batch.model(batch.quantized(batch.conv(batch.quantized("x"), 3, 4)))
+    compiled = tvm_ext.compile(model, TARGET)
+    assert all(not step.is_vector for step in compiled.executable.plan.steps)
+
+
+@needs_emulator
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 3, 1), (1, 33, 1, 17), (1, 2, 31, 7)])
+def test_ragged_extents(shape: tuple[int, ...]) -> None:
+    graph = QdqGraph(shape)
+    first = graph.quantized(graph.conv(graph.quantized("x"), shape[1], 7))
+    second = graph.quantized(graph.conv(first, 7, 7, group=7, dilations=[2, 2], pads=[2, 2, 2, 2]))
+    assert_exact(graph.model(graph.quantized(graph.conv(second, 7, 9, 1))), graph.input(), scalar=2)
+
+
+@needs_emulator
+def test_a_model_of_floats_runs_on_the_scalar_core(mlp_path: Path) -> None:
+    compiled = tvm_ext.compile(mlp_path, TARGET)
+    data = np.random.default_rng(0).standard_normal((4, 32)).astype("float32")
+    expected = tvm_ext.compile(mlp_path).run({"x": data})["y"]
+    np.testing.assert_allclose(compiled.run({"x": data})["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_emulator
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    model, inputs = small()
+    compiled = tvm_ext.compile(model, TARGET)
+    folder = compiled.save(tmp_path / "model")
+    loaded = load_hexagon(folder)
+    assert loaded.executable == compiled.executable
+    for name, value in compiled.run(inputs).items():
+        np.testing.assert_array_equal(loaded.run(inputs)[name], value)
+    content = bytearray((folder / "model.so").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "model.so").write_bytes(bytes(content))
+    with pytest.raises(ModelError, match="is damaged"):
+        load_hexagon(folder)
+
+
+@needs_emulator
+def test_profile_adds_up() -> None:
+    model, inputs = small()
+    _, layers = tvm_ext.compile(model, TARGET).profile(inputs)
+    total, rows = totals(layers), by_kernel(layers)
+    assert total["packets"] == sum(row["packets"] for row in rows) == sum(layer.counts.packets for layer in layers)
+    assert sum(row["calls"] for row in rows) == len(layers)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert 0 < total["filled"] <= 1
+    assert 0 < total["vector_share"] < 1
+    assert rows == sorted(rows, key=lambda row: -row["packets"])
+
+
+@needs_emulator
+def test_inputs_that_do_not_fit() -> None:
+    model, inputs = small()
+    compiled = tvm_ext.compile(model, TARGET)
+    with pytest.raises(InputError):
+        compiled.run({"x": inputs["x"][:, :2]})
+
+
+@needs_emulator
+def test_open_extents_are_refused() -> None:
+    graph = QdqGraph((1, 3, 6, 6))
+    model = graph.model(graph.quantized(graph.conv(graph.quantized("x"), 3, 4)))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    with pytest.raises(UnsupportedOperatorError, match="fix open extents with --input-shape"):
+        tvm_ext.compile(model, TARGET, input_shapes={"x": ["n", 3, 6, 6]})
+
+
+@needs_emulator
+def test_command_line(commands: Commands, tmp_path: Path) -> None:
+    model, inputs = small()
+    onnx.save(model, tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", inputs["x"])
+    folder = tmp_path / "out"
+    result = commands("compile", tmp_path / "model.onnx", "--target", "hexagon-v67", "-o", folder)
+    assert (result.code, result.stderr) == (0, "")
+    assert "2 on the scalar core" in result.stdout
+    commands("run", folder).error(6, "was compiled for Hexagon; run it under the emulator with --emulate")
+    result = commands("run", folder, "--emulate", "--input", tmp_path / "x.npy", "-o", tmp_path / "y.npz")
+    assert (result.code, result.stderr) == (0, "")
+    (expected,) = run_fixed_point(model, inputs).values()
+    (found,) = np.load(tmp_path / "y.npz").values()
+    np.testing.assert_array_equal(found, expected)
+    result = commands("hexagon", "profile", folder, "--input", tmp_path / "x.npy", "--picture", tmp_path / "p.png")
+    assert (result.code, result.stderr) == (0, "")
+    assert "hvx_vrmpy_product" in result.stdout
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    commands("run", tmp_path, "--emulate").error(3, "holds no model for Hexagon")
