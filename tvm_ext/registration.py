@@ -41,7 +41,7 @@ def register() -> None:
             register_tag(tag, config, override=True)
     for version in HEXAGON_PROCESSORS:
         features = [f"+hvx{version}", "+hvx-length128b"]
-        config = {"kind": "llvm", "keys": ["hexagon", "cpu"], "mtriple": "hexagon", "mattr": features}
+        config = {"kind": "llvm", "keys": ["hexagon", "cpu"], "mtriple": "hexagon", "mattr": features, "num-cores": 1}
         register_tag(f"hexagon-{version}", config | {"mcpu": f"hexagon{version}"}, override=True)
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
