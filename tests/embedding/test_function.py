@@ -23,7 +23,7 @@ SPLIT = flow("C[p,m] += A[m,p,q] * B[q]", p=2, m=2, q=2)
 @pytest.mark.parametrize("instruction", [GEMM, BATCHED, SPLIT], ids=["gemm", "batched", "split"])
 def test_functions_compute_the_operator(case: str, instruction: Dataflow) -> None:
     formula, extents = CASES[case]
-    operator = flow(formula, **{"g" if "g" in formula else "n": 2, "o": 2, "h": 3, "w": 4, **extents})
+    operator = flow(formula, **{"n" if "n" in formula else "g": 2, "o": 2, "h": 3, "w": 4, **extents})
     embeddings = solve(operator, instruction, relaxed((1,), naive_waste(operator, instruction)))
     rng = np.random.default_rng(0)
     left, right = (rng.integers(-9, 9, access.shape).astype(np.int8) for access in operator.inputs)

@@ -85,6 +85,10 @@ CASES = {
     "dilated and strided": ("C[n,o,h,w] += A[n,i,2*h+3*k,3*w+2*l] * B[o,i,k,l]", {"i": 4, "k": 2, "l": 3}),
     "one channel": ("C[n,o,h,w] += A[n,i,2*h+k,w+l] * B[o,i,k,l]", {"i": 1, "k": 5, "l": 3}),
     "three channels": ("C[n,o,h,w] += A[n,i,h+k,2*w+l] * B[o,i,k,l]", {"i": 3, "k": 3, "l": 3}),
+    "grouped channels": (
+        "C[n,2*g+o,h,w] += A[n,2*g+i,h+k,w+l] * B[2*g+o,i,k,l]",
+        {"g": 3, "o": 2, "i": 2, "k": 2, "l": 1},
+    ),
     "grouped": ("C[g,o,h,w] += A[g,i,h+k,w+l] * B[g,o,i,k,l]", {"i": 2, "k": 2, "l": 1}),
 }
 
@@ -93,7 +97,7 @@ CASES = {
 @pytest.mark.parametrize("instruction", [GEMM, BATCHED], ids=["gemm", "batched"])
 def test_rewrites_of_table_4_1(case: str, instruction: Dataflow) -> None:
     formula, extents = CASES[case]
-    extents = {"g" if "g" in formula else "n": 2, "o": 2, "h": 3, "w": 4, **extents}
+    extents = {"n" if "n" in formula else "g": 2, "o": 2, "h": 3, "w": 4, **extents}
     operator = flow(formula, **extents)
     assert check(operator, instruction, relaxed((1,), naive_waste(operator, instruction)), 8) >= 1
 
@@ -101,7 +105,7 @@ def test_rewrites_of_table_4_1(case: str, instruction: Dataflow) -> None:
 def test_features_name_the_rewrites() -> None:
     found = {}
     for case, (formula, extents) in CASES.items():
-        operator = flow(formula, **{"g" if "g" in formula else "n": 2, "o": 2, "h": 4, "w": 4, **extents})
+        operator = flow(formula, **{"n" if "n" in formula else "g": 2, "o": 2, "h": 4, "w": 4, **extents})
         embeddings = solve(operator, BATCHED, relaxed((1,), naive_waste(operator, BATCHED)))
         found[case] = {name for embedding in embeddings for name in strategy(embedding).features}
     assert {"dilate pack", "image pack"} <= found["dilated"]

@@ -5,6 +5,7 @@ An operator and an instruction are described alike; the one is embedded into the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -55,6 +56,16 @@ class Access:
         )
 
 
+def overlap(terms: Iterable[tuple[int, int]]) -> bool:
+    """Whether a sum of steps (step, how many) meets a place twice, or might: each term must step over all below it."""
+    reach = 0
+    for step, extent in sorted((abs(step), extent) for step, extent in terms if step and extent > 1):
+        if step <= reach:
+            return True
+        reach += step * (extent - 1)
+    return False
+
+
 @dataclass(frozen=True)
 class Dataflow:
     """``output += left * right`` over an iteration domain.
@@ -96,10 +107,16 @@ class Dataflow:
         left, right = reversed(self.inputs) if swapped else self.inputs
         return left.uses(axis), right.uses(axis), self.output.uses(axis), self.axes[axis].reduces
 
+    def shares_dimension(self, axis: int) -> bool:
+        """Whether another axis, even one of extent 1, moves along a dimension of a factor that an axis moves along."""
+        return any(row[axis] and sum(bool(step) for step in row) > 1 for access in self.inputs for row in access.index)
+
     def in_stencil(self, axis: int) -> bool:
-        """Whether an axis shares a dimension of some operand with another axis."""
+        """Whether windows that slide along an axis, or consist of it, overlap in a factor."""
         return any(
-            row[axis] and sum(bool(step) for step in row) > 1 for access in self.operands for row in access.index
+            row[axis] and overlap((step, it.extent) for step, it in zip(row, self.axes, strict=True))
+            for access in self.inputs
+            for row in access.index
         )
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from tvm import te, tirx
 
 from tvm_ext.embedding.packing import pack_te, unpack_te
 from tvm_ext.embedding.strategy import Strategy
+from tvm_ext.schedules.rule import new_schedule
 
 BLOCK = "embedded"
 """Name of the block that becomes the instruction."""
@@ -43,6 +44,28 @@ def whole_function(found: Strategy) -> tirx.PrimFunc:
     stored = found.operands[2]
     split = te.compute(stored.shape, lambda *at: result(*_fused_index(found, 2, at)), name="split")
     return te.create_prim_func([*tensors, unpack_te(split, found, operator.output.tensor)])
+
+
+def pack_function(found: Strategy, number: int) -> tirx.PrimFunc:
+    """Write the storing of a factor of the instruction (0 or 1): from the operator's tensor to :func:`stored_shape`."""
+    stored = found.operands[_operator(found, number)]
+    source = te.placeholder(stored.access.shape, stored.access.dtype, name=stored.access.tensor)
+    packed = pack_te(source, stored, "packed")
+    return _inlined(te.create_prim_func([source, _fused(packed, found, number)]), "packed")
+
+
+def unpack_function(found: Strategy) -> tirx.PrimFunc:
+    """Write the reading of the result: from :func:`stored_shape` to the operator's tensor."""
+    operator, stored = found.embedding.operator, found.operands[2]
+    result = te.placeholder(stored_shape(found, 2), operator.output.dtype, name="result")
+    split = te.compute(stored.shape, lambda *at: result(*_fused_index(found, 2, at)), name="split")
+    return _inlined(te.create_prim_func([result, unpack_te(split, found, operator.output.tensor)]), "split")
+
+
+def _inlined(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
+    schedule = new_schedule(func)
+    schedule.compute_inline(schedule.get_sblock(block))
+    return schedule.mod["main"]
 
 
 def stored_shape(found: Strategy, number: int) -> tuple[int, ...]:

@@ -74,10 +74,12 @@ def _coordinates(found: Strategy, output: Sequence[Any]) -> list[Any]:
     """Find where an element of the operator's result is stored, from its place in the operator's tensor."""
     embedding, stored = found.embedding, found.operands[2]
     values = {}
-    for axis in range(len(embedding.operator.axes)):
-        places = [at for at, row in enumerate(stored.access.index) if row[axis]]
-        if places:
-            values[axis] = output[places[0]]
+    for axis, it in enumerate(embedding.operator.axes):
+        for place, row in enumerate(stored.access.index):
+            if row[axis]:
+                value = output[place] if row[axis] == 1 else output[place] // row[axis]
+                is_outermost = all(abs(step) <= row[axis] for step in row)
+                values[axis] = value if is_outermost else value % it.extent
     parts: list[Any] = []
     for dimension in stored.dimensions:
         if dimension.lane is None:

@@ -129,7 +129,7 @@ def _unit(operator: Dataflow, fitting: Sequence[int]) -> Fused:
     """
     if not fitting:
         return ()
-    best = min(fitting, key=lambda at: (operator.in_stencil(at), operator.axes[at].extent))
+    best = min(fitting, key=lambda at: (operator.shares_dimension(at), operator.axes[at].extent))
     return (Digit(best, 1, 1, operator.axes[best].extent),)
 
 

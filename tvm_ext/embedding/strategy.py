@@ -14,7 +14,7 @@ from functools import cached_property
 from math import gcd, prod
 from typing import Literal
 
-from tvm_ext.embedding.dataflow import Access
+from tvm_ext.embedding.dataflow import Access, overlap
 from tvm_ext.embedding.embedding import Digit, Embedding
 from tvm_ext.errors import EmbeddingError
 
@@ -158,8 +158,10 @@ def _remaining(embedding: Embedding) -> list[Loop]:
 
 
 def _window(loops: Sequence[Loop], row: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Loops over outputs, and summed ones, that move along a dimension of a tensor; innermost first."""
+    """Loops over outputs, and summed ones, that make overlapping windows along a dimension; innermost first."""
     moving = sorted((at for at, loop in enumerate(loops) if row[loop.axis]), key=lambda at: loops[at].step)
+    if not overlap((row[loops[at].axis] * loops[at].step, loops[at].extent) for at in moving):
+        return [], []
     return [at for at in moving if not loops[at].reduces], [at for at in moving if loops[at].reduces]
 
 
