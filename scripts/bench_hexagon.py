@@ -17,9 +17,13 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
+import tvm_ext
 from scripts.results import add_json_option, result_path, store
 from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
+from tests.hexagon.fixed_point_reference import run_fixed_point
+from tests.zoo.quantized import quantized
 from tvm_ext.backends.hexagon.emulator import Kernels
+from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
 from tvm_ext.backends.hexagon.toolchain import complaint
 from tvm_ext.schedules.hexagon.panels import FOUR, LAYOUTS, ONE, TWO, Panels, product_bytes
 from tvm_ext.schedules.hexagon.product import packed_weights, product
@@ -109,7 +113,49 @@ def packets_of_size(size: int) -> dict[str, Any]:
     return row
 
 
-PARTS = {"kernels": measure_kernels}
+NETWORKS = ("resnet18", "mobilenet_v2", "ppocr_cls")
+QUICK_NETWORKS = ("ppocr_cls",)
+
+
+def measure_networks(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Run whole int8 models, and compare them with integers in NumPy and with onnxruntime."""
+    rows = [measure_network(name) for name in (QUICK_NETWORKS if quick else NETWORKS)]
+    summary: dict[str, float] = {"networks_exact": sum(row["exact"] for row in rows)}
+    for row in rows:
+        for key in ("packets", "scalar_share", "vector_share", "filled"):
+            summary[f"{row['model']}_{key}"] = row[key]
+    return rows, summary
+
+
+def measure_network(name: str) -> dict[str, Any]:
+    """Compile and run one model of the zoo, quantised by onnxruntime's tool."""
+    import onnxruntime
+
+    entry = quantized(name)
+    model, inputs = entry.onnx_model(), entry.inputs()
+    shapes = {key: list(value.shape) for key, value in inputs.items()}
+    compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
+    outputs, layers = compiled.profile(inputs)
+    reference = run_fixed_point(model, inputs)
+    peer = dict(zip(reference, onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs), strict=True))
+    equal = {key: bool(np.array_equal(outputs[key], value)) for key, value in reference.items()}
+    total = totals(layers)
+    row = {
+        "part": "networks", "model": name, "exact": all(equal.values()),
+        "elements": sum(value.size for value in reference.values()),
+        "correlation_with_onnxruntime": min(
+            float(np.corrcoef(peer[key].ravel(), outputs[key].ravel())[0, 1]) for key in reference
+        ),
+        "calls": len(layers), "scalar_kernels": compiled.metadata["decisions"]["hexagon"]["scalar"],
+        "by_kernel": [
+            {key: item[key] for key in ("kernel", "unit", "calls", "packets", "share")} for item in by_kernel(layers)
+        ],
+    } | total  # fmt: skip
+    print({key: value for key, value in row.items() if key not in ("by_kernel", "scalar_kernels")}, flush=True)
+    return row
+
+
+PARTS = {"kernels": measure_kernels, "networks": measure_networks}
 
 
 def main() -> None:

@@ -106,6 +106,16 @@ def _clip(attributes: Any, value: Any, low: Any, high: Any) -> Any:
     return integer_reference._OPERATORS["Clip"](attributes, value, low, high)
 
 
+def _max_pool(attributes: Any, value: Any) -> Any:
+    if isinstance(value, Steps):
+        return integer_reference._OPERATORS["MaxPool"](attributes, value)
+    pads, strides = attributes.get("pads", [0] * 4), attributes.get("strides", [1, 1])
+    widths = [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])]
+    padded = np.pad(floats(value), widths, constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, attributes["kernel_shape"], axis=(2, 3))
+    return windows[:, :, :: strides[0], :: strides[1]].max(axis=(4, 5))
+
+
 def _hard_sigmoid(attributes: Any, value: Any) -> Array:
     slope, offset = (np.float32(attributes.get(key, default)) for key, default in (("alpha", 0.2), ("beta", 0.5)))
     return np.clip(floats(value) * slope + offset, np.float32(0), np.float32(1))
@@ -121,6 +131,7 @@ _OPERATORS = integer_reference._OPERATORS | {
     "Div": lambda _, left, right: floats(left) / floats(right),
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
+    "MaxPool": _max_pool,
     "Mul": lambda _, left, right: floats(left) * floats(right),
     "QuantizeLinear": _quantize,
     "Relu": _relu,

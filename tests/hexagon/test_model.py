@@ -66,6 +66,20 @@ def test_functions_of_one_tensor_are_looked_up() -> None:
 
 
 @needs_emulator
+def test_functions_in_several_steps_are_one() -> None:
+    """The hard swish as quantisation tools leave it, each step quantised, and a maximum over floats."""
+    graph = QdqGraph((1, 6, 9, 8))
+    data = graph.quantized("x")
+    bounded = graph.quantized(graph.node("Add", data, graph.constant(np.float32(3))), 6 / 255, 0)
+    product = graph.quantized(graph.node("Mul", data, bounded))
+    swish = graph.node("Div", product, graph.constant(np.float32(6)))
+    pooled = graph.quantized(graph.node("MaxPool", swish, kernel_shape=[2, 2], strides=[2, 2]))
+    compiled = assert_exact(graph.model(pooled), graph.input(), scalar=2)
+    names = [step.kernel.rstrip("0123456789") for step in compiled.executable.plan.steps if step.is_vector]
+    assert names == ["hvx_from_planes", "hvx_look_up", "hvx_gather", "hvx_maximum", "hvx_to_planes"]
+
+
+@needs_emulator
 def test_what_hvx_lacks_runs_on_the_scalar_core() -> None:
     """A picture times one number a channel, a convolution in two groups, several images."""
     graph = QdqGraph((1, 8, 5, 5))

@@ -72,6 +72,10 @@ class _HvxMutator(IntegerMutator._cls):
         Float tensors that are sums of two quantised ones.
     functions : dict
         Float tensors that are a function of the elements of a quantised one, and its values for all bytes.
+    tables : dict
+        Tensors of bytes that were looked up, of what, and in which table.
+    maxima : dict
+        Float tensors that are maxima over windows of such a function.
     """
 
     def __init__(self, mod: tvm.IRModule, layout: Panels) -> None:
@@ -79,6 +83,8 @@ class _HvxMutator(IntegerMutator._cls):
         self.calls = Calls(self.builder_, layout)
         self.additions: dict[relax.Var, _Addition] = {}
         self.functions: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
+        self.tables: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
+        self.maxima: dict[relax.Var, tuple[tuple[Quantized, np.ndarray], Window]] = {}
 
     def requantize(self, value: IntegerSum, scale: float, zero_point: int) -> Quantized:
         """Emit a kernel that gives the bytes; where there is none, what the base class has."""
@@ -176,36 +182,36 @@ def _function(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     """Note a function of one quantised tensor: its value for every byte."""
     source, operands = None, []
     for arg in call.args[: 1 if call.op.name == "relax.clip" else None]:
-        value = scalar(arg)
-        if value is not None:
-            operands.append(np.float32(value))
+        number = rewriter.constant_values(arg)
+        if number is not None and number.size == 1:
+            operands.append(np.float32(number.item()))
             continue
         found = _as_function(rewriter, arg)
-        if (
-            found is None
-            or (source is not None and found[0].data is not source.data)
-            or static_shape(arg) != static_shape(call)
-        ):
+        if found is None or static_shape(arg) != static_shape(call):
+            return False
+        if source is not None and found[0].data is not source.data:
             return False
         source = found[0]
         operands.append(found[1])
     if source is None or not _is_picture(source):
         return False
+    if call.op.name == "relax.clip":
+        operands += [np.float32(bound) for bound in _bounds(call)]
     with np.errstate(all="ignore"):
-        if call.op.name == "relax.clip":
-            operands = [operands[0], *(np.float32(bound) for bound in _bounds(call))]
         rewriter.functions[var] = source, np.asarray(_ELEMENTWISE[call.op.name](*operands), np.float32)
     return False
 
 
 def _as_function(rewriter: Any, arg: relax.Expr) -> tuple[Quantized, np.ndarray] | None:
+    """Give a float tensor as a function of the elements of a quantised one, as far back as there is one."""
     if arg in rewriter.functions:
         return rewriter.functions[arg]
     value = rewriter.quantized.get(arg)
     if value is None:
         return None
-    integers = np.arange(256, dtype=np.int32) - value.zero_point
-    return value, (integers.astype(np.float32) * np.float32(value.scale)).astype(np.float32)
+    source, table = rewriter.tables.get(value.data, (value, np.arange(256)))
+    integers = table.astype(np.int32) - value.zero_point
+    return source, (integers.astype(np.float32) * np.float32(value.scale)).astype(np.float32)
 
 
 def _quantize(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
@@ -223,12 +229,16 @@ def _quantize(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     if data in rewriter.additions:
         result = _sum(rewriter, rewriter.additions[data], step, zero_point)
     if result is None:
-        found = _as_function(rewriter, data)
+        found, window = rewriter.maxima.get(data) or (_as_function(rewriter, data), None)
         if found is None or not _is_picture(found[0]) or np.isnan(found[1]).any():
             return False
         with np.errstate(all="ignore"):
             table = np.clip(np.rint(found[1] / step).astype(np.float64) + zero_point, 0, 255).astype(np.uint8)
         result = rewriter.calls.look_up(found[0].data, table)
+        if window is None:
+            rewriter.tables[result] = found[0], table
+        else:
+            result = rewriter.calls.maximum(result, window)
     rewriter.integers[var] = Quantized(result, float(scale), zero_point)
     return True
 
@@ -255,19 +265,24 @@ def _reshape(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
 
 
 def _max_pool(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
-    attributes = call.attrs
-    if (str(attributes.layout), bool(attributes.ceil_mode)) != ("NCHW", False):
+    data, attributes = call.args[0], call.attrs
+    shape = static_shape(data)
+    if (str(attributes.layout), bool(attributes.ceil_mode)) != ("NCHW", False) or shape is None or len(shape) != 4:
         return False
+    top, left, bottom, right = (int(width) for width in attributes.padding)
+    window = Window(
+        shape[2], shape[3], _two(attributes.pool_size), _two(attributes.strides), (top, left, bottom, right),
+        _two(attributes.dilation),
+    )  # fmt: skip
     for known in (rewriter.quantized, rewriter.integers):
-        value = known.get(call.args[0])
-        if value is not None and _is_picture(value) and len(value.shape) == 4:
-            padding = tuple(int(width) for width in attributes.padding)
-            window = Window(
-                value.shape[2], value.shape[3], _two(attributes.pool_size), _two(attributes.strides), padding,
-                _two(attributes.dilation),
-            )  # fmt: skip
+        value = known.get(data)
+        if value is not None and _is_picture(value):
             known[var] = Quantized(rewriter.calls.maximum(value.data, window), value.scale, value.zero_point)
             return True
+    found = rewriter.functions.get(data)
+    if found is not None:
+        # Rounding keeps the order: the largest value, rounded, is the largest rounded value.
+        rewriter.maxima[var] = found, window
     return False
 
 
