@@ -36,9 +36,9 @@ LEAST = 8
 """Multiply-adds of a loop that accumulates a register tile."""
 
 _MULTIPLY_ADD = re.compile(r"\s+(fmla|sdot|udot|usdot|sudot|smmla|usmmla)\s")
-_LABEL = re.compile(r"(\.?L\w+):")
-_BRANCH = re.compile(r"\s+(?:b|b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.?L\w+)$")
-_DIRECTIVE = re.compile(r"\s*\.(?!L)")
+_LABEL = re.compile(r"(\.LBB\w+):")
+_BRANCH = re.compile(r"\s+(?:b|b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.LBB\w+)$")
+_NO_CODE = re.compile(r"\s*\.(?!LBB)")
 
 
 def measure(only: Sequence[str] = ()) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -64,7 +64,7 @@ def measure(only: Sequence[str] = ()) -> tuple[list[dict[str, Any]], dict[str, f
 def inner_loops(assembly: str) -> Iterator[list[str]]:
     """Walk the innermost loops: instructions between a label and a branch back to it, without other labels."""
     lines = [line.split("//")[0].rstrip() for line in assembly.splitlines()]
-    lines = [line for line in lines if line.strip() and not _DIRECTIVE.match(line)]
+    lines = [line for line in lines if line.strip() and not _NO_CODE.match(line)]
     begin, name = 0, ""
     for number, line in enumerate(lines):
         if label := _LABEL.match(line):
