@@ -26,12 +26,6 @@ MOST_PARTS = 4
 LEAST_KERNELS = 4
 """Kernels of a module at least, where there are several."""
 
-PREDICATION = "tirx.enable_buffer_level_predication"
-"""Option of TVM: turn conditions in vector loops into masks of vectors of unknown length.
-
-It is on by default for targets that have such vectors (SVE, RISC-V ``v``), where later passes fail on the masks.
-"""
-
 
 def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     """Build the executable of a module that went through the whole pipeline.
@@ -51,8 +45,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     attributes = mod.attrs or {}
     # Instruments belong to the thread that entered them.
     if not backend_of(target).independent_kernels or context.instruments or attributes.get("external_mods"):
-        with _same_but_unpredicated(context, context.instruments):
-            return relax.build(mod, target, relax_pipeline=None)
+        return relax.build(mod, target, relax_pipeline=None)
     # What `relax.build` does, up to the kernels.
     builder = relax.ExecBuilder()
     rest = vm_build._vmcodegen(builder, mod)
@@ -92,7 +85,9 @@ def _built(parts: Sequence[tvm.IRModule], target: tvm.target.Target, context: tv
     """Compile modules of kernels, as many at once as there are processors to use."""
 
     def built(part: tvm.IRModule) -> Any:
-        with _same_but_unpredicated(context):
+        with tvm.transform.PassContext(
+            context.opt_level, context.required_pass, context.disabled_pass, config=context.config
+        ):
             return tvm.tirx.build(part, target)
 
     workers = min(len(parts), physical_cores())
@@ -103,15 +98,3 @@ def _built(parts: Sequence[tvm.IRModule], target: tvm.target.Target, context: tv
         return list(pool.map(built, parts))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _same_but_unpredicated(
-    context: tvm.transform.PassContext, instruments: Sequence[Any] = ()
-) -> tvm.transform.PassContext:
-    return tvm.transform.PassContext(
-        context.opt_level,
-        context.required_pass,
-        context.disabled_pass,
-        instruments,
-        {PREDICATION: False, **context.config},
-    )

@@ -34,7 +34,7 @@ class Machine:
     dot_product : str
         Instruction family for 8-bit dot products: ``"vnni"``, ``"sdot"``, ``"sudot"`` or ``""``.
     pairs_loads : bool
-        Whether LLVM brings loads of neighbouring addresses together: the steps of a reduction must then be kept apart.
+        Whether LLVM brings loads of several steps of a reduction together: the steps must then be kept apart.
     l1, l2, l3 : int
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
     cores : int
@@ -109,8 +109,8 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
     (frozenset({"neon", "dotprod", "i8mm"}), Machine("neon", 128, 30, "sudot", pairs_loads=True, l1=64 << 10)),
     (frozenset({"neon", "dotprod"}), Machine("neon", 128, 30, "sdot", pairs_loads=True, l1=64 << 10)),
     (frozenset({"neon"}), Machine("neon", 128, 30, pairs_loads=True)),
-    (frozenset({"zve32f", "zvl256b"}), Machine("rvv", 256, 32)),
-    (frozenset({"zve32f", "zvl128b"}), Machine("rvv", 128, 32)),
+    (frozenset({"zve32f", "zvl256b"}), Machine("rvv", 256, 32, pairs_loads=True)),
+    (frozenset({"zve32f", "zvl128b"}), Machine("rvv", 128, 32, pairs_loads=True)),
     (frozenset(), Machine("generic", 128, 16)),
 )
 

@@ -21,6 +21,7 @@ from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.empty_tensors import empty_tensors
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
+from tvm_ext.passes.fixed_vectors import fixed_vectors
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
 from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
@@ -110,6 +111,7 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
         element_alignment(),
         *([flush_kernels()] if options.flush_denormals else []),
         lift_lets(),
+        fixed_vectors(),
     ]
 
 
@@ -129,7 +131,7 @@ CPU = Backend(
     complete=check_llvm,
     rules=RULES,
     legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
-    kernel_passes=lambda: (vector_code(),),
+    kernel_passes=lambda: (vector_code(), fixed_vectors()),
     machine=machine_of,
     instructions=instructions,
     runs_here=True,
