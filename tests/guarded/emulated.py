@@ -87,6 +87,12 @@ EMULATORS = {
     ),
 }
 
+MIXED_SIGNS = Emulator(
+    "aarch64",
+    tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v1", "num-cores": 4}),
+)
+"""AArch64 that multiplies unsigned by signed bytes."""
+
 
 def build_runner(emulator: Emulator, folder: Path) -> Path:
     """Compile the program that runs kernels."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.guarded.cases import FAMILIES
-from tests.guarded.emulated import EMULATORS, Emulator, build_runner, run_family
+from tests.guarded.emulated import EMULATORS, MIXED_SIGNS, Emulator, build_runner, run_family
 
 pytestmark = pytest.mark.slow
 NEED_THE_RUNTIME = {"sort_rows", "top_k"}
@@ -33,3 +33,11 @@ def test_kernels_are_right_and_touch_nothing_else(
 ) -> None:
     for seed in range(2):
         assert run_family(family, seed, emulator, runner, tmp_path)
+
+
+@pytest.mark.skipif(bool(MIXED_SIGNS.missing()), reason=f"kernels for AArch64 need {MIXED_SIGNS.missing()}")
+@pytest.mark.parametrize("family", [family for family in sorted(FAMILIES) if "quantized" in family])
+def test_products_of_unsigned_and_signed_bytes(family: str, tmp_path: Path) -> None:
+    runner = build_runner(MIXED_SIGNS, tmp_path)
+    for seed in range(3):
+        assert run_family(family, seed, MIXED_SIGNS, runner, tmp_path)
