@@ -260,7 +260,8 @@ class TestResults:
         onnx.save(model, tmp_path / "large.onnx")
         code = f"""if True:
             import resource
-            from tvm_ext.frontend import import_model, onnx_import
+            import tvm_ext.frontend.onnx.importing
+            from tvm_ext.frontend import import_model
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             import_model({str(tmp_path / "large.onnx")!r})
             print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**19)

@@ -104,3 +104,33 @@ def test_elements_of_half_a_byte_stay_inside(taken: str, given: str, named: str)
     )
     with pytest.raises(ModelError, match=f"{named} is of u?int4, and inputs and outputs need elements of whole bytes"):
         import_model(model)
+
+
+@pytest.mark.parametrize("name", ["INT4", "UINT4"])
+@pytest.mark.parametrize("block", [None, 2])
+def test_weights_of_four_bits(name: str, block: int | None) -> None:
+    """As weight-only quantisation writes them: one scale for each column, or for blocks of rows in it."""
+    rng = np.random.default_rng(0)
+    low = -8 if name == "INT4" else 0
+    rows, axis = (2, 0) if block else (1, 1)
+    weight, zeros = rng.integers(low, low + 16, (4, 5)), rng.integers(low, low + 16, (rows, 5))
+    scales = rng.uniform(0.1, 1, (rows, 5)).astype("float32")
+    blocks = f", block_size = {block}" if block else ""
+    model = model_of(
+        "(float[3,4] x) => (float[3,5] y)",
+        f"w = DequantizeLinear<axis = {axis}{blocks}>(q, s, z) y = MatMul(x, w)",
+        opsets='"" : 21',
+    )
+    shape = (rows, 5) if block else (5,)
+    kind = getattr(onnx.TensorProto, name)
+    model.graph.initializer.extend(
+        [
+            onnx.helper.make_tensor("q", kind, weight.shape, weight.ravel().tolist()),
+            onnx.helper.make_tensor("z", kind, shape, zeros.ravel().tolist()),
+            onnx.numpy_helper.from_array(scales.reshape(shape), "s"),
+        ]
+    )
+    x = rng.standard_normal((3, 4)).astype("float32")
+    repeated = [np.repeat(array, 4 // rows, axis=0) for array in (zeros, scales)]
+    expected = x @ ((weight - repeated[0]) * repeated[1])
+    np.testing.assert_allclose(tvm_ext.compile(model).run({"x": x})["y"], expected, rtol=0, atol=1e-4)

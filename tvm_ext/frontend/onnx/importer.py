@@ -55,6 +55,9 @@ SEQUENCE_OPERATORS = frozenset(
 # Their first input is a sequence; TVM's converters would look for the elements of a tensor without end.
 OF_SEQUENCES = frozenset(["ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength"])
 
+_WHOLE_BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
+"""What constants of less than a byte an element are held in; the operators that take them compute in wider types."""
+
 
 class OnnxImporter(ControlFlowConverter):
     """Imports one prepared model; a node that fails does not keep the rest from being tried.
@@ -110,7 +113,9 @@ class OnnxImporter(ControlFlowConverter):
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, value in self._prepared.constants.items():
             try:
-                self._nodes[name] = relax.const(tvm.runtime.tensor(value.decode()))
+                array = value.decode()
+                array = array.astype(_WHOLE_BYTES.get(array.dtype.name, array.dtype), copy=False)
+                self._nodes[name] = relax.const(tvm.runtime.tensor(array))
             except (TypeError, ValueError, RuntimeError) as error:
                 dtype = onnx.TensorProto.DataType.Name(element_type(value.type)).lower()
                 reason = f"TVM has no tensors of dtype {dtype} ({error_line(error)})"
