@@ -205,6 +205,15 @@ def test_wrong_weight_shape_is_named():
         import_with_converters(node_model("GRU", values, ["Y"], {"hidden_size": 4}))
 
 
+@pytest.mark.parametrize("lengths", [[3, 2], [-1, 2]])
+def test_lengths_beyond_the_input_are_refused(lengths):
+    values = tensors("GRU", 2, 2, 3, 4, 1)
+    values = {"X": values["X"], "W": values["W"], "R": values["R"], "B": None, "sl": np.array(lengths, "int32")}
+    model = node_model("GRU", values, ["Y"], {"hidden_size": 4}, ("sl",))
+    with pytest.raises(ModelError, match=r"sequence_lens \[.*\] are not all from 0 to the 2 steps of X"):
+        import_with_converters(model)
+
+
 def test_unknown_length_is_refused():
     values = tensors("RNN", 2, 1, 3, 4, 1)
     model = node_model("RNN", values, ["Y"], {"hidden_size": 4})

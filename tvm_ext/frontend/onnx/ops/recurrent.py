@@ -202,6 +202,8 @@ class _Recurrent(Converter):
                 _check(node, value, name, expected)
 
         fixed_lengths = None if lengths is None else node.array(lengths)
+        if fixed_lengths is not None and not np.all((fixed_lengths >= 0) & (fixed_lengths <= steps)):
+            node.damaged(f"sequence_lens {fixed_lengths.tolist()} are not all from 0 to the {steps} steps of X")
         if fixed_lengths is not None and np.all(fixed_lengths == steps):
             lengths = None
         if batch_first:
