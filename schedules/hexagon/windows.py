@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from tvm_ext.schedules.hexagon.code import VECTOR, WORDS, Code, intrinsic, splat, words
+from tvm_ext.schedules.hexagon.code import VECTOR, WORDS, Code, intrinsic, octets, splat, words
 from tvm_ext.schedules.hexagon.panels import Panels
 from tvm_ext.schedules.hexagon.requantize import requantized
 
@@ -72,6 +72,34 @@ class Window:
         """Whether the windows are the picture."""
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.padding)
 
+    @property
+    def is_shift(self) -> bool:
+        """Whether the windows of neighbouring pixels are those of one, moved: each tap is the picture, shifted."""
+        return self.strides == (1, 1) and self.out_width == self.width
+
+    def shifts(self) -> np.ndarray:
+        """Give for each tap how many rows lie between an output pixel and its row of the picture; int32."""
+        taps = [divmod(tap, self.kernel[1]) for tap in range(self.taps)]
+        rows = [row * self.dilations[0] - self.padding[0] for row, _ in taps]
+        columns = [column * self.dilations[1] - self.padding[1] for _, column in taps]
+        return np.array([row * self.width + column for row, column in zip(rows, columns, strict=True)], np.int32)
+
+    def _sources(self, pixels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give the row of the picture of each output pixel at each tap, and whether it is inside: (taps, pixels)."""
+        pixel = np.minimum(np.arange(pixels), self.out_pixels - 1)
+        y, x = pixel // self.out_width, pixel % self.out_width
+        tap = np.arange(self.taps)[:, None]
+        row = y * self.strides[0] - self.padding[0] + tap // self.kernel[1] * self.dilations[0]
+        column = x * self.strides[1] - self.padding[1] + tap % self.kernel[1] * self.dilations[1]
+        inside = (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
+        return row * self.width + column, inside
+
+    def masks(self, layout: Panels) -> np.ndarray:
+        """Give vectors of bytes that are 255 where a tap is inside the picture: uint8, flat; panels, taps, 128."""
+        panels = layout.blocks(self.out_pixels, 1)[0]
+        inside = self._sources(panels * layout.rows)[1].reshape(self.taps, panels, layout.rows)
+        return np.repeat(np.where(inside, 255, 0).astype(np.uint8).transpose(1, 0, 2), layout.columns).reshape(-1)
+
     def table(self, layout: Panels, channels: int) -> np.ndarray:
         """Give the place of each output pixel's row at each tap, in elements of one row's neighbouring columns.
 
@@ -84,15 +112,9 @@ class Window:
         """
         panels = layout.blocks(self.out_pixels, 1)[0]
         source_panels, vectors = layout.blocks(self.pixels, channels)
-        pixel = np.minimum(np.arange(panels * layout.rows), self.out_pixels - 1)
-        y, x = pixel // self.out_width, pixel % self.out_width
-        places = np.empty((self.taps, len(pixel)), np.int64)
-        for tap in range(self.taps):
-            row = y * self.strides[0] - self.padding[0] + tap // self.kernel[1] * self.dilations[0]
-            column = x * self.strides[1] - self.padding[1] + tap % self.kernel[1] * self.dilations[1]
-            inside = (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
-            source = np.where(inside, row * self.width + column, source_panels * layout.rows)
-            places[tap] = source // layout.rows * (vectors * layout.rows) + source % layout.rows
+        found, inside = self._sources(panels * layout.rows)
+        source = np.where(inside, found, source_panels * layout.rows)
+        places = source // layout.rows * (vectors * layout.rows) + source % layout.rows
         by_panel = places.reshape(self.taps, panels, layout.rows).transpose(1, 0, 2)
         return np.ascontiguousarray(by_panel, np.int32).reshape(-1)
 
@@ -139,6 +161,48 @@ def gather(layout: Panels, window: Window, channels: int, padding: int, name: st
         with code.loop("vector", vectors) as vector:
             element = code.load(extended, source + vector * rows)
             code.store(result, (place * vectors + vector) * rows + row, element)
+    return code.function(name)
+
+
+def shift(layout: Panels, window: Window, channels: int, padding: int, name: str = "shift") -> tirx.PrimFunc:
+    """Make the kernel that gathers windows which are the picture, shifted (:attr:`Window.is_shift`).
+
+    A vector of the result is part of two vectors of the picture; a mask puts padding where it is outside.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Of ``data``, ``shifts`` (:meth:`Window.shifts`), ``masks`` (:meth:`Window.masks`), and ``result`` as in
+        :func:`gather`.
+    """
+    rows = layout.rows
+    source_panels, vectors = layout.blocks(window.pixels, channels)
+    panels = layout.blocks(window.out_pixels, 1)[0]
+    code = Code(
+        data=(source_panels * vectors * VECTOR, "uint8"),
+        shifts=(window.taps, "int32"),
+        masks=(panels * window.taps * VECTOR, "uint8"),
+        result=(panels * window.taps * vectors * VECTOR, "uint8"),
+    )
+    fill = words(splat(tirx.const(padding, "uint8"), VECTOR))
+    with code.loop("panel", panels) as panel, code.loop("tap", window.taps) as tap:
+        place = panel * window.taps + tap
+        first = code.let("first", panel * rows + code.load(code["shifts"], tap))
+        source = code.let("source", tirx.shift_right(first, tirx.const(rows.bit_length() - 1, "int32")))
+        distance = code.let("distance", tirx.bitwise_and(first, tirx.const(rows - 1, "int32")) * layout.columns)
+        inside = code.let("inside", words(code.load(code["masks"], place * VECTOR, VECTOR)))
+        # Bytes of 255 become those of padding, others 0.
+        outside = code.let("outside", intrinsic("vand", WORDS, fill, intrinsic("vnot", WORDS, inside)))
+        last = tirx.const(source_panels - 1, "int32")
+        low, high = (
+            code.let("start", tirx.max(tirx.min(source + number, last), tirx.const(0, "int32")) * vectors)
+            for number in range(2)
+        )
+        with code.loop("vector", vectors) as vector:
+            parts = [words(code.load(code["data"], (start + vector) * VECTOR, VECTOR)) for start in (high, low)]
+            moved = intrinsic("valignb", WORDS, *parts, distance)
+            value = intrinsic("vor", WORDS, intrinsic("vand", WORDS, moved, inside), outside)
+            code.store(code["result"], (place * vectors + vector) * VECTOR, octets(value), VECTOR)
     return code.function(name)
 
 

@@ -16,7 +16,16 @@ from tvm_ext.schedules.hexagon.fixed_point import Rescaling
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
-from tvm_ext.schedules.hexagon.windows import Window, average, depthwise, depthwise_weights, gather, mask, maximum
+from tvm_ext.schedules.hexagon.windows import (
+    Window,
+    average,
+    depthwise,
+    depthwise_weights,
+    gather,
+    mask,
+    maximum,
+    shift,
+)
 
 Random = np.random.Generator
 GUARD = 0xA5
@@ -133,6 +142,14 @@ def draw_window(random: Random, largest: int) -> Window:
     while True:
         height, width = (int(extent) for extent in random.integers(1, largest + 1, 2))
         kernel = (int(random.integers(1, 5)), int(random.integers(1, 5)))
+        if random.random() < 0.4:  # a result as wide as the picture
+            step, kernel = int(random.integers(1, 4)), (kernel[0], 2 * int(random.integers(0, 3)) + 1)
+            side = kernel[1] // 2 * step
+            top, bottom = (int(item) for item in random.integers(0, 3, 2))
+            window = Window(height, width, kernel, (1, 1), (top, side, bottom, side), (step, step))
+            if window.out_height > 0:
+                return window
+            continue
         padding = [int(random.integers(0, extent)) for extent in (*kernel, *kernel)]
         window = Window(
             height, width, kernel, tuple(map(int, random.integers(1, 4, 2))), tuple(padding),  # type: ignore[arg-type]
@@ -162,6 +179,9 @@ def gathered(case: Case, layout: Panels, window: Window, picture: np.ndarray, pa
     vectors = layout.blocks(1, channels)[1]
     extended = layout.size(window.pixels, channels) + vectors * 128
     result = layout.blocks(window.out_pixels, 1)[0] * window.taps * vectors * 128
+    if window.is_shift:
+        kernel = shift(layout, window, channels, padding)
+        return case.call(kernel, layout.pack(picture), window.shifts(), window.masks(layout), -result)
     kernel = gather(layout, window, channels, padding)
     return case.call(kernel, layout.pack(picture), window.table(layout, channels), -extended, -result)
 

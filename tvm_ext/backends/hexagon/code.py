@@ -84,8 +84,8 @@ def _on_stack(body: tirx.Stmt) -> tirx.Stmt:
     """Let small allocations be part of the stack, from where LLVM moves them to registers: TVM asks its runtime."""
 
     def keep(statement: Any, mutator: Any) -> Any:
-        extents = [getattr(extent, "value", None) for extent in statement.buffer.shape]
-        if any(extent is None for extent in extents):
+        extents = [extent.value for extent in statement.buffer.shape if hasattr(extent, "value")]
+        if len(extents) < len(statement.buffer.shape):
             return statement
         size = math.prod(extents) * tvm.DataType(str(statement.buffer.dtype)).itemsize
         return (

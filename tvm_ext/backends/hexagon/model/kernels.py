@@ -19,7 +19,16 @@ from tvm_ext.schedules.hexagon.fixed_point import Rescaling
 from tvm_ext.schedules.hexagon.panels import FOUR, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
-from tvm_ext.schedules.hexagon.windows import Window, average, depthwise, depthwise_weights, gather, mask, maximum
+from tvm_ext.schedules.hexagon.windows import (
+    Window,
+    average,
+    depthwise,
+    depthwise_weights,
+    gather,
+    mask,
+    maximum,
+    shift,
+)
 
 PREFIX = "hvx_"
 """What the names of these kernels begin with; kernels of other names run on the scalar core."""
@@ -183,9 +192,14 @@ class Calls:
 
     def _gathered(self, operand: Any, layout: Panels, window: Window, channels: int, padding: int) -> Any:
         vectors = layout.blocks(1, channels)[1]
-        extended = layout.size(window.pixels, channels) + vectors * VECTOR
         size = layout.blocks(window.out_pixels, 1)[0] * window.taps * vectors * VECTOR
         arguments = (layout, window, channels, padding)
+        if window.is_shift:
+            return self._call(
+                f"{PREFIX}shift", lambda name: shift(*arguments, name=name), arguments,
+                [operand, window.shifts(), window.masks(layout)], size,
+            )  # fmt: skip
+        extended = layout.size(window.pixels, channels) + vectors * VECTOR
         return self._call(
             f"{PREFIX}gather", lambda name: gather(*arguments, name=name), arguments,
             [operand, window.table(layout, channels)], size, workspace=extended,
