@@ -42,6 +42,22 @@ def test_further_samples_are_hardly_clipped(samples: int, places: int) -> None:
     assert found[:, 0].mean() < 6
 
 
+@pytest.mark.parametrize("samples", [2, 4, 8])
+def test_outputs_of_a_classifier_are_hardly_clipped(samples: int) -> None:
+    """Each has a size of its own: what all of them have in common says nothing about the largest."""
+    rng = np.random.default_rng(samples)
+    means = np.array([-2.0, -4, -4, 2, 1, 8, -3, -12, 14, 0])
+    clipped = total = 0.0
+    for _ in range(50):
+        seen = (means + 1.5 * rng.standard_normal((samples, 10)))[..., None]
+        others = means + 1.5 * rng.standard_normal((50, 10))
+        found = expected_ends(ends(seen), 1)
+        clipped += np.square(others - np.clip(others, found[:, 1], found[:, 0])).sum()
+        total += np.square(others).sum()
+        assert np.abs(found).max() < 4 * np.abs(means).max()
+    assert clipped < 1e-4 * total
+
+
 def test_channels_with_many_values_keep_their_own_ranges() -> None:
     rng = np.random.default_rng(0)
     sizes = np.repeat([0.01, 1.0], 40)

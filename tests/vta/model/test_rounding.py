@@ -38,7 +38,7 @@ def test_sums_are_nearer(groups: int, unfolded: bool) -> None:
     exact = sums(layer, layer.weights, data)
     noise = {}
     for name, inputs in (("nearest", None), ("seen", seen)):
-        rounded = round_weights(layer, layer.weights, fraction, inputs)
+        rounded = round_weights(layer, fraction, inputs)
         found = sums(layer, np.ldexp(rounded.integers.astype(float), -fraction), data)
         found += np.ldexp(rounded.bias, -fraction)[None, :, None, None]
         noise[name] = np.square(found - exact)
@@ -53,7 +53,7 @@ def test_no_rounding_of_a_few_weights_is_much_better() -> None:
     seen = (rng.standard_normal((500, 6)) @ mixing).astype(np.float32)[:, None]
     weights = rng.uniform(-20, 20, (16, 6, 1, 1))
     layer = Layer("y", "conv2d", "x", (1, 6, 1, 1), (1, 16, 1, 1), weights=weights, bias=np.zeros(16))
-    found = round_weights(layer, weights, 0, seen).integers[:, :, 0, 0]
+    found = round_weights(layer, 0, seen).integers[:, :, 0, 0]
     centred = seen[:, 0] - seen[:, 0].mean(axis=0)
     best, chosen, nearest = [], [], []
     for row, taken in zip(weights[:, :, 0, 0], found, strict=True):
@@ -71,11 +71,11 @@ def test_inputs_that_never_change() -> None:
     """Nothing but their mean matters; none at all leaves the nearest integers."""
     layer, _ = layer_and_data()
     flat = np.full((64, 1, layer.weights[0].size), 0.75, np.float32)
-    rounded = round_weights(layer, layer.weights, 5, flat)
+    rounded = round_weights(layer, 5, flat)
     wide = np.ldexp(layer.weights.astype(float), 5)
     missing = 0.75 * (wide - rounded.integers).sum(axis=(1, 2, 3))
     np.testing.assert_allclose(rounded.bias, missing, atol=1e-4)
-    silent = round_weights(layer, layer.weights, 5, np.zeros_like(flat))
+    silent = round_weights(layer, 5, np.zeros_like(flat))
     np.testing.assert_array_equal(silent.integers, np.floor(wide + 0.5))
     assert not silent.bias.any()
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.backends.vta.model.layers import Layer
-from tvm_ext.backends.vta.model.quantize import choose_fraction, to_integers
+from tvm_ext.backends.vta.model.quantize import best_fraction
 
 Factors = NDArray[np.float64]
 
@@ -83,7 +83,8 @@ def equalize(layers: Sequence[Layer], observed: Mapping[str, NDArray], fixed: Ma
             scales |= dict.fromkeys(tensors, factors)
     for at, tensors in enumerate(free):
         first = min(tensors)
-        scales |= dict.fromkeys(tensors, scales[first] * _common(values[at] * scales[first][:, None]))
+        scaled_values = values[at] * scales[first].astype(values[at].dtype)[:, None]
+        scales |= dict.fromkeys(tensors, scales[first] * best_fraction(scaled_values, COMMON)[1])
     scaled = {name: values * scales[name][:, None] if name in scales else values for name, values in observed.items()}
     return Equalized(tuple(scale_layer(layer, scales) for layer in layers), scaled, scales)
 
@@ -125,18 +126,6 @@ def _tied(layers: Sequence[Layer]) -> list[set[str]]:
         if layer.kind == "max_pool2d" or layer.operator in ("average", "add"):
             graph.add_edge(layer.name, layer.data)
     return [set(tensors) for tensors in nx.connected_components(graph)]
-
-
-def _common(values: NDArray) -> float:
-    """Return the factor for all channels with which values lose least."""
-    wide = values.astype(np.float64)
-
-    def error(common: float) -> float:
-        fraction = choose_fraction(wide * common)
-        rounded = to_integers(wide * common, fraction) * 2.0**-fraction / common
-        return float(np.square(rounded - wide).sum())
-
-    return min(COMMON, key=error)
 
 
 def _is_homogeneous(layer: Layer) -> bool:

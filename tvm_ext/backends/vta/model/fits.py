@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
+import numpy as np
 import tvm
 from numpy.typing import NDArray
 
@@ -15,7 +17,7 @@ from tvm_ext.backends.vta.model.layers import IntegerNetwork, Layer
 from tvm_ext.backends.vta.model.output_error import ERROR_SAMPLES, LAYER_SAMPLES, OutputError, folds
 from tvm_ext.backends.vta.model.quantize import quantize_network
 from tvm_ext.backends.vta.model.relax_layers import ModelGraph
-from tvm_ext.backends.vta.model.rounding import SeenInputs
+from tvm_ext.backends.vta.model.rounding import RoundedWeights, SeenInputs, round_weights
 from tvm_ext.relax_utils import static_shape
 
 NOTHING = IntegerNetwork((), {})
@@ -31,10 +33,14 @@ class Fit:
         Tensor to values that it takes, (channels, values).
     seen : SeenInputs
         What layers see.
+    rounded : dict
+        Layer to its weights as they were rounded last, and of what: as layers leave VTA, most of the others stay as
+        they are.
     """
 
     observed: Mapping[str, NDArray]
     seen: SeenInputs
+    rounded: dict[str, tuple[bytes, RoundedWeights]] = field(default_factory=dict)
 
     def network(self, layers: Sequence[Layer], known: Mapping[str, int]) -> IntegerNetwork:
         """Choose scales, and write layers in integers.
@@ -50,9 +56,19 @@ class Fit:
             return NOTHING
         equalized = equalize(layers, self.observed, known)
         scales = equalized.scales
-        network = quantize_network(
-            equalized.layers, equalized.observed, known, lambda layer: self.seen.of(layer, scales[layer.data])
-        )
+
+        def rounded(layer: Layer, fraction: int) -> RoundedWeights:
+            factors = scales[layer.data]
+            key = sha256(b"%d" % fraction)
+            for part in (layer.weights, factors):
+                key.update(np.ascontiguousarray(part))
+            before, found = self.rounded.get(layer.name, (b"", None))
+            if found is None or before != key.digest():
+                found = round_weights(layer, fraction, self.seen.of(layer, factors))
+                self.rounded[layer.name] = key.digest(), found
+            return found
+
+        network = quantize_network(equalized.layers, equalized.observed, known, rounded)
         return replace(network, scales=scales)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.backends.vta.model.layers import ACCUMULATOR_BITS, IntegerLayer, IntegerNetwork, Layer, verify_network
-from tvm_ext.backends.vta.model.rounding import round_weights
+from tvm_ext.backends.vta.model.rounding import RoundedWeights, round_weights
 from tvm_ext.errors import GraphError, InputError
 
 # Steps finer than the largest value asks for; what is larger is clipped.
@@ -32,16 +32,47 @@ def choose_fraction(values: NDArray) -> int:
     values : NDArray
         Of any shape; finite.
     """
+    return best_fraction(values)[0]
+
+
+def best_fraction(values: NDArray, factors: Sequence[float] = (1.0,)) -> tuple[int, float]:
+    """Return the bits after the binary point, and the factor before rounding, with which int8 loses least.
+
+    Parameters
+    ----------
+    values : NDArray
+        Of any shape; finite. Computed with in their own precision.
+    factors : sequence of float
+        Positive ones that are tried, near 1.
+
+    Returns
+    -------
+    tuple of int and float
+        Of equally good ones the first factor, and the least bits.
+    """
     largest = float(np.abs(values).max(initial=0.0))
     if not largest:
-        return 7
-    coarsest = min(max(floor(log2(127 / largest)), -LARGEST_FRACTION), LARGEST_FRACTION)
-    wide = values.astype(np.float64)
+        return 7, factors[0]
+    # The largest becomes about 1, so that no square overflows or vanishes.
+    exponent = int(np.frexp(largest)[1])
+    near = np.ldexp(values.reshape(-1), -exponent)
+    rounded = np.empty_like(near)
 
-    def error(fraction: int) -> float:
-        return float(np.square(to_integers(wide, fraction) * 2.0**-fraction - wide).sum())
+    def error(fraction: int, factor: float) -> float:
+        scale = near.dtype.type(2.0 ** (fraction + exponent) * factor)
+        np.multiply(near, scale, out=rounded)
+        np.floor(np.add(rounded, 0.5, out=rounded), out=rounded)
+        np.divide(np.clip(rounded, -128, 127, out=rounded), scale, out=rounded)
+        np.subtract(rounded, near, out=rounded)
+        return float(np.square(rounded, out=rounded).sum())
 
-    return min(range(coarsest, coarsest + FINER_STEPS + 1), key=error)
+    tried: list[tuple[float, int, float]] = []
+    for factor in factors:
+        coarsest = min(max(floor(log2(127 / largest / factor)), -LARGEST_FRACTION), LARGEST_FRACTION)
+        steps = range(coarsest, coarsest + FINER_STEPS + 1)
+        tried.extend((error(fraction, factor), fraction, factor) for fraction in steps)
+    _, fraction, factor = min(tried, key=lambda row: row[0])
+    return fraction, factor
 
 
 def to_integers(values: NDArray, fraction: int) -> NDArray[np.int8]:
@@ -53,7 +84,7 @@ def quantize_network(
     layers: Sequence[Layer],
     observed: Mapping[str, NDArray],
     fixed: Mapping[str, int] | None = None,
-    seen: Callable[[Layer], NDArray | None] = lambda layer: None,
+    rounded: Callable[[Layer, int], RoundedWeights] = round_weights,
 ) -> IntegerNetwork:
     """Choose scales for all tensors and weights, and write the layers in integers.
 
@@ -65,9 +96,9 @@ def quantize_network(
         Tensor to values that it takes: all of them or a sample.
     fixed : mapping, optional
         Fractions that are known, as those of a quantised model; they come before observed values.
-    seen : callable, optional
-        From a layer to what it sees at some places (see
-        :func:`tvm_ext.backends.vta.model.rounding.round_weights`), None if that is not known.
+    rounded : callable, optional
+        From a layer and the bits of its weights after the binary point to the weights in integers; each to the nearest
+        if left out (see :func:`tvm_ext.backends.vta.model.rounding.round_weights`).
 
     Returns
     -------
@@ -106,7 +137,7 @@ def quantize_network(
             sums_of[layer.name] = sums
         if not retry:
             written = [
-                _convolution(layer, fractions, sums_of[layer.name], seen(layer))
+                _convolution(layer, fractions, sums_of[layer.name], rounded)
                 if layer.name in sums_of
                 else IntegerLayer(layer)
                 for layer in layers
@@ -164,20 +195,22 @@ def _weight_fraction(layer: Layer, floats: NDArray, bias: NDArray, fractions: Ma
     return fraction
 
 
-def _convolution(layer: Layer, fractions: Mapping[str, int], sums: int, seen: NDArray | None) -> IntegerLayer:
-    weights, bias = _parameters(layer)
+def _convolution(
+    layer: Layer, fractions: Mapping[str, int], sums: int, rounded: Callable[[Layer, int], RoundedWeights]
+) -> IntegerLayer:
+    _, bias = _parameters(layer)
     shift = sums - fractions[layer.name]
     rounding = (1 << shift) >> 1
-    rounded = round_weights(layer, weights, sums - fractions[layer.data], seen)
-    wide = np.ldexp(bias.astype(np.float64), sums) + np.ldexp(rounded.bias, fractions[layer.data])
+    found = rounded(layer, sums - fractions[layer.data])
+    wide = np.ldexp(bias.astype(np.float64), sums) + np.ldexp(found.bias, fractions[layer.data])
     # A bias that no fraction fits is clipped, so that the sums keep within the accumulator.
-    room = (1 << (ACCUMULATOR_BITS - 1)) - 1 - rounding - 128 * np.abs(rounded.integers.astype(np.int64)).sum((1, 2, 3))
+    room = (1 << (ACCUMULATOR_BITS - 1)) - 1 - rounding - 128 * np.abs(found.integers.astype(np.int64)).sum((1, 2, 3))
     room -= 0 if layer.residual is None else 128 << (sums - fractions[layer.residual])
     whole = np.clip(np.floor(wide + 0.5), -room, room).astype(np.int64) + rounding
     low, high = _bounds(layer, fractions[layer.name])
     return IntegerLayer(
         layer,
-        rounded.integers,
+        found.integers,
         whole.astype(np.int32),
         shift,
         0 if layer.residual is None else sums - fractions[layer.residual],

@@ -109,19 +109,20 @@ class SeenInputs:
         return np.concatenate(found).astype(np.float32)
 
 
-def round_weights(layer: Layer, weights: NDArray, fraction: int, seen: NDArray | None) -> RoundedWeights:
+def round_weights(layer: Layer, fraction: int, seen: NDArray | None = None) -> RoundedWeights:
     """Round a layer's weights.
 
     Parameters
     ----------
     layer : Layer
-    weights : NDArray
-        (O, I / groups, KH, KW).
+        A convolution, transposed or not.
     fraction : int
         Bits after the binary point.
     seen : NDArray, optional
         What it sees, (places, groups, weights of an output); without it each weight is rounded to the nearest integer.
     """
+    weights = layer.weights
+    assert weights is not None
     wide = np.ldexp(weights.astype(np.float64), fraction)
     nearest = _nearest(wide)
     outputs = len(weights)
