@@ -47,15 +47,16 @@ def test_few_samples_do_not_vouch_for_others() -> None:
         return Fit(observe(model, samples), seen).network([layer], {})
 
     rows = []
-    for seed in range(40):
+    for seed in range(24):
         samples = inputs(np.random.default_rng(seed), 3)
         parts = [network([samples[at] for at in range(3) if at not in held_out]) for held_out in folds(3)]
         estimate = OutputEstimate.of(OutputError(model, samples, [0, 1, 2]).together(parts))
         rows.append((estimate.error, estimate.bound, others.together([network(samples)]).mean() ** 0.5))
     error, bound, truth = np.array(rows).T
-    limit = 0.999 * truth.min()  # so that the layer loses too much, whatever the draw
-    assert (error <= limit).sum() >= 10  # the mean lets many pass
-    assert (bound <= limit).sum() <= 2  # 5 % of the draws
+    limit = np.quantile(truth, 0.1)
+    wrong = truth > limit  # the layer loses too much in nearly all draws
+    assert (error[wrong] <= limit).sum() >= 6  # the mean lets many pass
+    assert (bound[wrong] <= limit).sum() <= 1  # 5 % of the draws
     assert (bound >= error).all()
     assert np.median(bound) < 1.5 * np.median(error)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_ext.backends.vta.config import load_config
+from tvm_ext.backends.vta.model.cut import regions_of
 from tvm_ext.backends.vta.model.host import HostSpeed
 from tvm_ext.backends.vta.model.layers import Layer
 from tvm_ext.backends.vta.model.partition import Partition, conversion_seconds, plan_partition, verify_partition
@@ -79,6 +80,12 @@ def test_programs_that_do_not_pay_are_left_out(drawn: tuple[list[Part], list[str
     assert partition.start_seconds == start * len(partition.regions)
     assert partition.seconds <= min(on_cpu, cut.seconds + start * len(cut.regions)) + 1e-8
     assert len(partition.regions) <= len(cut.regions)
+    times = {row.layer: (row.vta_seconds, row.cpu_seconds) for row in partition.decisions}
+    for region in partition.regions:
+        left = partition.on_vta - set(region)
+        seconds = sum(times[name][name not in left] for name in times)
+        seconds += conversion_seconds(parts, outputs, left, speed) + start * len(regions_of(parts, set(left)))
+        assert partition.seconds <= seconds + 1e-8
 
 
 @settings(max_examples=80, deadline=None)
