@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := bench,demo,dev,docs,solve,tune
+EXTRAS := bench,demo,dev,docs,embed,solve,tune
 # +cpu names the build without CUDA packages (several GB). Where no such build can be had, the torch tests skip and say so.
 TORCH ?= torch==2.13.0+cpu
 
