@@ -10,8 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,88 +18,25 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
-from numpy.typing import NDArray
-from tvm import te
 
-from scripts.deepbench import (
-    DEEPBENCH,
-    STEP_REDUCTIONS,
-    TABLE_4_2,
-    TABLE_4_6,
-    WEIGHT_RATIOS,
-    Convolution,
-)
+from scripts import embedding_cpu
+from scripts.deepbench import DEEPBENCH, Convolution
+from scripts.embedding_vta import few_channels, gemm_8x8x8, operator_of
 from scripts.results import add_json_option, result_path, store
 from tests.zoo import get
-from tvm_ext.backends.vta.codegen.compute import Epilogue
-from tvm_ext.backends.vta.codegen.embedded import EmbeddedLayer, embedded_layer
-from tvm_ext.backends.vta.codegen.embedded_program import (
-    embedded_program,
-    estimated_cycles,
-    run_embedded,
-    transform_cycles,
-)
-from tvm_ext.backends.vta.codegen.generate import add_plan
-from tvm_ext.backends.vta.codegen.geometry import Conv2d
-from tvm_ext.backends.vta.codegen.layouts import pack_data, pack_weights, unpack_data
-from tvm_ext.backends.vta.codegen.plans import default_plan
-from tvm_ext.backends.vta.config import VTAConfig, load_config
-from tvm_ext.backends.vta.memory import MemoryImage
-from tvm_ext.backends.vta.model.host import HostSpeed
-from tvm_ext.backends.vta.program.builder import ProgramBuilder, read_outputs
-from tvm_ext.backends.vta.simulate.simulator import Simulator
-from tvm_ext.backends.vta.timing.costs import costs_named
-from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Embedding
-from tvm_ext.embedding.program import STRICT, relaxed
-from tvm_ext.embedding.ranking import rank
-from tvm_ext.embedding.read import instruction_dataflow, read_dataflow
+from tvm_ext.embedding.program import STRICT
+from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.embedding.solver import solve
-from tvm_ext.embedding.strategy import strategy
-from tvm_ext.errors import EmbeddingError, VTAProgramError
+from tvm_ext.errors import EmbeddingError
 from tvm_ext.frontend import import_model
 from tvm_ext.report.embeddings import embed_model
 from tvm_ext.schedules.instructions.rows import vta_gemm
 
 LAYOUTS = ("nchw", "nhwc", "hwnc")
-COSTS = costs_named("chisel")
-EPILOGUE = Epilogue(8, -128, 127)
-PADS = (1, 2, 4, 8, 16)
-"""Axes may be padded to multiples of these."""
-ESTIMATED, TRIED = 128, 3
-"""Of so many with the least waste cycles are estimated, of so many counted."""
 MODELS = ("mobilenet_v2", "resnet50", "bert_base", "ppocr_det", "ppocr_rec", "c3d")
 TARGETS = ("native", "tvm-ext/vta-1x16x16")
-
-
-def operator_of(conv: Convolution, layout: str = "nchw") -> Dataflow:
-    """Write a convolution as a tensor expression on padded data, and read its dataflow."""
-    rows, columns = conv.result
-    extents = {
-        "n": conv.images, "c": conv.channels,
-        "h": conv.height + 2 * conv.padding[0], "w": conv.width + 2 * conv.padding[1],
-    }  # fmt: skip
-    results = {"n": conv.images, "c": conv.outputs, "h": rows, "w": columns}
-    data = te.placeholder([extents[axis] for axis in layout], "int8", name="data")
-    weights = te.placeholder((conv.outputs, conv.channels, *conv.kernel), "int8", name="weights")
-    ic, kh, kw = (
-        te.reduce_axis((0, extent), name)
-        for extent, name in zip((conv.channels, *conv.kernel), ("ic", "kh", "kw"), strict=True)
-    )
-
-    def element(*at: Any) -> Any:
-        place = dict(zip(layout, at, strict=True))
-        seen = {
-            "n": place["n"], "c": ic,
-            "h": place["h"] * conv.stride[0] + kh * conv.dilation[0],
-            "w": place["w"] * conv.stride[1] + kw * conv.dilation[1],
-        }  # fmt: skip
-        value = data(*(seen[axis] for axis in layout)).astype("int32")
-        return te.sum(value * weights(place["c"], ic, kh, kw).astype("int32"), [ic, kh, kw])
-
-    result = te.compute([results[axis] for axis in layout], element, name="conv")
-    return read_dataflow(te.create_prim_func([data, weights, result]))
 
 
 def seconds_of(operator: Dataflow, instruction: Dataflow) -> tuple[float, list[Embedding]]:
@@ -144,201 +79,6 @@ def growth() -> list[dict[str, Any]]:
     for channels in (16, 64, 256, 1024, 4096):
         operator = operator_of(Convolution(1, channels, channels, channels, channels, (3, 3)))
         rows.append({"channels": channels, "solve_ms": round(seconds_of(operator, instruction)[0] * 1e3, 2)})
-    return rows
-
-
-def candidates(conv: Convolution, instruction: Dataflow, config: VTAConfig) -> list[Embedding]:
-    """Search as the source does where channels are few: with and without the memory constraint, padding allowed.
-
-    No axis of the instruction may pad more than whole blocks of images and channels do.
-    """
-    waste = max(-(-conv.images // config.batch) * config.batch / conv.images,
-                -(-conv.channels // config.block) * config.block / conv.channels)  # fmt: skip
-    return solve(operator_of(conv), instruction, relaxed(PADS, waste))
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What a layer takes on VTA, and on the host beside it."""
-
-    cycles: int
-    host_cycles: float
-    steps: int
-    exact: bool
-
-    @property
-    def total(self) -> float:
-        """Cycles of both, one after the other."""
-        return self.cycles + self.host_cycles
-
-
-@lru_cache(maxsize=1)
-def expected(conv: Convolution) -> NDArray[np.int8]:
-    """Compute the result by numpy."""
-    return convolve(conv, *arrays_of(conv))
-
-
-def convolve(conv: Convolution, data: NDArray, weights: NDArray) -> NDArray[np.int8]:
-    """Convolve padded data in float64, which is exact here, and cut the result down as VTA does."""
-    rows, columns = conv.result
-    total = np.zeros((conv.images, conv.outputs, rows, columns))
-    for y in range(conv.kernel[0]):
-        for x in range(conv.kernel[1]):
-            top, left = y * conv.dilation[0], x * conv.dilation[1]
-            seen = data[:, :, top :: conv.stride[0], left :: conv.stride[1]][:, :, :rows, :columns]
-            total += np.einsum("nchw,oc->nohw", seen.astype(float), weights[:, :, y, x].astype(float), optimize=True)
-    shifted = total.astype(np.int64) >> EPILOGUE.shift
-    return np.clip(shifted, EPILOGUE.low, EPILOGUE.high).astype(np.int8)
-
-
-def arrays_of(conv: Convolution) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Draw data, with its padding, and weights."""
-    rng = np.random.default_rng(0)
-    data = rng.integers(-128, 128, (conv.images, conv.channels, conv.height, conv.width)).astype(np.int8)
-    weights = rng.integers(-128, 128, (conv.outputs, conv.channels, *conv.kernel)).astype(np.int8)
-    return np.pad(data, ((0, 0), (0, 0), *((padding, padding) for padding in conv.padding))), weights
-
-
-def count_embedded(layer: EmbeddedLayer, conv: Convolution, config: VTAConfig) -> Counted:
-    """Run an embedded layer on the simulator and count its cycles."""
-    data, weights = arrays_of(conv)
-    program = embedded_program(layer, config, COSTS, data, weights, EPILOGUE)
-    result, steps = run_embedded(program, layer)
-    cycles = time_program(program.instructions, config, COSTS).cycles
-    exact = bool(np.array_equal(result, expected(conv)))
-    return Counted(cycles, transform_cycles(layer, COSTS), steps["gemm"], exact)
-
-
-def count_padded(conv: Convolution, config: VTAConfig) -> Counted:
-    """Count the cycles of what a hand-written layout does: images and channels padded to blocks, windows made dense.
-
-    VTA pads images as it loads them.
-    """
-    data, weights = arrays_of(conv)
-    (py, px), (sy, sx) = conv.padding, conv.stride
-    dense = [(kernel - 1) * dilation + 1 for kernel, dilation in zip(conv.kernel, conv.dilation, strict=True)]
-    wide = np.zeros((conv.outputs, conv.channels, *dense), np.int8)
-    wide[:, :, :: conv.dilation[0], :: conv.dilation[1]] = weights
-    if py >= dense[0] or px >= dense[1]:  # more than a load pads
-        inner, py, px = data, 0, 0
-    else:
-        inner = data[:, :, py : data.shape[2] - py, px : data.shape[3] - px]
-    packed = pack_data(inner, config)
-    image = MemoryImage()
-    image.allocate("data", packed)
-    image.allocate("weights", pack_weights(wide, config))
-    blocks = [-(-extent // config.block) for extent in (conv.channels, conv.outputs)]
-    n = -(-conv.images // config.batch)
-    layer = Conv2d(n, *blocks, *inner.shape[2:], dense[0], sy, py, 1, (dense[1], sx, px))
-    shape = (n, layer.out_blocks, *conv.result, config.batch, config.block)
-    image.allocate("out", int(np.prod(shape)))
-    builder = ProgramBuilder(config, image)
-    add_plan(default_plan(config, COSTS, layer, EPILOGUE), builder, ["data", "weights", "out"])
-    program = builder.build()
-    result = Simulator(config).run(program.words, image.data, image.base)
-    found = unpack_data(read_outputs(program, "out", shape, result.dram), (conv.images, conv.outputs, *conv.result))
-    host = (packed.size + np.prod(shape)) / HostSpeed().conversions * COSTS.clock_mhz * 1e6
-    exact = bool(np.array_equal(found, expected(conv)))
-    return Counted(time_program(program.instructions, config, COSTS).cycles, float(host), result.steps["gemm"], exact)
-
-
-def compare(conv: Convolution, embeddings: Sequence[Embedding], config: VTAConfig) -> dict[str, Any]:
-    """Compare the best embedding with padding; padding is one of the candidates."""
-    padded = count_padded(conv, config)
-    least_waste, _ = rank(embeddings)
-    ranked, _ = rank(
-        [item.strategy.embedding for item in least_waste[:ESTIMATED]],
-        cost=lambda found: estimated_cycles(embedded_layer(found, config), config, COSTS),
-    )
-    best, chosen, tried = padded, "padding", 0
-    exact = padded.exact
-    for item in ranked:
-        if tried == TRIED:
-            break
-        try:
-            counted = count_embedded(embedded_layer(item.strategy, config), conv, config)
-        except VTAProgramError:
-            continue
-        tried += 1
-        exact &= counted.exact
-        if counted.total < best.total:
-            best, chosen = counted, f"{', '.join(item.strategy.features)}: {item.strategy.embedding}"
-    return {
-        "chosen": chosen, "exact": exact, "tried": tried,
-        "padded_cycles": padded.cycles, "padded_host_cycles": round(padded.host_cycles),
-        "cycles": best.cycles, "host_cycles": round(best.host_cycles),
-        "steps": best.steps, "padded_steps": padded.steps,
-        "operator_speedup": round(padded.cycles / best.cycles, 3), "speedup": round(padded.total / best.total, 3),
-    }  # fmt: skip
-
-
-def stored_ratios(conv: Convolution, embeddings: Sequence[Embedding], config: VTAConfig) -> list[tuple[float, float]]:
-    """Bytes of data and of weights of each candidate, relative to padding to whole blocks.
-
-    Section 9.1 of the specification: images without their padding on the side of the reference; windows made dense.
-    """
-    dense = [(kernel - 1) * dilation + 1 for kernel, dilation in zip(conv.kernel, conv.dilation, strict=True)]
-    block, batch = config.block, config.batch
-    channels, outputs = (-(-extent // block) * block for extent in (conv.channels, conv.outputs))
-    images = -(-conv.images // batch) * batch
-    padded = [extent + 2 * padding for extent, padding in zip((conv.height, conv.width), conv.padding, strict=True)]
-    data = images * channels * int(np.prod(padded))
-    weights = outputs * channels * int(np.prod(dense))
-    ratios = []
-    for embedding in embeddings:
-        operands = strategy(embedding).operands
-        ratios.append((operands[0].elements / data, operands[1].elements / weights))
-    return ratios
-
-
-def few_channels(quick: bool) -> list[dict[str, Any]]:
-    """Table 4.2: memory, steps and cycles of the layers of few channels and of the dilated ones."""
-    config = load_config("sim")
-    instruction = instruction_dataflow(vta_gemm(1, 16))
-    rows = []
-    for number, conv in enumerate(TABLE_4_2):
-        if quick and number not in (4, 9, 12):
-            continue
-        embeddings = candidates(conv, instruction, config)
-        weights = [ratio for _, ratio in stored_ratios(conv, embeddings, config)]
-        printed = [table[number] for table in WEIGHT_RATIOS.values()]
-        error = max(min(abs(ratio - wanted) for ratio in weights) for wanted in printed)
-        reductions = [1 / ratio for ratio in weights]
-        step_error = max(
-            min(abs(found - wanted) / wanted for found in reductions) for wanted in STEP_REDUCTIONS[number]
-        )
-        row = {
-            "layer": number + 1, "candidates": len(embeddings), "weight_ratio_error": round(error, 5),
-            "step_reduction_error": round(step_error, 4), "least_weight_ratio": round(min(weights), 4),
-            **compare(conv, embeddings, config),
-        }  # fmt: skip
-        print(row, flush=True)
-        rows.append(row)
-    return rows
-
-
-def gemm_8x8x8(quick: bool) -> list[dict[str, Any]]:
-    """Table 4.6: one image on a matrix unit with eight rows; only the row of the instruction is another."""
-    config = load_config("sim_8x8")
-    instruction = instruction_dataflow(vta_gemm(8, 8))
-    rows = []
-    for number, (conv, data, total) in enumerate(TABLE_4_6):
-        if quick and number not in (0, 1):
-            continue
-        embeddings = candidates(conv, instruction, config)
-        elements = 8 * conv.channels * (conv.height + 2 * conv.padding[0]) * (conv.width + 2 * conv.padding[1])
-        weights = conv.outputs * conv.channels * int(np.prod(conv.kernel))
-        errors = []
-        for in_data, in_weights in stored_ratios(conv, embeddings, config):
-            whole = (in_data * elements + in_weights * weights) / (elements + weights)
-            errors.append((max(abs(in_data - data), abs(in_weights - 1), abs(whole - total)), in_data, whole))
-        error, in_data, whole = min(errors)
-        row = {
-            "table_4_6": number + 1, "candidates": len(embeddings), "error": round(error, 4),
-            "data": round(in_data, 4), "total": round(whole, 4), **compare(conv, embeddings, config),
-        }  # fmt: skip
-        print(row, flush=True)
-        rows.append(row)
     return rows
 
 
@@ -408,7 +148,24 @@ def models(quick: bool) -> Part:
     }
 
 
-PARTS = {"strict": hand_written, "low channels": table_4_2, "gemm 8x8x8": table_4_6, "models": models}
+def processor(quick: bool) -> Part:
+    """Layouts of the hand-written rules of this CPU, and float32 kernels against those of the pipeline."""
+    rows, means = embedding_cpu.layouts(), {}
+    found = [row["as_hand_written"] for row in rows]
+    groups = {"vs_hand_rules": embedding_cpu.HAND_WRITTEN, "uncovered_speedup": embedding_cpu.UNCOVERED}
+    for key, cases in groups.items():
+        timed = []
+        for name, case in list(cases.items())[: 1 if quick else None]:
+            row = {"operator": name, **embedding_cpu.run_both(case)}
+            print(row, flush=True)
+            timed.append(row | {"exact": row["error"] < 1e-4})
+        means[key] = round(geometric_mean([row["speedup"] for row in timed]), 3)
+        means[f"{key}_kernel_only"] = round(geometric_mean([row["kernel_speedup"] for row in timed]), 3)
+        rows += timed
+    return rows, {"hand_rules_found": sum(found) / max(len(found), 1), **means}
+
+
+PARTS = {"strict": hand_written, "low channels": table_4_2, "gemm 8x8x8": table_4_6, "models": models, "cpu": processor}
 
 
 def main() -> int:

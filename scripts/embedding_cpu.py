@@ -13,7 +13,8 @@ from tvm import relax
 
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
-from tvm_ext.embedding.choice import choose
+from tvm_ext.embedding.choice import choose, quantized
+from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.function import pack_function, stored_shape, unpack_function
 from tvm_ext.embedding.packing import pack
 from tvm_ext.embedding.read import read_products
@@ -43,6 +44,33 @@ UNCOVERED: dict[str, Case] = {
 """Operators that hand-written rules lack or do badly."""
 
 
+# Rule of schedules/cpu, an operator of its, the row that it goes by, and where that row's axes lie.
+LAYOUTS: tuple[tuple[str, Case, str, str], ...] = (
+    ("convolution", HAND_WRITTEN["conv2d 3x3"], "fma.{bits}", "i <- ff:{lanes}"),
+    ("matmul", HAND_WRITTEN["matmul"], "fma.{bits}", "i <- i1:{lanes}"),
+    ("window", ((1, 64, 30, 30), (64, 1, 3, 3), {"groups": 64}, "conv2d"), "fma.{bits}.lanes", "i <- ff:{lanes}"),
+    ("conv2d_int8", HAND_WRITTEN["conv2d 3x3"], "pmaddwd.{bits}", "i <- ff:{lanes}, k <- rc:2"),
+    ("product, int8", HAND_WRITTEN["matmul"], "pmaddwd.{bits}", "i <- i1:{lanes}, k <- k:2"),
+)
+
+
+def layouts() -> list[dict[str, Any]]:
+    """Compare the best embedding with the layout of each hand-written rule."""
+    target, rows = native_target(), []
+    machine = machine_of(target)
+    words = {"bits": machine.vector_bits, "lanes": machine.lanes("float32")}
+    for rule, case, name, mapping in LAYOUTS:
+        offers = {offer.instruction.name: offer for offer in backend_of(target).instructions(target)}
+        offer = offers.get("x86." + name.format(**words))
+        if offer is not None:
+            operator = operator_of(case)
+            taken = operator if ".fma." in offer.instruction.name else quantized(operator, offer.instruction)
+            best = choose(taken, offer).best
+            found = "none" if best is None else str(best.strategy.embedding)
+            rows.append({"rule": rule, "mapping": found, "as_hand_written": found == mapping.format(**words)})
+    return rows
+
+
 def module_of(case: Case, weights: NDArray) -> tvm.IRModule:
     """Write a model of one operator, its weights constant."""
     shape, _, attributes, kind = case
@@ -56,8 +84,8 @@ def module_of(case: Case, weights: NDArray) -> tvm.IRModule:
     return builder.get()
 
 
-def embedded_of(case: Case) -> Strategy:
-    """Choose the best embedding of this CPU's multiply-add, by its cost."""
+def operator_of(case: Case) -> Dataflow:
+    """Read the dataflow of the kernel that TVM makes of an operator."""
     module = relax.transform.LegalizeOps()(module_of(case, np.zeros(case[1], "float32")))
     products = [
         operator
@@ -65,9 +93,15 @@ def embedded_of(case: Case) -> Strategy:
         if isinstance(func, tvm.tirx.PrimFunc)
         for operator in read_products(func).values()
     ]
+    assert isinstance(products[0], Dataflow)
+    return products[0]
+
+
+def embedded_of(case: Case) -> Strategy:
+    """Choose the best embedding of this CPU's multiply-add, by its cost."""
     target = native_target()
     offer = next(it for it in backend_of(target).instructions(target) if ".fma." in it.instruction.name)
-    best = choose(products[0], offer).best
+    best = choose(operator_of(case), offer).best
     assert best is not None
     return best.strategy
 
@@ -83,21 +117,27 @@ def run_both(case: Case) -> dict[str, Any]:
     given = tvm.runtime.tensor(data)
     expected = machine["main"](given).numpy()
     found = embedded_of(case)
-    call, result = embedded_call(found, data, weights, target)
+    steps, result = embedded_call(found, data, weights, target)
+
+    def call() -> None:
+        for step in steps:
+            step()
+
     call()
     error = float(np.abs(result() - expected).max() / expected.std())
-    times = interleaved(lambda: machine["main"](given), call)
+    times = interleaved(lambda: machine["main"](given), call, steps[1])
     return {
         "mapping": str(found.embedding), "features": list(found.features), "error": error,
         "pipeline_us": round(times[0] * 1e6, 1), "embedded_us": round(times[1] * 1e6, 1),
-        "speedup": round(times[0] / times[1], 3),
+        "kernel_us": round(times[2] * 1e6, 1), "speedup": round(times[0] / times[1], 3),
+        "kernel_speedup": round(times[0] / times[2], 3),
     }  # fmt: skip
 
 
 def embedded_call(
     found: Strategy, data: NDArray, weights: NDArray, target: tvm.target.Target
-) -> tuple[Callable[[], None], Callable[[], NDArray]]:
-    """Compile packing, kernel and unpacking; weights are stored beforehand."""
+) -> tuple[list[Callable[[], object]], Callable[[], NDArray]]:
+    """Compile packing, kernel and unpacking, to be called in this order; weights are stored beforehand."""
     embedding, backend = found.embedding, backend_of(target)
     offer = next(it for it in backend.instructions(target) if it.instruction.name == embedding.instruction.name)
     accumulators = machine_of(target).vector_registers - 4
@@ -117,13 +157,12 @@ def embedded_call(
     tensors[1 - number] = tvm.runtime.tensor(constant)
     source = tvm.runtime.tensor(data)
     result = tvm.runtime.tensor(np.zeros(embedding.operator.output.shape, "float32"))
-
-    def call() -> None:
-        compiled["pack"](source, tensors[number])
-        compiled["kernel"](*tensors)
-        compiled["unpack"](tensors[2], result)
-
-    return call, result.numpy
+    steps: list[Callable[[], object]] = [
+        lambda: compiled["pack"](source, tensors[number]),
+        lambda: compiled["kernel"](*tensors),
+        lambda: compiled["unpack"](tensors[2], result),
+    ]
+    return steps, result.numpy
 
 
 def interleaved(*calls: Callable[[], object]) -> list[float]:
