@@ -142,6 +142,13 @@ def test_errors_are_of_our_classes(arguments_: tuple, error: type[TvmExtError], 
         tvm_ext.compile(*arguments_)
 
 
+def test_calibration_data_is_a_mapping() -> None:
+    with pytest.raises(
+        InputError, match="option calibration: a mapping from input names to arrays is needed, found int"
+    ):
+        tvm_ext.compile(Mlp, calibration=3)
+
+
 def test_unknown_options_fail_before_anything_is_done() -> None:
     steps: list[str] = []
     with pytest.raises(OptionError, match="unknown option 'colour'"):
