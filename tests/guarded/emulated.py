@@ -79,11 +79,11 @@ EMULATORS = {
                 "kind": "llvm",
                 "mtriple": "riscv64-linux-gnu",
                 "mcpu": "generic-rv64",
-                "mattr": ["+m", "+a", "+f", "+d", "+c", "+v"],
+                "mattr": ["+m", "+a", "+f", "+d", "+c", "+v", "+zfhmin"],
                 "num-cores": 4,
             }
         ),
-        ("-cpu", "rv64,v=true,vlen=128,vext_spec=v1.0"),
+        ("-cpu", "rv64,v=true,vlen=128,vext_spec=v1.0,Zfh=true"),
     ),
 }
 

@@ -27,6 +27,7 @@ from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
+from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.order_of_nan import order_of_nan
@@ -112,6 +113,7 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
         *([flush_kernels()] if options.flush_denormals else []),
         lift_lets(),
         fixed_vectors(),
+        half_precision(),
     ]
 
 
