@@ -29,7 +29,7 @@ from tvm_ext.bench import compare
 from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.quantized import conv2d_int8
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.convolution import computed_width
+from tvm_ext.schedules.cpu.conv_tile import computed_width
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_rules

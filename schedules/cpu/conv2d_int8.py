@@ -9,7 +9,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents, top_blocks
-from tvm_ext.schedules.cpu.convolution import ConvShape, ConvTile, conv_tile
+from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_product_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -52,6 +52,7 @@ def _shape_of(schedule: Schedule, conv: SBlockRV) -> ConvShape:
         block_out=block_out,
         # A step of the tile is one instruction, whatever it multiplies.
         reduction=in_chunks * kernel_h * kernel_w * packs,
+        in_chunks=in_chunks,
         kernel_h=kernel_h,
         input_row_bytes=width * row_chunks * block * (tvm.DataType(source.dtype).bits // 8),
         stride_h=max(1, (height - kernel_h) // max(1, out_h - 1)),

@@ -49,8 +49,8 @@ class Machine:
         Bytes a second that one core moves between memory and registers, reading and writing.
     read_bandwidth : float
         Bytes a second that one core reads side by side, as dot products do.
-    weight_bandwidth, l3_bandwidth : float
-        Bytes a second that one core reads of weights while it multiplies, from memory and from the L3 cache.
+    weight_bandwidth, l3_bandwidth, l2_bandwidth : float
+        Bytes a second that one core reads of weights while it multiplies, from memory, the L3 and the L2 cache.
     memory_bandwidth : float
         Bytes a second that all cores together move between memory and registers.
     fork_seconds : float
@@ -78,6 +78,7 @@ class Machine:
     read_bandwidth: float = 25e9
     weight_bandwidth: float = 10.5e9
     l3_bandwidth: float = 35e9
+    l2_bandwidth: float = 56e9
     memory_bandwidth: float = 20e9
     fork_seconds: float = 20e-6
     call_seconds: float = 1e-6
@@ -86,6 +87,10 @@ class Machine:
     def divides(self, flops: float) -> bool:
         """Whether a kernel of so many operations is worth handing to the thread pool."""
         return self.cores > 1 and flops >= round(self.flops * self.fork_seconds / 2)
+
+    def slots(self, seconds: float) -> float:
+        """How many multiply-adds of whole float32 vectors one core could issue meanwhile."""
+        return seconds * self.flops / (2 * self.lanes("float32"))
 
     def lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in one vector register."""

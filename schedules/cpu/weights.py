@@ -22,7 +22,12 @@ MOST_PASSES = 64
 
 
 def fetch_next_weights(
-    schedule: Schedule, block: SBlockRV, passes: Sequence[LoopRV], reduction: LoopRV, pays: bool
+    schedule: Schedule,
+    block: SBlockRV,
+    passes: Sequence[LoopRV],
+    reduction: LoopRV,
+    pays: bool,
+    is_part: bool = False,
 ) -> None:
     """Let a reduction fetch the weights of the next tiles; in a tunable schedule whether it does is a knob.
 
@@ -36,6 +41,8 @@ def fetch_next_weights(
         The outermost loop of the reduction.
     pays : bool
         What the rule chooses.
+    is_part : bool
+        Whether the reduction is a part of a sum that goes on when all tiles have passed.
     """
     weights = str(schedule.get(block).reads[-1].source.name)
-    mark_prefetch(schedule, passes, reduction, weights, choose(schedule, (0, 1), int(pays)))
+    mark_prefetch(schedule, passes, reduction, weights, choose(schedule, (0, 1), int(pays)), is_part)

@@ -31,6 +31,9 @@ PREFETCH_ATTRIBUTE = "tvm_ext.prefetch"
 OPERAND_ATTRIBUTE = "tvm_ext.prefetch_operand"
 """Annotation of the same loop: name of the tensor of weights, in which those of one reduction are contiguous."""
 
+AHEAD_ATTRIBUTE = "tvm_ext.prefetch_part"
+"""Annotation of the same loop: 1 if it is a part of a sum, whose next part has its weights right behind these."""
+
 PASS_ATTRIBUTE = "tvm_ext.prefetch_pass"
 """Annotation of the loops in which the same weights are used again."""
 
@@ -48,7 +51,12 @@ def mark_steps(schedule: Schedule, reduction: LoopRV) -> None:
 
 
 def mark_prefetch(
-    schedule: Schedule, passes: Sequence[LoopRV], reduction: LoopRV, operand: str, fetches: int | ExprRV
+    schedule: Schedule,
+    passes: Sequence[LoopRV],
+    reduction: LoopRV,
+    operand: str,
+    fetches: int | ExprRV,
+    is_part: bool = False,
 ) -> None:
     """Ask for the next weights to be fetched in a reduction.
 
@@ -62,10 +70,13 @@ def mark_prefetch(
         Name of the tensor of weights.
     fetches : int or ExprRV
         1 to do it, 0 not to.
+    is_part : bool
+        Whether the reduction is a part of a sum, after which its next part is computed and not the next tile.
     """
     for loop in passes:
         schedule.annotate(loop, PASS_ATTRIBUTE, 1)
     schedule.annotate(reduction, OPERAND_ATTRIBUTE, operand)
+    schedule.annotate(reduction, AHEAD_ATTRIBUTE, int(is_part))
     schedule.annotate(reduction, PREFETCH_ATTRIBUTE, fetches)
 
 
@@ -76,7 +87,8 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def visit(loop: Any, mutator: Any) -> Any:
         annotations = loop.annotations or {}
         if int(annotations.get(PREFETCH_ATTRIBUTE, 0)):
-            return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes)
+            is_part = bool(int(annotations[AHEAD_ATTRIBUTE]))
+            return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes, is_part)
         if STEP_ATTRIBUTE in annotations:
             return _keep_apart(loop)
         if PASS_ATTRIBUTE not in annotations:
@@ -89,8 +101,11 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     return tvm_ffi.structural_mutate(func, [(tirx.For, visit)])
 
 
-def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any]) -> Any:
-    """Fetch in iteration ``i`` of the passes what the reduction of the next group reads of its chunk ``i``."""
+def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool) -> Any:
+    """Fetch in iteration ``i`` of the passes what the next reduction reads of its chunk ``i``.
+
+    Chunks of a whole reduction are contiguous, and so are the chunks of a group; those of a part lie a stride apart.
+    """
     loops, load = _weights(reduction, operand)
     steps = _steps(loops)
     if load is None or not steps:
@@ -100,16 +115,24 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any]) -> Any:
     last = {loop.loop_var: loop.min + loop.extent - 1 for loop in loops if loop.kind != tirx.ForKind.UNROLLED}
     analyzer = tvm.sym.Analyzer()
     chunk = analyzer.simplify(_substitute(position, first | last) - _substitute(position, first) + 1)
-    vectors = prod(
-        int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.UNROLLED and uses(position, loop.loop_var)
-    )
+    chunks = [loop for loop in loops if loop.kind == tirx.ForKind.UNROLLED and uses(position, loop.loop_var)]
+    vectors = prod(int(loop.extent) for loop in chunks)
+    ahead = chunk
+    if not is_part:
+        stride = chunk
+        ahead = chunk * vectors
+    elif len(chunks) == 1:
+        step = _substitute(position, {chunks[0].loop_var: chunks[0].min + 1})
+        stride = analyzer.simplify(step - _substitute(position, {chunks[0].loop_var: chunks[0].min}))
+    else:
+        return reduction
     index = _substitute(position, {loop.loop_var: loop.min for loop in loops if loop not in steps})
     iteration: Any = tirx.const(0, "int32")
     for loop in passes:
         iteration = iteration * loop.extent + loop.loop_var
     count = prod(int(loop.extent) for loop in passes)
     fetches = [
-        _fetch(load.source, analyzer.simplify(index + (tirx.min(iteration + done, vectors - 1) + vectors) * chunk))
+        _fetch(load.source, analyzer.simplify(index + tirx.min(iteration + done, vectors - 1) * stride + ahead))
         for done in range(0, vectors, count)
     ]
 

@@ -34,8 +34,11 @@ FEW_BYTES = 16 << 10
 LARGE_BYTES = 128 << 20
 """Tensors of this size come from memory."""
 
-ROWS = 6
-"""Rows that meet a vector of weights, as in the register tiles of products."""
+WIDTH = 4
+"""Vectors of weights side by side, as in the register tiles of products."""
+
+FEW_ROWS = 2
+"""So few that weights are met faster than the L2 cache hands them over."""
 
 OPERATIONS = 16
 """Pairs of operations (a product, and the larger of it and a number) by which two kernels differ that tell what one
@@ -81,6 +84,7 @@ def calibrate(
         "read_bandwidth": figures.read_bandwidth,
         "weight_bandwidth": figures.weight_bandwidth,
         "l3_bandwidth": figures.l3_bandwidth,
+        "l2_bandwidth": figures.l2_bandwidth,
         "memory_bandwidth": figures.memory_bandwidth,
         "fork_seconds": figures.fork_seconds,
         "call_seconds": figures.call_seconds,
@@ -99,6 +103,8 @@ class Figures:
     def __init__(self, target: tvm.target.Target, machine: Machine, rules: tuple[ScheduleRule, ...]) -> None:
         self._target, self._machine, self._rules = target, machine, rules
         self._lanes = machine.lanes("float32")
+        # As many rows as there are registers for: their accumulators, their factors, and a vector of weights.
+        self._rows = (machine.vector_registers - 1) // (WIDTH + 1)
         self._built: dict[str, Callable[[], float]] = {}
 
     def clock(self) -> float:
@@ -143,15 +149,20 @@ class Figures:
 
     def weight_bandwidth(self) -> float:
         """Measure products of several rows of one core with what comes from memory."""
-        return LARGE_BYTES / self._best("weights", lambda: self._product(LARGE_BYTES, ROWS))
+        return LARGE_BYTES / self._best("weights", lambda: self._product(LARGE_BYTES, self._rows))
 
     def l3_bandwidth(self) -> float:
         """Measure products of several rows of one core with what comes from the L3 cache."""
         nbytes = max(2 * self._machine.l2, self._machine.l3 // 4)
-        return nbytes / self._best("l3", lambda: self._product(nbytes, ROWS))
+        return nbytes / self._best("l3", lambda: self._product(nbytes, self._rows))
+
+    def l2_bandwidth(self) -> float:
+        """Measure products of few rows of one core with what comes from the L2 cache."""
+        nbytes = self._machine.l2 // 2
+        return nbytes / self._best("l2", lambda: self._product(nbytes, FEW_ROWS))
 
     def _product(self, nbytes: int, rows: int) -> Callable[[], float]:
-        lanes, width = self._lanes, 4
+        lanes, width = self._lanes, WIDTH
         steps = nbytes // (4 * lanes * width)
 
         @T.prim_func(s_tir=True)

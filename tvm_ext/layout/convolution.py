@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import prod
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -11,16 +14,19 @@ from tvm_ext.layout.lanes import ZERO
 from tvm_ext.layout.winograd import winograd_convolution
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.convolution import (
+    PixelCopy,
     convolution,
     depthwise_convolution,
     output_extent,
     pack_depthwise_weight,
     pack_weight,
+    pixel_convolution,
     transposed_as_convolution,
     transposed_convolution,
 )
 from tvm_ext.schedules.compute.layout import turn
-from tvm_ext.schedules.cpu.convolution import computed_chunks, computed_width
+from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
+from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.window import computed_strip_width
 
 _LAYOUTS = {
@@ -110,14 +116,44 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         if result is not None:
             return Blocked(result, out_channels, len(shape), ZERO, turned)
     out_chunks = -(-out_channels // block_out)
-    chunks = computed_chunks(out_w, out_chunks, rewriter.machine) if groups == 1 else out_chunks
     packed = pack_weight(weight, block_in, block_out, groups)
+    reduction = prod(packed.shape[1:-1])
+    pixels = _computed_pixels(rewriter.machine, turn(shape, turned), packed, geometry)
+    if pixels:
+        var = rewriter.emit_kernel(
+            pixel_convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+            pixels=pixels, out_channels=out_channels, **geometry,
+        )  # fmt: skip
+        return Blocked(var, out_channels, len(shape), ZERO, turned)
+    chunks = computed_chunks(out_w, out_chunks, rewriter.machine, reduction) if groups == 1 else out_chunks
     packed = np.pad(packed, [(0, chunks - out_chunks)] + [(0, 0)] * (packed.ndim - 1))
     var = rewriter.emit_kernel(
         convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
-        computed_width=computed_width(out_w, chunks, rewriter.machine), out_channels=out_channels, **geometry,
+        computed_width=computed_width(out_w, chunks, rewriter.machine, reduction), out_channels=out_channels,
+        **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape), ZERO, turned)
+
+
+def _computed_pixels(
+    machine: Machine, shape: Sequence[int], packed: np.ndarray, geometry: Mapping[str, Sequence[int]]
+) -> int:
+    """Pixels to compute of an image whose rows are not told apart; 0 where rows are better."""
+    if packed.ndim != 6 or len(shape) != 4:
+        return 0
+    rank, kernel, padding = 2, packed.shape[2:4], geometry["padding"]
+    size = [
+        output_extent(extent, *rest)
+        for extent, *rest in zip(
+            shape[2:], kernel, geometry["strides"], padding[:rank], padding[rank:], geometry["dilation"], strict=True
+        )
+    ]
+
+    def copied_bytes(pixels: int) -> int:
+        copy = PixelCopy.of(kernel, geometry["strides"], padding, geometry["dilation"], size, pixels)
+        return 0 if copy is None else copy.bytes(shape[1])
+
+    return computed_pixels((size[0], size[1]), packed.shape[0], prod(packed.shape[1:-1]), copied_bytes, machine)
 
 
 def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

@@ -20,7 +20,7 @@ from tvm_ext.schedules.compute.quantized import (
     pack_weight_int8,
     quantize,
 )
-from tvm_ext.schedules.cpu.convolution import computed_width
+from tvm_ext.schedules.cpu.conv_tile import computed_width
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.window import computed_strip_width

@@ -21,7 +21,7 @@ from tvm_ext.schedules.compute.quantized import (
     to_integer,
 )
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.convolution import computed_width
+from tvm_ext.schedules.cpu.conv_tile import computed_width
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import machine_of

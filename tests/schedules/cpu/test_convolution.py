@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te
 
 from tests.schedules.kernels import TARGETS, assembly, graph
 from tvm_ext.layout.blocked_layout import blocked_layout
+from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.schedules.compute.convolution import pack_weight, pixel_convolution
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.convolution import Convolution, register_tile
-from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.conv_tile import ConvShape, computed_pixels, conv_tile, register_tile
+from tvm_ext.schedules.cpu.convolution import Convolution
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.rule import apply_rules
 
 
@@ -76,12 +82,131 @@ def test_the_first_layer_keeps_its_accumulators_in_registers() -> None:
     assert sum("zmm" in line and "rsp" in line for line in inside) <= 4
 
 
+AVX512, AVX2 = Machine("avx512", 512, 32, l2=1 << 20, cores=2), Machine("avx2", 256, 16, cores=2)
+
+
 def test_register_tiles_load_little() -> None:
     """Of tiles that compute as much, the one with fewer loads; one wide row of accumulators is not."""
     for width, chunks in [(28, 9), (56, 9), (56, 3), (112, 12), (20, 3)]:
-        columns, vectors = register_tile(width, chunks, 32)
+        columns, vectors = register_tile(width, chunks, AVX512)
         assert vectors >= 3
         assert columns * vectors >= 12
         assert columns * vectors + vectors + 1 < 32
-    assert register_tile(14, 36, 32) == (14, 2)
-    assert register_tile(7, 10, 32) == (7, 2)
+    assert register_tile(14, 36, AVX512) == (14, 2)
+    assert register_tile(7, 10, AVX512) == (7, 2)
+
+
+def test_weights_from_the_second_cache_are_met_by_enough_columns() -> None:
+    assert register_tile(14, 32, AVX2) == (2, 4)
+    columns, vectors = register_tile(14, 32, AVX2, reduction=2304)
+    assert columns >= 4
+    assert vectors <= 3
+    fast = replace(AVX2, l2_bandwidth=1e12)
+    assert register_tile(14, 32, fast, reduction=2304) == (2, 4)
+
+
+def nothing(_pixels: int) -> int:
+    return 0
+
+
+def test_pixels_are_cut_regardless_of_rows_where_that_wastes_less() -> None:
+    assert 196 <= computed_pixels((14, 14), 32, 2304, nothing, AVX2) <= 200
+    assert computed_pixels((14, 14), 32, 1024, lambda pixels: (pixels > 196) << 20, AVX2) == 196  # not to copy
+    assert computed_pixels((7, 7), 64, 4608, nothing, AVX2) == 50
+    assert computed_pixels((28, 28), 16, 1152, nothing, AVX2) == 0  # rows are whole tiles
+    assert computed_pixels((1, 49), 64, 4608, nothing, AVX2) == 0
+    assert computed_pixels((7, 7), 64, 4608, lambda _: 4 << 20, AVX2) == 0
+    for size in (7, 14, 28, 56):
+        assert computed_pixels((size, size), 32, 2304, nothing, AVX512) == 0
+
+
+def shape_of(reduction: int, **changed: int) -> ConvShape:
+    row_bytes = 9 * 4 * reduction // 9
+    shape = ConvShape(1, 64, 7, 8, 8, reduction, reduction // 72, kernel_h=3, stride_h=1, input_row_bytes=row_bytes)
+    return replace(shape, **changed)
+
+
+def test_long_sums_are_divided_where_their_weights_leave_no_cache_to_the_input() -> None:
+    tile = conv_tile(shape_of(4608), AVX2)
+    panel = 4608 * tile.vectors * 32
+    assert panel // tile.reduction_parts <= AVX2.l1
+    assert 64 % tile.reduction_parts == 0
+    assert tile.reduction_parts > 1
+    assert conv_tile(shape_of(576), AVX2).reduction_parts == 1
+    assert conv_tile(shape_of(4608), replace(AVX2, l2=4 << 20)).reduction_parts == 1
+
+
+@pytest.mark.parametrize("target", ["native", "avx2"])
+@pytest.mark.parametrize(
+    ("channels", "out", "size", "kernel", "strides", "padding", "dilation", "groups"),
+    [
+        (16, 24, (7, 7), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (24, 33, (9, 5), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1),
+        (16, 16, (7, 3), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        (8, 40, (15, 17), (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+        (16, 16, (11, 13), (3, 2), (1, 3), (0, 2, 1, 0), (2, 1), 1),
+        (32, 64, (9, 7), (5, 1), (3, 1), (2, 0, 1, 0), (1, 1), 2),
+        (17, 9, (1, 2), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (512, 40, (7, 7), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),  # the sums are divided
+    ],
+)
+def test_pixels_one_after_another(
+    channels: int,
+    out: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    padding: tuple[int, ...],
+    dilation: tuple[int, int],
+    groups: int,
+    target: str,
+) -> None:
+    """Whatever the rule would choose: images cut by pixels, more of them computed than there are."""
+    random = np.random.default_rng(channels * out)
+    data = random.standard_normal((2, channels, *size), np.float32)
+    weight = random.standard_normal((out, channels // groups, *kernel), np.float32)
+    block = 8
+    packed = pack_weight(weight, block, block, groups)
+    blocked = np.zeros((2, -(-channels // block) * block, *size), np.float32)
+    blocked[:, :channels] = data
+    blocked = blocked.reshape(2, -1, block, *size).transpose(0, 1, 3, 4, 2)
+    operand, weights = te.placeholder(blocked.shape, "float32", "x"), te.placeholder(packed.shape, "float32", "w")
+    expected = grouped_convolution(data, weight, strides, padding, dilation, groups)
+    pixels = -(-prod(expected.shape[2:]) // 5) * 5
+    result = pixel_convolution(operand, weights, strides, padding, dilation, pixels, groups, out)
+    func = te.create_prim_func([operand, weights, result])
+    prepared = Convolution().prepare(func, TARGETS[target])
+    assert prepared is not None
+    assert Convolution().apply(prepared, TARGETS[target]) is not None
+    func = apply_rules(func, TARGETS[target], RULES)
+    run = tvm.compile(vector_code()(tvm.IRModule({"main": func.with_attr("global_symbol", "main")})), TARGETS[target])
+    output = tvm.runtime.tensor(np.zeros([int(extent) for extent in result.shape], np.float32))
+    run["main"](tvm.runtime.tensor(np.ascontiguousarray(blocked)), tvm.runtime.tensor(packed), output)
+    plain = output.numpy().transpose(0, 1, 4, 2, 3).reshape(2, -1, *expected.shape[2:])
+    np.testing.assert_allclose(plain[:, :out], expected, rtol=1e-4, atol=1e-3)
+    assert not plain[:, out:].any()
+
+
+def grouped_convolution(
+    data: np.ndarray,
+    weight: np.ndarray,
+    strides: tuple[int, int],
+    padding: tuple[int, ...],
+    dilation: tuple[int, int],
+    groups: int,
+) -> np.ndarray:
+    """Convolve in double precision, tap by tap."""
+    padded = np.pad(data.astype(np.float64), [(0, 0), (0, 0), padding[::2], padding[1::2]])
+    out, per_group, *kernel = weight.shape
+    rows, columns = (
+        (padded.shape[axis + 2] - dilation[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1 for axis in range(2)
+    )
+    result = np.zeros((data.shape[0], out, rows, columns))
+    for group in range(groups):
+        outs = slice(group * out // groups, (group + 1) * out // groups)
+        source = padded[:, group * per_group : (group + 1) * per_group]
+        for i, j in np.ndindex(*kernel):
+            top, left = i * dilation[0], j * dilation[1]
+            window = source[:, :, top :: strides[0], left :: strides[1]][:, :, :rows, :columns]
+            result[:, outs] += np.einsum("nchw,oc->nohw", window, weight[outs, :, i, j])
+    return result
