@@ -7,6 +7,7 @@ with --quick or --only are for the screen: figures that are quoted are of all mo
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,10 @@ STOCK_SLOWDOWN = 150
 QUICK = ("resnet18", "mobilenet_v2", "squeezenet", "ppocr_det", "minilm", "tinybert")
 
 
-PARTS = ("kernels", "models", "int8")
+AVX2_MODELS = ("resnet18", "mobilenet_v2", "efficientnet_b0", "vgg16", "bert_base", "minilm")
+"""Models whose code for AVX2 is compared with PyTorch's."""
+
+PARTS = ("kernels", "models", "int8", "avx2")
 FAMILIES = {
     "cnn": "cnns_vs_best_peer",
     "transformer": "transformers_vs_best_peer",
@@ -167,6 +171,50 @@ def measure_models(names: Sequence[str], budget: float, stock_limit: float) -> l
     return rows
 
 
+def measure_avx2(names: Sequence[str], budget: float) -> list[dict[str, Any]]:
+    """Measure models compiled for AVX2 beside PyTorch, eager, kept to it: on a machine that has more as well."""
+    import torch
+
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    before = {name: os.environ.get(name) for name in limits}
+    os.environ.update(limits)  # the engines' processes inherit it
+    rows = []
+    try:
+        for name in names:
+            entry = ZOO[name]
+            reason = entry.missing() or ("" if entry.module else "it has no PyTorch module")
+            if reason or entry.module is None:
+                print(f"{name}: left out, {reason}")
+                continue
+            inputs = [torch.from_numpy(array) for array in entry.inputs(0).values()]
+            result = compare(
+                entry.module(), ["tvm_ext", "torch"], target={"kind": "llvm", "mcpu": "haswell"},
+                example_inputs=inputs, threads=physical_cores(), budget=budget, noise=False,
+            )  # fmt: skip
+            ours, theirs = result["tvm_ext"], result["torch"]
+            row = {"model": name, "threads": result.threads, "relative_error": ours.relative_error}
+            row |= {"tvm_ext_ms": ours.median_ms, "torch_ms": theirs.median_ms}
+            row |= {"error": ours.error or theirs.error}
+            if ours.median_ms and theirs.median_ms:
+                row["vs_torch"] = ours.median_ms / theirs.median_ms
+            rows.append(row)
+            print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    return rows
+
+
+def summarise_avx2(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Figures of merit of code for AVX2 over models that agree with PyTorch."""
+    ratios = [
+        row["vs_torch"]
+        for row in rows
+        if "vs_torch" in row and row["relative_error"] is not None and row["relative_error"] <= 1e-3
+    ]
+    return {"avx2_vs_torch": geometric_mean(ratios), "avx2_models": len(ratios)} if ratios else {"avx2_models": 0}
+
+
 def main() -> None:
     """Measure, print a table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -200,6 +248,10 @@ def main() -> None:
         integer = [row for name in models for row in bench_int8.measure(name, physical_cores(), arguments.budget)]
         show(bench_int8.summarise(integer))
         store(path, "models", integer, bench_int8.summarise(integer), "int8")
+    if "avx2" in arguments.part:
+        rows = measure_avx2(arguments.only or AVX2_MODELS, arguments.budget)
+        show(summarise_avx2(rows))
+        store(path, "models", rows, summarise_avx2(rows), "avx2")
 
 
 def show(summary: Mapping[str, float]) -> None:

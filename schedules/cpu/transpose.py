@@ -25,13 +25,10 @@ from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
-from tvm_ext.schedules.simd.tiles import mark_tile
+from tvm_ext.schedules.simd.tiles import LINE, mark_tile
 
 SMALLEST_SIDE, LARGEST_SIDE = 4, 16
 """Sides of tiles: below, loading lane by lane is as good; above, the tile does not fit the registers."""
-
-LINE = 64
-"""Bytes of a cache line. The rows of a tile are as long, or they are not streamed: the next tile comes too late."""
 
 TRANSPOSE_FACTOR = 2.0
 """How much longer a transposition takes than a copy."""
@@ -88,7 +85,8 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
         inner = share_out_one(schedule, inner, seconds, machine, side)
     mark_tile(schedule, inner, side)
     mark_simd(schedule, innermost, side)
-    if side * tvm.DataType(schedule.get(block).writes[0].source.dtype).bits == 8 * LINE:
+    # A line is streamed in two pieces at most: with more, too many would be begun before the first is full.
+    if side * tvm.DataType(schedule.get(block).writes[0].source.dtype).bits in (8 * LINE, 4 * LINE):
         stream_large_result(schedule, block, innermost, machine)
     return True
 

@@ -40,6 +40,9 @@ LONGEST_STRIP, SHORTEST_STRIP = 512, 64
 In a longer strip the written rows are long, in a shorter one it is better to read long rows: then a strip is one tile.
 """
 
+LINE = 64
+"""Bytes of a cache line."""
+
 PAGE, TRANSLATED_PAGES = 4096, 2048
 """Bytes of a memory page, and pages that the second TLB holds, with some to spare.
 
@@ -129,7 +132,9 @@ class _Tiler:
 
     def rewrite(self) -> Any:
         rows, columns = int(self._outer.extent), int(self._inner.extent)
-        length = min(strip_length(found.stride, self._side) for found in self._transposed)
+        bits = tvm.DataType(element_type(self._inner.body.value)).bits
+        tiles = LINE * 8 // (self._side * bits) if is_marked(self._inner) else 1
+        length = min(strip_length(found.stride, self._side, tiles) for found in self._transposed)
         return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), length, self._constant(0), columns))
 
     def _strip(self, rows: int, y: Any, columns: int) -> list[Any]:
@@ -256,10 +261,16 @@ class _Tiler:
         return tirx.const(number, self._integer)
 
 
-def strip_length(stride: int, side: int) -> int:
-    """Choose the elements of a strip, for tiles of ``side`` whose vectors are read ``stride`` bytes apart."""
+def strip_length(stride: int, side: int, tiles: int = 1) -> int:
+    """Choose the elements of a strip, for tiles of ``side`` whose vectors are read ``stride`` bytes apart.
+
+    Where results go past the caches and it takes several ``tiles`` to fill a line, these follow one another, and strips
+    are short: few lines are begun at a time, and each is full before the next.
+    """
     power_of_two = (stride & -stride) // PAGE
     length = TRANSLATED_PAGES // max(1, power_of_two)
+    if tiles > 1:  # the pages that are written need their share
+        return min(max(length // 2, tiles * side), 2 * tiles * side)
     return min(length, LONGEST_STRIP) if length >= SHORTEST_STRIP else side
 
 

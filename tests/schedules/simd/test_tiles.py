@@ -95,6 +95,11 @@ def test_a_strip_stays_within_the_pages_that_can_be_translated(stride: int, expe
     assert strip_length(stride, 16) == expected
 
 
+@pytest.mark.parametrize(("stride", "expected"), [(256, 32), (8192, 32), (131072, 32), (262144, 16), (1 << 23, 16)])
+def test_half_lines_that_are_streamed_are_soon_made_whole(stride: int, expected: int) -> None:
+    assert strip_length(stride, 8, 2) == expected
+
+
 @given(rows=st.integers(5, 90), pieces=st.integers(2, 7), parallel=st.booleans())
 @settings(max_examples=8, deadline=None)
 def test_pieces_of_which_the_last_is_shorter(rows: int, pieces: int, parallel: bool) -> None:
