@@ -17,6 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("tvm_ext", "schedules", "tuners")
 NEW = (
     "tvm_ext/torch_compile/",
+    "tvm_ext/embedding/",
+    "tvm_ext/cli/embed.py",
+    "tvm_ext/backends/vta/codegen/embedded.py",
+    "tvm_ext/backends/hexagon/",
+    "tvm_ext/cli/hexagon.py",
+    "schedules/hexagon/",
+    "tvm_ext/layout/selection/",
     "tvm_ext/report/profile",
     "tvm_ext/report/time_section.py",
     "tvm_ext/cli/profile.py",
