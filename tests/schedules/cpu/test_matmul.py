@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -307,6 +307,18 @@ def test_register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, m
         assert round_up(rows, tile_rows) * round_up(chunks, vectors) <= 1.35 * rows * chunks
     if rows >= 8 and chunks >= 4 and reduction >= 64:  # multiply-adds do not wait for each other
         assert tile_rows * vectors >= 7
+
+
+def test_columns_from_the_second_cache_are_met_by_enough_rows() -> None:
+    """Two units for multiply-adds ask twice as much of the L2 cache, which hands over no more."""
+    one = Machine("avx512", 512, 32, "vnni", l2=1 << 20, cores=2)
+    two = replace(one, flops=2 * one.flops)
+    for rows, chunks, reduction in [(1024, 64, 1024), (128, 192, 768), (512, 32, 512)]:
+        assert register_tile(rows, chunks, reduction, 4 * reduction, one)[0] == 4
+        assert register_tile(rows, chunks, reduction, 4 * reduction, two)[0] >= 7
+        fast = replace(two, l2_bandwidth=1e12)
+        assert register_tile(rows, chunks, reduction, 4 * reduction, fast)[0] == 4
+    assert register_tile(64, 4, 64, 256, two) == register_tile(64, 4, 64, 256, one)  # columns stay in the L1 cache
 
 
 @given(
