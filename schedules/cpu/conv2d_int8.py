@@ -53,6 +53,7 @@ def _shape_of(schedule: Schedule, conv: SBlockRV) -> ConvShape:
         # A step of the tile is one instruction, whatever it multiplies.
         reduction=in_chunks * kernel_h * kernel_w * packs,
         in_chunks=in_chunks,
+        counts_weights=False,
         kernel_h=kernel_h,
         input_row_bytes=width * row_chunks * block * (tvm.DataType(source.dtype).bits // 8),
         stride_h=max(1, (height - kernel_h) // max(1, out_h - 1)),

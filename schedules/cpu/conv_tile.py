@@ -27,6 +27,8 @@ class ConvShape:
         Taps and stride along the rows.
     input_row_bytes : int
         Bytes of all input channels of one row (times the depth of the kernel).
+    counts_weights : bool
+        Whether a step takes no longer than its multiply-adds of floats, so that weights from the L2 cache may be late.
     bands : bool
         Whether a task may take a part of a row: where the row is all pixels of an image.
     """
@@ -41,6 +43,7 @@ class ConvShape:
     kernel_h: int
     stride_h: int
     input_row_bytes: int
+    counts_weights: bool = True
     bands: bool = False
 
     @property
@@ -206,7 +209,8 @@ def reduction_parts(shape: ConvShape, vectors: int, input_bytes: int, machine: M
 
 def conv_tile(shape: ConvShape, machine: Machine) -> ConvTile:
     """Choose register tile, rows of a task and division of channels, so that the slowest core has the least to do."""
-    columns, vectors = register_tile(shape.out_w, shape.out_chunks, machine, shape.reduction, exact=True)
+    counted = shape.reduction if shape.counts_weights else 0
+    columns, vectors = register_tile(shape.out_w, shape.out_chunks, machine, counted, exact=True)
     parallel = machine.divides(shape.flops)
     if shape.bands:
         return _banded_tile(shape, columns, vectors, parallel, machine)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-import numpy as np
 import tvm
 from numpy.typing import NDArray
 
