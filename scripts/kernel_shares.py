@@ -34,6 +34,8 @@ Clock = Callable[[], float]
 
 ROUNDS = 20
 TURN_SECONDS = 5e-3
+PATIENCE = 10
+"""How much longer turns of several threads are, which the operating system first has to spread over the cores."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def measure(
     use_all_cores()
     target = tvm.target.Target({**target.export(), "num-cores": threads})
     machine, multiply_adds = machine_of(target), MultiplyAdds(target, threads)
+    turn, repeats = (TURN_SECONDS, 3) if threads == 1 else (PATIENCE * TURN_SECONDS, 3 * PATIENCE)
     rows: list[dict[str, Any]] = []
     for case in CASES:
         kernel, seconds = Kernel(case, target), float("inf")
@@ -190,8 +193,8 @@ def measure(
         if case.flops:
             peak = 0.0
             for _ in range(rounds):
-                peak = max(peak, multiply_adds.rate(TURN_SECONDS, clock))
-                seconds = min(seconds, *(kernel.seconds(clock) for _ in range(3)))
+                peak = max(peak, multiply_adds.rate(turn, clock))
+                seconds = min(seconds, *(kernel.seconds(clock) for _ in range(repeats)))
             rate = case.flops / seconds
             row |= {"gflops": rate / 1e9, "peak_gflops": peak / 1e9, "share_of_peak": rate / peak}
         else:
@@ -200,8 +203,8 @@ def measure(
                 copies.append(Copy(target, int(case.bytes_moved // 2), threads, streamed=True))
             best = [0.0] * len(copies)
             for _ in range(rounds):
-                best = [max(rate, copy.rate(TURN_SECONDS, clock)) for rate, copy in zip(best, copies, strict=True)]
-                seconds = min(seconds, *(kernel.seconds(clock) for _ in range(3)))
+                best = [max(rate, copy.rate(turn, clock)) for rate, copy in zip(best, copies, strict=True)]
+                seconds = min(seconds, *(kernel.seconds(clock) for _ in range(repeats)))
             rate = case.bytes_moved / seconds
             row |= {"gb_per_s": rate / 1e9, "share_of_copy": rate / max(best)}
             row |= {f"{name}_gb_per_s": rate / 1e9 for name, rate in zip(("copy", "streamed_copy"), best, strict=False)}
