@@ -13,7 +13,7 @@ from tests.guarded import emulated_model
 from tests.zoo import need
 from tvm_ext.artifact.compiled_model import load
 from tvm_ext.artifact.metadata import read_metadata, tensor_specs
-from tvm_ext.cli.main import main
+from tvm_ext.cli.compile import command
 from tvm_ext.errors import TargetError
 from tvm_ext.verify import compare_outputs, onnxruntime_outputs
 
@@ -30,10 +30,10 @@ def test_cross_compiled_models(name: str, threads: int, tmp_path: Path) -> None:
     inputs = entry.inputs(3)
     onnx.save(entry.onnx_model(), tmp_path / "model.onnx")
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "num-cores": 2}
-    words = ["compile", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out"), "--target", json.dumps(target)]
+    words = [str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out"), "--target", json.dumps(target)]
     for input_name, array in inputs.items():
         words += ["--input-shape", f"{input_name}:{','.join(map(str, array.shape))}"]
-    done = CliRunner().invoke(main, words)
+    done = CliRunner().invoke(command, words)
     assert done.exit_code == 0, done.output
     metadata = read_metadata(tmp_path / "out" / "metadata.json")
     ordered = [inputs[spec.name] for spec in tensor_specs(metadata["inputs"])]
