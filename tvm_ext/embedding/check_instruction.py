@@ -50,7 +50,7 @@ def check_instruction(instruction: Instruction, target: tvm.target.Target, seed:
         results.append(tensors[2].numpy())
     # One rounding instead of two is what a fused multiply-add is for.
     exact = np.issubdtype(results[0].dtype, np.integer)
-    same = np.array_equal(*results) if exact else np.allclose(*results, rtol=1e-5, atol=1e-6)
+    same = np.array_equal(*results) if exact else np.allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
     if not same:
         where = tuple(int(at[0]) for at in np.nonzero(results[0] != results[1]))
         raise EmbeddingError(

@@ -149,7 +149,8 @@ def _fused_index(found: Strategy, number: int, at: tuple[Any, ...]) -> list[Any]
     for row in found.embedding.instruction.operands[number].index:
         axis = next((axis for axis, step in enumerate(row) if step), None)
         value: Any = tirx.const(0, "int32")
-        for level, digit in enumerate(found.embedding.digits[axis] if axis is not None else ()):
-            value = value * digit.size + values[axis, level]
+        if axis is not None:
+            for level, digit in enumerate(found.embedding.digits[axis]):
+                value = value * digit.size + values[axis, level]
         index.append(value)
     return index

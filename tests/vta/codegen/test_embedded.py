@@ -50,8 +50,10 @@ def expected(operator: Dataflow, data: NDArray, weights: NDArray) -> NDArray:
     return np.clip(run(operator, data, weights) >> EPILOGUE.shift, EPILOGUE.low, EPILOGUE.high).astype(np.int8)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["sim", "sim_8x8"])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [*((case, "sim") for case in CASES), *((case, "sim_8x8") for case in ("strict", "one channel", "conv1d"))],
+)
 def test_embedded_layers_are_exact_on_the_simulator(case: str, name: str) -> None:
     config, operator = load_config(name), operator_of(case)
     instruction = instruction_dataflow(vta_gemm(config.batch, config.block))
@@ -59,14 +61,15 @@ def test_embedded_layers_are_exact_on_the_simulator(case: str, name: str) -> Non
     rng = np.random.default_rng(0)
     data, weights = (rng.integers(-128, 128, access.shape).astype(np.int8) for access in operator.inputs)
     right, features = expected(operator, data, weights), set()
-    for embedding in {strategy(embedding).features: embedding for embedding in found}.values():
+    by_features = {strategy(embedding).features: embedding for embedding in found}
+    for embedding in [*by_features.values()][:4]:
         layer = embedded_layer(strategy(embedding), config)
         program = embedded_program(layer, config, COSTS, data, weights, EPILOGUE)
         result, steps = run_embedded(program, layer)
         np.testing.assert_array_equal(result, right, str(embedding))
         assert steps["gemm"] <= stored_macs(layer.strategy) // instruction.macs
         features |= set(layer.strategy.features)
-    assert case != "dilated" or "dilate pack" in features
+    assert (case, name) != ("dilated", "sim") or "dilate pack" in features
 
 
 def test_cost_of_the_target_ranks_unrolled_stencils_first_where_channels_are_few() -> None:

@@ -129,7 +129,7 @@ def _kinds(found: Strategy, stored: Sequence[Stored]) -> dict[str, list[int]]:
         uses = tuple(_moves(number, operand.dimensions) for operand in stored)
         if uses not in names:
             raise EmbeddingError(f"loop {loop.name} moves in one operand only; VTA's convolutions have no such loop")
-        kinds[names[uses]].append(number)  # type: ignore[index]
+        kinds[names[uses]].append(number)
     return kinds
 
 
