@@ -60,7 +60,7 @@ class Fit:
             factors = scales[layer.data]
             key = sha256(b"%d" % fraction)
             for part in (layer.weights, factors):
-                key.update(part.tobytes())
+                key.update(b"" if part is None else part.tobytes())
             before, found = self.rounded.get(layer.name, (b"", None))
             if found is None or before != key.digest():
                 found = round_weights(layer, fraction, self.seen.of(layer, factors))
