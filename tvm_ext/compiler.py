@@ -123,6 +123,7 @@ def compile(
     if partitioned is not None:
         metadata["decisions"]["vta"] = partitioned["decisions"]
     if standalone is not None:
+        metadata["run_with"] = noted.pop("run_with")
         metadata["decisions"][backend_of(resolved).name] = noted
     return kind(executable, metadata, shared_results=shared_results(lowered))
 

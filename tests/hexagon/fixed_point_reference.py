@@ -135,5 +135,6 @@ _OPERATORS = integer_reference._OPERATORS | {
     "Mul": lambda _, left, right: floats(left) * floats(right),
     "QuantizeLinear": _quantize,
     "Relu": _relu,
+    "Shape": lambda _, value: np.array((value.values if isinstance(value, Steps) else floats(value)).shape),
     "Sub": lambda _, left, right: floats(left) - floats(right),
 }

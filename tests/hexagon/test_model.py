@@ -14,7 +14,7 @@ from tests.hexagon.fixed_point_reference import run_fixed_point
 from tests.quantized.qdq_graphs import QdqGraph
 from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
 from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
-from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.errors import InputError, ModelError, TargetError, UnsupportedOperatorError
 
 Build = Callable[[QdqGraph], onnx.ModelProto]
 
@@ -121,6 +121,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert loaded.executable == compiled.executable
     for name, value in compiled.run(inputs).items():
         np.testing.assert_array_equal(loaded.run(inputs)[name], value)
+    with pytest.raises(TargetError, match="run it with `tvm-ext run --emulate`"):
+        tvm_ext.load(folder)
     content = bytearray((folder / "model.so").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "model.so").write_bytes(bytes(content))
@@ -168,7 +170,7 @@ def test_command_line(commands: Commands, tmp_path: Path) -> None:
     result = commands("compile", tmp_path / "model.onnx", "--target", "hexagon-v67", "-o", folder)
     assert (result.code, result.stderr) == (0, "")
     assert "2 on the scalar core" in result.stdout
-    commands("run", folder).error(6, "was compiled for Hexagon; run it under the emulator with --emulate")
+    commands("run", folder).error(6, "does not run on this machine; run it with `tvm-ext run --emulate`")
     result = commands("run", folder, "--emulate", "--input", tmp_path / "x.npy", "-o", tmp_path / "y.npz")
     assert (result.code, result.stderr) == (0, "")
     (expected,) = run_fixed_point(model, inputs).values()

@@ -322,7 +322,7 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     ModelError
         If the folder is missing, is not an artifact, or was damaged.
     TargetError
-        If its code is for another machine.
+        If its code is for another machine, or for a processor that only an emulator has here.
     """
     folder = as_path(folder, ModelError)
     path = folder / METADATA
@@ -330,6 +330,8 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
         what = "is not an artifact (it has no metadata.json)" if os.path.isdir(folder) else "is not a folder"
         raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o FOLDER` makes an artifact")
     metadata = read_metadata(path)
+    if metadata.get("run_with"):
+        raise TargetError(f"the model in {folder} does not run on this machine; run it with `{metadata['run_with']}`")
     library = folder / LIBRARY
     if LIBRARY not in metadata["files"]:
         raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")

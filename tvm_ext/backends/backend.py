@@ -53,8 +53,8 @@ class Backend:
         Whether kernels may be compiled in several modules, which are linked afterwards.
     standalone : callable, optional
         For processors that TVM's virtual machine does not run on: makes, of a module as the phase ``lower`` leaves it
-        and the target, what runs it, with what to note of it under the row's name in the metadata; and the class of
-        compiled models that takes both.
+        and the target, what runs it; what to note of it under the row's name in the metadata, with the command that
+        runs it as ``run_with``; and the class of compiled models that takes both.
     """
 
     name: str

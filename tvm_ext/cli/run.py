@@ -52,14 +52,12 @@ def command(
 ) -> None:
     """Run ARTIFACT, a folder that `tvm-ext compile` wrote."""
     from tvm_ext.artifact.compiled_model import load
-    from tvm_ext.backends.hexagon.model.compiled import is_hexagon_artifact, load_hexagon
+    from tvm_ext.backends.hexagon.model.compiled import load_hexagon
     from tvm_ext.backends.vta.board.offloaded import open_runner
-    from tvm_ext.errors import OptionError, TargetError
+    from tvm_ext.errors import OptionError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
-    if not emulate and is_hexagon_artifact(artifact):
-        raise TargetError(f"{artifact} was compiled for Hexagon; run it under the emulator with --emulate")
     if output is not None:
         check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
     compiled = load_hexagon(artifact) if emulate else load(artifact)

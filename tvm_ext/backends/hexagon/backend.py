@@ -50,8 +50,13 @@ def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict
 
     program = model_program(mod, target)
     scalar = [step.kernel for step in program.plan.steps if not step.is_vector]
-    notes = {"calls": len(program.plan.steps), "scalar": scalar, "arena": program.plan.arena,
-             "constants": len(program.constants)}  # fmt: skip
+    notes = {
+        "run_with": "tvm-ext run --emulate",
+        "calls": len(program.plan.steps),
+        "scalar": scalar,
+        "arena": program.plan.arena,
+        "constants": len(program.constants),
+    }
     return program, notes, HexagonModel
 
 

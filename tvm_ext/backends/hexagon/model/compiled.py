@@ -99,18 +99,6 @@ class HexagonModel(CompiledModel):
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
 
 
-def is_hexagon_artifact(folder: Path) -> bool:
-    """Whether a folder holds a model for Hexagon.
-
-    Raises
-    ------
-    ModelError
-        If its metadata are damaged.
-    """
-    path = folder / METADATA
-    return path.is_file() and "hexagon" in read_metadata(path).get("decisions", {})
-
-
 def load_hexagon(folder: Path) -> HexagonModel:
     """Load what :meth:`HexagonModel.save` wrote.
 
@@ -120,11 +108,11 @@ def load_hexagon(folder: Path) -> HexagonModel:
         If the folder holds no such model, or it was damaged.
     """
     path = folder / METADATA
-    if not path.is_file() or not is_hexagon_artifact(folder):
+    metadata = read_metadata(path) if path.is_file() else {}
+    if "hexagon" not in metadata.get("decisions", {}):
         raise ModelError(
             f"{folder} holds no model for Hexagon; `tvm-ext compile MODEL --target hexagon-v67 -o FOLDER` makes one"
         )
-    metadata = read_metadata(path)
     library = folder / LIBRARY
     if LIBRARY not in metadata["files"]:
         raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")

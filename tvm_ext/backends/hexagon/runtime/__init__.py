@@ -1,0 +1,1 @@
+"""C sources that are linked to every Hexagon program."""
