@@ -41,8 +41,8 @@ def register() -> None:
             register_tag(tag, config, override=True)
     for version in HEXAGON_PROCESSORS:
         features = [f"+hvx{version}", "+hvx-length128b"]
-        config = {"kind": "llvm", "keys": ["hexagon", "cpu"], "mtriple": "hexagon", "mattr": features, "num-cores": 1}
-        register_tag(f"hexagon-{version}", config | {"mcpu": f"hexagon{version}"}, override=True)
+        processor = {"mtriple": "hexagon", "mcpu": f"hexagon{version}", "mattr": features, "num-cores": 1}
+        register_tag(f"hexagon-{version}", {"kind": "llvm", "keys": ["hexagon", "cpu"]} | processor, override=True)
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for name, value in vars(errors).items():

@@ -67,11 +67,12 @@ def profile(
 
     if picture is not None:
         check_output(picture, [model, *input_files(inputs)])
-    if model.is_dir():
-        compiled = load_hexagon(model)
-    else:
-        with step_display(quiet=as_json) as report:
-            compiled = compile(model, target, input_shapes=input_shapes or None, progress=report)
+    with step_display(quiet=as_json) as report:
+        compiled = (
+            load_hexagon(model)
+            if model.is_dir()
+            else compile(model, target, input_shapes=input_shapes or None, progress=report)
+        )
     if not isinstance(compiled, HexagonModel):
         raise TargetError(f"target {target!r} is not a Hexagon processor; give one such as hexagon-v67")
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)

@@ -62,8 +62,12 @@ class _Addition:
     high: float = np.inf
 
 
+_Base: Any = IntegerMutator._cls
+"""What the decorator of mutators makes of a class cannot be derived from; this is the class."""
+
+
 @mutator
-class _HvxMutator(IntegerMutator._cls):
+class _HvxMutator(_Base):
     """The mutator of integer arithmetic, with kernels for what it would compute in floats.
 
     Attributes
@@ -155,9 +159,10 @@ def _is_picture(value: Quantized) -> bool:
 
 
 def _add(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
-    parts = [rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args]
-    if None not in parts and all(map(_is_picture, parts)) and parts[0].shape == parts[1].shape == static_shape(call):
-        rewriter.additions[var] = _Addition(*parts)
+    first, second = (rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args)
+    if first is not None and second is not None and _is_picture(first) and _is_picture(second):
+        if first.shape == second.shape == static_shape(call):
+            rewriter.additions[var] = _Addition(first, second)
     return _function(rewriter, var, call)
 
 
@@ -180,7 +185,8 @@ def _bounds(call: relax.Call) -> tuple[float, float]:
 
 def _function(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     """Note a function of one quantised tensor: its value for every byte."""
-    source, operands = None, []
+    source: Quantized | None = None
+    operands: list[Any] = []
     for arg in call.args[: 1 if call.op.name == "relax.clip" else None]:
         number = rewriter.constant_values(arg)
         if number is not None and number.size == 1:

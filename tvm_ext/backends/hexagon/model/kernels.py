@@ -75,9 +75,9 @@ class Calls:
         layout = self._layout
         outputs, inputs = weight.shape[:2]
         padded = inputs if window.is_pointwise else layout.padded(1, inputs)[1]
-        matrix = np.zeros((window.taps, padded, outputs), np.int8)
-        matrix[:, :inputs] = weight.transpose(2, 3, 1, 0).reshape(window.taps, inputs, outputs)
-        matrix = matrix.reshape(-1, outputs)
+        by_tap = np.zeros((window.taps, padded, outputs), np.int8)
+        by_tap[:, :inputs] = weight.transpose(2, 3, 1, 0).reshape(window.taps, inputs, outputs)
+        matrix = by_tap.reshape(-1, outputs)
         halves = layout is TWO and needs_halves(matrix)
         operand = self.panels(data, layout)
         if not window.is_pointwise:
@@ -152,17 +152,19 @@ class Calls:
         known = self._known(data)
         if layout not in known:
             rows, columns = _pixels(data), _channels(data)
+            size = layout.size(rows, columns)
             if known:
                 source, value = next(iter(known.items()))
-                arguments: tuple[Any, ...] = (source, layout, rows, columns)
-                kind, make = "relayout", relayout
+                known[layout] = self._call(
+                    f"{PREFIX}relayout", lambda name: relayout(source, layout, rows, columns, name=name),
+                    (source, layout, rows, columns), [value], size,
+                )  # fmt: skip
             else:
                 flat = self._builder.emit(relax.op.reshape(data, (rows * columns,)))
-                value, arguments, kind, make = flat, (layout, rows, columns), "from_planes", from_planes
-            known[layout] = self._call(
-                f"{PREFIX}{kind}", lambda name: make(*arguments, name=name), arguments, [value],
-                layout.size(rows, columns),
-            )  # fmt: skip
+                known[layout] = self._call(
+                    f"{PREFIX}from_planes", lambda name: from_planes(layout, rows, columns, name=name),
+                    (layout, rows, columns), [flat], size,
+                )  # fmt: skip
         return known[layout]
 
     def _known(self, data: Any) -> dict[Panels, Any]:

@@ -28,7 +28,9 @@ def by_kernel(layers: Sequence[Layer]) -> list[dict[str, Any]]:
         kind = re.sub(r"\d+$", "", layer.kernel) if layer.unit == "hvx" else layer.kernel
         kinds.setdefault(kind, []).append(layer)
     packets = sum(layer.counts.packets for layer in layers) or 1
-    rows = [{"kernel": kind, "calls": len(found), "unit": found[0].unit} | _sum(found) for kind, found in kinds.items()]
+    rows: list[dict[str, Any]] = [
+        {"kernel": kind, "calls": len(found), "unit": found[0].unit} | _sum(found) for kind, found in kinds.items()
+    ]
     for row in rows:
         row["share"] = row["packets"] / packets
     return sorted(rows, key=lambda row: -row["packets"])
