@@ -6,9 +6,9 @@ import pytest
 
 from tvm_ext.backends.hexagon.packer.addresses import places
 from tvm_ext.backends.hexagon.packer.assembly import Block, functions
-from tvm_ext.backends.hexagon.packer.choice import route
 from tvm_ext.backends.hexagon.packer.cycles import cycles_of
 from tvm_ext.backends.hexagon.packer.dependences import dependence_graph, softened
+from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.instruction import parse
 from tvm_ext.backends.hexagon.packer.packet import packet_of
 from tvm_ext.backends.hexagon.packer.sda import Weights, pack_block
@@ -113,7 +113,9 @@ f:
     edges = dependence_graph(blocks[-1].instructions, places(blocks)[-1])
     assert edges[0][1].kind == "hard"
     assert 2 not in edges[0]
-    assert route(blocks) == [0, 1, 2]
+    flow = control_flow(blocks)
+    assert sorted(flow.edges) == [(0, 1), (0, 2), (1, 2)]
+    assert route(flow, frequencies(flow)) == [0, 1, 2]
 
 
 def test_readers_say_that_they_read_in_the_packet() -> None:

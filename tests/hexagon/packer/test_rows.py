@@ -47,6 +47,8 @@ def test_rows_agree_with_the_assembler() -> None:
     too_bold = [packet for number, packet in enumerate(packets) if verdicts[number] and number in bad]
     assert too_bold == []
     too_shy = [packet for number, packet in enumerate(packets) if not verdicts[number] and number not in bad]
-    # Two jumps in a packet are legal, and left out.
-    jumps = [packet for packet in too_shy if sum("jump" in text for text in packet) > 1]
-    assert [packet for packet in too_shy if packet not in jumps] == []
+    # Two jumps in a packet are legal, and left out; loops leave room for a distance that does not fit.
+    for packet in too_shy:
+        has_loop = any(text.startswith("loop") for text in packet)
+        words = sum(parse(text).words for text in packet)
+        assert sum("jump" in text for text in packet) > 1 or (has_loop and words > 4), packet

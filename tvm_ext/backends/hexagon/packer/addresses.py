@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tvm_ext.backends.hexagon.packer.assembly import Block
+from tvm_ext.backends.hexagon.packer.flow import control_flow
 from tvm_ext.backends.hexagon.packer.instruction import VECTOR_BYTES, Access, Instruction, registers
 from tvm_ext.backends.hexagon.packer.rows import UNKNOWN
 
@@ -169,7 +170,7 @@ def _flow(blocks: Sequence[Block]) -> list[_State]:
     """Follow all ways through a function; gives what is known at the start of each block."""
     start = _State({f"r{number}": frozenset({f"argument {number}"}) for number in range(_ARGUMENTS)})
     start.roots["r29"] = _STACK
-    labels = {label: number for number, block in enumerate(blocks) for label in block.labels}
+    graph = control_flow(blocks)
     states: list[_State | None] = [None] * len(blocks)
     waiting: list[tuple[int, _State]] = [(0, start)] if blocks else []
     while waiting:
@@ -182,19 +183,8 @@ def _flow(blocks: Sequence[Block]) -> list[_State]:
         state = new.copy()
         for item in blocks[number].instructions:
             state.execute(item)
-        waiting += [(target, state.copy()) for target in _successors(blocks, number, labels)]
+        waiting += [(target, state.copy()) for target in graph.successors(number)]
     return [state or _State(depth=None, is_clean=False) for state in states]
-
-
-def _successors(blocks: Sequence[Block], number: int, labels: dict[str, int]) -> list[int]:
-    block = blocks[number]
-    found = [number + 1] if block.falls_through and number + 1 < len(blocks) else []
-    found += [labels[item.target] for item in block.instructions if item.is_branch and item.target in labels]
-    for loop in ("0", "1"):
-        if f":endloop{loop}" in block.end or block.end == ":endloop01":
-            starts = [item for other in blocks for item in other.instructions if item.text.startswith(f"loop{loop}(")]
-            found += [labels[item.target] for item in starts if item.target in labels]
-    return found
 
 
 def _places(block: Block, state: _State) -> list[Place | None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 
 from tvm_ext.backends.hexagon.packer.assembly import Block, Packet, closed
-from tvm_ext.backends.hexagon.packer.cycles import cycles_along, timing
+from tvm_ext.backends.hexagon.packer.cycles import cycles_along, cycles_of, timing
 from tvm_ext.backends.hexagon.packer.dependences import Edges
+from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.refine import Refinement
 from tvm_ext.backends.hexagon.packer.sda import Weights, pack_block
 
@@ -21,7 +23,7 @@ WEIGHTS = (
 """Weights that are tried."""
 
 MORE_PACKETS = 1.05
-"""Packets of a block, against LLVM's, beyond which a packing is only taken where there is no other."""
+"""Packets of a function, against LLVM's, beyond which packings are only taken where there are no others."""
 
 LARGEST_BLOCK = 600
 """Instructions of a block that is still packed; the effort grows with their square."""
@@ -31,9 +33,6 @@ ROUNDS = 3
 
 EFFORT = 1500
 """Packings of a block that are looked at for a better one."""
-
-TRIPS, ROUTE = 4, 4000
-"""Rounds of a loop, and blocks, that a function is judged by."""
 
 
 def block_candidates(
@@ -56,46 +55,75 @@ def block_candidates(
     """
     instructions = block.instructions
     theirs = closed(other.packets, other.end) if other is not None else None
+    is_same = other is not None and _is_same(block, other)
     if len(instructions) > LARGEST_BLOCK:
-        return [theirs if other is not None and _is_same(block, other) and theirs else block.packets]
-    limit = len(instructions) if theirs is None else int(len(theirs) * MORE_PACKETS)
-    found = []
+        return [theirs if is_same and theirs else block.packets]
+    found: list[list[Packet]] = []
     for weights in WEIGHTS if len(instructions) > 1 else WEIGHTS[:1]:
+        # Patient packings are made for few cycles; those that fill packets should not have many of these.
+        limit = len(instructions) if weights.patience or theirs is None else len(theirs)
         search = Refinement(instructions, edges, block.end, limit, ROUNDS, refused, EFFORT)
         members = pack_block(instructions, edges, weights, refused, bool(block.end))
         for packing in (members, search.run(members)):
             packets = search.packets(packing)
             if packets is not None and packets not in found:
                 found.append(packets)
-    if may_keep and theirs is not None and other is not None and _is_same(block, other):
+    if may_keep and theirs is not None and is_same:
         found.append(theirs)
-    least = min(max(0, len(packets) - limit) for packets in found)
-    return [packets for packets in found if max(0, len(packets) - limit) == least]
+    return found or [block.packets]
 
 
 def _is_same(block: Block, other: Block) -> bool:
-    """Whether LLVM's packets are of the same instructions; it may have moved constants or merged some."""
+    """Whether LLVM's packets are of the same instructions, but for constants.
+
+    Its packetizer works on one block at a time, and may move an addition to a pointer past accesses, whose offsets it
+    changes; what the block does as a whole is the same.
+    """
 
     def plain(item: Block) -> Counter[str]:
-        return Counter(re.sub(r"\.(new|cur)\b", "", instruction.text) for instruction in item.instructions)
+        texts = (re.sub(r"\.(new|cur)\b", "", instruction.text) for instruction in item.instructions)
+        return Counter(re.sub(r"#+(-?\d+)?", "", text) for text in texts)
 
     return plain(block) == plain(other) and block.end == other.end
 
 
-def choose(blocks: Sequence[Block], candidates: Sequence[Sequence[list[Packet]]]) -> list[list[Packet]]:
-    """Choose a packing of each block so that the function takes the fewest cycles, then packets, along its route."""
-    way = route(blocks)
-    times = Counter(way)
-    timings = [[[timing(packet) for packet in packets] for packets in found] for found in candidates]
-    chosen = [0] * len(blocks)
+def choose(
+    blocks: Sequence[Block], candidates: Sequence[Sequence[list[Packet]]], others: Sequence[Block] | None
+) -> list[list[Packet]]:
+    """Choose a packing of each block so that the function takes the fewest cycles, then packets, along its route.
 
-    def cost() -> tuple[int, int]:
+    Parameters
+    ----------
+    blocks : sequence of Block
+        Of the function.
+    candidates : sequence of sequence of list of Packet
+        Packings of each.
+    others : sequence of Block, optional
+        The same with LLVM's packets, which their number is held against (:data:`MORE_PACKETS`).
+    """
+    graph = control_flow(blocks)
+    times = frequencies(graph)
+    way = route(graph, times)
+    limit = math.inf
+    if others is not None:
+        limit = MORE_PACKETS * sum(times[i] * len(closed(other.packets, other.end)) for i, other in enumerate(others))
+    timings = [[[timing(packet) for packet in packets] for packets in found] for found in candidates]
+    chosen = [min(range(len(found)), key=lambda index, found=found: len(found[index])) for found in candidates]
+    followed = Counter(way)
+    alone = [[cycles_of(packets) for packets in found] for found in candidates]
+
+    def cost() -> tuple[float, float, int]:
         packets = sum(times[number] * len(timings[number][index]) for number, index in enumerate(chosen))
-        return cycles_along(way, [timings[number][index] for number, index in enumerate(chosen)]), packets
+        spent = cycles_along(way, [timings[number][index] for number, index in enumerate(chosen)])
+        cycles = sum(
+            times[number] * (spent[number] / followed[number] if number in followed else alone[number][index])
+            for number, index in enumerate(chosen)
+        )
+        return max(0.0, packets - limit), cycles, packets
 
     best = cost()
     for _ in range(2):
-        for number, _count in times.most_common():
+        for number in sorted(range(len(blocks)), key=lambda name: -times[name]):
             for index in range(len(candidates[number])):
                 kept = chosen[number]
                 chosen[number] = index
@@ -104,37 +132,3 @@ def choose(blocks: Sequence[Block], candidates: Sequence[Sequence[list[Packet]]]
                 else:
                     chosen[number] = kept
     return [list(found[index]) for found, index in zip(candidates, chosen, strict=True)]
-
-
-def route(blocks: Sequence[Block]) -> list[int]:
-    """Guess the way through a function: in order, each loop a few rounds, branches ahead not taken."""
-    labels = {label: number for number, block in enumerate(blocks) for label in block.labels}
-    starts = {"0": -1, "1": -1}
-    left: dict[int, int] = {}
-    way: list[int] = []
-    number = 0
-    while number < len(blocks) and len(way) < ROUTE:
-        way.append(number)
-        block = blocks[number]
-        target = -1
-        for item in block.instructions:
-            if item.text.startswith("loop"):
-                starts[item.text[4]] = labels.get(item.target, -1)
-            elif item.is_branch and labels.get(item.target, len(blocks)) <= number:
-                target = labels[item.target]
-            elif item.is_branch and not item.predicate and item.target in labels:
-                target = labels[item.target]
-        if block.end:
-            target = starts["0" if "endloop0" in block.end else "1"]
-        if target > number:
-            number = target
-            continue
-        if target >= 0:
-            left.setdefault(number, TRIPS - 1)
-            left[number] -= 1
-            if left[number] >= 0:
-                number = target
-                continue
-            del left[number]
-        number += 1
-    return way

@@ -84,10 +84,25 @@ def cycles_of(packets: Iterable[Packet], rounds: int = 1) -> int:
     return clock.now - before
 
 
-def cycles_along(route: Iterable[int], timings: Sequence[Sequence[Timing]]) -> int:
-    """Count the cycles of blocks one after the other: their numbers, and their packets."""
-    clock = Clock()
+def cycles_along(route: Iterable[int], timings: Sequence[Sequence[Timing]]) -> list[int]:
+    """Count the cycles of blocks that run one after the other.
+
+    Parameters
+    ----------
+    route : iterable of int
+        Their numbers, in order.
+    timings : sequence of sequence of Timing
+        The packets of each block.
+
+    Returns
+    -------
+    list of int
+        Cycles of each block, in all of its runs.
+    """
+    clock, spent = Clock(), [0] * len(timings)
     for number in route:
+        before = clock.now
         for item in timings[number]:
             clock.step(item)
-    return clock.now
+        spent[number] += clock.now - before
+    return spent

@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import tvm
+
+from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
 from tvm_ext.backends.hexagon.packer.addresses import places
 from tvm_ext.backends.hexagon.packer.assembly import Block, Function, functions, written
 from tvm_ext.backends.hexagon.packer.choice import block_candidates, choose
 from tvm_ext.backends.hexagon.packer.dependences import Dependence, Edges, dependence_graph
+from tvm_ext.backends.hexagon.target import processor as processor_of
 from tvm_ext.backends.hexagon.toolchain import CLANG, compile_flags, program
 
 ATTEMPTS = 8
 """Times that a function is packed again without packets that were refused."""
 
 Refusal = Callable[[str], list[int]]
-"""Numbers the lines of a file that an assembler complains of, from 1."""
+"""Numbers the lines of a file that an assembler complains of, from 1; 0 where it does not say which."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,26 @@ class Packed:
     kept: tuple[str, ...] = ()
 
 
+def packed_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> Packed:
+    """Compile kernels with our own packets.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        As :func:`tvm_ext.backends.hexagon.code.assembly` takes it.
+    target : tvm.target.Target
+        For Hexagon.
+
+    Returns
+    -------
+    Packed
+        Its text is what :func:`tvm_ext.backends.hexagon.code.assemble` takes.
+    """
+    names = [str(global_var.name_hint) for global_var in mod.functions]
+    text, reference = assembly(mod, target, UNPACKETIZED), assembly(mod, target)
+    return pack_assembly(text, reference, names, processor=processor_of(target))
+
+
 def pack_assembly(
     text: str,
     reference: str,
@@ -73,6 +97,7 @@ def pack_assembly(
     *,
     soft: bool = True,
     candidates: bool = True,
+    capped: bool = True,
     refusal: Refusal | None = None,
     processor: str = "hexagonv67",
 ) -> Packed:
@@ -91,6 +116,8 @@ def pack_assembly(
         Whether results may be read in their packet; False is *soft to hard* of the source's figure 4.11.
     candidates : bool
         Whether LLVM's packets of a block are a candidate.
+    capped : bool
+        Whether packets are held to 5 % more than LLVM's; otherwise only cycles count.
     refusal : callable, optional
         The assembler; by default clang.
     processor : str
@@ -110,7 +137,7 @@ def pack_assembly(
     for function in functions(text):
         if function.name not in wanted or function.name not in theirs:
             continue
-        body = _pack_function(function, theirs[function.name], reference, soft, candidates, refusal, refused)
+        body = _pack_function(function, theirs[function.name], reference, soft, candidates, capped, refusal, refused)
         if body is None:
             kept.append(function.name)
         else:
@@ -124,6 +151,7 @@ def _pack_function(
     reference: str,
     soft: bool,
     candidates: bool,
+    capped: bool,
     refusal: Refusal,
     refused: list[Reproducer],
 ) -> list[Block] | None:
@@ -131,16 +159,16 @@ def _pack_function(
     graphs = [dependence_graph(block.instructions, place) for block, place in zip(ours.blocks, known, strict=True)]
     if not soft:
         graphs = [_hardened(graph) for graph in graphs]
-    others = theirs.blocks if len(theirs.blocks) == len(ours.blocks) else [None] * len(ours.blocks)
+    others = theirs.blocks if len(theirs.blocks) == len(ours.blocks) else None
     bad: set[frozenset[str]] = set()
     for _ in range(ATTEMPTS):
         found = [
             block_candidates(block, graph, other, candidates, frozenset(bad))
-            for block, graph, other in zip(ours.blocks, graphs, others, strict=True)
+            for block, graph, other in zip(ours.blocks, graphs, others or [None] * len(graphs), strict=True)
         ]
         blocks = [
             replace(block, packets=packets)
-            for block, packets in zip(ours.blocks, choose(ours.blocks, found), strict=True)
+            for block, packets in zip(ours.blocks, choose(ours.blocks, found, others if capped else None), strict=True)
         ]
         file = written(reference, {ours.name: blocks})
         complaints = refusal(file)
@@ -163,20 +191,21 @@ def _hardened(edges: Edges) -> Edges:
 
 
 def refused_lines(text: str, processor: str) -> list[int]:
-    """Give the numbers, from 1, of the lines of a file that clang's assembler complains of."""
+    """Give the numbers, from 1, of the lines of a file that clang's assembler complains of; 0 if it does not say."""
     with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as folder:
         source = Path(folder) / "kernels.s"
         source.write_text(text, encoding="utf-8")
         command = [program(CLANG), *compile_flags(processor), "-c", str(source), "-o", str(source.with_suffix(".o"))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [int(number) for number in re.findall(r"kernels\.s:(\d+):\d+: error", done.stderr)]
+    numbers = [int(number) for number in re.findall(r"kernels\.s:(\d+):\d+: error", done.stderr)]
+    return numbers or [0] * bool(done.returncode)
 
 
 def _packets_at(text: str, numbers: Sequence[int]) -> list[tuple[str, ...]]:
     """Give the packets around lines of a file."""
     lines = text.split("\n")
     found = []
-    for number in numbers:
+    for number in filter(None, numbers):
         first = last = number - 1
         while first > 0 and lines[first].strip() != "{":
             first -= 1

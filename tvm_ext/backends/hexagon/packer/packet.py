@@ -10,7 +10,9 @@ from tvm_ext.backends.hexagon.packer.instruction import Instruction, parse
 from tvm_ext.backends.hexagon.packer.resources import fits
 
 
-def packet_of(block: Sequence[Instruction], edges: Edges, members: Iterable[int]) -> Packet | None:
+def packet_of(
+    block: Sequence[Instruction], edges: Edges, members: Iterable[int], is_near: bool = False
+) -> Packet | None:
     """Write a packet, with ``.cur`` and ``.new`` where a result is read in it.
 
     Parameters
@@ -21,6 +23,8 @@ def packet_of(block: Sequence[Instruction], edges: Edges, members: Iterable[int]
         What depends on what.
     members : iterable of int
         Instructions of the packet.
+    is_near : bool
+        Whether it is near the end of the block.
 
     Returns
     -------
@@ -47,4 +51,4 @@ def packet_of(block: Sequence[Instruction], edges: Edges, members: Iterable[int]
         if any(name in block[item].reads and item not in readers for item in members):
             return None
     packet = tuple(parse(texts[item]) for item in members)
-    return packet if fits(packet) else None
+    return packet if fits(packet, is_near) else None

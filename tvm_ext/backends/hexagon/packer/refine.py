@@ -9,6 +9,7 @@ from tvm_ext.backends.hexagon.packer.cycles import cycles_of
 from tvm_ext.backends.hexagon.packer.dependences import Edges
 from tvm_ext.backends.hexagon.packer.instruction import Instruction
 from tvm_ext.backends.hexagon.packer.packet import packet_of
+from tvm_ext.backends.hexagon.packer.resources import NEAR, WORDS
 
 Cost = tuple[int, int, int, int]
 """Packets too many, cycles, packets, and how unevenly they are filled (negative), so that small ones become empty."""
@@ -47,7 +48,7 @@ class Refinement:
     ) -> None:
         self.block, self.edges, self.end, self.limit = block, edges, end, limit
         self.rounds, self.refused, self.effort = rounds if end else 1, refused, effort
-        self._written: dict[tuple[int, ...], Packet | None] = {}
+        self._written: dict[tuple[tuple[int, ...], bool], Packet | None] = {}
         self.before: list[dict[int, bool]] = [{} for _ in block]
         for early, later in enumerate(edges):
             for late, edge in later.items():
@@ -56,20 +57,20 @@ class Refinement:
     def packets(self, members: Sequence[Sequence[int]]) -> list[Packet] | None:
         """Write the packets of a packing; None where one cannot be."""
         found = []
-        for group in members:
-            packet = self._packet(tuple(group))
+        for number, group in enumerate(members):
+            packet = self._packet(tuple(group), len(members) - number <= NEAR)
             if packet is None:
                 return None
             found.append(packet)
         return closed(found, self.end)
 
-    def _packet(self, group: tuple[int, ...]) -> Packet | None:
-        if group not in self._written:
-            packet = packet_of(self.block, self.edges, group)
+    def _packet(self, group: tuple[int, ...], is_near: bool) -> Packet | None:
+        if (group, is_near) not in self._written:
+            packet = packet_of(self.block, self.edges, group, is_near)
             if packet is not None and len(packet) > 1 and frozenset(item.text for item in packet) in self.refused:
                 packet = None
-            self._written[group] = packet
-        return self._written[group]
+            self._written[group, is_near] = packet
+        return self._written[group, is_near]
 
     def cost(self, packets: Sequence[Packet]) -> Cost:
         """Judge a packing."""
@@ -97,12 +98,9 @@ class Refinement:
     def _moved(self, members: list[list[int]], item: int, cost: Cost) -> tuple[list[list[int]], Cost] | None:
         """Give the best packing with one instruction in another packet, if it is better."""
         place = {name: number for number, group in enumerate(members) for name in group}
-        first = max((place[other] + hard for other, hard in self.before[item].items()), default=0)
-        later = self.edges[item].items()
-        last = min((place[other] - (edge.kind == "hard") for other, edge in later), default=len(members) - 1)
         found = None
-        for target in range(first, last + 1):
-            if target == place[item] or len(members[target]) >= 4:
+        for target in self._window(item, place, len(members)):
+            if target == place[item] or len(members[target]) >= WORDS:
                 continue
             groups = [[name for name in group if name != item] for group in members]
             groups[target] = sorted([*groups[target], item])
@@ -115,3 +113,10 @@ class Refinement:
             if new < cost:
                 found, cost = (groups, new), new
         return found
+
+    def _window(self, item: int, place: dict[int, int], count: int) -> range:
+        """Give the packets that an instruction can be in while all others stay."""
+        first = max((place[other] + hard for other, hard in self.before[item].items()), default=0)
+        later = self.edges[item].items()
+        last = min((place[other] - (edge.kind == "hard") for other, edge in later), default=count - 1)
+        return range(first, last + 1)

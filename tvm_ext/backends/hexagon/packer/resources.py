@@ -10,14 +10,28 @@ WORDS = 4
 """Of a packet."""
 
 
-def fits(packet: Sequence[Instruction]) -> bool:
+NEAR = 6
+"""Packets from the end of a block within which the distance to a loop behind it needs no word of its own."""
+
+
+def fits(packet: Sequence[Instruction], is_near: bool = False) -> bool:
     """Whether there is a slot and a pipe for each instruction.
 
     Stricter than the hardware in one thing: a packet has at most one jump.
+
+    Parameters
+    ----------
+    packet : sequence of Instruction
+        What is to share a packet.
+    is_near : bool
+        Whether a loop that begins here is near, :data:`NEAR`.
     """
     if len(packet) > 1 and any(item.row.alone for item in packet):
         return False
-    if sum(item.words for item in packet) > WORDS or sum(item.is_branch for item in packet) > 1:
+    words = sum(
+        1 if is_near and item.row.name == "hardware loop" and "##" not in item.text else item.words for item in packet
+    )
+    if words > WORDS or sum(item.is_branch for item in packet) > 1:
         return False
     accesses = [item for item in packet if item.access is not None]
     return (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm_ext.backends.hexagon.packer.dependences import Edges
 from tvm_ext.backends.hexagon.packer.instruction import Instruction
 from tvm_ext.backends.hexagon.packer.packet import packet_of
-from tvm_ext.backends.hexagon.packer.resources import WORDS
+from tvm_ext.backends.hexagon.packer.resources import NEAR, WORDS
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Packing:
             score = self._score(item, high if members else self.latencies[item], members, stall)
             if best is not None and (score, item) <= best:
                 continue
-            packet = packet_of(self.block, self.edges, [*members, item])
+            packet = packet_of(self.block, self.edges, [*members, item], now < NEAR)
             if packet is not None and (not members or frozenset(i.text for i in packet) not in self.refused):
                 best = (score, item)
         return None if best is None else best[1]

@@ -30,9 +30,9 @@ class Execution:
     Attributes
     ----------
     packets : int
-        Executed in the kernel itself.
+        Executed in the kernel itself, those included with which the assembler aligns loops.
     cycles : int
-        What they take by the cycle model.
+        What the others take by the cycle model.
     counts : Counts
         The emulator's own, which hold a few packets of the caller.
     arrays : list of numpy.ndarray
@@ -87,7 +87,11 @@ def execute(text: str, kernel: str, arrays: Sequence[np.ndarray], processor: str
 
 
 def _follow(log: bytes, blocks: Sequence[Block], addresses: dict[str, int]) -> tuple[int, int]:
-    """Count packets and cycles of a kernel, those included with which the assembler aligns loops."""
+    """Count packets and cycles of a kernel.
+
+    Packets of nothing, with which the assembler aligns loops, are packets, and take no cycle: whether there are any
+    depends on the bytes of code in front, which no packing is to blame for.
+    """
     starts = {addresses[f"{_MARK}{number}"]: number for number, block in enumerate(blocks) if block.packets}
     first, last = min(starts), addresses[_END]
     clock, packets, left = Clock(), 0, 0
@@ -104,8 +108,6 @@ def _follow(log: bytes, blocks: Sequence[Block], addresses: dict[str, int]) -> t
                 clock.step(item)
         elif left:
             left -= 1
-        else:
-            clock.step(timing(()))
     return packets, clock.now
 
 

@@ -1,0 +1,153 @@
+"""Packets and model cycles of kernels: of LLVM, ours without and with soft dependences, one instruction a packet."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tests.hexagon.cases import OTHERS, product_case
+from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
+from tvm_ext.backends.hexagon.packer.pack import pack_assembly
+from tvm_ext.backends.hexagon.packer.trace import execute
+from tvm_ext.schedules.hexagon.panels import LAYOUTS
+from tvm_ext.target import resolve_target
+
+TARGET, PROCESSOR = resolve_target("hexagon-v67"), "hexagonv67"
+SEED = 4
+LARGEST = 96
+WAYS = {
+    "soft": {"candidates": False, "capped": False},
+    "hard": {"soft": False, "candidates": False, "capped": False},
+    "shipped": {},
+}
+"""Packings: with soft dependences and with those made hard, for few cycles; and what is shipped, where LLVM's packets
+are a candidate and there are at most 5 % more."""
+
+Call = tuple[str, tirx.PrimFunc, list[np.ndarray], list[int] | None]
+
+
+def calls(quick: bool) -> Iterator[tuple[str, list[tuple[tirx.PrimFunc, list[int]]], list[np.ndarray]]]:
+    """Give kernels that are called in turn, with their buffers: HVX kernels in every layout, and TVM's own."""
+    random = np.random.default_rng(SEED)
+    draws = [lambda layout: product_case(random, layout, False, False, LARGEST)]
+    draws += [lambda layout, draw=draw: draw(random, layout) for draw in OTHERS]
+    for draw, layout in itertools.product(draws[:2] if quick else draws, LAYOUTS):
+        case = draw(layout)
+        buffers = [np.zeros(-item, np.uint8) if isinstance(item, int) else item for item in case.buffers]
+        yield case.label, case.calls, buffers
+    data = [random.integers(0, 256, 8192).astype(np.uint8) for _ in range(3)]
+    for name, lanes in (("sum of TVM, scalar", 1), ("sum of TVM, vectors", 128)):
+        yield name, [(_sum_of_three(8192, lanes), [0, 1, 2, 3])], [*data, np.zeros(8192, np.uint16)]
+    left = random.integers(0, 256, 24 * 24).astype(np.uint8)
+    right = random.integers(-128, 128, 24 * 24).astype(np.int8)
+    yield "product of TVM, scalar", [(_plain_product(24), [0, 1, 2])], [left, right, np.zeros(24 * 24, np.int32)]
+
+
+def _sum_of_three(size: int, lanes: int) -> tirx.PrimFunc:
+    """R = A + B + C of bytes, the source's running example (figure 4.5)."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(a: T.handle, b: T.handle, c: T.handle, r: T.handle) -> None:
+        T.func_attr({"tirx.noalias": True})
+        first = T.match_buffer(a, (size,), "uint8", align=128)
+        second = T.match_buffer(b, (size,), "uint8", align=128)
+        third = T.match_buffer(c, (size,), "uint8", align=128)
+        result = T.match_buffer(r, (size,), "uint16", align=128)
+        for i in T.serial(size // lanes):
+            for j in T.vectorized(lanes):
+                result[i * lanes + j] = (
+                    T.cast(first[i * lanes + j], "uint16")
+                    + T.cast(second[i * lanes + j], "uint16")
+                    + T.cast(third[i * lanes + j], "uint16")
+                )
+
+    return _of_buffers(kernel)
+
+
+def _plain_product(size: int) -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def kernel(a: T.handle, b: T.handle, r: T.handle) -> None:
+        T.func_attr({"tirx.noalias": True})
+        first = T.match_buffer(a, (size * size,), "uint8", align=128)
+        second = T.match_buffer(b, (size * size,), "int8", align=128)
+        result = T.match_buffer(r, (size * size,), "int32", align=128)
+        for i, j in T.grid(size, size):
+            result[i * size + j] = 0
+            for k in T.serial(size):
+                result[i * size + j] = result[i * size + j] + T.cast(first[i * size + k], "int32") * T.cast(
+                    second[k * size + j], "int32"
+                )
+
+    return _of_buffers(kernel)
+
+
+def _of_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Take buffers for parameters, as our kernels do."""
+    return tirx.PrimFunc([func.buffer_map[item] for item in func.params], func.body, func.ret_type, func.attrs)
+
+
+def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure; ``quick`` takes products and convolutions only."""
+    rows: list[dict[str, Any]] = []
+    for label, kernels, buffers in calls(quick):
+        for number, (kernel, places) in enumerate(kernels):
+            row, arrays = _measured(f"{label} #{number}", kernel, [buffers[place] for place in places])
+            rows.append(row)
+            print(row, flush=True)
+            for place, array in zip(places, arrays, strict=True):
+                buffers[place] = array
+    compared = [row for row in rows if row["exact"]]
+
+    def mean(top: str, bottom: str) -> float:
+        return math.exp(sum(math.log(row[top] / row[bottom]) for row in compared) / len(compared))
+
+    return rows, {
+        "packer_exact": len(compared) / len(rows),
+        "packer_kernels": len(rows),
+        "packer_refused_packets": sum(row["refused"] for row in rows),
+        "packer_order_holds": _share(
+            rows, lambda row: row["cycles_shipped"] <= row["cycles_hard"] and row["cycles_hard"] <= row["cycles_llvm"]
+        ),
+        "packer_order_holds_without_llvms_packets": _share(
+            rows, lambda row: row["cycles_soft"] <= row["cycles_hard"] <= row["cycles_llvm"]
+        ),
+        "packer_cycles_not_above_llvm": _share(rows, lambda row: row["cycles_shipped"] <= row["cycles_llvm"]),
+        "packer_packets_vs_llvm_worst": max(row["packets_shipped"] / row["packets_llvm"] for row in rows),
+        "packer_packets_vs_llvm": mean("packets_shipped", "packets_llvm"),
+        "packer_cycles_vs_llvm": mean("cycles_shipped", "cycles_llvm"),
+        "packer_cycles_vs_llvm_best": min(row["cycles_shipped"] / row["cycles_llvm"] for row in rows),
+        "packer_cycles_vs_hard": mean("cycles_shipped", "cycles_hard"),
+        "packer_cycles_vs_single": mean("cycles_shipped", "cycles_single"),
+    }
+
+
+def _share(rows: Sequence[dict[str, Any]], holds: Any) -> float:
+    return sum(map(holds, rows)) / len(rows)
+
+
+def _measured(label: str, kernel: tirx.PrimFunc, arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Run a kernel in every way; gives its row, and the arrays as LLVM's packets leave them."""
+    mod = tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")})
+    llvm, single = assembly(mod, TARGET), assembly(mod, TARGET, UNPACKETIZED)
+    texts, refused, kept = {"llvm": llvm, "single": single}, 0, 0
+    for way, options in WAYS.items():
+        packed = pack_assembly(single, llvm, ["kernel"], processor=PROCESSOR, **options)  # type: ignore[arg-type]
+        texts[way] = packed.text
+        refused, kept = refused + len(packed.refused), kept + len(packed.kept)
+    runs = {way: execute(text, "kernel", arrays, PROCESSOR) for way, text in texts.items()}
+    exact = all(
+        (first == second).all()
+        for run in runs.values()
+        for first, second in zip(runs["llvm"].arrays, run.arrays, strict=True)
+    )
+    row: dict[str, Any] = {"kernel": label, "exact": exact, "refused": refused, "kept": kept}
+    row |= {f"packets_{way}": run.packets for way, run in runs.items()}
+    row |= {f"cycles_{way}": run.cycles for way, run in runs.items()}
+    return row, [np.array(item) for item in runs["llvm"].arrays]

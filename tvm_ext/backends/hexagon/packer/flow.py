@@ -1,0 +1,78 @@
+"""Where a function goes from block to block, and how often: a guess from its loops."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import networkx as nx
+
+from tvm_ext.backends.hexagon.packer.assembly import Block
+
+TRIPS = 16
+"""Rounds of a loop that does not say how many it has."""
+
+ROUTE = 300
+"""Blocks of a way through a function."""
+
+
+def control_flow(blocks: Sequence[Block]) -> nx.DiGraph:
+    """Draw which block can follow which; the number of a hardware loop's rounds is the ``trips`` of its edge back."""
+    labels = {label: number for number, block in enumerate(blocks) for label in block.labels}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(blocks)))
+    loops: dict[str, list[tuple[int, int]]] = {"0": [], "1": []}
+    for block in blocks:
+        for item in block.instructions:
+            if item.row.name == "hardware loop" and item.text.startswith("loop"):
+                count = re.search(r",#(\d+)\)", item.text)
+                start = labels.get(item.target.lstrip("#"), -1)
+                loops[item.text[4]].append((start, int(count[1]) if count else TRIPS))
+    for number, block in enumerate(blocks):
+        if block.falls_through and number + 1 < len(blocks):
+            graph.add_edge(number, number + 1)
+        for item in block.instructions:
+            if item.is_branch and item.target in labels:
+                graph.add_edge(number, labels[item.target])
+        for loop in ("0", "1"):
+            if f"endloop{loop}" in block.end:
+                # The loop that ends here is the nearest one that begins in front.
+                starts = [(start, trips) for start, trips in loops[loop] if 0 <= start <= number]
+                if starts:
+                    start, trips = max(starts)
+                    graph.add_edge(number, start, trips=trips)
+    return graph
+
+
+def frequencies(graph: nx.DiGraph) -> list[int]:
+    """Guess how often each block runs: the product of the rounds of the loops around it."""
+    found = [1] * len(graph)
+    waiting: list[tuple[nx.DiGraph, int]] = [(graph, 1)]
+    while waiting:
+        part, factor = waiting.pop()
+        for nodes in nx.strongly_connected_components(part):
+            inside = part.subgraph(nodes).copy()
+            if not inside.number_of_edges():
+                found[min(nodes)] = factor
+                continue
+            entries = {after for before, after in graph.edges if after in nodes and before not in nodes}
+            head = min(entries or nodes)
+            trips = [data.get("trips", TRIPS) for _, _, data in inside.in_edges(head, data=True)]
+            inside.remove_edges_from(list(inside.in_edges(head)))
+            waiting.append((inside, factor * max([1, *trips])))
+    return found
+
+
+def route(graph: nx.DiGraph, times: Sequence[int]) -> list[int]:
+    """Follow a way from the first block: each time the successor that was taken least for how often it runs."""
+    way = [0] if len(graph) else []
+    taken: Counter[tuple[int, int]] = Counter()
+    while way and len(way) < ROUTE:
+        after = sorted(graph.successors(way[-1]))
+        if not after:
+            break
+        chosen = min(after, key=lambda name: (taken[way[-1], name] / times[name], -times[name], name))
+        taken[way[-1], chosen] += 1
+        way.append(chosen)
+    return way
