@@ -31,7 +31,7 @@ LARGEST_BLOCK = 600
 ROUNDS = 3
 """Of a loop until its rounds are alike."""
 
-EFFORT = 1500
+EFFORT = 400
 """Packings of a block that are looked at for a better one."""
 
 
