@@ -34,7 +34,7 @@ Call = tuple[str, tirx.PrimFunc, list[np.ndarray], list[int] | None]
 
 
 def calls(quick: bool) -> Iterator[tuple[str, list[tuple[tirx.PrimFunc, list[int]]], list[np.ndarray]]]:
-    """Give kernels that are called in turn, with their buffers: of HVX, each kind in one layout or in all, and TVM's."""
+    """Give kernels that are called in turn, with their buffers: of HVX, each kind in a layout or in all, and TVM's."""
     random = np.random.default_rng(SEED)
     cases = [product_case(random, layout, False, False, LARGEST) for layout in LAYOUTS]
     if not quick:

@@ -1,0 +1,70 @@
+"""Where functions go: hardware loops, loops of jumps, and how often blocks are taken to run."""
+
+from __future__ import annotations
+
+from tvm_ext.backends.hexagon.packer.assembly import Block, functions, written
+from tvm_ext.backends.hexagon.packer.choice import choose
+from tvm_ext.backends.hexagon.packer.flow import TRIPS, control_flow, frequencies, route
+from tvm_ext.backends.hexagon.packer.instruction import parse
+
+
+def _function(*lines: str) -> str:
+    """Write a function: labels end with a colon, ``... :endloop0`` ends a loop, all else is an instruction."""
+    text = ["\t.type\tf,@function", "f:"]
+    for line in lines:
+        instruction, _, end = line.partition(" :endloop")
+        if line.endswith(":"):
+            text.append(line)
+        else:
+            text += ["\t{", f"\t\t{instruction}", f"\t}} :endloop{end}" if end else "\t}"]
+    return "\n".join([*text, ".Lfunc_end0:", ""])
+
+
+def _blocks(*lines: str) -> list[Block]:
+    return functions(_function(*lines))[0].blocks
+
+
+def test_hardware_loops_say_how_often_they_run() -> None:
+    blocks = _blocks(
+        "loop1(.LBB0_1,#3)", ".LBB0_1:", "loop0(.LBB0_2,#5)", ".LBB0_2:", "r0 = add(r0,#1) :endloop0",
+        "r1 = add(r1,#1) :endloop1", "jumpr r31",
+    )  # fmt: skip
+    graph = control_flow(blocks)
+    assert sorted(graph.edges) == [(0, 1), (1, 2), (2, 2), (2, 3), (3, 1), (3, 4)]
+    times = frequencies(graph)
+    assert times == [1, 3, 15, 3, 1]
+    way = route(graph, times)
+    assert way[:3] == [0, 1, 2]
+    assert way[-1] == 4
+    assert way.count(2) > way.count(3)
+
+
+def test_loops_of_jumps_may_lie_in_any_order() -> None:
+    # The body of the loop stands in front of its head.
+    blocks = _blocks(
+        "jump .LBB0_2", ".LBB0_1:", "r0 = add(r0,#1)", ".LBB0_2:", "p0 = cmp.gt(r0,r1)", "if (!p0) jump .LBB0_1",
+        "jumpr r31",
+    )  # fmt: skip
+    graph = control_flow(blocks)
+    assert sorted(graph.edges) == [(0, 2), (1, 2), (2, 1), (2, 3)]
+    assert frequencies(graph) == [1, TRIPS, TRIPS, 1]
+
+
+def test_what_is_written_is_read_again() -> None:
+    text = _function("r0 = add(r0,#1)", ".LBB0_1:", "r0 = add(r0,#2)", "loop0(.LBB0_1,#2) :endloop0", "jumpr r31")
+    blocks = functions(text)[0].blocks
+    again = functions(written(text, {"f": blocks}))[0].blocks
+    assert [block.instructions for block in again] == [block.instructions for block in blocks]
+    # A packet that begins a loop cannot end one; an empty one is put behind it.
+    assert again[1].packets[-1] == ()
+    assert written(text, {"f": again}) == written(text, {"f": blocks})
+
+
+def test_packings_with_too_many_packets_are_taken_only_if_there_are_no_others() -> None:
+    first, second = parse("r0 = memw(r2+#0)"), parse("r1 = add(r3,#1)")
+    theirs = [(first, second)]
+    slow, fast = [(first,), (second,)], [(first, second)]
+    block = Block(packets=[(first,), (second,)])
+    assert choose([block], [[slow, fast]], [Block(packets=theirs)]) == [fast]
+    assert choose([block], [[slow]], [Block(packets=theirs)]) == [slow]
+    assert choose([block], [[slow, fast]], None) == [fast]
