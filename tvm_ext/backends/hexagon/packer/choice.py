@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tvm_ext.backends.hexagon.packer.assembly import Block, Packet, closed
-from tvm_ext.backends.hexagon.packer.cycles import cycles_along, cycles_of, timing
+from tvm_ext.backends.hexagon.packer.cycles import Timing, cycles_along, timing
 from tvm_ext.backends.hexagon.packer.dependences import Edges
 from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.refine import Refinement
@@ -109,16 +109,9 @@ def choose(
         limit = MORE_PACKETS * sum(times[i] * len(closed(other.packets, other.end)) for i, other in enumerate(others))
     timings = [[[timing(packet) for packet in packets] for packets in found] for found in candidates]
     chosen = [min(range(len(found)), key=lambda index, found=found: len(found[index])) for found in candidates]
-    followed = Counter(way)
-    alone = [[cycles_of(packets) for packets in found] for found in candidates]
 
     def cost() -> tuple[float, float, int]:
-        packets = sum(times[number] * len(timings[number][index]) for number, index in enumerate(chosen))
-        spent = cycles_along(way, [timings[number][index] for number, index in enumerate(chosen)])
-        cycles = sum(
-            times[number] * (spent[number] / followed[number] if number in followed else alone[number][index])
-            for number, index in enumerate(chosen)
-        )
+        cycles, packets = _estimate(way, times, [timings[number][index] for number, index in enumerate(chosen)])
         return max(0.0, packets - limit), cycles, packets
 
     best = cost()
@@ -132,3 +125,25 @@ def choose(
                 else:
                     chosen[number] = kept
     return [list(found[index]) for found, index in zip(candidates, chosen, strict=True)]
+
+
+def is_cheaper(blocks: Sequence[Block], others: Sequence[Block]) -> bool:
+    """Whether blocks are estimated to take fewer cycles than the same packed otherwise, or as many and fewer packets."""
+    graph = control_flow(others)
+    times = frequencies(graph)
+    way = route(graph, times)
+    ours, theirs = (
+        _estimate(way, times, [[timing(packet) for packet in closed(block.packets, block.end)] for block in items])
+        for items in (blocks, others)
+    )
+    return ours < theirs
+
+
+def _estimate(way: Sequence[int], times: Sequence[int], timings: Sequence[Sequence[Timing]]) -> tuple[float, int]:
+    """Estimate cycles and packets of a function: those along a way, for as often as blocks run."""
+    spent, followed = cycles_along(way, timings), Counter(way)
+    cycles = 0.0
+    for number, count in enumerate(times):
+        runs = followed[number]
+        cycles += count * (spent[number] / runs if runs else cycles_along([number], timings)[number])
+    return cycles, sum(count * len(timings[number]) for number, count in enumerate(times))

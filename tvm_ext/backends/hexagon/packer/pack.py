@@ -20,7 +20,7 @@ import tvm
 from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
 from tvm_ext.backends.hexagon.packer.addresses import places
 from tvm_ext.backends.hexagon.packer.assembly import Block, Function, functions, written
-from tvm_ext.backends.hexagon.packer.choice import block_candidates, choose
+from tvm_ext.backends.hexagon.packer.choice import block_candidates, choose, is_cheaper
 from tvm_ext.backends.hexagon.packer.dependences import Dependence, Edges, dependence_graph
 from tvm_ext.backends.hexagon.target import processor as processor_of
 from tvm_ext.backends.hexagon.toolchain import CLANG, compile_flags, program
@@ -115,7 +115,7 @@ def pack_assembly(
     soft : bool
         Whether results may be read in their packet; False is *soft to hard* of the source's figure 4.11.
     candidates : bool
-        Whether LLVM's packets of a block are a candidate.
+        Whether LLVM's packets are a candidate, of a block and of a function as a whole.
     capped : bool
         Whether packets are held to 5 % more than LLVM's; otherwise only cycles count.
     refusal : callable, optional
@@ -170,6 +170,8 @@ def _pack_function(
             replace(block, packets=packets)
             for block, packets in zip(ours.blocks, choose(ours.blocks, found, others if capped else None), strict=True)
         ]
+        if candidates and others is not None and not is_cheaper(blocks, others):
+            return others
         file = written(reference, {ours.name: blocks})
         complaints = refusal(file)
         if not complaints:
