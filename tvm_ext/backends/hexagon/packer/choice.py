@@ -128,7 +128,7 @@ def choose(
 
 
 def is_cheaper(blocks: Sequence[Block], others: Sequence[Block]) -> bool:
-    """Whether blocks are estimated to take fewer cycles than the same packed otherwise, or as many and fewer packets."""
+    """Whether blocks are estimated to take fewer cycles than others of the same, or as many and fewer packets."""
     graph = control_flow(others)
     times = frequencies(graph)
     way = route(graph, times)
