@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.script import tirx as T
 
 from tests.hexagon.cases import OTHERS, product_case
 from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
 from tvm_ext.backends.hexagon.packer.pack import pack_assembly
 from tvm_ext.backends.hexagon.packer.trace import execute
+from tvm_ext.schedules.hexagon.code import Code
 from tvm_ext.schedules.hexagon.panels import LAYOUTS
 from tvm_ext.target import resolve_target
 
@@ -30,8 +30,6 @@ WAYS = {
 """Packings: with soft dependences and with those made hard, for few cycles; and what is shipped, where LLVM's packets
 are a candidate and there are at most 5 % more."""
 
-Call = tuple[str, tirx.PrimFunc, list[np.ndarray], list[int] | None]
-
 
 def calls(quick: bool) -> Iterator[tuple[str, list[tuple[tirx.PrimFunc, list[int]]], list[np.ndarray]]]:
     """Give kernels that are called in turn, with their buffers: of HVX, each kind in a layout or in all, and TVM's."""
@@ -42,55 +40,34 @@ def calls(quick: bool) -> Iterator[tuple[str, list[tuple[tirx.PrimFunc, list[int
     for case in cases:
         buffers = [np.zeros(-item, np.uint8) if isinstance(item, int) else item for item in case.buffers]
         yield case.label, case.calls, buffers
-    data = [random.integers(0, 256, 8192).astype(np.uint8) for _ in range(3)]
+    data = [random.integers(0, 256, 2048).astype(np.uint8) for _ in range(3)]
     for name, lanes in (("sum of TVM, scalar", 1), ("sum of TVM, vectors", 128)):
-        yield name, [(_sum_of_three(8192, lanes), [0, 1, 2, 3])], [*data, np.zeros(8192, np.uint16)]
+        yield name, [(_sum_of_three(2048, lanes), [0, 1, 2, 3])], [*data, np.zeros(2048, np.uint16)]
     left = random.integers(0, 256, 24 * 24).astype(np.uint8)
     right = random.integers(-128, 128, 24 * 24).astype(np.int8)
     yield "product of TVM, scalar", [(_plain_product(24), [0, 1, 2])], [left, right, np.zeros(24 * 24, np.int32)]
 
 
 def _sum_of_three(size: int, lanes: int) -> tirx.PrimFunc:
-    """R = A + B + C of bytes, the source's running example (figure 4.5)."""
-
-    @T.prim_func(s_tir=True)
-    def kernel(a: T.handle, b: T.handle, c: T.handle, r: T.handle) -> None:
-        T.func_attr({"tirx.noalias": True})
-        first = T.match_buffer(a, (size,), "uint8", align=128)
-        second = T.match_buffer(b, (size,), "uint8", align=128)
-        third = T.match_buffer(c, (size,), "uint8", align=128)
-        result = T.match_buffer(r, (size,), "uint16", align=128)
-        for i in T.serial(size // lanes):
-            for j in T.vectorized(lanes):
-                result[i * lanes + j] = (
-                    T.cast(first[i * lanes + j], "uint16")
-                    + T.cast(second[i * lanes + j], "uint16")
-                    + T.cast(third[i * lanes + j], "uint16")
-                )
-
-    return _of_buffers(kernel)
+    """R = A + B + C of bytes, the source's running example (figure 4.5), as LLVM takes it from plain loops."""
+    code = Code(**{name: (size, "uint8") for name in ("first", "second", "third")}, result=(size, "uint16"))
+    dtype = "uint16" if lanes == 1 else f"uint16x{lanes}"
+    with code.loop("i", size // lanes) as i:
+        values = [code.load(code[name], i * lanes, lanes).astype(dtype) for name in ("first", "second", "third")]
+        code.store(code["result"], i * lanes, values[0] + values[1] + values[2], lanes)
+    return code.function("sum")
 
 
 def _plain_product(size: int) -> tirx.PrimFunc:
-    @T.prim_func(s_tir=True)
-    def kernel(a: T.handle, b: T.handle, r: T.handle) -> None:
-        T.func_attr({"tirx.noalias": True})
-        first = T.match_buffer(a, (size * size,), "uint8", align=128)
-        second = T.match_buffer(b, (size * size,), "int8", align=128)
-        result = T.match_buffer(r, (size * size,), "int32", align=128)
-        for i, j in T.grid(size, size):
-            result[i * size + j] = 0
-            for k in T.serial(size):
-                result[i * size + j] = result[i * size + j] + T.cast(first[i * size + k], "int32") * T.cast(
-                    second[k * size + j], "int32"
-                )
-
-    return _of_buffers(kernel)
-
-
-def _of_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Take buffers for parameters, as our kernels do."""
-    return tirx.PrimFunc([func.buffer_map[item] for item in func.params], func.body, func.ret_type, func.attrs)
+    code = Code(first=(size * size, "uint8"), second=(size * size, "int8"), result=(size * size, "int32"))
+    with code.loop("i", size) as i, code.loop("j", size) as j:
+        code.store(code["result"], i * size + j, tirx.const(0, "int32"))
+        with code.loop("k", size) as k:
+            left = code.load(code["first"], i * size + k).astype("int32")
+            right = code.load(code["second"], k * size + j).astype("int32")
+            total = code.load(code["result"], i * size + j)
+            code.store(code["result"], i * size + j, total + left * right)
+    return code.function("product")
 
 
 def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
