@@ -108,7 +108,7 @@ def choose(
     if others is not None:
         limit = MORE_PACKETS * sum(times[i] * len(closed(other.packets, other.end)) for i, other in enumerate(others))
     timings = [[[timing(packet) for packet in packets] for packets in found] for found in candidates]
-    chosen = [min(range(len(found)), key=lambda index, found=found: len(found[index])) for found in candidates]
+    chosen = [found.index(min(found, key=len)) for found in candidates]
 
     def cost() -> tuple[float, float, int]:
         cycles, packets = _estimate(way, times, [timings[number][index] for number, index in enumerate(chosen)])

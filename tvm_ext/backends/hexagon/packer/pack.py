@@ -160,11 +160,12 @@ def _pack_function(
     if not soft:
         graphs = [_hardened(graph) for graph in graphs]
     others = theirs.blocks if len(theirs.blocks) == len(ours.blocks) else None
+    counterparts: list[Block | None] = [*others] if others is not None else [None] * len(graphs)
     bad: set[frozenset[str]] = set()
     for _ in range(ATTEMPTS):
         found = [
             block_candidates(block, graph, other, candidates, frozenset(bad))
-            for block, graph, other in zip(ours.blocks, graphs, others or [None] * len(graphs), strict=True)
+            for block, graph, other in zip(ours.blocks, graphs, counterparts, strict=True)
         ]
         blocks = [
             replace(block, packets=packets)
