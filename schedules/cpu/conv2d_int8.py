@@ -90,10 +90,7 @@ def _apply_tile(
     schedule.set_scope(conv, 0, "local")
     n, vector_in, row_in, column_in, lanes_in, ic, kh, kw, ip, ik = schedule.get_loops(conv)[-10:]
     width = int(schedule.get(lanes_in).extent)
-    # TVM cannot simplify the addresses of a vector intrinsic on a buffer that is one vector long.
-    spatial = (n, row_in, column_in, vector_in)
-    single = all(int(schedule.get(loop).extent) == 1 for loop in (*schedule.get_loops(store)[:-1], *spatial))
-    dotted = form.has(width) and not single
+    dotted = form.has(width)
     if dotted:
         schedule.reorder(n, row_in, ic, kh, kw, ip, column_in, vector_in, lanes_in, ik)
     else:

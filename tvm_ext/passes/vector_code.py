@@ -23,6 +23,7 @@ from tvm_ext.schedules.simd.functions import separate_marked_loops
 from tvm_ext.schedules.simd.imported import import_definitions
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, holds_extremes_in_vectors, vectorize_marked_loops
 from tvm_ext.schedules.simd.prefetch import STEP_ATTRIBUTE
+from tvm_ext.schedules.simd.ramps import holds_ramps, with_plain_ramps
 from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
 
@@ -76,7 +77,7 @@ def vector_code() -> tvm.transform.Pass:
         lowered = to_loops(tvm.IRModule(kernels))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
-            func = expand_all(_vectorized(lowered[global_var]), isa)
+            func = expand_all(_vectorized(with_plain_ramps(lowered[global_var])), isa)
             updated.update_func(global_var, import_definitions(complete_streams(separate_marked_loops(func))))
         return updated
 
@@ -92,7 +93,7 @@ def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _concerned(func: tirx.PrimFunc) -> bool:
-    """Whether a kernel holds a marked loop or a function that can be expanded."""
+    """Whether a kernel holds a marked loop, a function that can be expanded, or a vector instruction's addresses."""
 
     def interrupt_at_loop(loop: Any) -> Any:
         is_marked = loop.annotations and not {SIMD_ATTRIBUTE, STEP_ATTRIBUTE}.isdisjoint(loop.annotations)
@@ -102,4 +103,4 @@ def _concerned(func: tirx.PrimFunc) -> bool:
         return tvm_ffi.VisitInterrupt(True) if expands(call) else None
 
     found = tvm_ffi.structural_walk(func.body, [(tirx.For, interrupt_at_loop), (tvm.ir.Call, interrupt_at_call)])
-    return found is not None
+    return found is not None or holds_ramps(func)

@@ -89,9 +89,9 @@ def run(
     assert scheduled.attrs[RULE_ATTRIBUTE] == rule
     assert FAULT_ATTRIBUTE not in scheduled.attrs
     output = tvm.runtime.tensor(np.zeros([int(extent) for extent in result.shape], str(result.dtype)))
-    tvm.compile(tvm.IRModule({"main": scheduled.with_attr("global_symbol", "main")}), target)["main"](
-        *map(tvm.runtime.tensor, arrays), output
-    )
+    with target:
+        module = vector_code()(tvm.IRModule({"main": scheduled.with_attr("global_symbol", "main")}))
+    tvm.compile(module, target)["main"](*map(tvm.runtime.tensor, arrays), output)
     return output.numpy()
 
 
@@ -141,6 +141,37 @@ def check_depthwise(
 @pytest.mark.parametrize("size", [(1, 1), (7, 9), (15, 31)])
 def test_convolution(level: str, size: tuple[int, int]) -> None:
     check_convolution(level, 2, (33, 48), size, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("chunks", [1, 11])
+def test_tiles_of_one_vector(level: str, chunks: int) -> None:
+    """One pixel, and chunks of channels that no tile divides: squeeze and excite, whose result scales an image."""
+    target = target_of(level)
+    machine = machine_of(target)
+    form, lanes = dot_product(machine), machine.lanes("int32")
+    rng = np.random.default_rng(9)
+    data = rng.integers(0, 256, (1, 24, 1, 1)).astype("uint8")
+    weight = rng.integers(-128, 128, (chunks * lanes, 24, 1, 1)).astype("int8")
+    packed = pack_weight_int8(weight, lanes, lanes, form.pack, form.weights)
+    source = blocked(data, lanes)
+    left, right = te.placeholder(source.shape, "uint8"), te.placeholder(packed.shape, form.weights)
+    total = conv2d_int8(left, right, (1, 1), (0,) * 4, (1, 1), offset=form.offset)
+    scaled = te.compute(
+        total.shape,
+        lambda *at: to_integer((total(*at) + 7).astype("float32") * 0.25, 0, 255, 3, "uint8"),
+        name="scaled",
+    )
+    read = te.compute(total.shape, lambda *at: (scaled(*at).astype("int32") - 3).astype("float32") * 0.5, name="read")
+    image = te.placeholder((1, chunks, 3, 5, lanes), "uint8")
+    gated = te.compute(
+        image.shape, lambda n, c, h, w, i: image[n, c, h, w, i].astype("float32") * read[n, c, 0, 0, i], name="gated"
+    )
+    pixels = rng.integers(0, 256, (1, chunks, 3, 5, lanes)).astype("uint8")
+    result = run([left, right, image], gated, target, "cpu.conv2d_int8", source, packed, pixels)
+    sums = convolve(data, weight, (1, 1), (0,) * 4, (1, 1), 1, 0) + 7
+    expected = (np.clip(np.rint(sums * 0.25) + 3, 0, 255) - 3) * 0.5
+    np.testing.assert_array_equal(result, pixels * blocked(expected.astype("float32"), lanes))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,0 +1,39 @@
+"""Addresses of vector instructions: one ramp each, as TVM's loops over vectors have them.
+
+before: ``sums[broadcast(8, 4) + ramp(0, 1, 4)]``
+after:  ``sums[ramp(8, 1, 4)]``
+
+Lowering a tensor intrinsic adds the place of its tile to the ramp of its body. Where a buffer is one vector long, TVM
+then stores it as one element of a vector type, and takes only those of its accesses along that are ramps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+
+def holds_ramps(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel has addresses of vectors already."""
+
+    def interrupt(_ramp: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True)
+
+    return tvm_ffi.structural_walk(func.body, [(tirx.Ramp, interrupt)]) is not None
+
+
+def with_plain_ramps(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give a kernel in which a sum of a ramp and a scalar is a ramp; the same object where there is none."""
+    return tvm_ffi.structural_mutate(func, [(tirx.Add, _plain)]) if holds_ramps(func) else func
+
+
+def _plain(sum_of_two: Any, mutator: Any) -> Any:
+    both = mutator.default_mutate(sum_of_two)
+    if not isinstance(both, tirx.Add):
+        return both
+    for ramp, other in ((both.a, both.b), (both.b, both.a)):
+        if isinstance(ramp, tirx.Ramp) and isinstance(other, tirx.Broadcast):
+            return tirx.Ramp(ramp.base + other.value, ramp.stride, ramp.lanes)
+    return both
