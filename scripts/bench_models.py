@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from scripts import bench_int8, kernel_shares
+from scripts import bench_int8, kernel_shares, model_batches, unknown_machine
 from scripts.results import add_json_option, result_path, store
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
@@ -33,7 +33,7 @@ QUICK = ("resnet18", "mobilenet_v2", "squeezenet", "ppocr_det", "minilm", "tinyb
 AVX2_MODELS = ("resnet18", "mobilenet_v2", "efficientnet_b0", "vgg16", "bert_base", "minilm")
 """Models whose code for AVX2 is compared with PyTorch's."""
 
-PARTS = ("kernels", "models", "int8", "avx2")
+PARTS = ("kernels", "models", "int8", "avx2", "batches", "unknown")
 FAMILIES = {
     "cnn": "cnns_vs_best_peer",
     "transformer": "transformers_vs_best_peer",
@@ -252,6 +252,17 @@ def main() -> None:
         rows = measure_avx2(arguments.only or AVX2_MODELS, arguments.budget)
         show(summarise_avx2(rows))
         store(path, "models", rows, summarise_avx2(rows), "avx2")
+    if "batches" in arguments.part:
+        chosen = arguments.only or (model_batches.QUICK_MODELS if arguments.quick else model_batches.MODELS)
+        counts = sorted({1, physical_cores()})
+        rows = model_batches.measure(chosen, counts, arguments.budget)
+        show(model_batches.summarise(rows))
+        store(path, "models", rows, model_batches.summarise(rows), "batches")
+    if "unknown" in arguments.part:
+        chosen = arguments.only or (QUICK if arguments.quick else unknown_machine.MODELS)
+        rows = unknown_machine.measure(chosen, physical_cores(), arguments.budget)
+        show(unknown_machine.summarise(rows))
+        store(path, "models", rows, unknown_machine.summarise(rows), "unknown")
 
 
 def show(summary: Mapping[str, float]) -> None:

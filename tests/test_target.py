@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.errors import PerformanceWarning, TargetError
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.native_cpu import native_cpu
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.target import resolve_target
 
@@ -22,7 +23,7 @@ from tvm_ext.target import resolve_target
 def test_native_is_this_cpu(target: str | None) -> None:
     resolved = resolve_target(target)
     assert resolved.kind.name == "llvm"
-    assert str(resolved.attrs["mcpu"]) == tvm.target.codegen.llvm_get_system_cpu()
+    assert str(resolved.attrs["mcpu"]) == native_cpu().name
     assert int(resolved.attrs["num-cores"]) == physical_cores()
 
 

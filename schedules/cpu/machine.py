@@ -16,6 +16,7 @@ import tvm
 
 from tvm_ext.schedules.cpu.calibration import read_calibration
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
+from tvm_ext.schedules.cpu.native_cpu import native_cpu
 from tvm_ext.system.threads import physical_cores
 
 
@@ -155,7 +156,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
             flops=2 * lanes * known.units * known.clock,
         )  # fmt: skip
         cores = cores or known.cores
-    if mcpu == tvm.target.codegen.llvm_get_system_cpu():
+    if mcpu == native_cpu().name:
         caches = _host_caches()
         row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), l3=caches.get(3, row.l3))
         measured = read_calibration(FIGURES)

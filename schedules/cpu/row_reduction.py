@@ -6,6 +6,7 @@ the reduced elements lie side by side, vectors run along the row; otherwise they
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import tvm
@@ -23,9 +24,13 @@ from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.prefetch import LINE, NextRow, mark_next_row
 
 COLUMN_VECTORS = 4
 """Vectors side by side when vectors run across rows: enough sums in flight to hide the latency of an addition."""
+
+FETCHED_AHEAD = 1 << 10
+"""Bytes ahead of what is computed with that are fetched, at least: memory takes as long to answer as that takes."""
 
 
 class RowReduction:
@@ -167,6 +172,56 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
         vectorize_along(schedule, block, depth, machine)
     if inside:
         stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine)
+    _fetch_next_row(schedule, blocks, machine)
+
+
+def _fetch_next_row(schedule: Schedule, blocks: list[SBlockRV], machine: Machine) -> None:
+    """Fetch the next row of what is read in several passes over a row, in the last of them.
+
+    Memory would otherwise be idle in all passes but the first.
+    """
+    own = [region.source for block in blocks for region in schedule.get(block).writes]
+    row_buffers = _row_buffers(schedule, blocks)
+    for block in reversed(blocks):
+        row = _next_row(schedule, block, own, row_buffers, machine) if is_spatial(schedule, block) else None
+        if row is None:
+            continue
+        passes = [
+            sum(region.source.name == name for other in blocks for region in schedule.get(other).reads)
+            for name in row.operands
+        ]
+        if max(passes) > 1:
+            mark_next_row(schedule, schedule.get_loops(block)[-1], row)
+            return
+
+
+def _next_row(
+    schedule: Schedule, block: SBlockRV, own: list[Any], row_buffers: list[Any], machine: Machine
+) -> NextRow | None:
+    """Describe the rows that a block reads one after the other of tensors, not ``own``, beyond the L2 cache."""
+    axes = axes_of(schedule, block)
+    over_rows = [
+        any(access.strides[axis] for access in axes.accesses if access.strides and _is_one_of(access, row_buffers))
+        for axis in range(len(axes.extents))
+    ]
+    length = prod(extent or 0 for extent, is_row in zip(axes.extents, over_rows, strict=True) if not is_row)
+    found: dict[str, int] = {}
+    for access in axes.accesses:
+        if access.strides is None or _is_one_of(access, own) or not access.meets_elements_once(axes.extents):
+            continue
+        size = tvm.DataType(access.buffer.dtype).bits // 8
+        steps = [stride for stride, is_row in zip(access.strides, over_rows, strict=True) if is_row and stride]
+        is_large = size * prod(extent or 0 for extent in axes.extents) > machine.l2
+        if steps and min(steps) == length and is_large and LINE <= size * length <= machine.l2 // 2:
+            found[str(access.buffer.name)] = size
+    if not found or len(set(found.values())) > 1:
+        return None
+    size = next(iter(found.values()))
+    return NextRow(tuple(found), length * -(-FETCHED_AHEAD // (size * length)), size)
+
+
+def _is_one_of(access: Any, buffers: list[Any]) -> bool:
+    return any(access.buffer.same_as(buffer) for buffer in buffers)
 
 
 def vectorize_along(schedule: Schedule, block: SBlockRV, depth: int, machine: Machine) -> None:

@@ -23,11 +23,13 @@ better left in the cache, 8 MiB made no difference, and from 16 MiB on streaming
 """
 
 
-def stream_large_result(schedule: Schedule, block: SBlockRV, loop: LoopRV, machine: Machine) -> None:
-    """Mark the loop over vectors of a block whose result is too large to be found in a cache later."""
+def stream_large_result(schedule: Schedule, block: SBlockRV, loop: LoopRV, machine: Machine) -> bool:
+    """Mark the loop over vectors of a block whose result is too large to be found in a cache later; say if it is."""
     extents = [iter_var.dom.extent for iter_var in schedule.get(block).iter_vars]
     if machine.isa not in STREAMING_ISAS or not all(isinstance(extent, IntImm) for extent in extents):
-        return
+        return False
     bits = tvm.DataType(schedule.get(block).writes[0].source.dtype).bits
-    if prod(int(extent) for extent in extents) * bits // 8 >= machine.l3 // KEPT_PART:
+    is_large = prod(int(extent) for extent in extents) * bits // 8 >= machine.l3 // KEPT_PART
+    if is_large:
         mark_stream(schedule, loop)
+    return is_large

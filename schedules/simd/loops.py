@@ -23,10 +23,10 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from tvm_ext.schedules.simd.prefetch import insert_prefetches
+from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
-from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE, tile_loops
+from tvm_ext.schedules.simd.tiles import STAGING_ATTRIBUTE, TILE_ATTRIBUTE, tile_loops
 from tvm_ext.schedules.simd.vector import Bindings, broadcast, choose, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
 
@@ -72,7 +72,7 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         return _vectorize(loop, lanes, analyzer, scratch)
 
     def tile(loop: Any, side: int) -> Any:
-        return tile_loops(loop, side, analyzer)
+        return tile_loops(loop, side, analyzer, int(loop.annotations.get(STAGING_ATTRIBUTE, 0)))
 
     def visit(loop: Any, mutator: Any) -> Any:
         for attribute, rewrite in ((TILE_ATTRIBUTE, tile), (SIMD_ATTRIBUTE, vectorize)):
@@ -149,7 +149,7 @@ class _Rewriter:
         analyzer: Any,
         scratch: Mapping[Any, int],
     ) -> None:
-        self._scratch, self._streams = scratch, is_marked(loop)
+        self._scratch, self._streams, self._next_row = scratch, is_marked(loop), next_row(loop)
         self._variable, self._analyzer = loop.loop_var, analyzer
         self._integer = element_type(loop.loop_var)
         self._statements, self._reductions = statements, reductions
@@ -165,7 +165,7 @@ class _Rewriter:
             self._rest = analyzer.simplify(tirx.floormod(extent, lanes))
         if self._lanes < 2:
             raise NotVectorizable("a single iteration")
-        wanted = PARTIAL_RESULTS if reductions else 1
+        wanted = PARTIAL_RESULTS if reductions else self._next_row.vectors(self._lanes) if self._next_row else 1
         self._unroll = wanted if not isinstance(self._vectors, int) or self._vectors >= 2 * wanted else 1
         self._partial = {
             number: tirx.decl_buffer((self._unroll * self._lanes,), reduction.element, "partial")
@@ -246,6 +246,8 @@ class _Rewriter:
         active = self._lanes if active is None else active
         widener = Widener(self._variable, first, self._lanes, active, self._analyzer, self._scratch, self._streams)
         parts = []
+        if self._next_row and active == self._lanes and part % self._next_row.vectors(self._lanes) == 0:
+            parts += self._next_row.fetches(self._statements, widener)
         for position, statement in enumerate(self._statements):
             reduction = self._reductions.get(position)
             if reduction is None:

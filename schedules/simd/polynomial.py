@@ -47,16 +47,19 @@ def exp_remainder() -> tuple[float, ...]:
     return interpolate(remainder, -half, half, 4)
 
 
-@lru_cache(maxsize=1)
-def exp_growth() -> tuple[float, ...]:
-    """``(exp(r) - 1) / r`` for ``|r| <= ln(2) / 32``; relative error of ``exp(r)`` below 5e-9."""
+@lru_cache(maxsize=4)
+def exp_growth(low: float, high: float, degree: int) -> tuple[float, ...]:
+    """``(exp(r) - 1) / r`` for ``low <= r <= high``.
+
+    The relative error of ``exp(r)`` is below 5e-9 for ``|r| <= ln(2) / 32`` and degree 2, and on
+    ``[-ln(2) / 16, ln(2) / 8]`` for degree 3.
+    """
     near_zero = (1, 1 / 2, 1 / 6, 1 / 24)
-    limit = math.log(2) / 32
 
     def growth(r: float) -> float:
         return _series(r, near_zero) if abs(r) < 1e-4 else math.expm1(r) / r
 
-    return interpolate(growth, -limit, limit, 2)
+    return interpolate(growth, low, high, degree)
 
 
 @lru_cache(maxsize=1)

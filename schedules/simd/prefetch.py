@@ -6,6 +6,9 @@ A product or convolution of few positions meets each weight a few times only. In
 or from the last cache, slower than they are used on the first pass over a group of chunks, while on the other passes
 nothing is fetched at all. So each pass fetches a part of what the next group begins with.
 
+A kernel that goes over a row several times reads the next one meanwhile: hardware that fetches ahead stops at the end
+of a page, and is idle while a row that it has fetched is computed with.
+
 before: ``for r in range(4):  # pass    for k in range(512):  # prefetch B    c[r, 0:4] += a[r, k] * B[4*p + 0:4, k]``
 after:  ``for r in range(4):  for k in range(512):  prefetch(B[4*p + 4 + r, k]);  c[r, 0:4] += ...``
 """
@@ -13,6 +16,7 @@ after:  ``for r in range(4):  for k in range(512):  prefetch(B[4*p + 4 + r, k]);
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -23,7 +27,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from tvm_ext.schedules.simd.imported import PREFETCH, STEP
-from tvm_ext.schedules.simd.widen import uses
+from tvm_ext.schedules.simd.widen import Widener, uses
 
 PREFETCH_ATTRIBUTE = "tvm_ext.prefetch"
 """Annotation of the outermost loop of a reduction: 1 to fetch the next weights in it, 0 not to."""
@@ -39,6 +43,64 @@ PASS_ATTRIBUTE = "tvm_ext.prefetch_pass"
 
 STEP_ATTRIBUTE = "tvm_ext.step"
 """Annotation of the same loop: 1 to keep the loads of one step of the reduction behind the step before."""
+
+
+ROW_ATTRIBUTE = "tvm_ext.next_row"
+"""Annotation of a loop made of vectors: a :class:`NextRow`, as text."""
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+@dataclass(frozen=True)
+class NextRow:
+    """What a loop over a row fetches of the next one.
+
+    Attributes
+    ----------
+    operands : tuple of str
+        Names of the tensors.
+    distance : int
+        Elements from a row to that, the next or one of the next few.
+    size : int
+        Bytes of an element.
+    """
+
+    operands: tuple[str, ...]
+    distance: int
+    size: int
+
+    def vectors(self, lanes: int) -> int:
+        """Count the vectors of a line, of which one fetch is enough."""
+        return max(1, LINE // (lanes * self.size))
+
+    def fetches(self, statements: Sequence[Any], widener: Widener) -> list[Any]:
+        """Make the statements that fetch what statements will load of the next row; ``widener`` says of which lanes."""
+        found: dict[str, Any] = {}
+
+        def note(load: Any) -> None:
+            name = str(load.source.name)
+            place = widener.linear(load.indices[0]) if name in self.operands and len(load.indices) == 1 else None
+            if place is not None and place[1] == 1:
+                found.setdefault(name, _fetch(load.source, place[0] + self.distance))
+
+        for statement in statements:
+            tvm_ffi.structural_walk(statement, [(tvm.ir.TensorLoad, note)])
+        return list(found.values())
+
+
+def mark_next_row(schedule: Schedule, loop: LoopRV, row: NextRow) -> None:
+    """Ask for a loop made of vectors to fetch what it will read in the next row."""
+    schedule.annotate(loop, ROW_ATTRIBUTE, ",".join(map(str, (row.distance, row.size, *row.operands))))
+
+
+def next_row(loop: Any) -> NextRow | None:
+    """Return what :func:`mark_next_row` asked for."""
+    annotations = loop.annotations or {}
+    if ROW_ATTRIBUTE not in annotations:
+        return None
+    distance, size, *operands = str(annotations[ROW_ATTRIBUTE]).split(",")
+    return NextRow(tuple(operands), int(distance), int(size))
 
 
 def mark_steps(schedule: Schedule, reduction: LoopRV) -> None:

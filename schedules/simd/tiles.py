@@ -3,12 +3,16 @@
 before: ``for x in range(64):  # tile 16     for y in range(48):  # simd 16     out[x*48 + y] = f(a[y*64 + x])``
 after:  for every tile of 16 x 16: 16 vectors of ``a`` along ``x``, four rounds of shuffles that swap ``x`` and ``y``,
         ``f`` and 16 stores along ``y``; what is left at the edges is done in masked tiles
+
+Where results go past the caches, the tiles of a block are stored to a buffer that stays in the L2 cache, and its rows
+from there to memory: whatever is read and written of a row of memory lies together, and lines are written whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import tvm
@@ -26,12 +30,19 @@ TILE_ATTRIBUTE = "tvm_ext.simd_tile"
 """Annotation of the outer of two loops: side of the square tiles they are to be cut into."""
 
 
-def mark_tile(schedule: Schedule, outer: LoopRV, side: int) -> None:
+STAGING_ATTRIBUTE = "tvm_ext.simd_staging"
+"""Annotation of the same loop: bytes of a buffer that the tiles of a block are stored to first; 0 for none."""
+
+
+def mark_tile(schedule: Schedule, outer: LoopRV, side: int, staging: int = 0) -> None:
     """Ask for ``outer`` and the marked loop directly inside it to be made of square tiles when the kernel is lowered.
 
     ``outer`` must be the axis along which what is read is contiguous, the inner loop that of what is written.
+    ``staging`` is the size in bytes of a buffer that results go through, or 0.
     """
     schedule.annotate(outer, TILE_ATTRIBUTE, side)
+    if staging:
+        schedule.annotate(outer, STAGING_ATTRIBUTE, staging)
 
 
 LONGEST_STRIP, SHORTEST_STRIP = 512, 64
@@ -64,8 +75,8 @@ class _Transposed:
     stride: int
 
 
-def tile_loops(outer: Any, side: int, analyzer: Any) -> Any:
-    """Rewrite two nested loops as tiles.
+def tile_loops(outer: Any, side: int, analyzer: Any, staging: int = 0) -> Any:
+    """Rewrite two nested loops as tiles of ``side`` by ``side``, through a buffer of ``staging`` bytes if not 0.
 
     Raises
     ------
@@ -75,16 +86,16 @@ def tile_loops(outer: Any, side: int, analyzer: Any) -> Any:
     """
     inner = outer.body
     if isinstance(inner, tirx.For) and isinstance(inner.body, tirx.IfThenElse):
-        return _tile_uneven_piece(outer, side, analyzer)
+        return _tile_uneven_piece(outer, side, analyzer, staging)
     if not isinstance(inner, tirx.For) or not isinstance(inner.body, tirx.BufferStore):
         raise NotVectorizable("not two loops around one store")
     for loop in (outer, inner):
         if not (isinstance(loop.extent, prim.IntImm) and isinstance(loop.min, prim.IntImm) and int(loop.min) == 0):
             raise NotVectorizable("a loop of unknown length")
-    return _Tiler(outer, inner, side, analyzer).rewrite()
+    return _Tiler(outer, inner, side, analyzer, staging).rewrite()
 
 
-def _tile_uneven_piece(outer: Any, side: int, analyzer: Any) -> Any:
+def _tile_uneven_piece(outer: Any, side: int, analyzer: Any, staging: int) -> Any:
     """Tile the piece of a loop that was cut into pieces of which the last one is shorter.
 
     before: ``for x in range(10):      for y ...:      if piece*10 + x < 37: store``
@@ -114,14 +125,15 @@ def _tile_uneven_piece(outer: Any, side: int, analyzer: Any) -> Any:
         store = _substitute(guard.then_case, outer.loop_var, x)
         loop = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, store, annotations=inner.annotations)
         number = tirx.const(count, element_type(outer.loop_var))
-        return tile_loops(tirx.For(x, outer.min, number, outer.kind, loop), side, analyzer)
+        return tile_loops(tirx.For(x, outer.min, number, outer.kind, loop), side, analyzer, staging)
 
     return tirx.IfThenElse(first + extent <= limit, tiles(extent), tiles(rest))
 
 
 class _Tiler:
-    def __init__(self, outer: Any, inner: Any, side: int, analyzer: Any) -> None:
+    def __init__(self, outer: Any, inner: Any, side: int, analyzer: Any, staging: int) -> None:
         self._outer, self._inner, self._side, self._analyzer = outer, inner, side, analyzer
+        self._staging = staging
         self._integer = element_type(outer.loop_var)
         for loop in (outer, inner):
             analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
@@ -133,15 +145,68 @@ class _Tiler:
     def rewrite(self) -> Any:
         rows, columns = int(self._outer.extent), int(self._inner.extent)
         bits = tvm.DataType(element_type(self._inner.body.value)).bits
+        if self._staging:
+            return self._blocks(rows, columns, max(1, bits // 8))
         tiles = LINE * 8 // (self._side * bits) if is_marked(self._inner) else 1
         length = min(strip_length(found.stride, self._side, tiles) for found in self._transposed)
         return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), length, self._constant(0), columns))
+
+    def _blocks(self, rows: int, columns: int, size: int) -> Any:
+        """Emit blocks of the result, of elements of ``size`` bytes, each by way of a buffer."""
+        block_rows, block_columns = block_sides(rows, columns, self._side, size, self._staging)
+        # Rows a power of two apart would meet in the same sets of the cache.
+        pitch = -(-min(block_columns, columns) // self._side) * self._side + LINE // size
+        shape = (min(block_rows, rows) * pitch,)
+        staging = tirx.decl_buffer(shape, element_type(self._inner.body.value), "staging")
+        zero = self._constant(0)
+
+        def along_x(y: Any, height: int) -> list[Any]:
+            def block(x: Any, width: int) -> list[Any]:
+                index = (self._outer.loop_var - x) * pitch + (self._inner.loop_var - y)
+                return [
+                    *self._fill(staging, index, x, width, y, height),
+                    self._drain(staging, index, x, width, y, height),
+                ]
+
+            return self._pieces(block, block_rows, zero, rows)
+
+        return tirx.SeqStmt([tirx.AllocBuffer(staging), *self._pieces(along_x, block_columns, zero, columns)])
+
+    def _fill(self, staging: Any, index: Any, x: Any, rows: int, y: Any, columns: int) -> list[Any]:
+        """Emit the tiles of a block, from ``x`` and ``y`` on, stored to the buffer."""
+        body = tirx.BufferStore(staging, self._body.value, [index])
+
+        def along_x(first: Any, count: int) -> list[Any]:
+            return self._pieces(
+                lambda x, rows: [self._tile(x, rows, first, count, body, streams=False)], self._side, x, rows
+            )
+
+        return self._pieces(along_x, self._side, y, columns)
+
+    def _drain(self, staging: Any, index: Any, x: Any, rows: int, y: Any, columns: int) -> Any:
+        """Emit the rows of a block, from the buffer to where they belong."""
+        store = self._inner.body
+        store = tirx.BufferStore(store.buffer, tirx.BufferLoad(staging, [index]), store.indices)
+        row = tvm.ir.Var("row", self._outer.loop_var.ty)
+        zero, count = self._constant(0), self._constant(rows)
+        self._analyzer.bind(row, tvm.ir.Range(zero, count))
+        store = _substitute(store, self._outer.loop_var, x + row)
+
+        def vector(first: Any, active: int) -> list[Any]:
+            widener = Widener(self._inner.loop_var, first, self._side, active, self._analyzer, streams=True)
+            return [widener.statement(store)]
+
+        body = _sequence(self._pieces(vector, self._side, y, columns))
+        return tirx.For(row, zero, count, tirx.ForKind.SERIAL, body)
 
     def _strip(self, rows: int, y: Any, columns: int) -> list[Any]:
         """Emit the tiles of all rows and of some columns, from ``y`` on, those of the same rows one after another."""
 
         def along_y(x: Any, rows: int) -> list[Any]:
-            return self._pieces(lambda first, count: [self._tile(x, rows, first, count)], self._side, y, columns)
+            streams = is_marked(self._inner)
+            return self._pieces(
+                lambda first, count: [self._tile(x, rows, first, count, self._body, streams)], self._side, y, columns
+            )
 
         return self._pieces(along_y, self._side, self._constant(0), rows)
 
@@ -160,17 +225,15 @@ class _Tiler:
             parts += emit(start + whole * size, rest)
         return parts
 
-    def _tile(self, x: Any, rows: int, y: Any, columns: int) -> Any:
+    def _tile(self, x: Any, rows: int, y: Any, columns: int, body: Any, streams: bool) -> Any:
         statements: list[Any] = []
         vectors = [self._load_transposed(found, x, rows, y, columns, statements) for found in self._transposed]
         for row in range(rows):
-            widener = Widener(
-                self._inner.loop_var, y, self._side, columns, self._analyzer, streams=is_marked(self._inner)
-            )
+            widener = Widener(self._inner.loop_var, y, self._side, columns, self._analyzer, streams=streams)
             for found, along_y in zip(self._transposed, vectors, strict=True):
                 widener.define(found.placeholder, along_y[row])
             position = self._analyzer.simplify(x + row)
-            statements.append(widener.statement(_substitute(self._body, self._outer.loop_var, position)))
+            statements.append(widener.statement(_substitute(body, self._outer.loop_var, position)))
         return tirx.SeqStmt(statements)
 
     def _load_transposed(
@@ -259,6 +322,32 @@ class _Tiler:
 
     def _constant(self, number: int) -> Any:
         return tirx.const(number, self._integer)
+
+
+def block_sides(rows: int, columns: int, side: int, size: int, staging: int) -> tuple[int, int]:
+    """Choose the sides of the blocks that go through a buffer: elements read side by side, and written side by side.
+
+    Twice as many are read as are written, measured the best of what fits, unless there are not so many. Each is made of
+    whole tiles, and what is written of whole lines.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Elements along the axis of which what is read is contiguous, and what is written.
+    side : int
+        Of the tiles.
+    size : int
+        Bytes of an element.
+    staging : int
+        Bytes of the buffer.
+    """
+    line = max(side, LINE // size)
+    elements = staging // size
+    across = max(1, isqrt(elements // 2) // line) * line
+    across = max(across, elements // -(-rows // line * line) // line * line)
+    across = min(across, -(-columns // line) * line)
+    along = max(1, elements // across // line) * line
+    return along, across
 
 
 def strip_length(stride: int, side: int, tiles: int = 1) -> int:

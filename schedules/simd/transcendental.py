@@ -3,7 +3,8 @@
 LLVM has no vector form of ``expf`` and its kin on a CPU without a vector math library: it calls the scalar function for
 every lane. Here each becomes a range reduction and a polynomial (Muller, Elementary Functions, chapters 4 and 11), the
 same code for a scalar and for a vector. Every result is within 2e-7 of the exact value, relatively (the tests measure
-it), except where it is subnormal (``sigmoid`` may give zero there); infinities and NaN come out as from the C library.
+it), except where it is subnormal (then within 7e-39, and maybe zero); infinities and NaN come out as from the C
+library.
 
 Only float32 is rewritten (float16 and bfloat16 go through it); other types keep the library's functions.
 """
@@ -27,7 +28,7 @@ _LN2_HIGH = 355 / 512  # few bits: its product with an integer exponent is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 _ROUNDER = 1.5 * 2**_MANTISSA_BITS
-AVX512_LANES = 16
+AVX512_LANES, AVX2_LANES = 16, 8
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 _BITS_OF_SQRT_HALF = int(np.float32(math.sqrt(0.5)).view(np.int32))
 
@@ -62,13 +63,13 @@ def expand(call: Any, isa: str = "") -> Any:
     return prim.Cast(wide_type(element_type(call), lanes), single)
 
 
-def _power_of_two(exponent: Any) -> Any:
-    """Compute ``2**exponent`` by making the number's bits; only the low byte of the int32 ``exponent`` counts.
+def _power_of_two(biased: Any) -> Any:
+    """Compute ``2**(biased - 127)`` by making the number's bits; only the low nine bits of the int32 ``biased`` count.
 
-    It must be in [-126, 128] as a signed number; 128 gives infinity.
+    They must be in [1, 255]; 255 gives infinity.
     """
-    shifted = (exponent + constant_like(_EXPONENT_BIAS, exponent)) << constant_like(_MANTISSA_BITS, exponent)
-    return tirx.reinterpret(wide_type("float32", lanes_of(exponent)), shifted)
+    shifted = biased << constant_like(_MANTISSA_BITS, biased)
+    return tirx.reinterpret(wide_type("float32", lanes_of(biased)), shifted)
 
 
 def _clamp(names: Bindings, value: Any, low: float, high: float) -> Any:
@@ -78,15 +79,20 @@ def _clamp(names: Bindings, value: Any, low: float, high: float) -> Any:
     return names.bind("clamped", prim.Select(below < low_value, low_value, below))
 
 
-def _reduce(names: Bindings, value: Any, parts: int = 1) -> tuple[Any, Any, Any]:
+def _reduce(
+    names: Bindings, value: Any, parts: int = 1, bias: int = 0, largest: float | None = None
+) -> tuple[Any, Any, Any]:
     """Write ``value = exponent * ln(2) + remainder``; return ``exponent``, the integer, and ``remainder``.
 
-    The exponent is a multiple of ``1 / parts``, and the integer ``parts`` times the exponent. Adding a number whose
-    last bit counts such parts rounds to a multiple and leaves the integer in the low bits of the sum; the bits above
-    its low byte are something else.
+    The exponent is a multiple of ``1 / parts``, ``largest`` at most, and the integer ``parts`` times the exponent, plus
+    the bias. Adding a number whose last bit counts such parts rounds to a multiple and leaves the integer in the low
+    bits of the sum; what stands above them is a multiple of ``2**22``.
     """
-    rounder = constant_like(_ROUNDER / parts, value)
+    rounder = constant_like(_ROUNDER / parts + bias, value)
     rounded = names.bind("rounded", value * constant_like(1 / _LN2, value) + rounder)
+    if largest is not None:
+        limit = constant_like(_ROUNDER / parts + bias + largest, value)
+        rounded = names.bind("limited", prim.Select(rounded > limit, limit, rounded))
     exponent = names.bind("exponent", rounded - rounder)
     integer = names.bind("integer", tirx.reinterpret(wide_type("int32", lanes_of(value)), rounded))
     high = value - exponent * constant_like(_LN2_HIGH, value)
@@ -102,11 +108,12 @@ def _exp(value: Any, isa: str = "") -> Any:
     """Compute ``exp`` as ``exp(remainder) * 2**exponent``."""
     if isa == "avx512" and lanes_of(value) == AVX512_LANES:
         return _exp_by_table(value)
+    if isa == "avx2" and lanes_of(value) == AVX2_LANES:
+        return _exp_by_permutation(value)
     names = Bindings()
     clamped = _clamp(names, names.bind("value", value), -104.0, 89.0)
-    _, integer, remainder = _reduce(names, clamped)
-    # The exponent reaches -150 and 128, which takes two factors. Halving keeps half the exponent, rounded down, in the
-    # low byte: the bits that stand above it are an even number.
+    _, integer, remainder = _reduce(names, clamped, bias=2 * _EXPONENT_BIAS)
+    # The exponent reaches -150 and 128, which takes two factors. Twice the bias makes biased numbers of both halves.
     half = names.bind("half", integer >> constant_like(1, integer))
     return names.around(_exp_of_remainder(remainder) * _power_of_two(half) * _power_of_two(integer - half))
 
@@ -137,15 +144,45 @@ def _exp_by_table(value: Any) -> Any:
         [tirx.const(number, "int32") for number in range(AVX512_LANES)],
     )
     power = names.bind("power", tirx.call_llvm_pure_intrin(wide, "llvm.x86.avx512.permvar.sf.512", table, integer))
-    growth = horner(exp_growth(), remainder)
+    growth = horner(exp_growth(-_LN2 / 32, _LN2 / 32, 2), remainder)
     result = power * remainder * growth + power
     return names.around(call("mask.scalef", result, exponent, zero, unmasked, current_rounding))
+
+
+def _exp_by_permutation(value: Any) -> Any:
+    """Compute ``exp`` as ``2**(k / 8) * exp(remainder)`` in vectors of AVX2, eight powers of two in one register.
+
+    The low three bits of ``k`` choose the power, and the rest is added to its exponent: the entries of the table lack
+    the bits that ``k << 20`` adds to the mantissa. The exponent ends at 1023 eighths, as 128 would be infinity; the
+    remainder then reaches an eighth of ``ln(2)``, twice as far as elsewhere, and beyond it the product overflows. Below
+    ``2**-126`` the power is ``2**-126 * (2**(k % 8 / 8) - 1)``, which is zero at the end of the range.
+    """
+    names = Bindings()
+    value = names.bind("value", value)
+    least = constant_like(-_EXPONENT_BIAS * _LN2, value)
+    clamped = names.bind("clamped", prim.Select(value < least, least, value))
+    part_bits = AVX2_LANES.bit_length() - 1
+    largest = _EXPONENT_BIAS + 1 - 1 / AVX2_LANES
+    _, integer, remainder = _reduce(names, clamped, AVX2_LANES, largest=largest)
+    shift = _MANTISSA_BITS - part_bits
+    parts = np.arange(AVX2_LANES)
+    bits = np.exp2(parts / AVX2_LANES).astype(np.float32).view(np.int32) - (parts << shift).astype(np.int32)
+    table = prim.Shuffle(
+        [tirx.const(float(entry), "float32") for entry in bits.view(np.float32)],
+        [tirx.const(number, "int32") for number in range(AVX2_LANES)],
+    )
+    wide, wide_integer = (wide_type(element, AVX2_LANES) for element in ("float32", "int32"))
+    chosen = tirx.call_llvm_pure_intrin(wide, "llvm.x86.avx2.permps", table, integer)
+    scaled = tirx.reinterpret(wide_integer, chosen) + (integer << constant_like(shift, integer))
+    power = names.bind("power", tirx.reinterpret(wide, scaled))
+    growth = horner(exp_growth(-_LN2 / 16, _LN2 / 8, 3), remainder)
+    return names.around(power * (remainder * growth) + power)
 
 
 def _exp_of_moderate(value: Any) -> Any:
     """Compute ``exp`` for a value known to be in [-87, 89]; above 88.4 the result is infinity."""
     names = Bindings()
-    _, integer, remainder = _reduce(names, names.bind("value", value))
+    _, integer, remainder = _reduce(names, names.bind("value", value), bias=_EXPONENT_BIAS)
     return names.around(_exp_of_remainder(remainder) * _power_of_two(integer))
 
 
@@ -153,7 +190,9 @@ def _tanh(value: Any) -> Any:
     """Compute ``tanh`` as ``e / (e + 2)`` with ``e = exp(2 |x|) - 1``, which is accurate near zero as well."""
     names = Bindings()
     value = names.bind("value", value)
-    _, integer, remainder = _reduce(names, _clamp(names, names.bind("doubled", value + value), -20.0, 20.0))
+    _, integer, remainder = _reduce(
+        names, _clamp(names, names.bind("doubled", value + value), -20.0, 20.0), bias=_EXPONENT_BIAS
+    )
     power = names.bind("power", _power_of_two(integer))
     less_one = horner(exp_remainder(), remainder) * remainder * remainder + remainder
     excess = names.bind("excess", power * less_one + (power - constant_like(1.0, value)))

@@ -162,6 +162,13 @@ def transpose(draw: Draw) -> Sample:
 
 
 @family
+def large_transpose(draw: Draw) -> Sample:
+    """Rows of more than a page, stored past the caches: blocks go through a buffer."""
+    x = draw.array((draw.one((1025, 1031)), draw.one((1100, 2050))))
+    return Sample(lambda a: op.permute_dims(a, [1, 0]), [x], np.transpose, 0.0)
+
+
+@family
 def transpose_fused(draw: Draw) -> Sample:
     shape = draw.shape(3)
     axes = draw.one(([0, 2, 1], [2, 1, 0], [1, 2, 0]))

@@ -93,6 +93,17 @@ def cumulative_sum(draw: Draw) -> Sample:
 
 
 @family
+def large_rows(draw: Draw) -> Sample:
+    """More than the L2 cache holds: each row is fetched while the one before is computed with."""
+    x = draw.array((draw.one((1025, 4099)), draw.one((257, 1030))))
+    return Sample(
+        lambda a: nn.softmax(a, -1),
+        [x],
+        lambda a: np.exp(a - a.max(-1, keepdims=True)) / np.exp(a - a.max(-1, keepdims=True)).sum(-1, keepdims=True),
+    )
+
+
+@family
 def softmax(draw: Draw) -> Sample:
     shape = draw.shape(draw.one((2, 3)))
     axis = int(draw.random.integers(len(shape)))

@@ -17,6 +17,8 @@ QUICK = (
     "pad",
     "softmax",
     "transpose_fused",
+    "large_transpose",
+    "large_rows",
     "take_fused",
     "matmul_transposed",
     "cast",

@@ -22,7 +22,8 @@ class Contender:
     label : str
         Name of the row; the engine's name if left out.
     options : mapping
-        Keyword arguments of ``tvm_ext.compile``, for the engine ``tvm_ext`` only.
+        Keyword arguments of ``tvm_ext.compile``, for the engine ``tvm_ext`` only; ``target`` for another than that of
+        the comparison.
     """
 
     engine: str

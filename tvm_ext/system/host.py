@@ -44,8 +44,7 @@ def machine() -> dict[str, Any]:
         the name), ``cores`` (physical cores this process may use), ``logical_processors``, ``isa`` (extensions
         present, of :data:`ISA_EXTENSIONS`), ``memory_bytes`` and ``system``.
     """
-    fields = _cpuinfo()
-    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    fields, flags = _cpuinfo(), processor_flags()
     numbers = [fields.get(key, "?") for key in ("vendor_id", "cpu family", "model", "stepping")]
     return {
         "cpu": fields.get("model name") or platform.processor() or platform.machine(),
@@ -56,6 +55,12 @@ def machine() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
+
+
+def processor_flags() -> frozenset[str]:
+    """Read the flags of the first processor, as ``/proc/cpuinfo`` spells them; none where there is no such file."""
+    fields = _cpuinfo()
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -142,3 +142,31 @@ def test_a_streamed_result_and_buffers_of_each_thread() -> None:
     expected = torch.softmax(torch.from_numpy(x).double(), -1).numpy()
     for _ in range(3):
         np.testing.assert_allclose(compiled(x), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("length", [16, 1000])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_the_next_row_is_fetched_while_one_is_computed(name: str, length: int) -> None:
+    """From beyond the L2 cache, in the last pass over a row; the last row of all has no next one to run past."""
+    x, ones = values(-(-(1 << 18) // length), length), np.ones(length, np.float32)
+
+    def build(_: object, v: relax.Var) -> relax.Expr:
+        scale = relax.const(ones)
+        return op.nn.softmax(v, -1) if name == "softmax" else op.nn.layer_norm(v, scale, scale, [-1])
+
+    compiled = compile_graph(build, [x], RULES, TARGETS["avx2"])
+    (kernel,) = compiled.kernels.values()
+    assert "prefetch" in assembly(kernel, TARGETS["avx2"])
+    tensor = torch.from_numpy(x).double()
+    expected = torch.softmax(tensor, -1) if name == "softmax" else torch.nn.functional.layer_norm(tensor, (length,)) + 1
+    np.testing.assert_allclose(compiled(x), expected.numpy(), rtol=1e-4, atol=2e-5)
+    small = compile_graph(build, [x[:9]], RULES, TARGETS["avx2"])
+    (kernel,) = small.kernels.values()
+    assert "prefetch" not in assembly(kernel, TARGETS["avx2"])
+
+
+def test_one_pass_over_a_row_needs_no_fetches() -> None:
+    x = values(1024, 1024)
+    compiled = compile_graph(lambda _, v: op.sum(v, [-1]), [x], RULES, TARGETS["avx2"])
+    (kernel,) = compiled.kernels.values()
+    assert "prefetch" not in assembly(kernel, TARGETS["avx2"])

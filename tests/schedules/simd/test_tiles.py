@@ -14,7 +14,8 @@ from tests.schedules.simd.test_loops import run
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
-from tvm_ext.schedules.simd.tiles import mark_tile, strip_length
+from tvm_ext.schedules.simd.stream import mark_stream
+from tvm_ext.schedules.simd.tiles import LINE, block_sides, mark_tile, strip_length
 
 
 def transposition(
@@ -122,3 +123,55 @@ def test_a_condition_that_is_no_limit_is_kept() -> None:
         func = vector_code()(schedule.mod)["main"]
     x = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
     np.testing.assert_array_equal(run(func, [x], (32, 32), "float32", "native"), x.T)
+
+
+@given(
+    rows=st.integers(2, 150),
+    columns=st.integers(2, 150),
+    side=st.sampled_from([4, 8, 16]),
+    dtype=st.sampled_from(["float32", "int8", "uint8", "float64", "float16"]),
+    staging=st.sampled_from([1 << 10, 1 << 12, 1 << 17]),
+    target=st.sampled_from(["native", "avx2", "sse4"]),
+)
+@settings(max_examples=12, deadline=None)
+def test_blocks_by_way_of_a_buffer(rows: int, columns: int, side: int, dtype: str, staging: int, target: str) -> None:
+    """Blocks of few tiles and of all, whose edges no tile divides; what is computed on the way goes into the buffer."""
+    source, bias = te.placeholder((rows, columns), dtype, "source"), te.placeholder((rows,), dtype, "bias")
+    result = te.compute((columns, rows), lambda i, j: source[j, i] + bias[j], name="turned")
+    schedule = new_schedule(te.create_prim_func([source, bias, result]))
+    outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    mark_tile(schedule, outer, side, staging)
+    mark_simd(schedule, inner, side)
+    mark_stream(schedule, inner)
+    with TARGETS[target]:
+        func = vector_code()(schedule.mod)["main"]
+    assert "staging" in str(func)
+    assert "tvm_ext.unproved_access" not in func.attrs
+    x = np.random.default_rng(rows).integers(0, 60, (rows, columns)).astype(dtype)
+    y = np.random.default_rng(columns).integers(0, 60, rows).astype(dtype)
+    np.testing.assert_array_equal(run(func, [x, y], (columns, rows), dtype, target), x.T + y)
+
+
+@given(
+    rows=st.integers(1, 1 << 16),
+    columns=st.integers(1, 1 << 16),
+    side=st.sampled_from([4, 8, 16]),
+    size=st.sampled_from([1, 2, 4, 8]),
+    staging=st.sampled_from([1 << 14, 1 << 16, 1 << 18]),
+)
+@settings(max_examples=200, deadline=None)
+def test_sides_of_blocks(rows: int, columns: int, side: int, size: int, staging: int) -> None:
+    along, across = block_sides(rows, columns, side, size, staging)
+    line = max(side, LINE // size)
+    assert (along % line, across % line) == (0, 0)
+    assert min(along, across) > 0
+    assert along * across * size <= max(staging, line * line * size)
+    assert across - line < columns  # no wider than the result
+    if min(rows, columns) * min(rows, columns) * size >= 4 * staging:
+        assert across * size >= LINE
+
+
+def test_blocks_read_twice_as_far_as_they_write() -> None:
+    assert block_sides(4096, 4096, 8, 4, 128 << 10) == (256, 128)
+    assert block_sides(65536, 64, 8, 4, 128 << 10) == (512, 64)
+    assert block_sides(64, 65536, 8, 4, 128 << 10) == (64, 512)

@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax, te, tirx
 
+from tests.cpu import IS_X86
 from tests.schedules.kernels import TARGETS, assembly, compile_graph
 from tests.schedules.simd.test_loops import lowered, marked, run
 from tvm_ext.schedules.cpu.elementwise import Elementwise
@@ -82,20 +83,44 @@ def test_accuracy(name: str, target: str) -> None:
 
 @pytest.mark.skipif(machine_of(TARGETS["native"]).isa != "avx512", reason="this machine has no AVX-512")
 def test_exp_by_a_table_of_powers() -> None:
-    x = np.concatenate([inputs(), np.linspace(-104.5, 89.5, COUNT, dtype=np.float32)])
+    _, result, exact, expected, normal = exponentials(16, "native", ("permvar", "scalef"))
+    assert relative_error(result, exact)[normal].max() <= 1.1e-7
+    # Subnormal results are right to their last bit; infinities, zeros and NaN are what the C library gives.
+    np.testing.assert_allclose(result[~normal], expected[~normal], rtol=0, atol=np.finfo(np.float32).smallest_subnormal)
+
+
+@pytest.mark.skipif(not IS_X86, reason="instructions of AVX2")
+def test_exp_by_a_permutation_of_powers() -> None:
+    x, result, exact, expected, normal = exponentials(8, "avx2", ("permps",))
+    assert relative_error(result, exact)[normal].max() <= 1.0e-7
+    np.testing.assert_allclose(result[~normal], expected[~normal], rtol=0, atol=6.2e-39)
+    assert (result[x < -88.03] == 0).all()  # a masked element has no weight at all
+    finite = np.isfinite(x) & np.isfinite(result)
+    ordered = result[finite][np.argsort(x[finite])]
+    assert (np.diff(ordered) >= -2e-7 * ordered[1:]).all()  # never falls by more than the rounding
+
+
+def exponentials(
+    lanes: int, target: str, parts: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Compute ``exp`` of everything between its limits in vectors; arguments, results, exact and rounded values, and
+    which of them are normal numbers."""
+    edges = [88.3762, 88.376, 88.68, 88.7, 88.72, 88.7228, 88.72284, 88.7229, -87.3, -87.336, -87.34, -88.0, -88.03]
+    x = np.concatenate([inputs(), np.linspace(-104.5, 89.5, COUNT, dtype=np.float32), np.array(edges, np.float32)])
     source = te.placeholder(x.shape, "float32", "source")
     func = te.create_prim_func([source, te.compute(x.shape, lambda i: tirx.exp(source[i]), name="power")])
-    kernel = lowered(marked(func, "power", 16))
-    assert all(part in str(kernel) for part in ("permvar", "scalef"))
-    result = run(kernel, [x], x.shape, "float32", "native")
+    kernel = lowered(marked(func, "power", lanes), target)
+    assert all(part in str(kernel) for part in parts)
+    result = run(kernel, [x], x.shape, "float32", target)
     with np.errstate(all="ignore"):
         exact = np.exp(x.astype(np.float64))
         expected = exact.astype(np.float32)
-        error = np.abs(result - exact) / np.abs(exact)
-    normal = np.isfinite(expected) & (expected >= np.finfo(np.float32).tiny)
-    assert error[normal].max() <= 1.1e-7
-    # Subnormal results are right to their last bit; infinities, zeros and NaN are what the C library gives.
-    np.testing.assert_allclose(result[~normal], expected[~normal], rtol=0, atol=np.finfo(np.float32).smallest_subnormal)
+    return x, result, exact, expected, np.isfinite(expected) & (expected >= np.finfo(np.float32).tiny)
+
+
+def relative_error(result: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.abs(result - exact) / np.abs(exact)
 
 
 @pytest.mark.parametrize(

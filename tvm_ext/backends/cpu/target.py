@@ -9,6 +9,9 @@ import tvm
 
 from tvm_ext.errors import TargetError, warn
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.native_cpu import native_cpu
+from tvm_ext.system.cgroup import cpu_quota
 from tvm_ext.system.native_log import captured_stderr
 from tvm_ext.system.threads import physical_cores
 
@@ -19,16 +22,17 @@ BASE_FEATURES = {"x86_64": "sse2", "amd64": "sse2", "aarch64": "neon", "arm64": 
 
 
 def native_target() -> tvm.target.Target:
-    """Build the LLVM target of this machine: its CPU model and its physical cores."""
-    return tvm.target.Target(
-        {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": physical_cores()}
-    )
+    """Build the LLVM target of this machine: its CPU model, where its flags differ from it, and its physical cores."""
+    cpu = native_cpu()
+    features = {"mattr": list(cpu.features)} if cpu.features else {}
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu.name, **features, "num-cores": physical_cores()})
 
 
 def warn_if_baseline(target: tvm.target.Target) -> None:
     """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has.
 
-    And of one for another architecture that does not say how many cores to divide the work among.
+    And of one for another architecture that does not say how many cores to divide the work among, and of this machine
+    where it lacks what makes code fast: vectors of 256 bits, or a whole core.
     """
     names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
     if target.kind.name != "llvm":
@@ -44,15 +48,33 @@ def warn_if_baseline(target: tvm.target.Target) -> None:
                 f"the target does not say how many cores there are, so the work is divided among {physical_cores()}, "
                 'as many as this machine has; say it, as in "num-cores": 8'
             )
+        elif architecture == here and target.attrs.get("mcpu") == native_cpu().name:
+            _warn_of_host(target, architecture)
         return
     remedy = f'name it, as in {{"kind": "llvm", "mtriple": "{triple}", "mcpu": "..."}}'
     if architecture == here:
-        config = json.dumps({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+        config = json.dumps({"kind": "llvm", "mcpu": native_cpu().name})
         remedy = f'write "{NATIVE}" for this machine, or name one, as in {config}'
     warn(
         f"target llvm names no processor, so the code uses only what every {architecture} has and may be several times "
         f"slower than it need be; {remedy}"
     )
+
+
+def _warn_of_host(target: tvm.target.Target, architecture: str) -> None:
+    """Warn where this machine is slow by nature, so that nobody looks for the fault in the model."""
+    if architecture in ("x86_64", "amd64") and machine_of(target).isa in ("sse4", "generic"):
+        warn(
+            f"the CPU of this machine, to LLVM {target.attrs['mcpu']}, has no AVX2 and FMA, so vectors are of 128 bits "
+            "and a multiplication and an addition take two instructions: speed suffers, results do not; where it is a "
+            "virtual machine, let its CPU pass through"
+        )
+    quota = cpu_quota()
+    if quota is not None and quota < 1:
+        warn(
+            f"the control group of this process allows {quota:g} of a processor, so it is stopped for a part of the "
+            "time and single runs take much longer than the median; allow a whole one or more"
+        )
 
 
 def check_llvm(target: tvm.target.Target) -> tvm.target.Target:

@@ -22,7 +22,7 @@ class Engine(Machine):
         start = time.perf_counter()
         imported = read(job)
         middle = time.perf_counter()
-        compiled = compile(imported, job["target"], **job["options"])
+        compiled = compile(imported, **{"target": job["target"], **job["options"]})
         super().__init__(compiled.executable, job)
         self.facts: Facts = {
             "import_seconds": middle - start,
