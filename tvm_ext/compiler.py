@@ -35,6 +35,9 @@ from tvm_ext.target import resolve_target
 Progress = Callable[[str], None]
 """Called with the name of each step as it begins."""
 
+LIBRARY = "library"
+"""What is made unless the caller asks for something else."""
+
 _OF_VIRTUAL_MACHINE = ("memory", "vectorize", "finalize")  # phases
 
 RECORDED_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "torch")
@@ -50,6 +53,7 @@ def compile(
     example_inputs: Sequence[Any] | None = None,
     calibration: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    emit: str = LIBRARY,
     **options: Any,
 ) -> CompiledModel:
     """Import a model, run the ``tvm_ext`` pipeline on it, and generate code; several threads take turns.
@@ -71,6 +75,8 @@ def compile(
         there are. A model with quantize and dequantize nodes needs none.
     progress : callable, optional
         Called with the name of each step as it begins.
+    emit : str
+        What to make: ``"library"``, or ``"c"`` for C sources that need neither TVM nor a heap.
     **options
         Fields of :class:`tvm_ext.options.PipelineOptions`.
 
@@ -85,6 +91,7 @@ def compile(
     """
     parsed = checked_options(options)
     resolved = resolve_target(target)
+    check_emit(emit, resolved)
     if progress is not None and not callable(progress):
         raise OptionError(f"option progress: {progress!r} is not a function; give one that takes the name of a step")
     report = progress or (lambda step: None)
@@ -94,12 +101,16 @@ def compile(
         if isinstance(model, ImportedModel)
         else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
     )
+    if emit != LIBRARY:
+        _check_fixed(imported)
     if calibration is not None:
         parsed = replace(parsed, calibration=imported.by_parameter(calibration))
     warn_if_baseline(resolved)
     standalone = backend_of(resolved).standalone
     if standalone is not None:
         parsed = replace(parsed, disable=tuple(dict.fromkeys((*parsed.disable, *_OF_VIRTUAL_MACHINE))))
+    elif emit != LIBRARY:
+        parsed = replace(parsed, disable=tuple(dict.fromkeys((*parsed.disable, "finalize"))))
     lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(imported, resolved))
     partitioned = partitioning(lowered)
     if partitioned is not None:
@@ -109,10 +120,13 @@ def compile(
     noted: dict[str, Any] = {}
     kind: type[CompiledModel] = CompiledModel
     try:
-        if standalone is None:
-            executable = generate_code(lowered, resolved)
-        else:
+        if standalone is not None:
             executable, noted, kind = standalone(lowered, resolved)
+        elif emit != LIBRARY:
+            name = Path(imported.source).stem
+            executable, noted, kind = backend_of(resolved).emits[emit](lowered, resolved, name)
+        else:
+            executable = generate_code(lowered, resolved)
     except CompileError as error:
         if not parsed.disable:
             raise
@@ -122,10 +136,34 @@ def compile(
     metadata["decisions"]["memory"] = memory_decisions(lowered)
     if partitioned is not None:
         metadata["decisions"]["vta"] = partitioned["decisions"]
-    if standalone is not None:
+    if noted:
         metadata["run_with"] = noted.pop("run_with")
-        metadata["decisions"][backend_of(resolved).name] = noted
+        metadata["decisions"][backend_of(resolved).name if emit == LIBRARY else emit] = noted
     return kind(executable, metadata, shared_results=shared_results(lowered))
+
+
+def check_emit(emit: str, target: tvm.target.Target) -> None:
+    """Refuse what cannot be made for a target.
+
+    Raises
+    ------
+    OptionError
+    """
+    known = [LIBRARY, *backend_of(target).emits]
+    if emit not in known:
+        raise OptionError(f"option emit: {emit!r} cannot be made for target {target.kind.name}; candidates are {', '.join(known)}")
+
+
+def _check_fixed(imported: ImportedModel) -> None:
+    """Refuse inputs of open extents, for which no static arena is large enough."""
+    for spec in imported.inputs:
+        names = [extent for extent in spec.shape if isinstance(extent, str)]
+        if names:
+            bounded = ",".join(str(extent) if isinstance(extent, int) else "1" for extent in spec.shape)
+            raise OptionError(
+                f"option emit: input {spec.name!r} has the open extent {names[0]!r}, and C sources have one static arena; "
+                f"give the largest that is needed with --input-shape {spec.name}:{bounded}"
+            )
 
 
 def _warnings(imported: ImportedModel, target: tvm.target.Target) -> Callable[[Phase, tvm.IRModule], None] | None:

@@ -18,6 +18,9 @@ PhasePasses = Callable[["Backend", tvm.target.Target, PipelineOptions], Sequence
 
 Standalone = Callable[[tvm.IRModule, tvm.target.Target], tuple[Any, dict[str, Any], type]]
 
+Emit = Callable[[tvm.IRModule, tvm.target.Target, str], tuple[Any, dict[str, Any], type]]
+"""As :data:`Standalone`, and takes the name of the model."""
+
 PARTITIONED = "tvm_ext.partitioned"
 """Attribute of a module whose layers were moved to an accelerator: JSON with ``decisions`` and ``notes``."""
 
@@ -55,6 +58,9 @@ class Backend:
         For processors that TVM's virtual machine does not run on: makes, of a module as the phase ``lower`` leaves it
         and the target, what runs it; what to note of it under the row's name in the metadata, with the command that
         runs it as ``run_with``; and the class of compiled models that takes both.
+    emits : mapping from str to Emit
+        What can be made of a model besides a library, by what the caller says it wants: from a module as the phase
+        before ``finalize`` leaves it.
     """
 
     name: str
@@ -70,6 +76,7 @@ class Backend:
     shares_storage: bool = False
     independent_kernels: bool = False
     standalone: Standalone | None = None
+    emits: Mapping[str, Emit] = field(default_factory=dict)
 
     def passes(self, phase: str, target: tvm.target.Target, options: PipelineOptions) -> Sequence[tvm.transform.Pass]:
         """List the passes of a phase for a target of this kind."""

@@ -40,6 +40,13 @@ def _with_calibration(
 @target_option
 @input_shape_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
+@click.option(
+    "--emit",
+    type=click.Choice(["library", "c"]),
+    default="library",
+    show_default=True,
+    help="What to make: a library that TVM's runtime runs, or C sources that need neither TVM nor a heap.",
+)
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
 @calibrate_option
 @pipeline_options()
@@ -49,16 +56,17 @@ def command(
     target: str,
     input_shapes: Shapes,
     output: Path,
+    emit: str,
     force: bool,
     calibration: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json."""
+    """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json, or C sources."""
     from tvm_ext.artifact.destination import check_destination
     from tvm_ext.artifact.shared_object import find_compiler
     from tvm_ext.backends.registry import backend_of
-    from tvm_ext.compiler import compile
+    from tvm_ext.compiler import LIBRARY, check_emit, compile
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
     from tvm_ext.target import resolve_target
@@ -66,13 +74,14 @@ def command(
     start = time.perf_counter()
     check_destination(output, force)
     resolved = resolve_target(target)
-    if backend_of(resolved).standalone is None:
+    check_emit(emit, resolved)
+    if backend_of(resolved).standalone is None and emit == LIBRARY:
         find_compiler(str((resolved.host or resolved).attrs.get("mtriple", "")))  # it would be missed at the end only
     with step_display(quiet=as_json) as report:
         source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None}
         if calibration:
             source = _with_calibration(model, input_shapes, calibration, report)
-        compiled = compile(target=resolved, progress=report, **source, **given_options(options))
+        compiled = compile(target=resolved, progress=report, emit=emit, **source, **given_options(options))
         report("write")
         compiled.save(output, force=force)
     if as_json:
@@ -91,6 +100,11 @@ def command(
             click.echo(f"  traffic  {name}: {after} past the on-chip memory, {before} in the order given")
         if "note" in decision:
             click.echo(f"  memory   {name}: {decision['note']}")
+    written = compiled.metadata["decisions"].get("c")
+    if written is not None:
+        sizes = (bytes_text(written[key]) for key in ("arena", "stack", "weights"))
+        click.echo("  c        one thread; {} static, {} of the stack, {} of constants".format(*sizes))
+        click.echo(f"  c        build and run it with `{compiled.metadata['run_with']}` in {output}")
     emulated = compiled.metadata["decisions"].get("hexagon")
     if emulated is not None:
         scalar = ", ".join(dict.fromkeys(emulated["scalar"])) or "none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm import relax
 
@@ -117,6 +119,13 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
     ]
 
 
+def _c_sources(mod: tvm.IRModule, target: tvm.target.Target, name: str) -> tuple[Any, dict[str, Any], type]:
+    # Artifacts are for those who ask for one only.
+    from tvm_ext.backends.c.compiled import c_sources
+
+    return c_sources(mod, target, name)
+
+
 PHASES = {
     **COMMON,
     "canonicalize": _canonicalize,
@@ -139,4 +148,5 @@ CPU = Backend(
     runs_here=True,
     shares_storage=True,
     independent_kernels=True,
+    emits={"c": _c_sources},
 )

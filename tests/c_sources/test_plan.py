@@ -1,0 +1,102 @@
+"""Where kernels' own buffers are put: never over what is read later; the check that says so notices when they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_ext.backends.c.plan import Argument, Place, Plan, Region, Step, place_scratch, verify_plan
+from tvm_ext.errors import GraphError
+
+
+def tensor(name: str, offset: int, size: int, read: bool, written: bool) -> Argument:
+    return Argument(name, Place(Region.ARENA, 0, offset), size, read, written)
+
+
+def chain(seed: int, length: int = 8, size: int = 1024) -> tuple[list[Step], int]:
+    """Steps that write a tensor of random place each, and read one or two that are intact."""
+    generator = np.random.default_rng(seed)
+    intact: dict[str, tuple[int, int]] = {}
+    steps = []
+    for number in range(length):
+        offset, extent = 64 * int(generator.integers(0, size // 128)), 64 * int(generator.integers(1, size // 256))
+        read = [name for name in intact if generator.random() < 0.5]
+        arguments = [tensor(name, *intact[name], True, False) for name in read]
+        reach = [
+            name for name, (start, count) in intact.items() if start < offset + extent and offset < start + count
+        ]
+        if set(reach) & set(read):  # in place: the kernel reads before it writes
+            arguments = [argument for argument in arguments if argument.tensor not in reach]
+        for name in reach:
+            del intact[name]
+        intact[str(number)] = offset, extent
+        arguments.append(tensor(str(number), offset, extent, False, True))
+        steps.append(Step(f"k{number}", tuple(arguments)))
+    return steps, size
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 700), min_size=8, max_size=8))
+def test_scratch_destroys_nothing_that_is_read_later(seed: int, needed: list[int]) -> None:
+    steps, size = chain(seed)
+    plan = place_scratch(steps, size, {f"k{number}": amount for number, amount in enumerate(needed)})
+    verify_plan(plan)
+    assert plan.planned == size <= plan.arena <= size + 64 + max(needed)
+    for step, amount in zip(plan.steps, needed, strict=True):
+        assert (step.scratch is None) == (amount == 0)
+        assert step.scratch is None or step.scratch % 64 == 0
+
+
+@given(st.integers(0, 10**6))
+def test_a_scratch_in_a_tensor_that_is_read_later_is_noticed(seed: int) -> None:
+    steps, size = chain(seed)
+    plan = place_scratch(steps, size, {})
+    by_name = {step.arguments[-1].tensor: number for number, step in enumerate(steps)}
+    uses = [
+        (by_name[argument.tensor], number, argument)
+        for number, step in enumerate(steps)
+        for argument in step.arguments[:-1]
+        if number > by_name[argument.tensor] + 1
+    ]
+    for first, last, argument in uses:
+        for between in range(first + 1, last):
+            damaged = list(plan.steps)
+            damaged[between] = replace(damaged[between], scratch=argument.place.offset, scratch_bytes=64)
+            with pytest.raises(GraphError, match=r"destroyed|writes"):
+                verify_plan(replace(plan, steps=tuple(damaged)))
+
+
+def test_a_scratch_stays_until_its_kernel_ends() -> None:
+    steps = (Step("k", (tensor("a", 0, 256, False, True),), 128, 64),)
+    with pytest.raises(GraphError, match="writes"):
+        verify_plan(Plan(steps, 256, 256))
+
+
+@pytest.mark.parametrize("offset", [-64, 192])
+def test_what_is_outside_the_arena_is_noticed(offset: int) -> None:
+    with pytest.raises(GraphError, match="outside"):
+        verify_plan(Plan((Step("k", (tensor("a", offset, 128, False, True),)),), 256, 256))
+
+
+def test_a_tensor_is_kept_for_the_copy_at_the_end() -> None:
+    steps = [Step("a", (tensor("a", 0, 128, False, True),)), Step("b", (tensor("b", 128, 128, False, True),))]
+    kept = [(tensor("a", 0, 128, True, False), 0)]
+    assert place_scratch(steps, 256, {"b": 128}, kept).steps[1].scratch == 256
+    assert place_scratch(steps, 256, {"b": 128}).steps[1].scratch == 0
+
+
+def test_a_part_keeps_its_bytes_until_the_whole_is_read() -> None:
+    """As the operands of a concatenation that copies nothing."""
+    steps = [
+        Step("left", (tensor("left", 0, 64, False, True),)),
+        Step("right", (tensor("right", 64, 64, False, True),)),
+        Step("other", (tensor("other", 128, 64, False, True),)),
+        Step("use", (tensor("whole", 0, 128, True, False), tensor("result", 256, 64, False, True))),
+    ]
+    plan = place_scratch(steps, 320, {"other": 64, "right": 64})
+    assert plan.steps[2].scratch not in (0, 64, 128)
+    assert plan.steps[1].scratch not in (0, 64)
+    verify_plan(plan)

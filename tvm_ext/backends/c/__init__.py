@@ -1,0 +1,1 @@
+"""C sources of compiled models, which need neither TVM nor a heap."""
