@@ -151,7 +151,9 @@ def check_emit(emit: str, target: tvm.target.Target) -> None:
     """
     known = [LIBRARY, *backend_of(target).emits]
     if emit not in known:
-        raise OptionError(f"option emit: {emit!r} cannot be made for target {target.kind.name}; candidates are {', '.join(known)}")
+        raise OptionError(
+            f"option emit: {emit!r} cannot be made for target {target.kind.name}; candidates are {', '.join(known)}"
+        )
 
 
 def _check_fixed(imported: ImportedModel) -> None:
@@ -161,8 +163,8 @@ def _check_fixed(imported: ImportedModel) -> None:
         if names:
             bounded = ",".join(str(extent) if isinstance(extent, int) else "1" for extent in spec.shape)
             raise OptionError(
-                f"option emit: input {spec.name!r} has the open extent {names[0]!r}, and C sources have one static arena; "
-                f"give the largest that is needed with --input-shape {spec.name}:{bounded}"
+                f"option emit: input {spec.name!r} has the open extent {names[0]!r}, and C sources have one static "
+                f"arena; give the largest that is needed with --input-shape {spec.name}:{bounded}"
             )
 
 

@@ -26,9 +26,7 @@ def chain(seed: int, length: int = 8, size: int = 1024) -> tuple[list[Step], int
         offset, extent = 64 * int(generator.integers(0, size // 128)), 64 * int(generator.integers(1, size // 256))
         read = [name for name in intact if generator.random() < 0.5]
         arguments = [tensor(name, *intact[name], True, False) for name in read]
-        reach = [
-            name for name, (start, count) in intact.items() if start < offset + extent and offset < start + count
-        ]
+        reach = [name for name, (start, count) in intact.items() if start < offset + extent and offset < start + count]
         if set(reach) & set(read):  # in place: the kernel reads before it writes
             arguments = [argument for argument in arguments if argument.tensor not in reach]
         for name in reach:

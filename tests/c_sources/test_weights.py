@@ -52,5 +52,7 @@ def test_numbers_are_written_to_the_bit(tmp_path: Path, element: str) -> None:
             ctypes.CDLL(str(tmp_path / "n.so")), "n"
         )
     )
-    np.testing.assert_array_equal(found[:count].view(f"u{kind.bits // 8}"), np.array(NUMBERS, element).view(f"u{kind.bits // 8}"))
+    np.testing.assert_array_equal(
+        found[:count].view(f"u{kind.bits // 8}"), np.array(NUMBERS, element).view(f"u{kind.bits // 8}")
+    )
     assert np.isnan(found[count])

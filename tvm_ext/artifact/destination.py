@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -53,11 +54,21 @@ def check_existing(folder: Path, force: bool) -> None:
     entries = sorted(entry.name for entry in folder.iterdir())
     if entries and not force:
         raise OutputError(f"{folder} exists already; give another folder, or --force to replace the artifact in it")
-    strangers = [name for name in entries if name not in ARTIFACT]
+    known = {*ARTIFACT, *_listed(folder / ARTIFACT[1])}
+    strangers = [name for name in entries if name not in known]
     if strangers:
         raise OutputError(
             f"{folder} holds more than an artifact ({strangers[0]}); it is not replaced, give another folder"
         )
+
+
+def _listed(metadata: Path) -> set[str]:
+    """Names of the files that an artifact says it is made of."""
+    try:
+        files = json.loads(metadata.read_text(encoding="utf-8"))["files"]
+        return {str(name) for name in files}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
 
 
 def as_path(folder: Any, refusal: type[TvmExtError]) -> Path:

@@ -68,7 +68,9 @@ class CModel(CompiledModel):
             (folder / name).write_bytes(content)
         return list(files)
 
-    def run_program(self, folder: Path, given: Sequence[np.ndarray], launcher: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    def run_program(
+        self, folder: Path, given: Sequence[np.ndarray], launcher: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
         """Run the program that was built in a folder.
 
         Parameters
@@ -124,7 +126,9 @@ def build(folder: Path, compiler: str = "", options: Sequence[str] = ()) -> None
     compiler = compiler or os.environ.get("CC", "") or "gcc"
     for tool in (compiler, "make"):
         if shutil.which(tool) is None:
-            raise MissingPackageError(f"{tool} is needed to build C sources and is not installed; install it, or set CC")
+            raise MissingPackageError(
+                f"{tool} is needed to build C sources and is not installed; install it, or set CC"
+            )
     jobs = min(8, len(os.sched_getaffinity(0)))
     _called(["make", f"-j{jobs}", f"CC={compiler}", *options], folder, "building the C sources")
 
@@ -138,7 +142,9 @@ def _called(command: Sequence[str], folder: Path, what: str) -> str:
         raise CompileError(f"{what} did not end within {COMPILE_SECONDS} s") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        telling = next((line for line in lines if "error" in line), lines[-1] if lines else f"exit code {done.returncode}")
+        telling = next(
+            (line for line in lines if "error" in line), lines[-1] if lines else f"exit code {done.returncode}"
+        )
         raise CompileError(f"{what} failed: {telling[:300]}")
     return done.stdout
 

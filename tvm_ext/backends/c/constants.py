@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
@@ -37,7 +37,7 @@ def literal(value: Any, kind: CType) -> str:
     return f"(({kind.scalar}){text})" if kind.bits < 32 else text
 
 
-_OPERATIONS = {
+_OPERATIONS: Mapping[type, Callable[[int, int], int | None]] = {
     prim.Add: lambda a, b: a + b, prim.Sub: lambda a, b: a - b, prim.Mul: lambda a, b: a * b,
     prim.FloorDiv: lambda a, b: a // b, prim.FloorMod: lambda a, b: a % b, prim.Min: min, prim.Max: max,
     prim.EQ: lambda a, b: int(a == b), prim.NE: lambda a, b: int(a != b), prim.LT: lambda a, b: int(a < b),

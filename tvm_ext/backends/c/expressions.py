@@ -2,9 +2,6 @@
 
 A product that is added to something becomes a fused multiply-add, as in machine code of the ordinary build; C11 leaves
 it to options of the compiler whether it may do so itself.
-
-Truth values of vectors are masks: signed integers, all bits of which are set where something holds. They are as wide as
-what was compared, and widened or narrowed to what they choose among.
 """
 
 from __future__ import annotations
@@ -19,34 +16,22 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.backends.c.constants import folded, literal
 from tvm_ext.backends.c.helpers import Helpers
 from tvm_ext.backends.c.instructions import element_dot, instruction
+from tvm_ext.backends.c.masks import BINARY, COMPARISONS, LOGIC, Masks, type_of
 from tvm_ext.backends.c.types import CType, ctype
 from tvm_ext.errors import CompileError
-from tvm_ext.schedules.simd.imported import PREFETCH, SDOT, STEP, SUDOT
-from tvm_ext.schedules.simd.stream import PREFIX as STREAM
+from tvm_ext.schedules.simd.imported import SDOT, SUDOT
 from tvm_ext.schedules.simd.vector import operation
-
-_BINARY = {
-    prim.Add: "+", prim.Sub: "-", prim.Mul: "*", prim.Div: "/", prim.Mod: "%", prim.BitwiseAnd: "&",
-    prim.BitwiseOr: "|", prim.BitwiseXor: "^", prim.LShift: "<<", prim.RShift: ">>",
-}  # fmt: skip
-_COMPARISONS = {prim.EQ: "==", prim.NE: "!=", prim.LT: "<", prim.LE: "<=", prim.GT: ">", prim.GE: ">="}
-_LOGIC = {prim.And: "&", prim.Or: "|"}
 
 _LIBRARY = {
     name: name for name in (
-        "exp exp2 exp10 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sqrt floor "
-        "ceil trunc nearbyint pow fmod atan2 hypot copysign nextafter"
+        "exp exp2 exp10 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sqrt "
+        "floor ceil trunc nearbyint pow fmod atan2 hypot copysign nextafter"
     ).split()
 } | {"round": "nearbyint", "power": "pow"}  # fmt: skip
 """Functions of TIR -> those of C's library; TVM's ``round`` goes to even numbers, and LLVM's code of it, too."""
 
 
-def type_of(expression: Any) -> CType:
-    """Read the type of an expression."""
-    return ctype(str(expression.ty.dtype))
-
-
-class Expressions:
+class Expressions(Masks):
     """Writes expressions of one kernel.
 
     Parameters
@@ -69,7 +54,7 @@ class Expressions:
         place: Callable[[Any], str],
         register: Callable[[Any, Any], str | None],
     ) -> None:
-        self.helpers, self._kernel, self._place, self._register = helpers, kernel, place, register
+        self.helpers, self._kernel, self._place, self.register = helpers, kernel, place, register
         self.names: dict[Any, str] = {}
         self._count = itertools.count()
         self.masks: dict[Any, int] = {}  # bits of the lanes of variables that are masks
@@ -79,7 +64,9 @@ class Expressions:
 
     def refuse(self, what: str) -> CompileError:
         """Make the error of what cannot be written."""
-        return CompileError(f"kernel {self._kernel} holds {what}, for which C sources have nothing; compile a library instead")
+        return CompileError(
+            f"kernel {self._kernel} holds {what}, for which C sources have nothing; compile a library instead"
+        )
 
     # ---- values
 
@@ -96,16 +83,16 @@ class Expressions:
             return self._address(e)
         result = type_of(e)
         if result.element == "bool" and result.lanes > 1:
-            return self._as_bytes(e, result)
+            return self.as_bytes(e, result)
         constant = folded(e, self.values)
         if constant is not None and result.lanes == 1:
             return literal(constant, result)
-        if kind in _BINARY or kind in (prim.FloorDiv, prim.FloorMod):
+        if kind in BINARY or kind in (prim.FloorDiv, prim.FloorMod):
             return self._binary(e, kind, result)
-        if kind in _COMPARISONS:
-            return f"({self.text(e.a)} {_COMPARISONS[kind]} {self.text(e.b)})"
-        if kind in _LOGIC:
-            return f"({self.text(e.a)} {_LOGIC[kind] * 2} {self.text(e.b)})"
+        if kind in COMPARISONS:
+            return f"({self.text(e.a)} {COMPARISONS[kind]} {self.text(e.b)})"
+        if kind in LOGIC:
+            return f"({self.text(e.a)} {LOGIC[kind] * 2} {self.text(e.b)})"
         if kind is prim.Not:
             return f"(!{self.text(e.a)})"
         if kind is prim.BitwiseNot:
@@ -124,7 +111,7 @@ class Expressions:
         if kind is prim.Shuffle:
             return self._shuffle(e, result)
         if kind is prim.Let:
-            return self._let(e, self.text)
+            return self.let(e, self.text)
         if kind is tvm.ir.TensorLoad:
             return self._load(e, result)
         if kind is tvm.ir.Call:
@@ -145,16 +132,22 @@ class Expressions:
                 return self._library(function, result, (e.a, e.b))
         elif kind in (prim.FloorDiv, prim.FloorMod):
             return self._floor(e, kind is prim.FloorMod, result)
-        text = f"({self.text(e.a)} {_BINARY[kind]} {self.text(e.b)})"
+        text = f"({self.text(e.a)} {BINARY[kind]} {self.text(e.b)})"
         # C computes in int with what is narrower.
-        return f"(({result.name}){text})" if result.lanes == 1 and (result.bits < 32 or result.element == "float16") else text
+        return (
+            f"(({result.name}){text})"
+            if result.lanes == 1 and (result.bits < 32 or result.element == "float16")
+            else text
+        )
 
     def _fused(self, result: CType, product: Any, rest: str, sign: str = "") -> str:
         return f"{self.helpers.fused(result)}({sign}{self.text(product.a)}, {self.text(product.b)}, {rest})"
 
     def _floor(self, e: Any, modulo: bool, result: CType) -> str:
         a, b = self.text(e.a), self.text(e.b)
-        positive = result.element.startswith("uint") or (self._proved(e.a >= 0, result) and self._proved(e.b > 0, result))
+        positive = result.element.startswith("uint") or (
+            self._proved(e.a >= 0, result) and self._proved(e.b > 0, result)
+        )
         if positive:
             return f"({a} {'%' if modulo else '/'} {b})"
         if result.lanes == 1:
@@ -199,7 +192,8 @@ class Expressions:
             return f"__builtin_shufflevector({vectors[0]}, {vectors[-1]}, {', '.join(map(str, lanes))})"
         raise self.refuse(f"a shuffle of {len(vectors)} vectors")
 
-    def _let(self, e: Any, rest: Callable[[Any], str]) -> str:
+    def let(self, e: Any, rest: Callable[[Any], str]) -> str:
+        """Write a value that is named, and what uses the name."""
         declaration = self.declared(e.var, e.value)
         return f"__extension__ ({{ {declaration} {rest(e.body)}; }})"
 
@@ -224,92 +218,7 @@ class Expressions:
         self.names[var] = f"{plain}_{next(self._count)}"
         return self.names[var]
 
-    # ---- masks
-
-    def mask_bits(self, e: Any) -> int:
-        """Bits of the lanes that a truth value of vectors is computed in."""
-        kind = type(e)
-        if kind in _COMPARISONS:
-            return type_of(e.a).bits if type_of(e.a).element != "bool" else self.mask_bits(e.a)
-        if kind in _LOGIC or kind in (prim.BitwiseAnd, prim.BitwiseOr, prim.BitwiseXor):
-            return self.mask_bits(e.a if not isinstance(e.a, prim.Broadcast) else e.b)
-        if kind in (prim.Not, prim.BitwiseNot):
-            return self.mask_bits(e.a)
-        if kind is prim.Select:
-            return self.mask_bits(e.true_value if not isinstance(e.true_value, prim.Broadcast) else e.false_value)
-        if isinstance(e, tvm.ir.Var):
-            return self.masks[e]
-        if kind is prim.Cast:
-            return type_of(e.value).bits
-        if kind is prim.Let:
-            return self.mask_bits(e.body) if e.body.same_as(e.var) is False else self.mask_bits(e.value)
-        if kind is tvm.ir.Call and operation(e) in ("reinterpret", "likely", "isnan", "isinf", "isfinite"):
-            return self.mask_bits(e.args[0]) if type_of(e.args[0]).element == "bool" else type_of(e.args[0]).bits
-        return 32 if kind is prim.Broadcast else 8
-
-    def mask(self, e: Any, bits: int) -> str:
-        """Write a truth value of vectors as integers of so many bits, all of them set or none."""
-        found = self.mask_bits(e)
-        lanes = type_of(e).lanes
-        wanted = CType(f"int{bits}", lanes)
-        self.helpers.type(wanted)
-        text = self._mask(e, CType(f"int{found}", lanes))
-        return text if found == bits else f"__builtin_convertvector({text}, {wanted.name})"
-
-    def _mask(self, e: Any, kind: CType) -> str:
-        node = type(e)
-        name = self.helpers.type(kind)
-        if node in _COMPARISONS:
-            if type_of(e.a).element == "bool":
-                return f"({self.mask(e.a, kind.bits)} {_COMPARISONS[node]} {self.mask(e.b, kind.bits)})"
-            return f"({name})({self.text(e.a)} {_COMPARISONS[node]} {self.text(e.b)})"
-        if node in _LOGIC or node in (prim.BitwiseAnd, prim.BitwiseOr, prim.BitwiseXor):
-            sign = _LOGIC.get(node) or _BINARY[node]
-            return f"({self.mask(e.a, kind.bits)} {sign} {self.mask(e.b, kind.bits)})"
-        if node in (prim.Not, prim.BitwiseNot):
-            return f"(~{self.mask(e.a, kind.bits)})"
-        if node is prim.Select:
-            a, b = self.mask(e.true_value, kind.bits), self.mask(e.false_value, kind.bits)
-            if type_of(e.condition).lanes == 1:
-                return f"({self.text(e.condition)} ? {a} : {b})"
-            return f"{self.helpers.select(kind)}({self.mask(e.condition, kind.bits)}, {a}, {b})"
-        if node is prim.Broadcast:
-            return f"{self.helpers.splat(kind)}(-({kind.scalar}){self.text(e.value)})"
-        if isinstance(e, tvm.ir.Var):
-            return self.names[e]
-        if node is prim.Cast:
-            return f"({name})({self.text(e.value)} != 0)"
-        if node is prim.Let:
-            return self._let(e, lambda body: self._mask(body, kind))
-        if node is tvm.ir.Call:
-            called = operation(e)
-            if called in ("reinterpret", "likely"):
-                return self.mask(e.args[0], kind.bits)
-            if called == "if_then_else":
-                return f"({self.text(e.args[0])} ? {self.mask(e.args[1], kind.bits)} : {self.mask(e.args[2], kind.bits)})"
-            if called == "isnan":
-                return self._repeated(e.args[0], lambda x: f"({name})({x} != {x})")
-            if called == "isinf":
-                return f"({name})({self.helpers.magnitude(type_of(e.args[0]))}({self.text(e.args[0])}) == INFINITY)"
-            if called == "isfinite":
-                return f"({name})({self.helpers.magnitude(type_of(e.args[0]))}({self.text(e.args[0])}) < INFINITY)"
-        if node is tvm.ir.TensorLoad or node is tvm.ir.Call or node is prim.Shuffle:
-            return f"({name})({self._bytes(e)} != 0)"
-        raise self.refuse(f"a truth value {node.__name__}")
-
-    def _repeated(self, e: Any, use: Callable[[str], str]) -> str:
-        """Write what uses a value more than once."""
-        if isinstance(e, tvm.ir.Var):
-            return use(self.text(e))
-        kind = type_of(e)
-        return f"__extension__ ({{ const {self.helpers.type(kind)} x_ = {self.text(e)}; {use('x_')}; }})"
-
-    def _as_bytes(self, e: Any, result: CType) -> str:
-        """Write a truth value of vectors as bytes that are 0 or 1, as memory holds them."""
-        name = self.helpers.type(CType("uint8", result.lanes))
-        return f"(({name})({self.mask(e, 8)} & 1))"
-
-    def _bytes(self, e: Any) -> str:
+    def bytes_of(self, e: Any) -> str:
         """Write a load, call or shuffle of truth values: bytes that are 0 or 1."""
         result = type_of(e).of("uint8")
         if isinstance(e, tvm.ir.TensorLoad):
@@ -338,7 +247,7 @@ class Expressions:
 
     def _load(self, e: Any, result: CType) -> str:
         buffer, index = e.source, self.plain(e.indices[0])
-        kept = self._register(buffer, index)
+        kept = self.register(buffer, index)
         if kept is not None:
             return kept
         return self.load(buffer, index, result)
@@ -373,7 +282,8 @@ class Expressions:
         if name == "if_then_else":
             condition, a, b = e.args
             if type_of(condition).lanes > 1:
-                return f"{self.helpers.select(result)}({self.mask(condition, result.bits)}, {self.text(a)}, {self.text(b)})"
+                mask = self.mask(condition, result.bits)
+                return f"{self.helpers.select(result)}({mask}, {self.text(a)}, {self.text(b)})"
             return f"({self.text(condition)} ? {self.text(a)} : {self.text(b)})"
         if name in ("likely", "tvm_thread_invariant", "ignore_loop_partition"):
             return self.text(e.args[0])
@@ -399,7 +309,9 @@ class Expressions:
             exponential = f"{self._c_name('exp', result)}"
             negative = prim.Sub(tvm.tirx.const(0.0, result.element), e.args[0]) if result.lanes == 1 else None
             if negative is not None:
-                return f"({self._one(result)} / ({self._one(result)} + {self._library(exponential, result, (negative,))}))"
+                return (
+                    f"({self._one(result)} / ({self._one(result)} + {self._library(exponential, result, (negative,))}))"
+                )
         if name == "popcount":
             return self._library("__builtin_popcountll" if result.bits == 64 else "__builtin_popcount", result, e.args)
         if name in _LIBRARY:
@@ -426,7 +338,7 @@ class Expressions:
         source = type_of(e)
         if source == result:
             return self.text(e)
-        if isinstance(e, tvm.ir.TensorLoad) and self._register(e.source, self.plain(e.indices[0])) is None:
+        if isinstance(e, tvm.ir.TensorLoad) and self.register(e.source, self.plain(e.indices[0])) is None:
             index = self.plain(e.indices[0])
             if isinstance(index, prim.Ramp) and folded(index.stride, self.values) == 1:
                 return self._vector(e.source, index.base, result)
@@ -436,13 +348,15 @@ class Expressions:
 
     def _masked_load(self, e: Any, result: CType) -> str:
         buffer, index, mask = e.args[0], self.plain(e.args[1]), e.args[2]
-        kept = self._register(buffer, index)
+        kept = self.register(buffer, index)
         if kept is not None or type_of_buffer(buffer).lanes > 1:
             value = kept or self.load(buffer, index, result)
             return f"{self.helpers.select(result)}({self.mask(mask, result.bits)}, {value}, ({result.name}){{0}})"
         if not isinstance(index, prim.Ramp) or folded(index.stride, self.values) != 1:
             raise self.refuse("a masked load of scattered elements")
-        return f"{self.helpers.masked(result, False)}({self.pointer(buffer, index.base)}, {self.mask(mask, result.bits)})"
+        return (
+            f"{self.helpers.masked(result, False)}({self.pointer(buffer, index.base)}, {self.mask(mask, result.bits)})"
+        )
 
     def _instruction(self, name: str, operands: Any, result: CType) -> str:
         kinds = [type_of(operand) for operand in operands]
@@ -459,42 +373,7 @@ class Expressions:
             return f"{name}({', '.join(map(self.text, operands))})"
         raise self.refuse(f"a call of the function {name}")
 
-    def evaluated(self, e: Any) -> str | None:
-        """Write a call that is a statement; None for what does nothing here."""
-        name = operation(e) if isinstance(e, tvm.ir.Call) else ""
-        if name == "masked_store":
-            buffer, value, index, mask = e.args[0], e.args[1], self.plain(e.args[2]), e.args[3]
-            kept = self._register(buffer, index)
-            if kept is not None or type_of_buffer(buffer).lanes > 1:
-                kind = type_of(value)
-                place = kept or self.load(buffer, index, kind)
-                chosen = f"{self.helpers.select(kind)}({self.mask(mask, kind.bits)}, {self.text(value)}, {place})"
-                return f"{place} = {chosen};"
-            if not isinstance(index, prim.Ramp) or folded(index.stride, self.values) != 1:
-                raise self.refuse("a masked store to scattered elements")
-            kind = type_of(value)
-            kind = kind.of("uint8") if kind.element == "bool" else kind
-            pointer = self.pointer(buffer, index.base)
-            return f"{self.helpers.masked(kind, True)}({pointer}, {self.mask(mask, kind.bits)}, {self.text(value)});"
-        if name == "call_extern":
-            called = str(e.args[0].value)
-            if called == PREFETCH:
-                return f"__builtin_prefetch({self.text(e.args[1])}, 0, 2);"
-            if called == STEP:
-                return None
-            if called.startswith(STREAM):
-                return f"{self.helpers.stream(type_of(e.args[2]))}({self.text(e.args[1])}, {self.text(e.args[2])});"
-        if name == "call_llvm_intrin":
-            called = str(tvm.target.codegen.llvm_get_intrinsic_name(int(e.args[0].value)))
-            if called == "llvm.x86.sse.sfence":
-                return "FENCE();"
-        if not isinstance(e, tvm.ir.Call) and not isinstance(e, tvm.ir.TensorLoad):
-            return None
-        raise self.refuse(f"a call of {name or type(e).__name__}")
-
 
 def type_of_buffer(buffer: Any) -> CType:
     """Read the type of a buffer's elements."""
     return ctype(str(buffer.dtype))
-
-

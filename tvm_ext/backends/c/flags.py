@@ -25,7 +25,9 @@ def compiler_options(target: tvm.target.Target) -> tuple[str, ...]:
     if kind in ("x86_64", "amd64"):
         return tuple(option for feature, option in _X86.items() if feature in features)
     if kind in ("aarch64", "arm64"):
-        return ("-march=armv8.2-a" + "".join(option for feature, option in _ARM.items() if feature in features),) if (
-            "dotprod" in features
-        ) else ("-march=armv8-a",)
+        return (
+            ("-march=armv8.2-a" + "".join(option for feature, option in _ARM.items() if feature in features),)
+            if ("dotprod" in features)
+            else ("-march=armv8-a",)
+        )
     return ()

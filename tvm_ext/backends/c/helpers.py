@@ -62,22 +62,24 @@ class Helpers:
     # ---- values
 
     def splat(self, kind: CType) -> str:
-        """A scalar in every lane."""
+        """Name the function that puts a scalar in every lane."""
         self.type(kind)
         lanes = ", ".join(["x"] * kind.lanes)
         return self._function(
-            f"splat_{kind.short}", f"{kind.name} splat_{kind.short}({kind.scalar} x)", f"  return ({kind.name}){{{lanes}}};\n"
+            f"splat_{kind.short}",
+            f"{kind.name} splat_{kind.short}({kind.scalar} x)",
+            f"  return ({kind.name}){{{lanes}}};\n",
         )
 
     def ramp(self, kind: CType) -> str:
-        """``base + stride * lane``."""
+        """Name the function that gives ``base + stride * lane``."""
         self.type(kind)
         lanes = ", ".join(map(str, range(kind.lanes)))
         head = f"{kind.name} ramp_{kind.short}({kind.scalar} base, {kind.scalar} stride)"
         return self._function(f"ramp_{kind.short}", head, f"  return base + stride * ({kind.name}){{{lanes}}};\n")
 
     def fused(self, kind: CType) -> str:
-        """``a * b + c``, rounded once where the processor can."""
+        """Name the function for ``a * b + c``, rounded once where the processor can."""
         self.type(kind)
         name = f"fma_{kind.short}"
         suffix = {"float32": "f", "float64": ""}.get(kind.element)
@@ -110,12 +112,13 @@ class Helpers:
         half = kind.wide(kind.lanes // 2)
         low, high = (", ".join(str(start + lane) for lane in range(half.lanes)) for start in (0, half.lanes))
         parts = [
-            f"{function}({', '.join(f'__builtin_shufflevector({x}, {x}, {lanes})' for x in operands)})" for lanes in (low, high)
+            f"{function}({', '.join(f'__builtin_shufflevector({x}, {x}, {lanes})' for x in operands)})"
+            for lanes in (low, high)
         ]
         return f"  return __builtin_shufflevector({parts[0]}, {parts[1]}, {low}, {high});\n"
 
     def select(self, kind: CType) -> str:
-        """``a`` in the lanes where all bits of the mask are set, ``b`` where none is."""
+        """Name the choice of ``a`` in the lanes where all bits of a mask are set, of ``b`` where none is."""
         self.type(kind)
         mask = self.type(kind.integer)
         name = f"select_{kind.short}"
@@ -134,7 +137,7 @@ class Helpers:
         return self._function(name, head, _branches(branches, plain))
 
     def extreme(self, kind: CType, which: str) -> str:
-        """The larger (``max``) or smaller (``min``) of two: the second where they compare neither way."""
+        """Name the larger (``max``) or smaller (``min``) of two, the second where they compare neither way."""
         self.type(kind)
         name, sign = f"{which}_{kind.short}", {"max": ">", "min": "<"}[which]
         head = f"{kind.name} {name}({kind.name} a, {kind.name} b)"
@@ -150,18 +153,18 @@ class Helpers:
         return self._function(name, head, _branches(branches, plain))
 
     def floor_division(self, kind: CType, modulo: bool) -> str:
-        """The quotient rounded down, or what remains of it."""
+        """Name the quotient rounded down, or what remains of it."""
         name = f"{'floormod' if modulo else 'floordiv'}_{kind.short}"
         head = f"{kind.name} {name}({kind.name} a, {kind.name} b)"
+        exact, other = ("a % b", "x + b") if modulo else ("a / b", "x - 1")
         body = (
-            f"  {kind.name} r = ({kind.name})(a % b);\n  return r != 0 && (r < 0) != (b < 0) ? ({kind.name})(r + b) : r;\n"
-            if modulo
-            else f"  {kind.name} q = ({kind.name})(a / b);\n  return a % b != 0 && (a < 0) != (b < 0) ? ({kind.name})(q - 1) : q;\n"
+            f"  const {kind.name} x = ({kind.name})({exact});\n"
+            f"  return a % b != 0 && (a < 0) != (b < 0) ? ({kind.name})({other}) : x;\n"
         )
         return self._function(name, head, body)
 
     def lanewise(self, function: str, kind: CType, operands: int, result: CType | None = None) -> str:
-        """A function of C's library in every lane."""
+        """Name the function that calls one of C's library in every lane."""
         result = result or kind
         self.type(kind), self.type(result)
         name = f"{function.removeprefix('__builtin_')}_{kind.short}"
@@ -169,7 +172,11 @@ class Helpers:
         calls = ", ".join(f"{function}({', '.join(f'{x}[{lane}]' for x in names)})" for lane in range(kind.lanes))
         head = f"{result.name} {name}({', '.join(f'{kind.name} {x}' for x in names)})"
         branches = []
-        if kind.element == "float32" and kind.lanes in _X86 and function in ("sqrtf", "floorf", "ceilf", "truncf", "nearbyintf"):
+        if (
+            kind.element == "float32"
+            and kind.lanes in _X86
+            and function in ("sqrtf", "floorf", "ceilf", "truncf", "nearbyintf")
+        ):
             prefix, floats, _ = _X86[kind.lanes]
             how = {"floorf": 9, "ceilf": 10, "truncf": 11, "nearbyintf": 12}
             if function == "sqrtf":
@@ -182,7 +189,7 @@ class Helpers:
         return self._function(name, head, _branches(branches, f"  return ({result.name}){{{calls}}};\n"))
 
     def magnitude(self, kind: CType) -> str:
-        """Absolute values."""
+        """Name the function of absolute values."""
         name, head = f"abs_{kind.short}", f"{self.type(kind)} abs_{kind.short}({kind.name} a)"
         if not kind.is_float:
             if kind.lanes == 1:
@@ -192,10 +199,12 @@ class Helpers:
             suffix = {"float32": "f", "float64": "", "float16": "f"}[kind.element]
             return self._function(name, head, f"  return ({kind.name})fabs{suffix}(a);\n")
         bits = self.type(kind.integer)
-        return self._function(name, head, f"  return ({kind.name})(({bits})a & ~((({bits}){{0}} + 1) << {kind.bits - 1}));\n")
+        return self._function(
+            name, head, f"  return ({kind.name})(({bits})a & ~((({bits}){{0}} + 1) << {kind.bits - 1}));\n"
+        )
 
     def bits(self, source: CType, result: CType) -> str:
-        """The bits of a value read as another type of the same size."""
+        """Name the function that reads the bits of a value as another type of the same size."""
         self.type(source), self.type(result)
         name = f"bits_{source.short}_{result.short}"
         body = f"  {result.name} y;\n  memcpy(&y, &x, sizeof y);\n  return y;\n"
@@ -204,7 +213,7 @@ class Helpers:
     # ---- memory
 
     def gather(self, kind: CType, index: CType) -> str:
-        """Elements at the addresses of a vector."""
+        """Name the load of elements at the addresses of a vector."""
         memory = self.memory(kind.wide(1))
         self.type(kind), self.type(index)
         name = f"gather_{kind.short}_{index.short}"
@@ -213,12 +222,14 @@ class Helpers:
         return self._function(name, head, f"  return ({kind.name}){{{lanes}}};\n")
 
     def strided(self, kind: CType) -> str:
-        """Elements that lie evenly apart."""
+        """Name the load of elements that lie evenly apart."""
         memory = self.memory(kind.wide(1))
         self.type(kind)
         name = f"strided_{kind.short}"
         lanes = ", ".join(f"p[{lane} * s]" for lane in range(kind.lanes))
-        return self._function(name, f"{kind.name} {name}(const {memory} *p, int64_t s)", f"  return ({kind.name}){{{lanes}}};\n")
+        return self._function(
+            name, f"{kind.name} {name}(const {memory} *p, int64_t s)", f"  return ({kind.name}){{{lanes}}};\n"
+        )
 
     def scatter(self, kind: CType, index: CType) -> str:
         """Store the lanes to the addresses of a vector."""
@@ -254,12 +265,14 @@ class Helpers:
             test = f"  if (((uintptr_t)p & {size - 1}) == 0) {{\n"
             call = f"    {prefix}_stream_{suffix}(({integers} *)p, ({integers})x);\n    return;\n  }}\n"
             branches.append((f"defined({macro})", test + call + f"  *({memory} *)p = x;\n"))
-        return self._function(name, f"void {name}(void *p, {kind.name} x)", _branches(branches, f"  *({memory} *)p = x;\n"))
+        return self._function(
+            name, f"void {name}(void *p, {kind.name} x)", _branches(branches, f"  *({memory} *)p = x;\n")
+        )
 
     # ---- instructions of processors
 
     def intrinsic(self, name: str, make: Callable[[str], tuple[str, str]]) -> str:
-        """A function that stands for an instruction; ``make`` gives its head and its body."""
+        """Name a function that stands for an instruction; ``make`` gives its head and its body."""
         return self._function(name, *make(name))
 
 

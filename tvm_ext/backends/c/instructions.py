@@ -45,15 +45,22 @@ def instruction(helpers: Helpers, name: str, result: CType, operands: Sequence[C
     if name.startswith("llvm.fma."):
         return helpers.fused(result)
     if name.startswith("llvm.lrint"):
-        return made("  return (int32_t)lrintf(a);\n" if operands[0].element == "float32" else "  return (int32_t)lrint(a);\n")
-    found = re.fullmatch(r"llvm\.x86\.avx512\.vpdp(bu|ws)sd\.(\d+)", name)
+        return made(
+            "  return (int32_t)lrintf(a);\n" if operands[0].element == "float32" else "  return (int32_t)lrint(a);\n"
+        )
+    found = re.fullmatch(r"llvm\.x86\.avx512\.vpdp(b|w)[us]sd\.(\d+)", name)
     if found is not None:
-        return made(_dot(found[1] == "bu", int(found[2]), result))
+        return made(_dot(found[1] == "b", int(found[2]), result))
     if name in _PAIRS:
         return made(_pairs(_PAIRS[name], result))
     if name == "llvm.x86.avx512.permvar.sf.512":
         lanes = ", ".join(f"a[b[{lane}] & 15]" for lane in range(16))
-        return made(_under("__AVX512F__", "(f32x16)_mm512_permutexvar_ps((__m512i)b, (__m512)a)", f"(f32x16){{{lanes}}}"))
+        return made(
+            _under("__AVX512F__", "(f32x16)_mm512_permutexvar_ps((__m512i)b, (__m512)a)", f"(f32x16){{{lanes}}}")
+        )
+    if name == "llvm.x86.avx2.permps":
+        lanes = ", ".join(f"a[b[{lane}] & 7]" for lane in range(8))
+        return made(_under("__AVX2__", "(f32x8)_mm256_permutevar8x32_ps((__m256)a, (__m256i)b)", f"(f32x8){{{lanes}}}"))
     if name == "llvm.x86.avx512.mask.scalef.ps.512":
         lanes = ", ".join(f"scalef(a[{lane}], b[{lane}])" for lane in range(16))
         helpers.intrinsic("scalef", lambda known: (f"float {known}(float x, float e)", _SCALEF))
@@ -116,8 +123,8 @@ def _pairs(row: tuple[str, str, str], result: CType) -> str:
     count = 2 * result.lanes
     plain = (
         f"  int16_t x[{count}], y[{count}];\n  {result.name} total = {{0}};\n  memcpy(x, &a, sizeof x);\n"
-        f"  memcpy(y, &b, sizeof y);\n  for (int i = 0; i < {count}; ++i) total[i / 2] += (int32_t)x[i] * (int32_t)y[i];\n"
-        "  return total;\n"
+        "  memcpy(y, &b, sizeof y);\n"
+        f"  for (int i = 0; i < {count}; ++i) total[i / 2] += (int32_t)x[i] * (int32_t)y[i];\n  return total;\n"
     )
     call = f"  return ({result.name}){intrinsic}(({vector})a, ({vector})b);\n"
     return f"#if defined({macro})\n{call}#else\n{plain}#endif\n"

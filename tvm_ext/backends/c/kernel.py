@@ -10,10 +10,12 @@ import tvm
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.backends.c.expressions import Expressions, type_of, type_of_buffer
 from tvm_ext.backends.c.constants import declared_over, folded
+from tvm_ext.backends.c.expressions import Expressions, type_of_buffer
 from tvm_ext.backends.c.helpers import Helpers
+from tvm_ext.backends.c.masks import type_of
 from tvm_ext.backends.c.registers import choose_registers
+from tvm_ext.backends.c.statements import evaluated
 from tvm_ext.backends.c.types import CType
 from tvm_ext.graph.tir_flops import CONTROL_REGISTER
 from tvm_ext.schedules.simd.vector import operation
@@ -116,6 +118,8 @@ class _Writer:
         if slots is None:
             return None
         place = folded(index.base if isinstance(index, prim.Ramp) else index, self._expressions.values)
+        if place is None:
+            raise self._expressions.refuse(f"an element of {buffer.name} that is not known")
         return f"{self._pointers[buffer]}_{place}", slots[place]
 
     def _register(self, buffer: Any, index: Any) -> str | None:
@@ -175,7 +179,7 @@ class _Writer:
             self._statement(node.body)
         elif kind is tirx.Evaluate:
             if not _sets_mode(node.value):
-                text = self._expressions.evaluated(node.value)
+                text = evaluated(self._expressions, node.value)
                 if text is not None:
                     self._line(text)
         elif kind is tirx.While:
@@ -259,7 +263,9 @@ class _Writer:
         pointer = self._place(node.buffer)
         if type_of_buffer(node.buffer).lanes > 1 or type_of(index).lanes == 1:
             if kind.lanes > 1 and type_of_buffer(node.buffer).lanes == 1:
-                self._line(f"*({self._helpers.memory(kind)} *){self._expressions.pointer(node.buffer, index)} = {text};")
+                self._line(
+                    f"*({self._helpers.memory(kind)} *){self._expressions.pointer(node.buffer, index)} = {text};"
+                )
             else:
                 self._line(f"{pointer}[{self._expressions.text(index)}] = {text};")
         elif isinstance(index, prim.Ramp) and folded(index.stride, self._expressions.values) == 1:
@@ -271,10 +277,8 @@ class _Writer:
 
 
 def _sets_mode(value: Any) -> bool:
-    """Whether a statement reads or sets the mode in which denormal numbers are zero: the caller of kernels does that."""
+    """Whether a statement reads or sets the mode in which denormal numbers are zero; callers of kernels do that."""
     if not isinstance(value, tvm.ir.Call) or operation(value) != "call_llvm_intrin":
         return False
     name = str(tvm.target.codegen.llvm_get_intrinsic_name(int(value.args[0].value)))
     return name.endswith(("mxcsr", "fpcr"))
-
-

@@ -168,10 +168,21 @@ def _alive(steps: Sequence[Step], copies: Sequence[tuple[Argument, int]]) -> lis
             missing = [(low, high)]
             for start, end, step in reversed(writes):
                 if missing and any(start < right and left < end for left, right in missing):
-                    found += [(max(start, left), min(end, right), step, number) for left, right in missing if start < right and left < end]
-                    missing = [part for left, right in missing for part in ((left, min(right, start)), (max(left, end), right)) if part[0] < part[1]]
+                    found += [
+                        (max(start, left), min(end, right), step, number)
+                        for left, right in missing
+                        if start < right and left < end
+                    ]
+                    missing = [
+                        part
+                        for left, right in missing
+                        for part in ((left, min(right, start)), (max(left, end), right))
+                        if part[0] < part[1]
+                    ]
         writes += [
-            (argument.place.offset, argument.place.offset + argument.bytes, number) for argument in inside if argument.written
+            (argument.place.offset, argument.place.offset + argument.bytes, number)
+            for argument in inside
+            if argument.written
         ]
     return found
 
@@ -196,13 +207,17 @@ def verify_plan(plan: Plan, granule: int = 64) -> None:
     for number, given in enumerate(arguments):
         step = plan.steps[number] if number < last else None
         where = f"step {number}, kernel {step.kernel}" if step is not None else "a copy to an output"
-        ranges = [(one, _granules(plan, where, one.place.offset, one.bytes, granule)) for one in given if _is_inside(one)]
+        ranges = [
+            (one, _granules(plan, where, one.place.offset, one.bytes, granule)) for one in given if _is_inside(one)
+        ]
         if step is not None and step.scratch is not None:
             own = _granules(plan, where, step.scratch, step.scratch_bytes, granule)
             shadows[0][own] = -2 - number
         for argument, part in ranges:
             if argument.read and not np.array_equal(shadows[0][part], shadows[1][part]):
-                raise GraphError(f"{where}: what it reads of '{argument.tensor}' was destroyed by a kernel's own buffers")
+                raise GraphError(
+                    f"{where}: what it reads of '{argument.tensor}' was destroyed by a kernel's own buffers"
+                )
         for argument, part in ranges:
             if argument.written:
                 for shadow in shadows:

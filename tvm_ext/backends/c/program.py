@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
+from tvm_ext.backends.c.constants import declared_over
 from tvm_ext.backends.c.plan import Argument, Place, Region, Step
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.relax_utils import constant, static_shape
@@ -123,9 +124,7 @@ class _Reader:
             self.touched[kernel] = reads_and_writes(self.mod[kernel])
         return self.touched[kernel]
 
-    def _argument(
-        self, tensor: _Tensor, offset: int, size: int, read: bool = True, written: bool = False
-    ) -> Argument:
+    def _argument(self, tensor: _Tensor, offset: int, size: int, read: bool = True, written: bool = False) -> Argument:
         place = tensor.place
         if place is None:
             raise AssertionError(tensor)
@@ -191,7 +190,9 @@ class _Reader:
         array = constant(expr)
         if array is not None:
             if expr.value not in self._known:
-                tensor = _Tensor(f"constant {len(self.constants)}", array.nbytes, Place(Region.CONSTANT, len(self.constants)))
+                tensor = _Tensor(
+                    f"constant {len(self.constants)}", array.nbytes, Place(Region.CONSTANT, len(self.constants))
+                )
                 self.constants.append(array)
                 self._known[expr.value] = tensor
             return self._known[expr.value], 0
@@ -209,8 +210,9 @@ def reads_and_writes(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
             found.add(aliases[buffer])
 
     def declare(node: Any) -> None:
-        if node.data in aliases:
-            aliases[node.buffer] = aliases[node.data]
+        source = declared_over(node.data)
+        if source in aliases:
+            aliases[node.buffer] = aliases[source]
 
     def match(node: Any) -> None:
         if node.source.buffer in aliases:
@@ -233,7 +235,9 @@ def reads_and_writes(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
         (tvm.ir.Call, call),
     ]
     tvm_ffi.structural_walk(func.body, rules)
-    return [(param in read, param in written) for param in func.params]
+    # What is not understood may be either.
+    untouched = {param for param in func.params if param not in read and param not in written}
+    return [(param in read or param in untouched, param in written or param in untouched) for param in func.params]
 
 
 def _number(expr: Any) -> int:

@@ -1,7 +1,7 @@
-"""Which buffers of a kernel become variables of C, one for each vector or element, and which loops are written out for it.
+"""Which buffers of a kernel become variables of C, one for each vector or element, and which loops are written out.
 
-LLVM unrolls short loops and then takes small arrays apart. GCC at -O2 does neither in the kernels here, and accumulators
-would stay in memory; so the sources say which are variables.
+LLVM unrolls short loops and then takes small arrays apart. GCC at -O2 does neither in the kernels here, and
+accumulators would stay in memory; so the sources say which are variables.
 
 before: ``for i in 0..3 { c[16*i : 16*i+16] += ... }``
 after:  ``c_0 += ...; c_16 += ...; c_32 += ...;``
@@ -150,7 +150,9 @@ def _slots(buffer: Any, known: _Found) -> tuple[dict[int, CType], list[Any]] | N
             return None
         if isinstance(index, prim.Ramp) and folded(index.stride, {}) != 1:
             return None
-        needed = [loop for loop in loops if any(loop.loop_var.same_as(var) for var in tirx.analysis.undefined_vars(base))]
+        needed = [
+            loop for loop in loops if any(loop.loop_var.same_as(var) for var in tirx.analysis.undefined_vars(base))
+        ]
         if any(not isinstance(loop.extent, prim.IntImm) or not isinstance(loop.min, prim.IntImm) for loop in needed):
             return None
         copies = 1

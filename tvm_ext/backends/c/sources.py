@@ -76,7 +76,9 @@ def make_sources(name: str, mod: tvm.IRModule, target: tvm.target.Target) -> Sou
     calls = read_calls(mod)
     used = {step.kernel for step in calls.steps}
     found = {var: func for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
-    lowered = lower_for_c(tvm.IRModule({v: f for v, f in found.items() if v.name_hint in used}, attrs=mod.attrs), target)
+    lowered = lower_for_c(
+        tvm.IRModule({v: f for v, f in found.items() if v.name_hint in used}, attrs=mod.attrs), target
+    )
     helpers = Helpers()
     prefix = identifier(name)
     written = {
@@ -150,9 +152,7 @@ _LOAD = """  FILE *file = fopen("@NAME@_weights.bin", "rb");
 """
 
 
-def _buffers(
-    sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], separate: bool
-) -> str:
+def _buffers(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], separate: bool) -> str:
     """Declare where the program keeps inputs, outputs and, where they come from a file, constants."""
     text = f"static _Alignas(64) char weights[{sources.weights.bytes}];\n" if separate else ""
     for what, specs in (("inputs", inputs), ("outputs", outputs)):
@@ -182,8 +182,8 @@ def _header(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Te
     lines = [
         f"/* Model {name}: interface. Made by tvm-ext.",
         " *",
-        " * Single-threaded. Takes nothing from the heap: tensors between kernels are in one static arena, so that one",
-        " * thread at a time may run it. Arrays are dense, in C order, at any address that is a multiple of an element.",
+        " * Single-threaded. Takes nothing from the heap: tensors between kernels are in one static arena, so that",
+        " * one thread at a time may run it. Arrays are dense, in C order, at any multiple of an element.",
         " */",
         f"#ifndef {guard}",
         f"#define {guard}",
@@ -222,14 +222,18 @@ def _comment(text: str) -> str:
     return text.replace("*/", "* /").replace("\n", " ")
 
 
+_FENCE = """#if defined(__SSE2__)
+#define FENCE() _mm_sfence()
+#else
+#define FENCE() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#endif
+"""
+
+
 def _kernels_header(sources: Sources) -> str:
-    declared = "".join(
-        f"{kernel.text[: kernel.text.index(' {')]};\n" for kernel in sources.kernels
-    )
-    fence = (
-        "#if defined(__SSE2__)\n#define FENCE() _mm_sfence()\n#else\n#define FENCE() __atomic_thread_fence(__ATOMIC_SEQ_CST)\n#endif\n"
-    )
-    return f"/* What the kernels are written in, and the kernels. */\n#pragma once\n{sources.helpers}\n{fence}\n{declared}"
+    declared = "".join(f"{kernel.text[: kernel.text.index(' {')]};\n" for kernel in sources.kernels)
+    head = "/* What the kernels are written in, and the kernels. */\n#pragma once\n"
+    return f"{head}{sources.helpers}\n{_FENCE}\n{declared}"
 
 
 def _type_name(spec: TensorSpec) -> str:
@@ -263,7 +267,8 @@ def _string(text: str) -> str:
 def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], separate: bool) -> str:
     name = sources.name
     lines = [
-        f'/* Model {name}: the arena, and what is called in which order. */\n#include "{name}.h"\n#include "{name}_kernels.h"\n',
+        f"/* Model {name}: the arena, and what is called in which order. */\n",
+        f'#include "{name}.h"\n#include "{name}_kernels.h"\n',
         _table(name, "inputs", inputs),
         _table(name, "outputs", outputs),
         f"\nstatic _Alignas(64) char arena[{name.upper()}_ARENA_BYTES];\n",

@@ -68,11 +68,11 @@ class CType:
         return f"{self.short}_m"
 
     def of(self, element: str) -> CType:
-        """As many lanes of another element."""
+        """Give as many lanes of another element."""
         return CType(element, self.lanes)
 
     def wide(self, lanes: int) -> CType:
-        """The same element in another number of lanes."""
+        """Give the same element in another number of lanes."""
         return CType(self.element, lanes)
 
     @property
@@ -110,5 +110,7 @@ def ctype(dtype: str) -> CType:
     if element not in _SCALARS:
         raise CompileError(f"C sources hold no values of type {element}; give the model as float32")
     if lanes and not lanes.isdigit():
-        raise CompileError(f"C sources hold no vectors of an unknown length ({dtype}); compile for a target without SVE")
+        raise CompileError(
+            f"C sources hold no vectors of an unknown length ({dtype}); compile for a target without SVE"
+        )
     return CType(element, int(lanes or 1))

@@ -1,8 +1,8 @@
 """Constants of a model as C: string literals, which compilers read about six times faster than lists of numbers.
 
 C11 has no way to take the bytes of a file in. What it has are arrays that are initialised from a string: an array of
-numbers costs a compiler a node of its syntax tree for each (0.65 s and 70 MB of memory a megabyte), a string one token for all
-(0.12 s and 16 MB). Three characters of source stand for a byte.
+numbers costs a compiler a node of its syntax tree for each (0.65 s and 70 MB of memory a megabyte), a string one token
+for all (0.12 s and 16 MB). Three characters of source stand for a byte.
 """
 
 from __future__ import annotations

@@ -40,6 +40,13 @@ static int same(const char *one, const char *other) {
   }
 }
 
+/* Takes the spaces and the end of the line off a header, for messages. */
+static const char *trimmed(char *text) {
+  size_t length = strlen(text);
+  while (length && (text[length - 1] == ' ' || text[length - 1] == '\n')) text[--length] = 0;
+  return text;
+}
+
 static int read_input(const char *path, const @NAME@_tensor *tensor, void *data) {
   static char found[65536], expected[TEXT];
   unsigned char start[12];
@@ -53,7 +60,7 @@ static int read_input(const char *path, const @NAME@_tensor *tensor, void *data)
   if (fread(found, 1, length, file) != length) FAIL("%s ends too early\n", path);
   found[length < sizeof found ? length : sizeof found - 1] = 0;
   header(tensor, expected);
-  if (!same(found, expected)) FAIL("%s holds %s where input %s is %s\n", path, found, tensor->name, expected);
+  if (!same(found, expected)) FAIL("%s holds %s where input %s is %s\n", path, trimmed(found), tensor->name, trimmed(expected));
   if (fread(data, 1, tensor->bytes, file) != tensor->bytes) FAIL("%s ends too early\n", path);
   if (fgetc(file) != EOF) FAIL("%s is longer than its header says\n", path);
   fclose(file);

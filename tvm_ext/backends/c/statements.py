@@ -1,0 +1,50 @@
+"""Calls that are statements of a kernel: masked stores, fetches, stores past the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.ir.prim import expr as prim
+
+from tvm_ext.backends.c.constants import folded
+from tvm_ext.backends.c.expressions import Expressions, type_of_buffer
+from tvm_ext.backends.c.masks import type_of
+from tvm_ext.schedules.simd.imported import PREFETCH, STEP
+from tvm_ext.schedules.simd.stream import PREFIX as STREAM
+from tvm_ext.schedules.simd.vector import operation
+
+
+def evaluated(expressions: Expressions, e: Any) -> str | None:
+    """Write a call that is a statement; None for what does nothing here."""
+    name = operation(e) if isinstance(e, tvm.ir.Call) else ""
+    if name == "masked_store":
+        buffer, value, index, mask = e.args[0], e.args[1], expressions.plain(e.args[2]), e.args[3]
+        kept = expressions.register(buffer, index)
+        if kept is not None or type_of_buffer(buffer).lanes > 1:
+            kind = type_of(value)
+            place = kept or expressions.load(buffer, index, kind)
+            chosen = ", ".join((expressions.mask(mask, kind.bits), expressions.text(value), place))
+            return f"{place} = {expressions.helpers.select(kind)}({chosen});"
+        if not isinstance(index, prim.Ramp) or folded(index.stride, expressions.values) != 1:
+            raise expressions.refuse("a masked store to scattered elements")
+        kind = type_of(value)
+        kind = kind.of("uint8") if kind.element == "bool" else kind
+        pointer, lanes = expressions.pointer(buffer, index.base), expressions.mask(mask, kind.bits)
+        return f"{expressions.helpers.masked(kind, True)}({pointer}, {lanes}, {expressions.text(value)});"
+    if name == "call_extern":
+        called = str(e.args[0].value)
+        if called == PREFETCH:
+            return f"__builtin_prefetch({expressions.text(e.args[1])}, 0, 2);"
+        if called == STEP:
+            return None
+        if called.startswith(STREAM):
+            function = expressions.helpers.stream(type_of(e.args[2]))
+            return f"{function}({expressions.text(e.args[1])}, {expressions.text(e.args[2])});"
+    if name == "call_llvm_intrin":
+        called = str(tvm.target.codegen.llvm_get_intrinsic_name(int(e.args[0].value)))
+        if called == "llvm.x86.sse.sfence":
+            return "FENCE();"
+    if not isinstance(e, tvm.ir.Call) and not isinstance(e, tvm.ir.TensorLoad):
+        return None
+    raise expressions.refuse(f"a call of {name or type(e).__name__}")

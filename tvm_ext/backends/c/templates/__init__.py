@@ -1,0 +1,1 @@
+"""Files of C and make that are filled in."""
