@@ -51,6 +51,7 @@ def compile(
     *,
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     example_inputs: Sequence[Any] | None = None,
+    dynamic: Any = None,
     calibration: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     emit: str = LIBRARY,
@@ -70,6 +71,9 @@ def compile(
         Values for dimensions that the model leaves open; a name in place of the batch keeps it open.
     example_inputs : sequence of torch.Tensor, optional
         Example inputs of an ``nn.Module``, in call order.
+    dynamic : str, or mapping from name of a dimension to range, optional
+        Dimensions that stay open: ``{"batch": (1, 32), "seq": (1, 512)}`` or ``"batch=1..32,seq=1..512"``, by the names
+        that the model has for them, or ``INPUT:AXIS`` (see :mod:`tvm_ext.dynamic`).
     calibration : mapping from input name to array, optional
         For a VTA target: inputs that the ranges of integers are chosen on, as many of them along the first axis as
         there are. A model with quantize and dequantize nodes needs none.
@@ -99,7 +103,9 @@ def compile(
     imported = (
         model
         if isinstance(model, ImportedModel)
-        else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
+        else import_model(
+            model, input_shapes=input_shapes, example_inputs=example_inputs, params=params, dynamic=dynamic
+        )
     )
     if emit != LIBRARY:
         _check_fixed(imported)

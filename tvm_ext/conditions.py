@@ -11,6 +11,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
 from tvm_ext.errors import InputError
 from tvm_ext.tensor_spec import TensorSpec
@@ -34,6 +35,17 @@ def names_of(condition: str) -> frozenset[str]:
         If it is not a condition.
     """
     return _parsed(condition)[1]
+
+
+def computed(term: str, known: Mapping[str, Any]) -> Any:
+    """Compute an extent such as ``2*n + 1`` from values of its names, which may be expressions themselves.
+
+    Raises
+    ------
+    ValueError
+        If it is no such term.
+    """
+    return eval(_parsed(term)[0], {"__builtins__": {}}, dict(known))  # _parsed lets nothing but arithmetic through
 
 
 def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int]) -> None:

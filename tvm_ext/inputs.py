@@ -131,13 +131,14 @@ def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[s
     for axis, (dimension, extent) in enumerate(zip(spec.shape, shape, strict=True)):
         wanted = bound.setdefault(dimension, extent) if isinstance(dimension, str) else dimension
         if wanted != extent:
-            raise InputError(f"input {describe(spec)}: dimension {axis} must be {wanted}, found {found}")
+            known = f", the size of {dimension} in what is given before it" if isinstance(dimension, str) else ""
+            raise InputError(f"input {describe(spec)}: dimension {axis} must be {wanted}, found {found}{known}")
         limits = spec.ranges[axis] if spec.ranges else None
         if limits is not None and not limits[0] <= extent <= (extent if limits[1] is None else limits[1]):
             raise InputError(
                 f"input {describe(spec)}: dimension {axis} is {extent}, and the model is made for "
-                f"{_spelled_range(limits)}; give one of these, or declare a wider range where the model comes from "
-                "(torch.export.Dim(name, min=..., max=...), tir_var_upper_bound of a module) and compile it again"
+                f"{_spelled_range(limits)}; give one of these, or declare a wider range (dynamic= or --dynamic, "
+                "torch.export.Dim(name, min=..., max=...), tir_var_upper_bound of a module) and compile it again"
             )
 
 

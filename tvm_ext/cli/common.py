@@ -78,6 +78,12 @@ input_shape_option = click.option(
     help="Shape of an input whose dimensions the model leaves open; repeat for further inputs. A name in place of the "
     "batch (x:n,3,224,224) keeps it open.",
 )
+dynamic_option = click.option(
+    "--dynamic",
+    metavar="NAME=LOW..HIGH,...",
+    help="Dimensions that stay open, by the names that the model has for them or INPUT:AXIS, with the sizes that they "
+    'may have at run time: "batch=1..32,seq=1..512"; "*" for all that are open.',
+)
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
 
 

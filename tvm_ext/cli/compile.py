@@ -11,6 +11,7 @@ import click
 
 from tvm_ext.cli.common import (
     Shapes,
+    dynamic_option,
     elapsed,
     given_options,
     input_shape_option,
@@ -25,13 +26,17 @@ from tvm_ext.cli.vta_model import calibrate_option, read_calibration
 
 
 def _with_calibration(
-    model: Path, input_shapes: Shapes, calibration: tuple[str, ...], report: Callable[[str], None]
+    model: Path,
+    input_shapes: Shapes,
+    dynamic: str | None,
+    calibration: tuple[str, ...],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Import the model, whose inputs must be known to read the files of ``--calibrate``."""
     from tvm_ext.frontend import import_model
 
     report("import")
-    imported = import_model(model, input_shapes=input_shapes or None)
+    imported = import_model(model, input_shapes=input_shapes or None, dynamic=dynamic)
     return {"model": imported, "calibration": read_calibration(imported.inputs, calibration)}
 
 
@@ -39,6 +44,7 @@ def _with_calibration(
 @model_argument
 @target_option
 @input_shape_option
+@dynamic_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
 @click.option(
     "--emit",
@@ -55,6 +61,7 @@ def command(
     model: Path,
     target: str,
     input_shapes: Shapes,
+    dynamic: str | None,
     output: Path,
     emit: str,
     force: bool,
@@ -78,9 +85,9 @@ def command(
     if backend_of(resolved).standalone is None and emit == LIBRARY:
         find_compiler(str((resolved.host or resolved).attrs.get("mtriple", "")))  # it would be missed at the end only
     with step_display(quiet=as_json) as report:
-        source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None}
+        source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None, "dynamic": dynamic}
         if calibration:
-            source = _with_calibration(model, input_shapes, calibration, report)
+            source = _with_calibration(model, input_shapes, dynamic, calibration, report)
         compiled = compile(target=resolved, progress=report, emit=emit, **source, **given_options(options))
         report("write")
         compiled.save(output, force=force)

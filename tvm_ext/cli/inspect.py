@@ -11,6 +11,7 @@ import click
 
 from tvm_ext.cli.common import (
     Shapes,
+    dynamic_option,
     elapsed,
     given_options,
     input_shape_option,
@@ -29,6 +30,7 @@ from tvm_ext.system.files import check_output, write_atomically
 @model_argument
 @target_option
 @input_shape_option
+@dynamic_option
 @click.option(
     "-o",
     "--output",
@@ -48,6 +50,7 @@ def command(
     model: Path,
     target: str,
     input_shapes: Shapes,
+    dynamic: str | None,
     output: Path | None,
     profile_runs: int | None,
     as_json: bool,
@@ -69,6 +72,7 @@ def command(
             model,
             target,
             input_shapes=input_shapes or None,
+            dynamic=dynamic,
             progress=report,
             profile_runs=profile_runs or 0,
             **given_options(options),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_ext.dynamic import open_dimensions
 from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.system.compile_lock import one_at_a_time
 
@@ -30,6 +31,7 @@ def import_model(
     example_inputs: Sequence[Any] | None = None,
     params: Mapping[str, Any] | None = None,
     verify: bool = False,
+    dynamic: Any = None,
 ) -> ImportedModel:
     """Import a model as a Relax module.
 
@@ -45,6 +47,8 @@ def import_model(
         For an IRModule: values for parameters of ``main`` that are weights.
     verify : bool
         For ONNX: compare the prepared model with the original in onnxruntime.
+    dynamic : str, or mapping from name of a dimension to range, optional
+        Dimensions that stay open, such as ``"batch=1..32,seq=1..512"`` (see :mod:`tvm_ext.dynamic`).
 
     Returns
     -------
@@ -62,6 +66,7 @@ def import_model(
         If an option is given that does not apply to this kind of model.
     """
     kind = _kind(model)
+    opened = open_dimensions(dynamic)
     given = {"input_shapes": input_shapes, "example_inputs": example_inputs, "params": params, "verify": verify or None}
     for option, value in given.items():
         if value is not None and option not in OPTIONS[kind]:
@@ -76,14 +81,14 @@ def import_model(
     if kind == "an ONNX model":
         from tvm_ext.frontend.onnx.importing import import_onnx
 
-        return import_onnx(model, input_shapes, verify)
+        return import_onnx(model, input_shapes, verify, opened)
     if kind == "an IRModule":
         from tvm_ext.frontend.relax.module import import_module
 
-        return import_module(model, params)
+        return import_module(model, params, opened)
     from tvm_ext.frontend.torch.model import import_torch
 
-    return import_torch(model, example_inputs)
+    return import_torch(model, example_inputs, dynamic=opened)
 
 
 # Which options each kind of model takes.

@@ -48,6 +48,7 @@ def inspect_model(
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     example_inputs: Sequence[Any] | None = None,
     params: Mapping[str, Any] | None = None,
+    dynamic: Any = None,
     progress: Callable[[str], None] | None = None,
     profile_runs: int = 0,
     arrays: Callable[[Sequence[TensorSpec]], Mapping[str, np.ndarray]] = random_inputs,
@@ -57,7 +58,7 @@ def inspect_model(
 
     Parameters
     ----------
-    model, target, input_shapes, example_inputs, params, progress, **options
+    model, target, input_shapes, example_inputs, params, dynamic, progress, **options
         As for :func:`tvm_ext.compile`.
     profile_runs : int
         How many runs to time the kernels in, for which code is generated, too; 0 for none.
@@ -83,7 +84,9 @@ def inspect_model(
     imported = (
         model
         if isinstance(model, ImportedModel)
-        else import_model(model, input_shapes=input_shapes, example_inputs=example_inputs, params=params)
+        else import_model(
+            model, input_shapes=input_shapes, example_inputs=example_inputs, params=params, dynamic=dynamic
+        )
     )
     imported_seconds = time.perf_counter() - start
     modules = {"import": imported.mod}

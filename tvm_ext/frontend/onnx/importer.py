@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from tvm_ext.conditions import computed, names_of
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import index_limits
 from tvm_ext.frontend.onnx.control_import import ControlFlowConverter, SubgraphFailedError
@@ -86,6 +87,7 @@ class OnnxImporter(ControlFlowConverter):
         self._prepared = prepared
         self._source = source
         self._failures: list[UnsupportedNode] = []
+        self._open: dict[str, Any] = {}  # variables of open dimensions
         # A node of a branch or a loop may be one that never runs.
         self._always_run = frozenset(node.name for node in prepared.skeleton.graph.node)
         self._opsets = {domain_of(item): item.version for item in prepared.skeleton.opset_import}
@@ -128,10 +130,22 @@ class OnnxImporter(ControlFlowConverter):
                     f"{self._source}: input {spec.name!r} has dtype {spec.dtype}, which TVM does not have; export the "
                     "model with inputs of another dtype"
                 )
-            variable = self._new_var(self._variable_name(spec.name), shape=list(spec.shape), dtype=spec.dtype)
+            variable = self._new_var(self._variable_name(spec.name), shape=self._extents(spec.shape), dtype=spec.dtype)
             self._nodes[spec.name] = self._inputs[spec.name] = variable
             self._input_names.append(spec.name)
         self._num_input = len(self._prepared.inputs)
+
+    def _extents(self, shape: Sequence[int | str]) -> list[Any]:
+        """Make variables of the names in a shape, the same one wherever a name appears."""
+        extents: list[Any] = []
+        for dim in shape:
+            if isinstance(dim, str):
+                for name in sorted(names_of(dim)):
+                    self._open.setdefault(name, tvm.tirx.Var(name, "int64"))
+                extents.append(computed(dim, self._open))
+            else:
+                extents.append(dim)
+        return extents
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Leave it to the conversion, which finds nodes that fail for other reasons in the same go."""

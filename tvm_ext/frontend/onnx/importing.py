@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
 
+from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.frontend.index_limits import with_limits
@@ -21,6 +23,7 @@ from tvm_ext.frontend.onnx.values import partial_shape
 from tvm_ext.frontend.onnx.verify import verify_prepared
 from tvm_ext.frontend.relax.check import origin_of, unlowered_calls
 from tvm_ext.frontend.relax.module import output_specs
+from tvm_ext.frontend.relax.ranges import with_ranges
 from tvm_ext.tensor_spec import TensorSpec
 
 
@@ -28,6 +31,7 @@ def import_onnx(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     verify: bool = False,
+    dynamic: Mapping[str, OpenDimension] | None = None,
 ) -> ImportedModel:
     """Import an ONNX model.
 
@@ -38,6 +42,8 @@ def import_onnx(
         Values for dimensions that the model leaves open; a name in place of the batch keeps it open.
     verify : bool
         Compare the prepared model with the original in onnxruntime, on random inputs.
+    dynamic : mapping from name to OpenDimension, optional
+        Dimensions that stay open, with their ranges.
 
     Raises
     ------
@@ -55,6 +61,8 @@ def import_onnx(
     source = "ModelProto" if isinstance(model, onnx.ModelProto) else "bytes" if isinstance(model, bytes) else str(model)
     try:
         loaded = load_onnx(model)
+        if dynamic:
+            return _import_open(loaded, input_shapes, verify, dynamic)
         name = open_name(input_shapes, source)
         if name is None or input_shapes is None:
             return _import(loaded, input_shapes, verify)
@@ -68,8 +76,30 @@ def import_onnx(
         raise ModelError(f"{source}: not enough memory to import the model") from None
 
 
-def _import(loaded: OnnxModel, input_shapes: Mapping[str, Sequence[Any]] | None, verify: bool) -> ImportedModel:
-    prepared = prepare(loaded, input_shapes, is_supported, converter_types)
+def _import_open(
+    loaded: OnnxModel,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+    verify: bool,
+    dynamic: Mapping[str, OpenDimension],
+) -> ImportedModel:
+    """Import a model some of whose dimensions stay open; what it computes from them become expressions of them."""
+    imported = _import(loaded, input_shapes, verify, dynamic)
+    symbols = {
+        dim: limits
+        for spec in imported.inputs
+        for dim, limits in zip(spec.shape, spec.ranges or (None,) * len(spec.shape), strict=True)
+        if isinstance(dim, str) and limits is not None
+    }
+    return replace(imported, mod=with_ranges(imported.mod, symbols))
+
+
+def _import(
+    loaded: OnnxModel,
+    input_shapes: Mapping[str, Sequence[Any]] | None,
+    verify: bool,
+    dynamic: Mapping[str, OpenDimension] | None = None,
+) -> ImportedModel:
+    prepared = prepare(loaded, input_shapes, is_supported, converter_types, dynamic)
     if verify:
         verify_prepared(loaded, prepared)
     importer = OnnxImporter(prepared, loaded.source)

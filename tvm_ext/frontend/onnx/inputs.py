@@ -1,4 +1,7 @@
-"""Gives every input of an ONNX model a static shape: what the model says, what the caller says, one for a batch."""
+"""Gives every input of an ONNX model a shape: what the model says, what the caller says, one for a batch.
+
+What the caller wants open stays open, under a name that is an identifier; all the rest becomes a number.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
+from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import InputError, UnsupportedOperatorError
+from tvm_ext.frontend.onnx.open_inputs import OpenInputs, listed, request, spelled
 from tvm_ext.tensor_spec import TensorSpec
 
 # A leading dimension of such a name is a batch; so is one without a name, or with one that an exporter made up.
@@ -26,7 +31,10 @@ def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def bind_inputs(
-    graph: onnx.GraphProto, input_shapes: Mapping[str, Sequence[int]] | None, source: str
+    graph: onnx.GraphProto,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+    source: str,
+    dynamic: Mapping[str, OpenDimension] | None = None,
 ) -> tuple[list[TensorSpec], list[str]]:
     """Settle the shape of every input.
 
@@ -36,14 +44,17 @@ def bind_inputs(
     ----------
     graph : onnx.GraphProto
     input_shapes : mapping from input name to shape, optional
-        Values for dimensions that the model leaves open; they must agree with those it fixes.
+        Values for dimensions that the model leaves open; they must agree with those it fixes. With ``dynamic`` a name
+        in place of a number names the dimension.
     source : str
         Begins the error messages.
+    dynamic : mapping from name to OpenDimension, optional
+        Dimensions that stay open.
 
     Returns
     -------
     tuple
-        The inputs, whose shapes are all static, and notes on what was decided.
+        The inputs, whose shapes are static but for what stays open, and notes on what was decided.
 
     Raises
     ------
@@ -55,13 +66,14 @@ def bind_inputs(
     """
     inputs = model_inputs(graph)
     declared = {value.name: _declared(value, source) for value in inputs}
-    given = {name: _given(name, shape, source) for name, shape in (input_shapes or {}).items()}
+    dynamic = dynamic or {}
+    given = {name: _given(name, shape, source, bool(dynamic)) for name, shape in (input_shapes or {}).items()}
     for name in given:
         if name not in declared:
             near = difflib.get_close_matches(name, declared, n=1)
             raise InputError(
                 f"{source}: the model has no input {name!r}{f', did you mean {near[0]!r}? Its' if near else '; its'} "
-                f"inputs are {_listed(declared)}"
+                f"inputs are {listed(declared)}"
             )
     numbers = _numbers(declared, given, source)
     notes = []
@@ -71,10 +83,13 @@ def bind_inputs(
         if dims is not None:
             dims = [numbers.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
         shapes[name] = dims
+    opened = OpenInputs(shapes, dynamic, source) if dynamic else None
     for name, dims in shapes.items():
         batches = [] if dims is None else [axis for axis, dim in enumerate(dims) if _is_batch(axis, dim, len(dims))]
         for axis in batches:
             assert dims is not None
+            if opened is not None and opened.stays(name, axis, dims[axis]):
+                continue
             if isinstance(dims[axis], str):
                 numbers.setdefault(str(dims[axis]), 1)
             dims[axis] = 1
@@ -82,13 +97,20 @@ def bind_inputs(
     for name, dims in shapes.items():
         if dims is not None:
             shapes[name] = [numbers.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
-    if any(dims is None or any(not isinstance(dim, int) for dim in dims) for dims in shapes.values()):
-        raise InputError(_request(shapes, source))
+    ranges: dict[str, tuple[tuple[int, int | None] | None, ...]] = {}
+    if opened is not None:
+        shapes, ranges = opened.named(shapes)
+        notes += opened.notes
+    if opened is None and any(
+        dims is None or any(not isinstance(dim, int) for dim in dims) for dims in shapes.values()
+    ):
+        raise InputError(request(shapes, source))
     specs = []
     for value in inputs:
         dims = shapes[value.name] or []
         dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        specs.append(TensorSpec(value.name, tuple(dim for dim in dims if isinstance(dim, int)), dtype.name))
+        known = tuple(dim for dim in dims if dim is not None)
+        specs.append(TensorSpec(value.name, known, dtype.name, ranges.get(value.name, ())))
         bound = [dim for dim in declared[value.name] or [None] if not isinstance(dim, int)]
         if value.name in given and bound:
             notes.append(f"bound input {value.name!r} to shape {list(given[value.name])}")
@@ -126,13 +148,14 @@ def _declared(value: onnx.ValueInfoProto, source: str) -> list[int | str | None]
     return dims
 
 
-def _given(name: str, shape: Sequence[int], source: str) -> list[int]:
+def _given(name: str, shape: Sequence[int | str], source: str, named: bool) -> list[int | str]:
+    dims: list[int | str]
     try:
-        dims = [int(dim) for dim in shape]
+        dims = [dim if named and _is_name(dim) else int(dim) for dim in shape]
         whole = all(dim == given for dim, given in zip(dims, shape, strict=True))
     except (TypeError, ValueError):
         dims, whole = [], False
-    if not whole or any(not 0 <= dim <= LARGEST_DIMENSION for dim in dims):
+    if not whole or any(isinstance(dim, int) and not 0 <= dim <= LARGEST_DIMENSION for dim in dims):
         raise InputError(
             f"{source}: shape {shape!r} given for input {name!r} is not a list of whole numbers from 0 on; write "
             f"--input-shape {name}:1,3,224,224"
@@ -141,10 +164,10 @@ def _given(name: str, shape: Sequence[int], source: str) -> list[int]:
 
 
 def _numbers(
-    declared: Mapping[str, list[int | str | None] | None], given: Mapping[str, list[int]], source: str
-) -> dict[str, int]:
+    declared: Mapping[str, list[int | str | None] | None], given: Mapping[str, list[int | str]], source: str
+) -> dict[str, int | str]:
     """Values of the named dimensions that follow from the given shapes."""
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int | str] = {}
     origin: dict[str, str] = {}
     for name, shape in given.items():
         dims = declared[name]
@@ -153,12 +176,12 @@ def _numbers(
         written = f"shape {shape} given for input {name!r}"
         if len(dims) != len(shape):
             raise InputError(
-                f"{source}: {written} has {len(shape)} dimensions, the model's input has {len(dims)}: {_spelled(dims)}"
+                f"{source}: {written} has {len(shape)} dimensions, the model's input has {len(dims)}: {spelled(dims)}"
             )
         for axis, (dim, extent) in enumerate(zip(dims, shape, strict=True)):
             if isinstance(dim, int) and dim not in (extent, 0):  # some exporters write an open dimension as 0
                 raise InputError(
-                    f"{source}: {written} does not fit, the model fixes dimension {axis} to {dim}: {_spelled(dims)}"
+                    f"{source}: {written} does not fit, the model fixes dimension {axis} to {dim}: {spelled(dims)}"
                 )
             if isinstance(dim, str) and numbers.setdefault(dim, extent) != extent:
                 raise InputError(
@@ -178,24 +201,5 @@ def _is_batch(axis: int, dim: int | str | None, rank: int) -> bool:
     return axis == 0 and rank > 1 and MADE_UP_NAME.match(dim or "") is not None
 
 
-def _spelled(dims: Sequence[int | str | None]) -> str:
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
-
-
-def _listed(declared: Mapping[str, Sequence[int | str | None] | None]) -> str:
-    return ", ".join(
-        f"{name}: {'unknown shape' if dims is None else _spelled(dims)}" for name, dims in declared.items()
-    )
-
-
-def _request(shapes: Mapping[str, Sequence[int | str | None] | None], source: str) -> str:
-    options = [
-        f"--input-shape {name}:"
-        + ("..." if dims is None else ",".join(str(dim) if isinstance(dim, int) else "..." for dim in dims))
-        for name, dims in shapes.items()
-        if dims is None or any(not isinstance(dim, int) for dim in dims)
-    ]
-    return (
-        f"{source}: the model leaves dimensions of its inputs open ({_listed(shapes)}); give their sizes: "
-        f"{' '.join(options)} with a number for each ..."
-    )
+def _is_name(dim: object) -> bool:
+    return isinstance(dim, str) and dim.isidentifier()

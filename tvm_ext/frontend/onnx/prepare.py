@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
+from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.onnx.check import check_graph
 from tvm_ext.frontend.onnx.fold import Folder
@@ -69,9 +70,10 @@ class PreparedModel:
 
 def prepare(
     model: OnnxModel,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     is_supported: Callable[[onnx.NodeProto], bool] = lambda node: True,
     other_types: OtherTypes | None = None,
+    dynamic: Mapping[str, OpenDimension] | None = None,
 ) -> PreparedModel:
     """Bind input shapes, infer, fold and simplify.
 
@@ -84,6 +86,8 @@ def prepare(
         Says of a node whether it can be imported; if not, ONNX's own definition of its operator is put in its place.
     other_types : callable, optional
         Infers the types of nodes whose operators ONNX does not define.
+    dynamic : mapping from name to OpenDimension, optional
+        Dimensions of inputs that stay open.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def prepare(
     """
     proto = model.proto
     check_graph(proto, model.source)
-    inputs, input_notes = bind_inputs(proto.graph, input_shapes, model.source)
+    inputs, input_notes = bind_inputs(proto.graph, input_shapes, model.source, dynamic)
     element_types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
     given = [helper.make_tensor_value_info(spec.name, element_types[spec.name], spec.shape) for spec in inputs]
     _check_sizes({value.name: value.type for value in given}, model.source)

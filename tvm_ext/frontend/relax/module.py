@@ -11,12 +11,18 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.frontend.imported import ImportedModel
+from tvm_ext.frontend.relax.ranges import LOWER, UPPER, declared, narrowed
 from tvm_ext.tensor_spec import TensorSpec
 
 
-def import_module(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> ImportedModel:
+def import_module(
+    mod: tvm.IRModule,
+    params: Mapping[str, Any] | None = None,
+    dynamic: Mapping[str, OpenDimension] | None = None,
+) -> ImportedModel:
     """Describe a Relax module that is there already.
 
     Parameters
@@ -25,13 +31,15 @@ def import_module(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) ->
         Its function ``main`` takes and returns tensors.
     params : mapping from parameter name to array, optional
         Values of parameters of ``main`` that are weights; they become constants.
+    dynamic : mapping from name to OpenDimension, optional
+        Ranges of its symbolic variables.
 
     Raises
     ------
     ModelError
         If there is no such ``main``.
     InputError
-        If ``params`` does not fit its parameters.
+        If ``params`` does not fit its parameters, or ``dynamic`` its variables.
     """
     source = "IRModule"
     names = [variable.name_hint for variable in mod.get_global_vars()]
@@ -45,6 +53,8 @@ def import_module(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) ->
         bound = _checked_params(mod["main"], params, source)
         mod = relax.transform.BindParams("main", bound)(mod)
         notes.append(f"bound {len(bound)} parameters to constants")
+    if dynamic:
+        mod = narrowed(mod, dynamic, [parameter.name for parameter in mod["main"].params], source)
     parameters = mod["main"].params
     analyzer = _analyzer(mod["main"])
     inputs = tuple(
@@ -95,8 +105,7 @@ def _analyzer(main: relax.Function) -> tvm.sym.Analyzer | None:
 
     The attributes go by names, as TVM's memory planner does.
     """
-    lower = {str(name): int(end) for name, end in ((main.attrs or {}).get("tir_var_lower_bound") or {}).items()}
-    upper = {str(name): int(end) for name, end in ((main.attrs or {}).get("tir_var_upper_bound") or {}).items()}
+    lower, upper = declared(main, LOWER), declared(main, UPPER)
     if not lower and not upper:
         return None
     analyzer = tvm.sym.Analyzer()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tvm_ext.dynamic import ALL, OpenDimension
 from tvm_ext.errors import InputError, ModelError
 
 # Parts that compute something else in training mode.
@@ -24,7 +27,10 @@ TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
 def export_module(
-    module: torch.nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any] | None, source: str
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+    source: str,
+    dynamic: Mapping[str, OpenDimension] | None = None,
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """Export a module in evaluation mode; whether its parts are in training mode is put back as it was.
 
@@ -34,6 +40,8 @@ def export_module(
     example_inputs : sequence of tensors, or mapping from argument name to tensor
     source : str
         What to call the module in messages.
+    dynamic : mapping from ``INPUT:AXIS`` to OpenDimension, optional
+        Dimensions of the example inputs that stay open; torch finds out which of them are the same.
 
     Returns
     -------
@@ -41,6 +49,7 @@ def export_module(
         The program, and a sentence for each thing worth knowing.
     """
     arguments, keywords = _arguments(example_inputs, source)
+    shapes = _dynamic_shapes(module, arguments, keywords, dynamic, source) if dynamic else None
     training = [part for part in module.modules() if part.training]
     notes: tuple[str, ...] = ()
     if any(isinstance(part, MODE_DEPENDENT) for part in training):
@@ -48,7 +57,7 @@ def export_module(
     module.eval()
     try:
         with quiet(), torch.no_grad():
-            return torch.export.export(module, arguments, keywords), notes
+            return torch.export.export(module, arguments, keywords, dynamic_shapes=shapes), notes
     except Exception as error:  # user code runs in here, and may raise anything
         raise _export_error(module, arguments, keywords, error, source) from error
     finally:
@@ -114,6 +123,46 @@ def _arguments(
         kind = type(example_inputs).__name__
         raise InputError(f"{source}: example_inputs has to be a tuple or dictionary of tensors, found a {kind}")
     return tuple(_tensors(value) for value in example_inputs), {}
+
+
+def _dynamic_shapes(
+    module: torch.nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    dynamic: Mapping[str, OpenDimension],
+    source: str,
+) -> dict[str, dict[int, Any] | None]:
+    """Spell open dimensions as ``torch.export`` takes them.
+
+    Raises
+    ------
+    InputError
+        If there is no such argument or axis.
+    """
+    given = dict(zip(inspect.signature(module.forward).parameters, arguments, strict=False)) | dict(keywords)
+    shapes: dict[str, dict[int, Any] | None] = dict.fromkeys(given)
+    for key, asked in dynamic.items():
+        name, _, axis = key.rpartition(":")
+        value = given.get(name)
+        rank = value.dim() if isinstance(value, torch.Tensor) else 0
+        if key == ALL:
+            places = [(name, axis) for name, value in given.items() if isinstance(value, torch.Tensor)
+                      for axis in range(value.dim())]  # fmt: skip
+        elif re.fullmatch("[0-9]+", axis) and int(axis) < rank:
+            places = [(name, int(axis))]
+        else:
+            tensors = {name: list(value.shape) for name, value in given.items() if hasattr(value, "shape")}
+            inputs = ", ".join(f"{name}: {shape}" for name, shape in tensors.items())
+            raise InputError(
+                f"{source}: the module has no dimension {key!r}; name it INPUT:AXIS, of the inputs {inputs}"
+            )
+        for input_name, place in places:
+            dims = shapes[input_name] or {}
+            if place not in dims or key != ALL:
+                # Torch takes extents of 0 and 1 where a dimension is open, and allows no lower bound of them.
+                dims[place] = torch.export.Dim.AUTO(min=asked.low if asked.low > 2 else None, max=asked.high)
+            shapes[input_name] = dims
+    return shapes
 
 
 def _tensors(value: Any) -> Any:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import InputError, MissingPackageError, ModelError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.frontend.index_limits import with_limits
 from tvm_ext.frontend.relax.module import import_module
+from tvm_ext.frontend.relax.ranges import narrowed
 from tvm_ext.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ def import_torch(
     model: str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
+    dynamic: Mapping[str, OpenDimension] | None = None,
 ) -> ImportedModel:
     """Import a PyTorch model.
 
@@ -38,6 +41,9 @@ def import_torch(
         What a module is exported with; tensors of torch or numpy, in the order of the arguments.
     input_names : sequence of str, optional
         Other names for the inputs, in order.
+    dynamic : mapping from name to OpenDimension, optional
+        Dimensions that stay open: of a module by ``INPUT:AXIS``, with which it is exported; of an exported program,
+        which has them open, also by the names that it has for them.
 
     Raises
     ------
@@ -63,7 +69,7 @@ def import_torch(
 
     if isinstance(model, torch.nn.Module):
         source = f"torch.nn.Module {type(model).__name__}"
-        program, notes = export_module(model, example_inputs, source)
+        program, notes = export_module(model, example_inputs, source, dynamic)
     elif example_inputs is not None:
         raise InputError("example_inputs are for a torch.nn.Module; an exported program has its inputs in it already")
     elif isinstance(model, torch.export.ExportedProgram):
@@ -75,6 +81,8 @@ def import_torch(
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise ModelError(f"a {kind} is not a PyTorch model; give a torch.nn.Module, an ExportedProgram or a .pt2 path")
     converted = convert(program, source)
+    if dynamic:
+        converted = replace(converted, mod=narrowed(converted.mod, dynamic, converted.input_names, source))
     described = import_module(converted.mod)
     inputs = with_limits(_renamed(described.inputs, converted.input_names, source), converted.index_limits)
     require_bound(inputs, source)
