@@ -21,6 +21,7 @@ from tvm_ext.frontend.onnx.control_import import ControlFlowConverter, SubgraphF
 from tvm_ext.frontend.onnx.extents import computed_extents, with_tensors
 from tvm_ext.frontend.onnx.graph import domain_of
 from tvm_ext.frontend.onnx.indices import check_indices
+from tvm_ext.frontend.onnx.known_extents import KnownExtents
 from tvm_ext.frontend.onnx.model import default_opset
 from tvm_ext.frontend.onnx.ops.extents import as_tensor
 from tvm_ext.frontend.onnx.prepare import PreparedModel
@@ -34,6 +35,7 @@ from tvm_ext.frontend.onnx.support import (
 from tvm_ext.frontend.onnx.values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax.check import error_line
 from tvm_ext.frontend.relax.indexing import clip_indices
+from tvm_ext.shapes.lattice import LARGEST_VALUE
 
 # Operators and the position from which on their inputs stand for dimensions. TVM's converters make a variable for each
 # element of those that are not constant.
@@ -88,6 +90,8 @@ class OnnxImporter(ControlFlowConverter):
         self._source = source
         self._failures: list[UnsupportedNode] = []
         self._open: dict[str, Any] = {}  # variables of open dimensions
+        self._known: KnownExtents | None = None
+        self.conditions: tuple[str, ...] = ()
         # A node of a branch or a loop may be one that never runs.
         self._always_run = frozenset(node.name for node in prepared.skeleton.graph.node)
         self._opsets = {domain_of(item): item.version for item in prepared.skeleton.opset_import}
@@ -107,6 +111,7 @@ class OnnxImporter(ControlFlowConverter):
         if self._failures:
             raise unsupported_error(self._source, self._failures, self._prepared.unfolded)
         self.index_limits = index_limits(mod)
+        self.conditions = () if self._known is None else self._known.conditions
         mod = clip_indices(mod)
         if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
@@ -134,6 +139,19 @@ class OnnxImporter(ControlFlowConverter):
             self._nodes[spec.name] = self._inputs[spec.name] = variable
             self._input_names.append(spec.name)
         self._num_input = len(self._prepared.inputs)
+        if self._open:
+            limits = {
+                dim: ends
+                for spec in self._prepared.inputs
+                for dim, ends in zip(spec.shape, spec.ranges or (None,) * len(spec.shape), strict=True)
+                if isinstance(dim, str) and ends is not None
+            }
+            constants = {
+                name: value.decode() if value.size <= LARGEST_VALUE else value.shape
+                for name, value in self._prepared.constants.items()
+                if value.shape is not None and value.size is not None and element_type(value.type) != _STRING
+            }
+            self._known = KnownExtents(self._prepared.skeleton, constants, limits, self._open)
 
     def _extents(self, shape: Sequence[int | str]) -> list[Any]:
         """Make variables of the names in a shape, the same one wherever a name appears."""
@@ -182,7 +200,7 @@ class OnnxImporter(ControlFlowConverter):
                 results = self._convert_node(node, find_converter(node).get_converter(self._opsets.get(domain, 1)))
             for name, result in zip(node.output, results, strict=False):
                 if name:
-                    self._nodes[name] = self._bind(self._checked(result, name), name, label)
+                    self._nodes[name] = self._bind(self._checked(self._settled(result, name), name), name, label)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, SubgraphFailedError):
                 self._failures.append(UnsupportedNode(label, domain, _reason(node, error)))
@@ -210,6 +228,8 @@ class OnnxImporter(ControlFlowConverter):
         if extents is not None:
             return [extents]
         inputs[:] = with_tensors(self.bb, node, inputs)
+        if self._known is not None:
+            inputs[:] = self._known.aligned(self.bb, node, inputs)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
         if isinstance(result, relax.Expr):
@@ -224,6 +244,9 @@ class OnnxImporter(ControlFlowConverter):
         if any(node.output[len(results) :]):
             raise NotImplementedError(f"only the first {len(results)} of its {len(node.output)} outputs can be had")
         return results
+
+    def _settled(self, result: Any, name: str) -> Any:
+        return result if self._known is None else self._known.settled(self.bb, result, name)
 
     def _checked(self, result: Any, name: str) -> Any:
         """Compare the type of a result with what ONNX says of the tensor; give it the shape that it should have."""

@@ -116,7 +116,7 @@ def _import(
     found = output_specs(mod, [value.name for value in declared], loaded.source)
     outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
     inputs = with_limits(prepared.inputs, importer.index_limits)
-    return ImportedModel(mod, inputs, outputs, loaded.source, prepared.notes, importer.origins)
+    return ImportedModel(mod, inputs, outputs, loaded.source, prepared.notes, importer.origins, importer.conditions)
 
 
 def _with_open_dimensions(spec: TensorSpec, type_proto: onnx.TypeProto) -> TensorSpec:

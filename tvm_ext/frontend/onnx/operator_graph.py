@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from tvm_ext.shapes.lattice import LARGEST_VALUE, NOT_CONSTANT, UNKNOWN, Element
 from tvm_ext.shapes.operator_graph import Graph, Limits, Operator
 
 
-def operator_graph(model: onnx.ModelProto, dynamic: Mapping[str, OpenDimension] | None = None) -> Graph:
+def operator_graph(
+    model: onnx.ModelProto,
+    dynamic: Mapping[str, OpenDimension] | None = None,
+    constants: Mapping[str, np.ndarray | tuple[int, ...]] | None = None,
+) -> Graph:
     """Read the main graph of a model.
 
     Parameters
@@ -25,6 +30,8 @@ def operator_graph(model: onnx.ModelProto, dynamic: Mapping[str, OpenDimension] 
         Sound; functions of its own are operators that nothing is known of.
     dynamic : mapping from name to OpenDimension, optional
         Ranges of open dimensions, by the names that the model has for them.
+    constants : mapping from str to numpy.ndarray or tuple of int, optional
+        Values of constants, or shapes, that the model is without.
 
     Returns
     -------
@@ -34,7 +41,8 @@ def operator_graph(model: onnx.ModelProto, dynamic: Mapping[str, OpenDimension] 
     asked = dict(dynamic or {})
     every = asked.pop(ALL, None)
     limits: dict[str, Limits] = {name: item.limits for name, item in asked.items()}
-    graph = _graph(model.graph, limits)
+    graph = _graph(model.graph, limits, frozenset(constants or {}))
+    graph = replace(graph, constants={**(constants or {}), **graph.constants})
     if every is not None:
         for fact in graph.inputs.values():
             for name in symbols_in(fact.shape):
@@ -42,11 +50,11 @@ def operator_graph(model: onnx.ModelProto, dynamic: Mapping[str, OpenDimension] 
     return graph
 
 
-def _graph(graph: onnx.GraphProto, limits: Mapping[str, Limits], seen: frozenset[str] = frozenset()) -> Graph:
+def _graph(graph: onnx.GraphProto, limits: Mapping[str, Limits], seen: frozenset[str], fed: bool = True) -> Graph:
     constants: dict[str, np.ndarray | tuple[int, ...]] = {
         tensor.name: _constant(tensor) for tensor in graph.initializer
     }
-    inputs = {value.name: _fact(value, not seen) for value in graph.input if value.name not in constants}
+    inputs = {value.name: _fact(value, fed) for value in graph.input if value.name not in constants}
     operators = []
     visible = seen | set(constants) | set(inputs)
     for node in topological_order(graph.node, set(visible))[0]:
@@ -67,7 +75,7 @@ def _operator(node: onnx.NodeProto, limits: Mapping[str, Limits], seen: frozense
     bodies = {}
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            bodies[attribute.name] = _graph(attribute.g, limits, seen)
+            bodies[attribute.name] = _graph(attribute.g, limits, seen, fed=False)
         elif attribute.type == onnx.AttributeProto.TENSOR:
             attributes[attribute.name] = numpy_helper.to_array(attribute.t)
         elif attribute.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS, onnx.AttributeProto.INT,

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, constant, dtype_of, emit
+from tvm_ext.frontend.onnx.ops.open_resize import open_axes, resized
 
 _STOCK_OPSET = 18
 _STOCK_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -157,8 +159,12 @@ class Resize(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any, old: bool = False) -> Any:
         """Give the resized tensor."""
         x = emit(bb, inputs[0])
-        shape = node.shape(x, "X")
         rule = cls._rule(node, old)
+        if _is_open(x, inputs):
+            operands = [x, *list(inputs[1:4]), *[None] * (4 - len(inputs))]
+            axes = open_axes(node, bb, operands, cls._axes(node, int(x.ty.ndim)))
+            return resized(node, bb, x, axes, rule)
+        shape = node.shape(x, "X")
         scales, sizes = cls._sizes(node, inputs, shape)
         changed = [axis for axis in range(len(shape)) if sizes[axis] != shape[axis] or scales[axis] != 1.0]
         starts, ends = cls._region(node, inputs[1], rule, len(shape))
@@ -286,6 +292,16 @@ class Resize(Converter):
             x = relax.op.clip(relax.op.round(x), float(limits.min), float(limits.max))
             x = bb.emit(x)
         return astype(bb, x, dtype)
+
+
+def _is_open(x: Any, inputs: Any) -> bool:
+    """Whether an extent of the input or of the result is open; all of the input's are known as expressions."""
+    dims = getattr(x.ty, "shape", None)
+    if dims is None:
+        return False
+    given = inputs[3] if len(inputs) > 3 else None
+    known = given is None or isinstance(given, tvm.ir.GenericConst)
+    return not known or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims)
 
 
 class Upsample(Resize):

@@ -1,0 +1,171 @@
+"""Writes what rank and dimension propagation found about an ONNX graph into the Relax module that is made of it.
+
+An operator whose converter leaves a shape open, or invents a variable for an extent that is an expression of those of
+the inputs, gets ``match_cast`` to the shape that was found, which compares the two at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from tvm_ext.conditions import names_of
+from tvm_ext.dynamic import OpenDimension
+from tvm_ext.frontend.onnx.graph import domain_of
+from tvm_ext.frontend.onnx.operator_graph import operator_graph
+from tvm_ext.frontend.onnx.ops.extents import can_prove, normal
+from tvm_ext.graph.symbolic import Dim, Symbolic
+from tvm_ext.shapes.lattice import Fact, is_dim
+from tvm_ext.shapes.propagate import Propagation, propagate
+from tvm_ext.shapes.transfer_shapes import BROADCAST
+
+_WANT_EQUAL = frozenset([*BROADCAST, "Concat", "PRelu"])
+"""Operators whose operands have equal extents, 1 apart."""
+
+_FUNCTIONS = {"floordiv": tirx.floordiv, "floormod": tirx.floormod, "min": tirx.min, "max": tirx.max}
+
+
+class KnownExtents:
+    """What is known of the tensors of one model with open dimensions.
+
+    Parameters
+    ----------
+    skeleton : onnx.ModelProto
+        The prepared model; its open dimensions have names that are identifiers.
+    constants : mapping from str to numpy.ndarray or tuple of int
+        Values of small constants and shapes of the others, which the skeleton lacks.
+    limits : mapping from str to (int, int or None)
+        Ranges of the open dimensions.
+    variables : mapping from str to tvm.tirx.Var
+        Of the open dimensions; those of extents that only a run tells are added.
+
+    Attributes
+    ----------
+    found : Propagation
+    """
+
+    def __init__(
+        self,
+        skeleton: onnx.ModelProto,
+        constants: Mapping[str, np.ndarray | tuple[int, ...]],
+        limits: Mapping[str, tuple[int, int | None]],
+        variables: dict[str, Any],
+    ) -> None:
+        asked = {name: OpenDimension(name, low, high) for name, (low, high) in limits.items()}
+        self.found: Propagation = propagate(operator_graph(skeleton, asked, constants))
+        self._variables = variables
+        self._needed: list[str] = []
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What has to hold of the open dimensions for the model to run, as far as it is said in them alone."""
+        known = set(self._variables)
+        kept = []
+        for condition in dict.fromkeys((*self.found.conditions, *self._needed)):
+            try:
+                names = names_of(condition)
+            except ValueError:  # with a minimum in it
+                continue
+            if names and names <= known:
+                kept.append(condition)
+        return tuple(kept)
+
+    def aligned(self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+        """Give the operands of an operator that wants equal extents the same expressions for them.
+
+        Where two expressions are not proved to be equal, an extent that is not the number 1 is taken to be that of the
+        result: each run compares the two, beforehand where that can be said of the inputs.
+        """
+        if domain_of(node) != "" or node.op_type not in _WANT_EQUAL:
+            return inputs
+        result = self.found.facts.get(node.output[0], Fact()).dims
+        joined = attribute_of(node, "axis", 0) % len(result) if node.op_type == "Concat" and result else None
+        changed = list(inputs)
+        for position, value in enumerate(inputs):
+            dims = list(getattr(getattr(value, "ty", None), "shape", None) or ())
+            if not isinstance(getattr(value, "ty", None), relax.TensorType) or not dims or len(dims) > len(result):
+                continue
+            target = list(dims)
+            for axis in range(-len(dims), 0):
+                wanted = self._extent(result[axis])
+                if axis + len(result) == joined or wanted is None or is_one(dims[axis]):
+                    continue
+                if not can_prove(dims[axis] == wanted):
+                    target[axis] = wanted
+                    own = self.found.facts.get(node.input[position], Fact()).dims
+                    if len(own) == len(dims) and is_dim(own[axis]):
+                        self._needed.append(f"{own[axis]} == {result[axis]}")
+            if any(not new.same_as(old) for new, old in zip(target, dims, strict=True)):
+                changed[position] = bb.match_cast(bb.emit(value), relax.TensorType(target, str(value.ty.dtype)))
+        return changed
+
+    def settled(self, bb: relax.BlockBuilder, result: Any, name: str) -> Any:
+        """Give a result the shape that is known of it, where its type says less."""
+        fact = self.found.facts.get(name, Fact())
+        found = getattr(result, "ty", None)
+        if not isinstance(found, relax.TensorType) or not isinstance(fact.shape, tuple) or not found.dtype:
+            return result
+        if found.ndim not in (-1, len(fact.shape)):
+            return result  # a fault of the converter, which the caller looks for
+        extents = [self._extent(dim) for dim in fact.shape]
+        if any(extent is None for extent in extents):
+            return result
+        if found.shape is not None and not self._says_more(extents, list(found.shape)):
+            return result
+        return bb.match_cast(bb.emit(result), relax.TensorType(extents, str(found.dtype)))
+
+    def _says_more(self, extents: list[Any], found: list[Any]) -> bool:
+        """Whether extents are said by the inputs' that the type has variables of its own for."""
+        own = set(self._variables.values())
+        for extent, known in zip(extents, found, strict=True):
+            if not _variables(known) <= own and not can_prove(extent == known):
+                return True
+            if isinstance(extent, tirx.IntImm) and not isinstance(known, tirx.IntImm):
+                return True
+        return False
+
+    def _extent(self, dim: Any) -> Any:
+        """Make an expression of a size; None if a symbol in it is no open dimension of the inputs."""
+        if not is_dim(dim):
+            return None
+        try:
+            return normal(self._expression(dim))
+        except KeyError:
+            return None
+
+    def _expression(self, size: Dim) -> Any:
+        if not isinstance(size, Symbolic):
+            return tirx.IntImm("int64", int(size))
+        total: Any = None
+        for monomial, coefficient in size.terms:
+            term: Any = tirx.IntImm("int64", coefficient)
+            for atom in monomial:
+                if isinstance(atom, str):
+                    factor = self._variables[atom]
+                else:
+                    factor = _FUNCTIONS[atom.function](self._expression(atom.left), self._expression(atom.right))
+                term = term * factor
+            total = term if total is None else total + term
+        return total
+
+
+def is_one(extent: Any) -> bool:
+    """Whether an extent is the number 1."""
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def attribute_of(node: onnx.NodeProto, name: str, default: int) -> int:
+    """Integer attribute of a node."""
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+def _variables(extent: Any) -> set[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
+    return set(found)
