@@ -1,7 +1,7 @@
 """Conditions on the extents of a model's inputs, such as ``n % 2 == 0``: what an exported program was traced under.
 
 A condition is a comparison in Python's notation between integers, names of dimensions, and sums, products, quotients
-rounded down and remainders of them, joined by ``and``, ``or`` and ``not``. It is read from files, so nothing else is
+rounded down, remainders, minima and maxima of them, joined by ``and``, ``or`` and ``not``. It is read from files, so nothing else is
 evaluated.
 """
 
@@ -23,7 +23,10 @@ _NODES = (
     *(ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Name, ast.Load, ast.Constant),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.And, ast.Or, ast.Not),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+    ast.Call,
 )
+
+_FUNCTIONS = {"min": min, "max": max}
 
 
 def names_of(condition: str) -> frozenset[str]:
@@ -45,7 +48,7 @@ def computed(term: str, known: Mapping[str, Any]) -> Any:
     ValueError
         If it is no such term.
     """
-    return eval(_parsed(term)[0], {"__builtins__": {}}, dict(known))  # _parsed lets nothing but arithmetic through
+    return eval(_parsed(term)[0], {"__builtins__": {}, **_FUNCTIONS}, dict(known))  # _parsed lets nothing but arithmetic through
 
 
 def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int]) -> None:
@@ -96,7 +99,7 @@ def _check_computed(spec: TensorSpec, axis: int, dim: str, extents: Mapping[str,
 
 def _value(code: CodeType, known: dict[str, int]) -> int | None:
     try:
-        return int(eval(code, {"__builtins__": {}}, known))  # integer arithmetic: _parsed lets nothing else through
+        return int(eval(code, {"__builtins__": {}, **_FUNCTIONS}, known))  # integer arithmetic: _parsed lets nothing else through
     except ZeroDivisionError:
         return None
 
@@ -110,7 +113,11 @@ def _parsed(condition: str) -> tuple[CodeType, frozenset[str]]:
         for node in ast.walk(tree):
             if not isinstance(node, _NODES) or (isinstance(node, ast.Constant) and type(node.value) is not int):
                 raise ValueError(f"{type(node).__name__} is no part of a condition")
+            if isinstance(node, ast.Call) and (
+                node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS
+            ):
+                raise ValueError("it calls something other than min and max")
         code = compile(tree, "<condition>", "eval")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"it cannot be read ({type(error).__name__})") from None
-    return code, frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return code, frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()

@@ -45,8 +45,9 @@ FINEST_SCALE = 64
 """Denominator up to which a scale times a size is the same in floats and in integers."""
 
 
-def with_value(array: np.ndarray) -> list[Fact]:
-    """One output whose values are known."""
+def with_value(value: Any) -> list[Fact]:
+    """One output whose values are known; NumPy gives the element itself in place of an array without dimensions."""
+    array = value if isinstance(value, np.ndarray) else array_of([value], ())
     return [Fact(tuple(array.shape), array)] if array.size <= LARGEST_VALUE else of_shape(tuple(array.shape))
 
 

@@ -96,6 +96,11 @@ class OnnxImporter(ControlFlowConverter):
         self._always_run = frozenset(node.name for node in prepared.skeleton.graph.node)
         self._opsets = {domain_of(item): item.version for item in prepared.skeleton.opset_import}
 
+    @property
+    def has_open_dimensions(self) -> bool:
+        """Whether dimensions of inputs stay open."""
+        return bool(self._open)
+
     def run(self) -> tvm.IRModule:
         """Convert the model.
 

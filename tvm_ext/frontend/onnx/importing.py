@@ -114,7 +114,11 @@ def _import(
         raise unsupported_error(loaded.source, faults, prepared.unfolded)
     declared = prepared.skeleton.graph.output
     found = output_specs(mod, [value.name for value in declared], loaded.source)
-    outputs = tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
+    outputs = (
+        tuple(found)
+        if importer.has_open_dimensions
+        else tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
+    )
     inputs = with_limits(prepared.inputs, importer.index_limits)
     return ImportedModel(mod, inputs, outputs, loaded.source, prepared.notes, importer.origins, importer.conditions)
 

@@ -19,7 +19,7 @@ from tvm_ext.conditions import names_of
 from tvm_ext.dynamic import OpenDimension
 from tvm_ext.frontend.onnx.graph import domain_of
 from tvm_ext.frontend.onnx.operator_graph import operator_graph
-from tvm_ext.frontend.onnx.ops.extents import can_prove, normal
+from tvm_ext.frontend.onnx.ops.extents import can_prove, normal, taken_as
 from tvm_ext.graph.symbolic import Dim, Symbolic
 from tvm_ext.shapes.lattice import Fact, is_dim
 from tvm_ext.shapes.propagate import Propagation, propagate
@@ -102,7 +102,7 @@ class KnownExtents:
                     if len(own) == len(dims) and is_dim(own[axis]):
                         self._needed.append(f"{own[axis]} == {result[axis]}")
             if any(not new.same_as(old) for new, old in zip(target, dims, strict=True)):
-                changed[position] = bb.match_cast(bb.emit(value), relax.TensorType(target, str(value.ty.dtype)))
+                changed[position] = taken_as(bb, value, target)
         return changed
 
     def settled(self, bb: relax.BlockBuilder, result: Any, name: str) -> Any:
@@ -118,6 +118,11 @@ class KnownExtents:
             return result
         if found.shape is not None and not self._says_more(extents, list(found.shape)):
             return result
+        if found.shape is not None:
+            return taken_as(bb, result, extents)
+        if any(isinstance(extent, tirx.Var) for extent in extents):  # see taken_as
+            made = [tirx.Var(f"extent_{axis}", "int64") for axis in range(len(extents))]
+            return taken_as(bb, bb.match_cast(bb.emit(result), relax.TensorType(made, str(found.dtype))), extents)
         return bb.match_cast(bb.emit(result), relax.TensorType(extents, str(found.dtype)))
 
     def _says_more(self, extents: list[Any], found: list[Any]) -> bool:

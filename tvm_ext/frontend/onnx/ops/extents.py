@@ -188,6 +188,23 @@ def _reshaped(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:
     return relax.op.reshape(x, relax.ShapeExpr(list(shape)))
 
 
+def taken_as(bb: relax.BlockBuilder, x: Any, target: Sequence[Any]) -> Any:
+    """Give a tensor of known shape another one that is the same at run time; each run compares the two.
+
+    TVM's ``CanonicalizeBindings`` does not end where ``match_cast`` gives an extent that is a variable by itself another
+    expression, so that the numbers of elements are compared there.
+    """
+    x, dims = emit(bb, x), list(x.ty.shape)
+    changed = [new for new, old in zip(target, dims, strict=True) if not can_prove(new == old)]
+    if not any(isinstance(new, tirx.Var) for new in changed):
+        return bb.match_cast(x, relax.TensorType(list(target), str(x.ty.dtype)))
+    flat = bb.emit(relax.op.reshape(x, relax.ShapeExpr([normal(_product(dims))])))
+    count = normal(_product(target))
+    count = tirx.max(count, number(0)) if isinstance(count, tirx.Var) else count
+    flat = bb.match_cast(flat, relax.TensorType([count], str(x.ty.dtype)))
+    return bb.emit(relax.op.reshape(flat, relax.ShapeExpr(list(target))))
+
+
 def _vanishes_with(extent: Any, dim: Any) -> bool:
     """Whether an extent can be zero only where another one is, and then stands for it anyway."""
     return can_prove(extent == dim) or can_prove(tirx.Or(extent != number(0), dim == number(0)))
