@@ -1,8 +1,8 @@
 """Conditions on the extents of a model's inputs, such as ``n % 2 == 0``: what an exported program was traced under.
 
 A condition is a comparison in Python's notation between integers, names of dimensions, and sums, products, quotients
-rounded down, remainders, minima and maxima of them, joined by ``and``, ``or`` and ``not``. It is read from files, so nothing else is
-evaluated.
+rounded down, remainders, minima and maxima of them, joined by ``and``, ``or`` and ``not``. It is read from files, so
+nothing else is evaluated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def computed(term: str, known: Mapping[str, Any]) -> Any:
     ValueError
         If it is no such term.
     """
-    return eval(_parsed(term)[0], {"__builtins__": {}, **_FUNCTIONS}, dict(known))  # _parsed lets nothing but arithmetic through
+    return eval(
+        _parsed(term)[0], {"__builtins__": {}, **_FUNCTIONS}, dict(known)
+    )  # _parsed lets nothing but arithmetic through
 
 
 def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int]) -> None:
@@ -99,7 +101,9 @@ def _check_computed(spec: TensorSpec, axis: int, dim: str, extents: Mapping[str,
 
 def _value(code: CodeType, known: dict[str, int]) -> int | None:
     try:
-        return int(eval(code, {"__builtins__": {}, **_FUNCTIONS}, known))  # integer arithmetic: _parsed lets nothing else through
+        return int(
+            eval(code, {"__builtins__": {}, **_FUNCTIONS}, known)
+        )  # integer arithmetic: _parsed lets nothing else through
     except ZeroDivisionError:
         return None
 

@@ -97,9 +97,7 @@ def make(
     """Make a model of nodes; outputs are float tensors unless ``kinds`` says otherwise."""
     whole = whole or {}
     inputs = [
-        helper.make_tensor_value_info(
-            key, TensorProto.INT64 if key in whole else TensorProto.FLOAT, list(shape)
-        )
+        helper.make_tensor_value_info(key, TensorProto.INT64 if key in whole else TensorProto.FLOAT, list(shape))
         for key, shape in shapes.items()
     ]
     made = [helper.make_tensor_value_info(key, (kinds or {}).get(key, TensorProto.FLOAT), None) for key in outputs]
@@ -257,7 +255,10 @@ def found_places() -> DynamicModel:
 def branch_by_size() -> DynamicModel:
     """Another branch for long inputs: whoever imports the model for short ones sees one of them."""
     then = helper.make_graph(
-        [node("Mul", ["x", "two"], ["t"])], "then", [], [helper.make_tensor_value_info("t", TensorProto.FLOAT, ["n", 3])]
+        [node("Mul", ["x", "two"], ["t"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, ["n", 3])],
     )
     other = helper.make_graph(
         [node("Neg", ["x"], ["e"])], "else", [], [helper.make_tensor_value_info("e", TensorProto.FLOAT, ["n", 3])]
@@ -341,7 +342,9 @@ def counted() -> DynamicModel:
         numpy_helper.from_array(np.float32(0), "nought"),
         numpy_helper.from_array(np.float32(-1e4), "low"),
     ]
-    return make("counted", nodes, {"x": ["n", "m"]}, {"n": (1, 4), "m": (1, 20)}, constants, outputs=("y", "z", "lower"))
+    return make(
+        "counted", nodes, {"x": ["n", "m"]}, {"n": (1, 4), "m": (1, 20)}, constants, outputs=("y", "z", "lower")
+    )
 
 
 def parts() -> DynamicModel:

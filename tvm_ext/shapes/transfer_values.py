@@ -322,9 +322,12 @@ def split(step: Step) -> list[Fact]:
         return [ANYTHING] * count
     parts = step.integers(1, "split")
     if parts is None and not step.given(1) and is_dim(data[axis]):
-        part = ceil_divided(data[axis], count)
+        part = ceil_divided(data[axis], count) if "num_outputs" in step.operator.attributes else (
+            dim_of(data[axis]) // count)  # fmt: skip
+        if "num_outputs" not in step.operator.attributes and data[axis] % count != 0:  # type: ignore[operator]
+            step.assume(f"({data[axis]}) % {count} == 0")
         rest = dim_of(data[axis]) - dim_of(part) * (count - 1) if is_dim(part) else NOT_CONSTANT
-        parts = [part] * (count - 1) + [part if isinstance(part, Symbolic) and data[axis] % count == 0 else rest]  # type: ignore[operator]
+        parts = [part] * (count - 1) + [rest if "num_outputs" in step.operator.attributes else part]
     if parts is None or len(parts) != count:
         return [Fact((*data[:axis], NOT_CONSTANT, *data[axis + 1 :]), NOT_CONSTANT)] * count
     value = step.fact(0).value

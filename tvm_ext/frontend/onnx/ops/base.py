@@ -94,6 +94,21 @@ class Node:
             self.refuse(f"input {name} has {found}, a fixed one is needed; bind the model's input shapes")
         return tuple(int(dim) for dim in dims.values)
 
+    def dims(self, value: Any, name: str) -> tuple[Any, ...]:
+        """Shape of an input, whose extents may be open: numbers, and expressions.
+
+        Raises
+        ------
+        UnsupportedOperatorError
+            If it is computed from values.
+        """
+        if isinstance(value, np.ndarray):
+            return value.shape
+        dims = getattr(value.ty, "shape", None)
+        if not isinstance(dims, relax.ShapeExpr):
+            self.refuse(f"input {name} has an unknown shape, a fixed one is needed; bind the model's input shapes")
+        return tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else dim for dim in dims.values)
+
     def array(self, value: Any) -> np.ndarray | None:
         """Value of an input if it is known now, else None."""
         if isinstance(value, relax.Var) and value.name in self.parameters[1]:

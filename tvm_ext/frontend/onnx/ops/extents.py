@@ -191,7 +191,7 @@ def _reshaped(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:
 def taken_as(bb: relax.BlockBuilder, x: Any, target: Sequence[Any]) -> Any:
     """Give a tensor of known shape another one that is the same at run time; each run compares the two.
 
-    TVM's ``CanonicalizeBindings`` does not end where ``match_cast`` gives an extent that is a variable by itself another
+    TVM's ``CanonicalizeBindings`` does not end where ``match_cast`` gives an extent that is a variable by itself a new
     expression, so that the numbers of elements are compared there.
     """
     x, dims = emit(bb, x), list(x.ty.shape)

@@ -49,8 +49,10 @@ class _Normalization(Converter):
         """Give the normalised tensor, mean and inverse standard deviation."""
         x, scale = emit(bb, inputs[0]), inputs[1]
         bias = inputs[2] if cls.centred else None
-        shape, dtype = node.shape(x, "X"), dtype_of(x)
+        shape, dtype = node.dims(x, "X"), dtype_of(x)
         axis = node.axis("axis", len(shape), -1)
+        if not all(isinstance(dim, int) for dim in shape[axis:]):
+            node.refuse(f"it normalises over extents of {shape[axis:]}; bind the model's input shapes")
         joined, stash = (*(shape[:axis] or (1,)), prod(shape[axis:])), element_type(node.integer("stash_type", 1))
         statistics = [*shape[:axis], *[1] * (len(shape) - axis)]
         parts: list[Any] = []
@@ -91,7 +93,7 @@ class LpNormalization(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the normalised tensor."""
         x, order = emit(bb, inputs[0]), node.integer("p", 2)
-        axis = node.axis("axis", len(node.shape(x, "input")), -1)
+        axis = node.axis("axis", len(node.dims(x, "input")), -1)
         if order not in (1, 2):
             node.damaged(f"attribute p is {order}, 1 or 2 was expected")
         dtype = dtype_of(x)

@@ -35,7 +35,7 @@ class Recurrence:
     cell : str
         ``RNN``, ``GRU`` or ``LSTM``.
     steps, batch, hidden : int
-        Number of time steps T, of sequences B, of hidden units H.
+        Number of time steps T, of sequences B, of hidden units H. The first two may be variables: they are open then.
     reverse : tuple of bool
         For each direction, whether it runs backwards.
     activations : tuple of tuple of Activation
@@ -57,8 +57,8 @@ class Recurrence:
     """
 
     cell: str
-    steps: int
-    batch: int
+    steps: Any
+    batch: Any
     hidden: int
     reverse: tuple[bool, ...]
     activations: tuple[tuple[Activation, ...], ...]
@@ -219,9 +219,9 @@ def recurrence_function(layer: Recurrence) -> Any:
     """
     steps, batch, hidden, blocks, gates = layer.steps, layer.batch, layer.hidden, layer.blocks, layer.gates
     directions, width, dtype, real = len(layer.reverse), layer.blocks * LANES, layer.dtype, layer.real
-    tile = min(BATCH_TILE, batch)
+    tile = min(BATCH_TILE, batch) if isinstance(batch, int) else 1
     tiles = -(-batch // tile)
-    sequences = T.parallel if directions * tiles > 1 else T.serial
+    sequences = T.parallel if not isinstance(tiles, int) or directions * tiles > 1 else T.serial
     zero = tirx.const(0.0, real)
     # A reset gate that multiplies the state delays the hidden gate to a second product, on the reset state.
     reset_first = layer.cell == "GRU" and not layer.linear_before_reset

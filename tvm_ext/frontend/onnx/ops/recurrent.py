@@ -1,11 +1,13 @@
-"""RNN, GRU and LSTM for fixed lengths: one matrix product for all steps, then the time loop as one TIR function."""
+"""RNN, GRU and LSTM of any length: one matrix product for all steps, then the time loop as one TIR function."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 
 from tvm_ext.frontend.onnx.ops.activations import NAMES, Activation, activations
 from tvm_ext.frontend.onnx.ops.base import (
@@ -21,6 +23,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     take_slice,
     transpose,
 )
+from tvm_ext.frontend.onnx.ops.extents import as_tensor
 from tvm_ext.frontend.onnx.ops.integer import dynamic_quantization
 from tvm_ext.frontend.onnx.ops.recurrence import GATES, LANES, Recurrence, recurrence_function
 
@@ -41,9 +44,10 @@ def _activations(node: Node, cell: str, directions: int) -> tuple[tuple[Activati
     return tuple(tuple(found[start : start + len(defaults)]) for start in range(0, len(found), len(defaults)))
 
 
-def _check(node: Node, value: Any, name: str, expected: tuple[int, ...]) -> None:
-    found = node.shape(value, name)
-    if found != expected:
+def _check(node: Node, value: Any, name: str, expected: tuple[Any, ...]) -> None:
+    found = node.dims(value, name)
+    numbers = [pair for pair in zip(found, expected, strict=False) if all(isinstance(dim, int) for dim in pair)]
+    if len(found) != len(expected) or any(one != other for one, other in numbers):
         node.damaged(f"input {name} has shape {found}, {expected} was expected")
 
 
@@ -122,10 +126,13 @@ def recurrent_layer(
         peephole = reshape(bb, peepholes, (directions, 3, hidden))
         peephole = pad_end(bb, peephole, 2, 3, blocks * LANES - hidden)
 
-    state = np.zeros((directions, batch, hidden), dtype)
-    steps = np.full((batch,), layer.steps, "int32")
-    function = bb.add_func(recurrence_function(layer), f"{layer.cell.lower()}_recurrence")
-    shapes = ((layer.steps, directions, batch, hidden), state.shape, state.shape)
+    state_shape = (directions, batch, hidden)
+    state, steps = _filled(bb, 0, state_shape, dtype), _filled(bb, layer.steps, (batch,), "int32")
+    loop = recurrence_function(_with_own_extents(layer))
+    # An activation that is used twice names the same values twice, which TVM's fusion does not take.
+    loop = tirx.transform.ConvertSSA()(tvm.IRModule({"main": loop}))["main"]
+    function = bb.add_func(loop, f"{layer.cell.lower()}_recurrence")
+    shapes = ((layer.steps, directions, batch, hidden), state_shape, state_shape)
     results = bb.emit(
         relax.call_tir(
             function,
@@ -142,6 +149,21 @@ def recurrent_layer(
         )
     )
     return results[0], results[1], results[2]
+
+
+def _filled(bb: relax.BlockBuilder, value: Any, shape: tuple[Any, ...], dtype: str) -> Any:
+    """Make a tensor of one value, at once where its shape and the value are known."""
+    if isinstance(value, int) and all(isinstance(dim, int) for dim in shape):
+        return np.full(shape, value, dtype)
+    number = astype(bb, emit(bb, as_tensor(bb, value) if not isinstance(value, int) else np.asarray(value)), dtype)
+    return bb.emit(relax.op.full(relax.ShapeExpr(list(shape)), number, dtype))
+
+
+def _with_own_extents(layer: Recurrence) -> Recurrence:
+    """Give a layer variables of its function's own for the extents that are open."""
+    steps = layer.steps if isinstance(layer.steps, int) else tirx.Var("steps", "int64")
+    batch = layer.batch if isinstance(layer.batch, int) else tirx.Var("batch", "int64")
+    return replace(layer, steps=steps, batch=batch)
 
 
 class _Recurrent(Converter):
@@ -183,9 +205,11 @@ class _Recurrent(Converter):
         if dtype not in _TYPES:
             node.refuse(f"element type {dtype} is not supported, only {', '.join(_TYPES)}")
 
-        shape = node.shape(x, "X")
+        shape = node.dims(x, "X")
         if len(shape) != 3:
             node.damaged(f"input X has shape {shape}, 3 dimensions were expected")
+        if not isinstance(shape[2], int):
+            node.refuse(f"the vectors of X have {shape[2]} elements, a fixed number is needed")
         batch, steps = shape[:2] if batch_first else (shape[1], shape[0])
         hidden = node.shape(recurrent_weights, "R")[-1]
         _check(node, weights, "W", (directions, gates * hidden, shape[2]))
@@ -201,6 +225,10 @@ class _Recurrent(Converter):
             if value is not None:
                 _check(node, value, name, expected)
 
+        if lengths is not None and not isinstance(steps, int):
+            node.refuse(
+                "its sequences have lengths of their own, and their steps are open; bind the model's input shapes"
+            )
         fixed_lengths = None if lengths is None else node.array(lengths)
         if fixed_lengths is not None and not np.all((fixed_lengths >= 0) & (fixed_lengths <= steps)):
             node.damaged(f"sequence_lens {fixed_lengths.tolist()} are not all from 0 to the {steps} steps of X")
