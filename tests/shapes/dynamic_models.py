@@ -313,7 +313,8 @@ def best_of() -> DynamicModel:
         node("ArgMax", ["x"], ["best"], axis=1, keepdims=0),
     ]
     return make("best_of", nodes, {"x": ["n", "m"]}, {"n": (1, 5), "m": (1, 30)}, _integers(five=[5]),
-                outputs=("y", "places", "best"), kinds={"places": TensorProto.INT64, "best": TensorProto.INT64})  # fmt: skip
+                outputs=("y", "places", "best"),
+                kinds={"places": TensorProto.INT64, "best": TensorProto.INT64})  # fmt: skip
 
 
 def counted() -> DynamicModel:
@@ -382,7 +383,8 @@ def conformer() -> DynamicModel:
         node("Transpose", ["r6"], ["y"], perm=[0, 2, 1]),
     ]  # fmt: skip
     return make("conformer", nodes, {"x": ["n", "time", 10]}, {"n": (1, 3), "time": (4, 90)},
-                _weights(c1=(12, 10, 3), c2=(12, 12, 3), wq=(12, 12), wk=(12, 12), dw=(12, 1, 7), pw=(12, 12, 1)))  # fmt: skip
+                _weights(c1=(12, 10, 3), c2=(12, 12, 3), wq=(12, 12), wk=(12, 12), dw=(12, 1, 7),
+                         pw=(12, 12, 1)))  # fmt: skip
 
 
 def repeated() -> DynamicModel:

@@ -136,7 +136,7 @@ RELAX: Mapping[str, Row] = MappingProxyType(
             shape_to_tensor sigmoid sign sin sinh slice_scatter sort split sqrt square squeeze stack std strided_slice
             subtract sum take tan tanh tensor_to_shape tile topk tril triu trunc variance
             vision.all_class_non_max_suppression vision.get_valid_counts vision.multibox_transform_loc
-            vision.non_max_suppression vision.roi_align where
+            vision.non_max_suppression vision.roi_align vision.roi_pool where wrap_param
             """,
         ),
         **_rows(

@@ -32,6 +32,7 @@ from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
+from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.restrict_kernels import restrict_kernels
@@ -90,6 +91,7 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         infinite_identities(),
         bounded_indices(),
         relax.transform.AnnotateTIROpPattern(),
+        numbers_apart(),
         fold_the_rest(),
     ]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax, tirx
 
 from tvm_ext.frontend.onnx.ops.activations import NAMES, Activation, activations
@@ -15,6 +14,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     Node,
     add,
     astype,
+    constant,
     dtype_of,
     emit,
     known,
@@ -23,7 +23,6 @@ from tvm_ext.frontend.onnx.ops.base import (
     take_slice,
     transpose,
 )
-from tvm_ext.frontend.onnx.ops.extents import as_tensor
 from tvm_ext.frontend.onnx.ops.integer import dynamic_quantization
 from tvm_ext.frontend.onnx.ops.recurrence import GATES, LANES, Recurrence, recurrence_function
 
@@ -127,10 +126,8 @@ def recurrent_layer(
         peephole = pad_end(bb, peephole, 2, 3, blocks * LANES - hidden)
 
     state_shape = (directions, batch, hidden)
-    state, steps = _filled(bb, 0, state_shape, dtype), _filled(bb, layer.steps, (batch,), "int32")
+    state, steps = _filled(bb, 0, state_shape, dtype), _filled(bb, 0, (batch,), "int32")
     loop = recurrence_function(_with_own_extents(layer))
-    # An activation that is used twice names the same values twice, which TVM's fusion does not take.
-    loop = tirx.transform.ConvertSSA()(tvm.IRModule({"main": loop}))["main"]
     function = bb.add_func(loop, f"{layer.cell.lower()}_recurrence")
     shapes = ((layer.steps, directions, batch, hidden), state_shape, state_shape)
     results = bb.emit(
@@ -151,12 +148,11 @@ def recurrent_layer(
     return results[0], results[1], results[2]
 
 
-def _filled(bb: relax.BlockBuilder, value: Any, shape: tuple[Any, ...], dtype: str) -> Any:
-    """Make a tensor of one value, at once where its shape and the value are known."""
-    if isinstance(value, int) and all(isinstance(dim, int) for dim in shape):
+def _filled(bb: relax.BlockBuilder, value: int, shape: tuple[Any, ...], dtype: str) -> Any:
+    """Make a tensor of one value, at once where its shape is known."""
+    if all(isinstance(dim, int) for dim in shape):
         return np.full(shape, value, dtype)
-    number = astype(bb, emit(bb, as_tensor(bb, value) if not isinstance(value, int) else np.asarray(value)), dtype)
-    return bb.emit(relax.op.full(relax.ShapeExpr(list(shape)), number, dtype))
+    return bb.emit(relax.op.full(relax.ShapeExpr(list(shape)), constant(value, dtype), dtype))
 
 
 def _with_own_extents(layer: Recurrence) -> Recurrence:
