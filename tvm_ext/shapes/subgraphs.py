@@ -88,7 +88,7 @@ def _own_shares(found: Propagation) -> Shares:
     parts = [Part((index,), "not constant") for index in sorted(found.cuts)]
     parts += [Part(tuple(sorted(nodes)), _knowledge(found, nodes)) for nodes in nx.connected_components(graph)]
     tensors = [name for operator in operators for name in operator.outputs if name]
-    kinds = Counter(kind_of(dim) for name in tensors for dim in found.facts[name].dims)
+    kinds = Counter(str(kind_of(dim)) for name in tensors for dim in found.facts[name].dims)
     return Shares(tuple(parts), dict(Counter(found.dynamism)), dict(kinds))
 
 

@@ -131,7 +131,7 @@ def _windows(step: Step, data: Sequence[Element], kernel: Sequence[Element], cei
 
 
 def _begins_inside(count: int, stride: int, size: Element, front: int) -> bool:
-    return (count - 1) * stride < int(dim_of(size)) + front  # type: ignore[call-overload]
+    return isinstance(size, int) and (count - 1) * stride < size + front
 
 
 def conv_transpose(step: Step) -> list[Fact]:

@@ -324,7 +324,7 @@ def split(step: Step) -> list[Fact]:
     if parts is None and not step.given(1) and is_dim(data[axis]):
         part = ceil_divided(data[axis], count) if "num_outputs" in step.operator.attributes else (
             dim_of(data[axis]) // count)  # fmt: skip
-        if "num_outputs" not in step.operator.attributes and data[axis] % count != 0:  # type: ignore[operator]
+        if "num_outputs" not in step.operator.attributes and dim_of(data[axis]) % count != 0:
             step.assume(f"({data[axis]}) % {count} == 0")
         rest = dim_of(data[axis]) - dim_of(part) * (count - 1) if is_dim(part) else NOT_CONSTANT
         parts = [part] * (count - 1) + [rest if "num_outputs" in step.operator.attributes else part]
@@ -367,8 +367,9 @@ def unsqueeze(step: Step) -> list[Fact]:
 
 def _same_elements(step: Step, dims: Sequence[Element]) -> list[Fact]:
     value = step.fact(0).value
-    if isinstance(value, np.ndarray) and all(isinstance(dim, int) for dim in dims):
-        return with_value(value.reshape([int(dim) for dim in dims]))  # type: ignore[arg-type]
+    known = small_shape(tuple(dims))
+    if isinstance(value, np.ndarray) and known is not None:
+        return with_value(value.reshape(known))
     return of_shape(tuple(dims))
 
 

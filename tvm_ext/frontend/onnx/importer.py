@@ -92,6 +92,7 @@ class OnnxImporter(ControlFlowConverter):
         self._open: dict[str, Any] = {}  # variables of open dimensions
         self._known: KnownExtents | None = None
         self.conditions: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
         # A node of a branch or a loop may be one that never runs.
         self._always_run = frozenset(node.name for node in prepared.skeleton.graph.node)
         self._opsets = {domain_of(item): item.version for item in prepared.skeleton.opset_import}
@@ -116,7 +117,9 @@ class OnnxImporter(ControlFlowConverter):
         if self._failures:
             raise unsupported_error(self._source, self._failures, self._prepared.unfolded)
         self.index_limits = index_limits(mod)
-        self.conditions = () if self._known is None else self._known.conditions
+        if self._known is not None:
+            self.conditions = self._known.conditions
+            self.notes = (self._known.note(),)
         mod = clip_indices(mod)
         if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             mod = relax.transform.ConvertToDataflow(min_size=1)(mod)

@@ -39,7 +39,7 @@ def import_onnx(
     ----------
     model : path, bytes or onnx.ModelProto
     input_shapes : mapping from input name to shape, optional
-        Values for dimensions that the model leaves open; a name in place of the batch keeps it open.
+        Values for dimensions that the model leaves open; a name in place of a number keeps it open.
     verify : bool
         Compare the prepared model with the original in onnxruntime, on random inputs.
     dynamic : mapping from name to OpenDimension, optional
@@ -61,6 +61,9 @@ def import_onnx(
     source = "ModelProto" if isinstance(model, onnx.ModelProto) else "bytes" if isinstance(model, bytes) else str(model)
     try:
         loaded = load_onnx(model)
+        names = {dim for shape in (input_shapes or {}).values() for dim in shape if isinstance(dim, str)}
+        if not dynamic and len(names) > 1:
+            dynamic = {name: OpenDimension(name, 0) for name in sorted(names)}
         if dynamic:
             return _import_open(loaded, input_shapes, verify, dynamic)
         name = open_name(input_shapes, source)
@@ -120,7 +123,9 @@ def _import(
         else tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
     )
     inputs = with_limits(prepared.inputs, importer.index_limits)
-    return ImportedModel(mod, inputs, outputs, loaded.source, prepared.notes, importer.origins, importer.conditions)
+    return ImportedModel(
+        mod, inputs, outputs, loaded.source, (*prepared.notes, *importer.notes), importer.origins, importer.conditions
+    )
 
 
 def _with_open_dimensions(spec: TensorSpec, type_proto: onnx.TypeProto) -> TensorSpec:

@@ -23,6 +23,7 @@ from tvm_ext.frontend.onnx.ops.extents import can_prove, normal, taken_as
 from tvm_ext.graph.symbolic import Dim, Symbolic
 from tvm_ext.shapes.lattice import Fact, is_dim
 from tvm_ext.shapes.propagate import Propagation, propagate
+from tvm_ext.shapes.subgraphs import shares
 from tvm_ext.shapes.transfer_shapes import BROADCAST
 
 _WANT_EQUAL = frozenset([*BROADCAST, "Concat", "PRelu"])
@@ -60,6 +61,7 @@ class KnownExtents:
         asked = {name: OpenDimension(name, low, high) for name, (low, high) in limits.items()}
         self.found: Propagation = propagate(operator_graph(skeleton, asked, constants))
         self._variables = variables
+        self._named = sorted(variables)
         self._needed: list[str] = []
 
     @property
@@ -75,6 +77,17 @@ class KnownExtents:
             if names and names <= known:
                 kept.append(condition)
         return tuple(kept)
+
+    def note(self) -> str:
+        """Say in a sentence how much is known."""
+        found = shares(self.found)
+        known = sum(part.knowledge != "not constant" for part in found.parts)
+        classes = ", ".join(f"{count} {name}" for name, count in sorted(found.dynamism.items()))
+        kinds = ", ".join(f"{count} {name}" for name, count in sorted(found.kinds.items()))
+        return (
+            f"shapes: {known} of {len(found.parts)} parts of the graph are known up to {', '.join(self._named)}, with "
+            f"{100 * found.known_operators:.0f} % of the operators ({classes}; dimensions: {kinds})"
+        )
 
     def aligned(self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
         """Give the operands of an operator that wants equal extents the same expressions for them.

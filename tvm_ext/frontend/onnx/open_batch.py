@@ -38,19 +38,14 @@ class _DifferError(Exception):
 
 
 def open_name(input_shapes: Mapping[str, Sequence[int | str]] | None, source: str) -> str | None:
-    """Find the name that stands for the number of images in given shapes; None where all are numbers.
+    """Find the one name that stands for the number of images in given shapes; None where all are numbers.
 
     Raises
     ------
     InputError
-        If there is more than one name, or it is no identifier.
+        If it is no identifier.
     """
     names = {dim for shape in (input_shapes or {}).values() for dim in shape if isinstance(dim, str)}
-    if len(names) > 1:
-        raise InputError(
-            f"{source}: the shapes given leave {' and '.join(sorted(map(repr, names)))} open, and only one dimension "
-            "can stay open, the batch; give numbers for the others"
-        )
     for name in names:
         if not _NAME.fullmatch(name):
             raise InputError(f"{source}: {name!r} names no dimension; give it a name such as n, or a number")
