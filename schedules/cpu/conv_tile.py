@@ -92,7 +92,7 @@ def step_slots(columns: int, vectors: int, panel_bytes: int, machine: Machine) -
     panel_bytes : int
         Bytes of the weights that a tile meets; 0 if that is not known.
     """
-    slots = max(columns * vectors, 8, (columns + vectors) * 0.9)
+    slots = max(columns * vectors + machine.broadcasts(columns), 8, (columns + vectors) * 0.9)
     if panel_bytes > machine.l1 // 2:
         slots = max(slots, machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth))
     return slots + 0.5

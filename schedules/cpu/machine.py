@@ -36,6 +36,9 @@ class Machine:
         Instruction family for 8-bit dot products: ``"vnni"``, ``"sdot"``, ``"sudot"`` or ``""``.
     pairs_loads : bool
         Whether LLVM brings loads of several steps of a reduction together: the steps must then be kept apart.
+    fuses : bool
+        Whether one instruction multiplies and adds, and one loads an element into all lanes. Without, as with SSE, an
+        element that is met with few vectors costs as much as a multiply-add.
     l1, l2, l3 : int
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
     cores : int
@@ -67,6 +70,7 @@ class Machine:
     vector_registers: int
     dot_product: str = ""
     pairs_loads: bool = False
+    fuses: bool = True
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20
@@ -89,6 +93,10 @@ class Machine:
         """Whether a kernel of so many operations is worth handing to the thread pool."""
         return self.cores > 1 and flops >= round(self.flops * self.fork_seconds / 2)
 
+    def broadcasts(self, elements: int) -> float:
+        """How many multiply-adds of vectors could be issued while elements are brought to all lanes, beside others."""
+        return 0.0 if self.fuses else UNFUSED_BROADCAST * elements
+
     def slots(self, seconds: float) -> float:
         """How many multiply-adds of whole float32 vectors one core could issue meanwhile."""
         return seconds * self.flops / (2 * self.lanes("float32"))
@@ -97,6 +105,9 @@ class Machine:
         """Elements of ``dtype`` in one vector register."""
         return max(1, self.vector_bits // tvm.DataType(dtype).bits)
 
+
+UNFUSED_BROADCAST = 0.8
+"""Multiply-adds that a load and a shuffle take the place of, measured with code for SSE4 on Zen 3."""
 
 FIGURES = tuple(field.name for field in fields(Machine) if field.type == "float")
 """Fields of :class:`Machine` that ``tvm-ext calibrate`` measures."""
@@ -110,14 +121,14 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
     (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), Machine("avx512", 512, 32, l2=1 << 20)),
     (frozenset({"avx2", "fma", "avxvnni"}), Machine("avx2", 256, 16, "vnni")),
     (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16)),
-    (frozenset({"sse4.1"}), Machine("sse4", 128, 16)),
+    (frozenset({"sse4.1"}), Machine("sse4", 128, 16, fuses=False)),
     # Of 32 registers LLVM needs two to read the inputs of one multiply-add during another.
     (frozenset({"neon", "dotprod", "i8mm"}), Machine("neon", 128, 30, "sudot", pairs_loads=True, l1=64 << 10)),
     (frozenset({"neon", "dotprod"}), Machine("neon", 128, 30, "sdot", pairs_loads=True, l1=64 << 10)),
     (frozenset({"neon"}), Machine("neon", 128, 30, pairs_loads=True)),
     (frozenset({"zve32f", "zvl256b"}), Machine("rvv", 256, 32, pairs_loads=True)),
     (frozenset({"zve32f", "zvl128b"}), Machine("rvv", 128, 32, pairs_loads=True)),
-    (frozenset(), Machine("generic", 128, 16)),
+    (frozenset(), Machine("generic", 128, 16, fuses=False)),
 )
 
 

@@ -97,10 +97,11 @@ def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], mac
     Infinite for a tile that the registers cannot hold.
     """
     tile_rows, vectors = tile
-    if tile_rows * vectors + vectors + 1 > machine.vector_registers:
+    products = 0 if machine.fuses else 1  # one of them waits in a register to be added
+    if tile_rows * vectors + vectors + 1 + products > machine.vector_registers:
         return float("inf")
     multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
-    step: float = max(multiply_adds, loads, 8)
+    step: float = max(multiply_adds + machine.broadcasts(tile_rows), loads, 8)
     vector_bytes = machine.vector_bits // 8
     if vectors * vector_bytes * reduction > machine.l1 // 2:  # columns that come from the L2 cache for every row tile
         step = max(step, machine.slots(vectors * vector_bytes / machine.l2_bandwidth))

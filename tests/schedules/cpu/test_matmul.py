@@ -24,6 +24,7 @@ from tvm_ext.schedules.cpu.matmul import (
     Matmul,
     matmul_task,
     register_tile,
+    tile_cost,
 )
 from tvm_ext.schedules.cpu.product import ProductExtents
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_rules
@@ -347,3 +348,15 @@ def test_tasks(
         finest = -(-tiles // machine.cores) * machine.cores / tiles
         # Parts are divisors, so a prime number of tiles is shared out badly among many cores.
         assert shares <= (1.5 if machine.cores <= 3 else 4) * finest
+
+
+@pytest.mark.parametrize("rows", [7, 50, 128, 196, 1024])
+@pytest.mark.parametrize("chunks", [3, 16, 192])
+def test_without_fused_multiply_adds_a_register_is_left_for_a_product(rows: int, chunks: int) -> None:
+    unfused = next(machine for _, machine in ROWS if machine.isa == "sse4")
+    tile_rows, vectors = register_tile(rows, chunks, 768, 0, unfused)
+    assert tile_rows * vectors + vectors + 2 <= unfused.vector_registers
+    # An element that is brought to all lanes by two instructions is met with several vectors.
+    assert vectors > 1 or chunks == 3
+    fused = replace(unfused, fuses=True)
+    assert tile_cost(rows, chunks, 768, (12, 1), fused) < tile_cost(rows, chunks, 768, (12, 1), unfused)
