@@ -1,6 +1,10 @@
-"""Measure what rewriting and fusion save in the models of the DNNFusion study and of the zoo: kernels, bytes, time.
+"""Measure what rewriting and fusion save in the zoo and in the models of the DNNFusion study: kernels, bytes, time.
 
-Run: python scripts/bench_fusion.py [--quick] [--only NAME ...] [--latency | --counts] [--json PATH]
+Run: python scripts/bench_fusion.py [--quick] [--only NAME ...] [--part PART] [--json PATH]
+
+Part ``compiled``: kernel calls and bytes written of the zoo as pipelines compile it: TVM's default one, ours with TVM's
+fusion alone, ours, and ours with mapping types (:mod:`scripts.compiled_counts`). Part ``possible``: what the default
+pipeline gains over TVM's fusion in it, of what could be gained. Part ``counts``, of another pipeline:
 
 A model is exported twice by torch's exporter that keeps every operator: with free dimensions, which gives the operators
 that the study counts, and with fixed ones, which is imported. Kernels are counted in the module that comes out: after
@@ -17,31 +21,30 @@ movement.
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np
 import tvm
 from tvm import relax
 
+from scripts.compiled_counts import compiled_row
+from scripts.fusion_latency import ABLATION, STAGES, ablation_row, latency_row, possible_row
 from scripts.fusion_summary import CNNS, TRANSFORMERS, summarise
 from scripts.results import add_json_option, result_path, store
-from scripts.study_models import export, operators_of, sample
+from scripts.study_models import SOURCE, export, operators_of, sample
 from tests.zoo import ZOO, get
 from tests.zoo.nets import shape_graphs
 from tvm_ext.algebra.relax.rewrite import AlgebraReport, rewrite_algebra
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
@@ -49,38 +52,12 @@ from tvm_ext.fusion.profile_database import ProfileDatabase
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import from_relax
-from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.schedules import cpu
-from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
-# Operators before and kernels after, as the study prints them (table 5).
-SOURCE = {
-    "efficientnet_b0": (309, 97),
-    "c3d": (27, 16),
-    "s3d": (272, 98),
-    "unet": (292, 82),
-    "yolo_v4": (398, 135),
-    "tinybert": (366, 74),
-    "distilbert": (457, 109),
-    "albert": (936, 225),
-    "bert_base": (976, 216),
-    "mobilebert": (2387, 510),
-    "gpt2": (2533, 254),
-}
+PARTS = ("compiled", "counts", "possible", "latency")
 QUICK = ("c3d", "tinybert")
-ABLATION = ("efficientnet_b0", "yolo_v4", "s3d", "gpt2")  # the models of the study's
-STAGES: dict[str, dict[str, Any]] = {
-    "nothing": {"disable": ("layout", "fuse")},
-    "rewriting": {"disable": ("layout", "fuse"), "rewrite": "strict"},
-    "fusion": {"disable": ("layout",), "rewrite": "strict", "fuse": "mapping-type"},
-    "layout": {"rewrite": "strict", "fuse": "mapping-type"},
-}
-STOCK: dict[str, Any] = {}
-OURS = STAGES["layout"]
-PRODUCTS = frozenset(f"cpu.{name}" for name in "convolution winograd matmul matvec sliding_window".split())
-RUNS, SECONDS = 7, 5.0  # runs of each variant at least, and seconds for all of them
 CLEAN = [fold_batch_norm(), relax.transform.DeadCodeElimination(), fold_constants(), relax.transform.FoldConstant()]
 LOWER = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FoldConstant()]
 
@@ -197,138 +174,32 @@ def zoo_row(name: str) -> dict[str, Any]:
     return {"model": name, "kind": "zoo", **measure(mod)}
 
 
-def imported(name: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
-    """Import a model of the study as it was exported, or one of the zoo; with inputs."""
-    if name in SOURCE and name != "c3d":
-        module, examples, _ = sample(name)
-        generator = np.random.default_rng(0)
-        values = [
-            generator.standard_normal(tuple(array.shape), "float32")
-            if array.is_floating_point()
-            else generator.integers(0, 1000 if key == "tokens" else 2, tuple(array.shape))
-            for key, array in examples.items()
-        ]
-        return import_model(export(module, examples, {})).mod, values
-    entry = get(name)
-    return import_model(entry.onnx_path(), input_shapes=entry.input_shapes()).mod, list(entry.inputs().values())
-
-
-class Variant:
-    """A model compiled with some options of the pipeline."""
-
-    def __init__(self, mod: tvm.IRModule, values: list[np.ndarray], options: dict[str, Any]) -> None:
-        target = native_target()
-        start = time.perf_counter()
-        lowered, _, _ = lower(mod, target, PipelineOptions(**options))
-        self._machine = relax.VirtualMachine(relax.build(lowered, target, relax_pipeline=None), tvm.cpu())
-        self.compile_seconds = time.perf_counter() - start
-        self._arguments = [tvm.runtime.tensor(value) for value in values]
-        self.seconds: list[float] = []
-        self._rules = {
-            variable.name_hint: str((func.attrs or {}).get(RULE_ATTRIBUTE, ""))
-            for variable, func in lowered.functions_items()
-            if isinstance(func, tvm.tirx.PrimFunc)
-        }
-
-    def outputs(self) -> list[np.ndarray]:
-        """Run once and flatten what comes out."""
-        return _arrays(self._machine["main"](*self._arguments))
-
-    def run(self) -> None:
-        """Time a run."""
-        start = time.perf_counter()
-        self._machine["main"](*self._arguments)
-        self.seconds.append(time.perf_counter() - start)
-
-    def product_share(self) -> float:
-        """Find the part of the time that goes into kernels of products and convolutions, by the least of some runs."""
-        least: dict[tuple[str, int], float] = {}
-        place: Counter[str] = Counter()
-        began = [0.0]
-
-        def instrument(_function: Any, name: str, before: bool, _result: Any, *_arguments: Any) -> None:
-            if before:
-                began[0] = time.perf_counter()
-            else:
-                seconds, key = time.perf_counter() - began[0], (name, place[name])
-                place[name] += 1
-                least[key] = min(least.get(key, seconds), seconds)
-
-        self._machine.set_instrument(instrument)
-        for _ in range(RUNS):
-            place.clear()
-            self._machine["main"](*self._arguments)
-        products = sum(value for (name, _), value in least.items() if self._rules.get(name) in PRODUCTS)
-        return products / sum(least.values())
-
-
-def _arrays(value: Any) -> list[np.ndarray]:
-    return [value.numpy()] if hasattr(value, "numpy") else [array for item in value for array in _arrays(item)]
-
-
-def timed(name: str, options: dict[str, dict[str, Any]]) -> tuple[dict[str, Variant], dict[str, float]]:
-    """Compile variants of a model, compare them with the first, and time them in turns; gives median milliseconds."""
-    mod, values = imported(name)
-    variants = {label: Variant(mod, values, chosen) for label, chosen in options.items()}
-    first, *others = (variant.outputs() for variant in variants.values())
-    for found in others:
-        for array, expected in zip(found, first, strict=True):
-            np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(expected).max())))
-    start = time.perf_counter()
-    while min(len(v.seconds) for v in variants.values()) < RUNS or (
-        time.perf_counter() - start < SECONDS and len(next(iter(variants.values())).seconds) < 500
-    ):
-        for variant in variants.values():
-            variant.run()
-    return variants, {label: round(1e3 * median(v.seconds), 3) for label, v in variants.items()}
-
-
-def latency_row(name: str) -> dict[str, Any]:
-    """Latency of a model with TVM's fusion, and with rewriting and our fusion."""
-    variants, found = timed(name, {"stock": STOCK, "ours": OURS})
-    rest_free = 1 / variants["stock"].product_share()
-    seconds = {f"{label}_compile_seconds": round(v.compile_seconds, 1) for label, v in variants.items()}
-    row = {"model": name, "kind": "latency", "stock_ms": found["stock"], "ours_ms": found["ours"], **seconds}
-    return row | {"gain": round(found["stock"] / found["ours"], 3), "rest_free": round(rest_free, 3)}
-
-
-def ablation_row(name: str) -> dict[str, Any]:
-    """Latency of a model as one thing after the other is added; ``stock`` is TVM's fusion alone, without layouts."""
-    _, found = timed(name, {**STAGES, "stock": {"disable": ("layout",)}})
-    gains = {f"{b}_gain": round(found[a] / found[b], 3) for a, b in itertools.pairwise(STAGES)}
-    row = {"model": name, "kind": "ablation", **{f"{label}_ms": value for label, value in found.items()}, **gains}
-    return row | {"gain": round(found["stock"] / found["layout"], 3)}
-
-
 def main() -> None:
     """Read the command line, count, print a table and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two models of the study, the tiny ones of the zoo")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models only")
-    parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--latency", action="store_true", help="only latency and ablation")
-    parts.add_argument("--counts", action="store_true", help="only kernels and bytes")
+    parser.add_argument("--part", choices=PARTS, help="only these figures")
     add_json_option(parser, "fusion")
     arguments = parser.parse_args()
     path = result_path("fusion", arguments.json, is_whole=not arguments.quick and not arguments.only)
     tiny = [name for name in ZOO if name.startswith("tiny")]
     study, zoo = (list(QUICK), tiny) if arguments.quick else (list(SOURCE), list(ZOO))
+    possible = ["tinybert"] if arguments.quick else [name for name in ZOO if not name.startswith("tiny")] + ["yolo_v4"]
     measured = list(QUICK) if arguments.quick else [*TRANSFORMERS, *CNNS]
     ablation = ["tinybert"] if arguments.quick else list(ABLATION)
-    if arguments.only:
-        chosen = (study, zoo, measured, ablation)
-        study, zoo, measured, ablation = ([name for name in names if name in arguments.only] for names in chosen)
-    print(f"{'model':18}{'operators':>10}{'stock':>7}{'kernels':>8}{'rate':>7}{'source':>7}{'MiB':>9}{'stock MiB':>10}")
-    parts_of = {
-        "counts": ((study_row, study), (zoo_row, zoo)),
-        "latency": ((latency_row, measured), (ablation_row, ablation)),
+    parts_of: dict[str, list[tuple[Callable[[str], dict[str, Any]], list[str]]]] = {
+        "compiled": [(compiled_row, zoo)],
+        "counts": [(study_row, study), (zoo_row, zoo)],
+        "possible": [(possible_row, possible)],
+        "latency": [(latency_row, measured), (ablation_row, ablation)],
     }
     for part, of_part in parts_of.items():
-        if (part == "counts" and arguments.latency) or (part == "latency" and arguments.counts):
+        if arguments.part not in (None, part):
             continue
         rows = []
         for make, names in of_part:
-            for name in names:
+            for name in names if not arguments.only else [name for name in names if name in arguments.only]:
                 rows.append(make(name))
                 show(rows[-1])
         store(path, "fusion", rows, summarise(rows, [*STAGES][1:]), part)
@@ -336,7 +207,7 @@ def main() -> None:
 
 def show(row: dict[str, Any]) -> None:
     """Print a row."""
-    if row["kind"] in ("latency", "ablation"):
+    if row["kind"] != "zoo" and row["kind"] != "study":
         shown = (f"{key} {value}" for key, value in row.items() if key not in ("model", "kind"))
         print(f"{row['model']:18}{', '.join(shown)}", flush=True)
         return

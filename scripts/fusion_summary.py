@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
+from scripts.compiled_counts import summarise_compiled
+from scripts.fusion_latency import DEPTHWISE, SHUFFLES
 from tests.zoo.nets import shape_graphs
 from tvm_ext.algebra.rules import RULES
 from tvm_ext.fusion.operator_graph import operator_graph
@@ -37,6 +39,17 @@ def summarise(rows: list[dict[str, Any]], stages: Sequence[str]) -> dict[str, An
         for stage in stages:
             summary[f"ablation_{stage}"] = round(geometric_mean(row[f"{stage}_gain"] for row in ablation), 3)
         summary["ablation_all_over_stock_fusion"] = round(geometric_mean(row["gain"] for row in ablation), 3)
+    possible = [row for row in rows if row["kind"] == "possible"]
+    if possible:
+        summary["share_of_possible"] = round(fmean(row["share"] for row in possible), 3)
+        for key, names in (("latency_shuffles", SHUFFLES), ("latency_depthwise", DEPTHWISE)):
+            gains = [row["gain"] for row in possible if row["model"] in names]
+            if gains:
+                summary[key] = round(geometric_mean(gains), 3)
+        ratios = [row["ours_compile_seconds"] / row["fuse_ops_compile_seconds"] for row in possible]
+        summary["fusion_compile_ratio"] = round(geometric_mean(ratios), 3)
+        summary["fusion_compile_ratio_worst"] = round(max(ratios), 3)
+    summary |= summarise_compiled(rows)
     zoo = [row for row in rows if row["kind"] == "zoo" and "kernels" in row]
     if zoo:
         summary["zoo_models"] = len(zoo)

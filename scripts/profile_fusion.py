@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench_fusion import OURS, SOURCE, imported
+from scripts.fusion_latency import OURS, imported
+from scripts.study_models import SOURCE
 from tests.zoo import ZOO, get
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower

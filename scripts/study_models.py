@@ -13,6 +13,21 @@ from tests.zoo.nets import exported, exported_cnn
 
 SEQUENCE = 128
 
+# Operators before and kernels after, as the study prints them (table 5).
+SOURCE = {
+    "efficientnet_b0": (309, 97),
+    "c3d": (27, 16),
+    "s3d": (272, 98),
+    "unet": (292, 82),
+    "yolo_v4": (398, 135),
+    "tinybert": (366, 74),
+    "distilbert": (457, 109),
+    "albert": (936, 225),
+    "bert_base": (976, 216),
+    "mobilebert": (2387, 510),
+    "gpt2": (2533, 254),
+}
+
 
 def sample(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor], dict[str, dict[int, str]]]:
     """Make a net of the study and example inputs, and tell which dimensions are free."""

@@ -74,6 +74,9 @@ class PipelineOptions:
         File of measured latencies for the fusion ``mapping-type``. Blocks whose fusion pays only sometimes are measured
         while the module is compiled, and noted there for the next time. Off by default: what is compiled then depends
         on measurements.
+    prologues : bool
+        Whether data-parallel kernels on a CPU are computed inside the convolutions that read them, while these copy
+        their input, where that takes less time.
     work_dir : str or Path, optional
         Folder of a tuning database, as ``tvm-ext tune --work-dir`` and TVM's own tuners write them: the fastest
         schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.
@@ -130,6 +133,9 @@ class PipelineOptions:
         "path",
         None,
         "File of measured latencies for --fuse mapping-type; what is not in it is measured and added.",
+    )
+    prologues: bool = _option(
+        "flag", True, "Compute what precedes a convolution while its input is copied, where that is faster."
     )
     work_dir: str | Path | None = _option(
         "path", None, "Use the fastest schedules of this tuning database (see tvm-ext tune)."

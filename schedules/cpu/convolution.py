@@ -17,6 +17,7 @@ from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
@@ -27,9 +28,10 @@ Item = TypeVar("Item")
 
 
 class Convolution:
-    """Schedule a blocked convolution (2-D, 3-D or transposed) with its padding and its element-wise epilogue.
+    """Schedule a blocked convolution (2-D, 3-D or transposed) with what precedes it, its padding and its epilogue.
 
-    Parallel tasks take a band of rows and a part of the channels; each copies its padded input once. Inside, a register
+    Parallel tasks take a band of rows and a part of the channels; each copies its padded input once, and computes
+    meanwhile what is fused in front. Inside, a register
     tile is accumulated over the whole reduction, and the epilogue is applied as the tile is stored.
     """
 
@@ -42,7 +44,7 @@ class Convolution:
             return None
         transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
         conv = transposed or pixels or annotated_block(schedule, "conv")
-        pad = annotated_block(schedule, "pad")
+        pad = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
         shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
         if pixels is not None:
             shape = replace(shape, input_row_bytes=_input_bytes(schedule, conv), bands=True)

@@ -31,15 +31,23 @@ def expensive_operations(schedule: Schedule, block: SBlockRV) -> int:
 
 def block_seconds(schedule: Schedule, block: SBlockRV, machine: Machine) -> float:
     """Estimate how long one core needs for a block of static extents; 0 when an extent is not known."""
+    arithmetic, moved = block_work(schedule, block, machine)
+    return arithmetic + moved / machine.stream_bandwidth
+
+
+def block_work(schedule: Schedule, block: SBlockRV, machine: Machine) -> tuple[float, float]:
+    """Estimate the seconds of one core for the arithmetic of a block, and count the bytes it reads and writes.
+
+    Both are 0 when an extent is not known.
+    """
     body = schedule.get(block)
     extents = [iter_var.dom.extent for iter_var in body.iter_vars]
     if not all(isinstance(extent, IntImm) for extent in extents):
-        return 0.0
+        return 0.0, 0.0
     elements = prod(int(extent) for extent in extents)
     functions, operations = _count(schedule, block)
     arithmetic = elements * (functions * machine.function_seconds + operations * machine.operation_seconds)
-    moved = sum(min(elements, _elements(region)) * _bytes(region) for region in (*body.reads, *body.writes))
-    return arithmetic + moved / machine.stream_bandwidth
+    return arithmetic, sum(min(elements, _elements(region)) * _bytes(region) for region in (*body.reads, *body.writes))
 
 
 def _count(schedule: Schedule, block: SBlockRV) -> tuple[int, int]:

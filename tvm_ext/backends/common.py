@@ -86,14 +86,14 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
     ]
 
 
-def fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    """Merge kernels with their neighbours."""
+def fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions, behind: Passes | None = None) -> Passes:
+    """Merge kernels with their neighbours; ``behind``: what merges those that come out once more."""
     grouped = (
         relax.transform.FuseOps()
         if options.fuse == "stock"
         else fuse_by_mapping_types(rules=backend.rules, profiles=options.fuse_profiles)
     )
-    fusion = [limit_recomputation(), grouped, relax.transform.FuseTIR()]
+    fusion = [limit_recomputation(), grouped, relax.transform.FuseTIR(), *(behind or [])]
     if options.memory == "arena":
         return [fuse_for_arena(fusion)]
     return [*([isolate_concatenations()] if options.memory == "optimal" else []), *fusion]

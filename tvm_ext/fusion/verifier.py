@@ -8,7 +8,7 @@ Operators whose schedule is given begin their block, and only what that schedule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import networkx as nx
 
@@ -18,8 +18,13 @@ from tvm_ext.fusion.plan import FusionPlan
 from tvm_ext.graph.mapping_types import MappingType
 
 
-def verify_plan(plan: FusionPlan, graph: OperatorGraph) -> None:
+def verify_plan(plan: FusionPlan, graph: OperatorGraph, given: Collection[Collection[int]] = ()) -> None:
     """Check a plan.
+
+    Parameters
+    ----------
+    given : collection of collections of int
+        Blocks that were not made by the combination table, which need not follow it.
 
     Raises
     ------
@@ -34,8 +39,9 @@ def verify_plan(plan: FusionPlan, graph: OperatorGraph) -> None:
     whole.add_nodes_from(range(len(graph)))
     for index, operator in enumerate(graph.operators):
         whole.add_edges_from((edge.source, index, {"mapping": edge.mapping}) for edge in operator.edges)
+    exempt = {frozenset(members) for members in given}
     for number, block in enumerate(plan.blocks):
-        if len(block.operators) > 1:
+        if len(block.operators) > 1 and frozenset(block.operators) not in exempt:
             _check_block(f"block {number}", whole.subgraph(block.operators), graph)
     _check_removable(plan, graph)
 

@@ -12,6 +12,7 @@ from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.target import check_llvm
+from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.blocked_layout import blocked_layout
 from tvm_ext.layout.grouped_pointwise import grouped_pointwise
 from tvm_ext.layout.pack_matmul import pack_matmul
@@ -96,6 +97,10 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     ]
 
 
+def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return common.fuse(backend, target, options, [fuse_prologues(backend.rules)] if options.prologues else [])
+
+
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return [
         # Traces in a database begin at prepared kernels.
@@ -133,6 +138,7 @@ PHASES = {
     "canonicalize": _canonicalize,
     "layout": _layout,
     "legalize": _legalize,
+    "fuse": _fuse,
     "schedule": _schedule,
     "vectorize": _vectorize,
 }

@@ -8,7 +8,8 @@ stands in the stock pipeline, after the operators are lowered to loops; types co
 written by hand are fused as well. Kernels with several results, or with symbolic sizes as arguments, stay alone.
 
 Where schedule rules are given they have the last word: a block that they do not schedule as well as its parts is cut
-up again (:mod:`tvm_ext.fusion.relax.check`).
+up again (:mod:`tvm_ext.fusion.relax.check`). What comes out is compared with TVM's FuseOps, piece by piece: its blocks
+are taken where ours would be more kernels, write more, or take longer by the machine model.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from tvm import relax
 
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
-from tvm_ext.fusion.operator_graph import operator_graph
+from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
 from tvm_ext.fusion.planner import plan_fusion
+from tvm_ext.fusion.preference import prefer
 from tvm_ext.fusion.profile_database import require_folder
 from tvm_ext.fusion.relax.check import BlockCheck, annotated_kernels
-from tvm_ext.fusion.relax.groups import Grouper
+from tvm_ext.fusion.relax.fuse_ops import fuse_ops_groups
+from tvm_ext.fusion.relax.groups import Grouper, is_kernel_call
 from tvm_ext.fusion.relax.latency import BlockLatencies
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import DataflowGraph
@@ -84,8 +87,14 @@ def fuse_by_mapping_types(
                 operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
                 plan = plan_fusion(operators, options, seconds)
                 if check is not None:
-                    plan = check.settle(plan, operators, func, BlockLimits(operators, options, seconds))
-                verify_plan(plan, operators)
+                    limits = BlockLimits(operators, options, seconds)
+                    plan = check.settle(plan, operators, func, limits)
+                    verify_plan(plan, operators)
+                    by_tvm = _groups_of_tvm(mod, func, operators)
+                    plan = prefer(plan, by_tvm, operators, limits.seconds)
+                    verify_plan(plan, operators, given=by_tvm)
+                else:
+                    verify_plan(plan, operators)
                 nodes = [[operators.operators[index].node for index in block.operators] for block in plan.blocks]
                 fused = Grouper(builder, func, nodes).function()
                 if fused is not None:
@@ -95,6 +104,14 @@ def fuse_by_mapping_types(
         return builder.finalize()
 
     return _fuse
+
+
+def _groups_of_tvm(mod: tvm.IRModule, func: relax.Function, graph: OperatorGraph) -> list[list[int]]:
+    """List what FuseOps would make one kernel, as operators of the graph."""
+    place = {operator.node: index for index, operator in enumerate(graph.operators)}
+    bindings = [binding for block in func.body.blocks for binding in block.bindings]
+    groups = [nodes for nodes in fuse_ops_groups(mod, func) if all(is_kernel_call(bindings[node]) for node in nodes)]
+    return [[place[node] for node in nodes] for nodes in groups if all(node in place for node in nodes)]
 
 
 def _with_simple_indices(mod: tvm.IRModule) -> tvm.IRModule:

@@ -1,0 +1,102 @@
+"""Prologues: the same values as with kernels of their own, awkward channels, padding, NaN; and fewer kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tests.modules import run
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.options import PipelineOptions
+from tvm_ext.pipeline import phase_passes
+
+Array = np.ndarray
+
+
+def block(channels: int, out: int, kernel: int, stride: int, padding: int, size: int = 9) -> tuple[tvm.IRModule, Any]:
+    """``y = conv(x); y, conv(relu(y * a + b))`` with a positive ``b``, so that padding before the relu would show."""
+    rng = np.random.default_rng(channels * 100 + out * 10 + kernel)
+    first = rng.standard_normal((channels, 8, 1, 1)).astype("float32")
+    second = rng.standard_normal((out, channels, kernel, kernel)).astype("float32")
+    scale = rng.uniform(0.5, 1.5, (1, channels, 1, 1)).astype("float32")
+    shift = rng.uniform(0.5, 2.5, (1, channels, 1, 1)).astype("float32")
+    x = relax.Var("x", relax.TensorType((1, 8, size, size), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.conv2d(x, relax.const(first)))
+            z = builder.emit(op.add(builder.emit(op.multiply(y, relax.const(scale))), relax.const(shift)))
+            z = builder.emit(op.nn.relu(z))
+            z = builder.emit(op.nn.conv2d(z, relax.const(second), strides=(stride, stride), padding=padding))
+            results = builder.emit_output(relax.Tuple([y, z]))
+        builder.emit_func_output(results)
+
+    def expected(value: Array) -> list[Array]:
+        conv = torch.nn.functional.conv2d
+        middle = conv(torch.from_numpy(value).double(), torch.from_numpy(first).double())
+        active = torch.relu(middle * torch.from_numpy(scale).double() + torch.from_numpy(shift).double())
+        last = conv(active, torch.from_numpy(second).double(), stride=stride, padding=padding)
+        return [middle.numpy(), last.numpy()]
+
+    return builder.get(), expected
+
+
+def lowered(mod: tvm.IRModule, **options: Any) -> tvm.IRModule:
+    target = native_target()
+    with target:
+        for _, phase_pass in phase_passes(target, PipelineOptions(**options)):
+            mod = phase_pass(mod)
+    return mod
+
+
+def names(mod: tvm.IRModule) -> list[str]:
+    return [variable.name_hint for variable, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
+
+
+def compiled(mod: tvm.IRModule) -> tuple[tvm.IRModule, Any]:
+    low = lowered(mod, winograd=False)
+    return low, relax.build(low, native_target(), relax_pipeline=None)
+
+
+CASES = [
+    (1, 3, 3, 1, 1),
+    (7, 17, 3, 1, 1),
+    (17, 31, 3, 2, 1),
+    (31, 33, 1, 1, 0),
+    (33, 7, 1, 1, 0),
+    (17, 16, 5, 1, 2),
+    (64, 48, 1, 1, 0),
+    (48, 64, 3, 1, 1),
+    (40, 24, 1, 2, 0),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values(case: tuple[int, int, int, int, int]) -> None:
+    mod, expected = block(*case)
+    low, built = compiled(mod)
+    assert any("_of_" in name for name in names(low)), "nothing was computed while an input is copied"
+    value = np.random.default_rng(1).standard_normal((1, 8, 9, 9)).astype("float32")
+    for found, wanted in zip(run(built, [value]), expected(value), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_nan_stays_where_it_is() -> None:
+    mod, expected = block(17, 31, 3, 1, 1)
+    _, built = compiled(mod)
+    value = np.random.default_rng(2).standard_normal((1, 8, 9, 9)).astype("float32")
+    value[0, 3, 2, 5] = np.nan
+    found, wanted = run(built, [value])[1], expected(value)[1]
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_off() -> None:
+    mod, _ = block(17, 31, 3, 1, 1)
+    assert not any("_of_" in name for name in names(lowered(mod, prologues=False)))
