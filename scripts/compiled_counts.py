@@ -29,6 +29,7 @@ PIPELINES: dict[str, dict[str, Any] | None] = {
     "stock": None,
     "fuse_ops": {"prologues": False},
     "ours": {},
+    "direct": {"winograd": False},
     "mapping": {"fuse": "mapping-type"},
 }
 """What each name compiles with; None: TVM's default pipeline."""
@@ -134,7 +135,8 @@ def summarise_compiled(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not rows:
         return {}
     summary: dict[str, Any] = {"real_models": len(rows)}
-    for label, key in (("ours", "real"), ("fuse_ops", "fuse_ops"), ("mapping", "mapping")):
+    for label in [label for label in PIPELINES if label != "stock"]:
+        key = "real" if label == "ours" else label
         for what in ("kernels", "bytes"):
             ratios = [row[f"{label}_{what}"] / row[f"stock_{what}"] for row in rows if row[f"stock_{what}"]]
             summary[f"{key}_{what}_vs_stock"] = round(geometric_mean(ratios), 3)

@@ -132,7 +132,7 @@ class PrologueCost:
 def pointwise_cost(func: PrimFunc, machine: Machine) -> PrologueCost | None:
     """Describe a kernel that computes each element of its one result alone; None for any other kernel.
 
-    A reshape is none either: it is a view, and costs nothing where it stands. Nor is what transposes.
+    A reshape is none either: it is a view, and costs nothing where it stands. Nor is what moves data about.
     """
     if tvm.relax.analysis.has_reshape_pattern(func):
         return None
@@ -146,8 +146,9 @@ def pointwise_cost(func: PrimFunc, machine: Machine) -> PrologueCost | None:
     blocks = inline_producers(schedule)
     if len(blocks) != 1:
         return None  # something in it is worth storing, or it has several results
-    if transposed_axes(axes_of(schedule, blocks[0])) is not None:
-        return None  # a copy is not made by the tiles that transpose
+    axes = axes_of(schedule, blocks[0])
+    if any(access.strides is None or None in access.strides for access in axes.accesses) or transposed_axes(axes):
+        return None  # it would be copied element by element
     arithmetic, moved = block_work(schedule, blocks[0], machine)
     result = schedule.get(blocks[0]).writes[0].source
     elements = prod(int(extent) for extent in result.shape)

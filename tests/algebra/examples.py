@@ -19,6 +19,11 @@ CONVOLUTIONS = [
 ]
 
 
+def conditions_of(rule: Rule) -> tuple[str, ...]:
+    """What a rule needs or assumes."""
+    return (*rule.needs, *rule.assumes)
+
+
 @dataclass
 class Example:
     """One term for the left side of a rule, and values for its inputs and constants."""
@@ -26,6 +31,9 @@ class Example:
     rule: Rule
     rng: np.random.Generator
     integers: bool = False
+    numbers: float = 0.0
+    """Decimal orders of magnitude that numbers may lie from 1."""
+
     terms: Terms = field(default_factory=Terms)
     values: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -131,6 +139,10 @@ class Example:
         if name in "km":
             if name not in self.values:
                 number = self.rng.uniform(lower, upper) or 1.0
+                if f"{name} is moderate" in conditions_of(self.rule):
+                    number = 1 + abs(number)
+                elif self.numbers:
+                    number *= 10.0 ** self.rng.uniform(-self.numbers, self.numbers)
                 self.values[name] = np.asarray(float(abs(round(number)) + 1 if self.integers else number))
             return self.terms.scalar(float(self.values[name]))
         if name not in self.values:

@@ -66,18 +66,24 @@ def check(mod: tvm.IRModule, after: tvm.IRModule, values: list[np.ndarray] | Non
     ("make", "shapes", "expected"),
     [
         (lambda e, a, b, c: e(op.add(e(op.multiply(a, b)), e(op.multiply(a, c)))), ((3, 4),) * 3, ["add", "multiply"]),
-        (lambda e, a: e(op.multiply(e(op.matmul(a, weight(4, 5))), weight(5))), ((3, 4),), ["matmul"]),
-        (lambda e, a: e(op.divide(e(op.matmul(a, weight(4, 5))), number(8))), ((3, 4),), ["matmul"]),
+        (
+            lambda e, a: e(op.multiply(e(op.add(e(op.matmul(a, weight(4, 5))), weight(5))), weight(5))),
+            ((3, 4),),
+            ["matmul", "add"],
+        ),
+        (
+            lambda e, a: e(op.divide(e(op.add(e(op.matmul(a, weight(4, 5))), weight(5))), number(8))),
+            ((3, 4),),
+            ["matmul", "add"],
+        ),
         (lambda e, a: e(op.matmul(e(op.multiply(a, weight(4))), weight(4, 5))), ((3, 4),), ["matmul"]),
         (
-            lambda e, a: e(op.nn.conv2d(e(op.multiply(a, number(2))), weight(4, 3, 3, 3))),
+            lambda e, a: e(op.multiply(e(op.nn.conv2d(a, weight(4, 3, 3, 3))), number(2))),
             ((1, 3, 6, 6),),
             ["nn.conv2d"],
         ),
-        (lambda e, a: e(op.sum(e(op.multiply(a, number(2))), [1])), ((3, 4),), ["sum", "multiply"]),
-        (lambda e, a: e(op.max(e(op.exp(a)), [1], keepdims=True)), ((3, 4),), ["max", "exp"]),
     ],
-    ids=["factor", "scale", "divide", "scale before", "convolution", "sum", "maximum"],
+    ids=["factor", "scale", "divide", "scale before", "convolution"],
 )
 def test_known_gains(make: object, shapes: tuple[tuple[int, ...], ...], expected: list[str]) -> None:
     mod = build(make, *shapes)
@@ -131,9 +137,10 @@ def test_residual_stream_is_centred() -> None:
 
 
 def test_modes() -> None:
-    mod = build(lambda e, a, b: e(op.multiply(e(op.exp(a)), e(op.exp(b)))), (3, 4), (3, 4))
+    """A sum in front of a product may be near zero, where its parts are not."""
+    mod = build(lambda e, a: e(op.matmul(e(op.add(a, weight(8))), weight(8, 5))), (3, 8))
     tvm.ir.assert_structural_equal(rewritten(mod), relax.transform.CanonicalizeBindings()(mod))
-    assert operators(rewritten(mod, "fast")) == ["add", "exp"]
+    assert operators(rewritten(mod, "fast")) == ["matmul", "add"]
     check(mod, rewritten(mod, "fast"))
 
 

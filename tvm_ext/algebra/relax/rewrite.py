@@ -22,7 +22,15 @@ import tvm
 from tvm import relax
 
 from tvm_ext.algebra.centering import plan_centering
-from tvm_ext.algebra.relax.terms import Emitter, PartReader, is_known, new_weight, operator_name, weight_values
+from tvm_ext.algebra.relax.terms import (
+    Emitter,
+    OutOfRange,
+    PartReader,
+    is_known,
+    new_weight,
+    operator_name,
+    weight_values,
+)
 from tvm_ext.algebra.rule import Mode
 from tvm_ext.algebra.search import SearchOptions, Simplified, Step, simplify
 from tvm_ext.algebra.term import Term, Terms, reachable
@@ -190,10 +198,14 @@ class _Rewriter:
         found, _ = self._cache[key]
         if not found.after < found.before:
             return None
+        try:
+            replaced = Emitter(self._builder, reader, bindings[0]).bindings(roots, found.roots)
+        except OutOfRange:
+            return None
         self._report.steps += found.steps
         self._report.flops_before += found.before.flops
         self._report.flops_after += found.after.flops
-        return Emitter(self._builder, reader, bindings[0]).bindings(roots, found.roots)
+        return replaced
 
 
 def _uses(func: Any) -> Counter[Any]:

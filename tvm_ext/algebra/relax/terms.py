@@ -30,6 +30,7 @@ _VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")
 # What numpy computes piece by piece, so that a weight need not be in memory as float64.
 _IN_PIECES = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}
 _FLOATS = ("float32", "float64")
+_LOOKED_AT = 65536  # elements of a constant that are checked together
 _SMALL = 16384  # elements of a weight that may be kept twice
 
 
@@ -185,6 +186,20 @@ def new_weight(shape: tuple[int, ...], dtype: str) -> tuple[Any, np.ndarray]:
     return tensor, np.ctypeslib.as_array(address).view(dtype).reshape(shape)
 
 
+class OutOfRange(Exception):
+    """A constant is no normal number of its type, though what it is computed from is: the rewriting is not made."""
+
+
+def _in_range(values: np.ndarray) -> bool:
+    """Whether all values are zero or normal numbers; looked at a part at a time, which stays in the cache."""
+    least, flat = np.finfo(values.dtype).tiny, values.reshape(-1)
+    for start in range(0, flat.size, _LOOKED_AT):
+        part = np.abs(flat[start : start + _LOOKED_AT])
+        if not np.isfinite(part).all() or ((part < least) & (part != 0)).any():
+            return False
+    return True
+
+
 def _lower(value: np.ndarray) -> float:
     """Find a lower bound of a weight that says its sign only, so that equal layers stay equal."""
     least = float(value.min())
@@ -251,13 +266,21 @@ class Emitter:
         return variable
 
     def _constant(self, term: Term) -> Any:
-        """Compute a constant in float64."""
+        """Compute a constant in float64; raises :class:`OutOfRange` where its type cannot hold what its parts could."""
         if term.op not in _IN_PIECES:
-            return relax.const(np.asarray(self._double(term)).astype(self._dtype, copy=False), self._dtype)
+            stored = np.asarray(self._double(term)).astype(self._dtype, copy=False)
+            self._check_range(term, stored)
+            return relax.const(stored, self._dtype)
         first, second = (self._given(part) if self._is_weight(part) else self._double(part) for part in term.operands)
         tensor, values = new_weight(term.shape, self._dtype)
         _IN_PIECES[term.op](first, second, out=values, dtype="float64", casting="same_kind")
+        self._check_range(term, values)
         return relax.const(tensor, self._dtype)
+
+    def _check_range(self, term: Term, values: np.ndarray) -> None:
+        weights = [self._given(part) for part in reachable([term]) if self._is_weight(part)]
+        if not _in_range(values) and all(map(_in_range, weights)):
+            raise OutOfRange
 
     def _double(self, term: Term) -> np.ndarray:
         parts = reachable([term])
