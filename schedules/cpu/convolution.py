@@ -44,7 +44,7 @@ class Convolution:
             return None
         transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
         conv = transposed or pixels or annotated_block(schedule, "conv")
-        pad = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
+        pad, _ = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
         shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
         if pixels is not None:
             shape = replace(shape, input_row_bytes=_input_bytes(schedule, conv), bands=True)

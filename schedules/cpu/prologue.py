@@ -32,6 +32,8 @@ ANCHORS = {
     "conv_pixels": "cpu.convolution",
     "conv_transpose": "cpu.convolution",
     "matmul": "cpu.matmul",
+    "depthwise_conv": "cpu.sliding_window",
+    "pool": "cpu.sliding_window",
 }
 """What blocks are annotated as whose rule takes a prologue, and the rule."""
 
@@ -39,8 +41,12 @@ COPIES = ("pad", "pack_rows", "pack_columns")
 """What blocks are annotated as that copy the input of a convolution, or an operand of a product."""
 
 
-def inline_prologue(schedule: Schedule, anchor: SBlockRV, copy: SBlockRV | None, kind: str = "pad") -> SBlockRV | None:
-    """Inline the data-parallel blocks before ``anchor`` into what reads them, and give the block that copies its input.
+WINDOWS = ("depthwise_conv", "pool")
+"""Those of them whose rule copies nothing without a prologue."""
+
+
+def inline_prologue(schedule: Schedule, anchor: SBlockRV, copy: SBlockRV | None) -> tuple[SBlockRV | None, bool]:
+    """Inline the data-parallel blocks before ``anchor`` into what reads them.
 
     Parameters
     ----------
@@ -48,8 +54,14 @@ def inline_prologue(schedule: Schedule, anchor: SBlockRV, copy: SBlockRV | None,
         The convolution or product; its first operand is the input.
     copy : SBlockRV or None
         The block that copies the input.
-    kind : str
-        What a new copy is annotated as, which is made where there is none and something precedes ``anchor``.
+
+    Returns
+    -------
+    copy : SBlockRV or None
+        The block that copies the input; a new one, annotated as padding, where there was none and something computes
+        the input.
+    is_computed : bool
+        Whether something computes the input.
     """
     blocks = top_blocks(schedule)
     names = [str(schedule.get(block).name_hint) for block in blocks]
@@ -59,16 +71,14 @@ def inline_prologue(schedule: Schedule, anchor: SBlockRV, copy: SBlockRV | None,
         for block, name in zip(blocks[: names.index(str(schedule.get(anchor).name_hint))], names, strict=False)
         if name not in kept
     ]
-    if not before:
-        return copy
-    computed = [schedule.get(block).writes[0].source for block in before]
-    source = schedule.get(anchor).reads[0].source
-    if copy is None and any(source.same_as(buffer) for buffer in computed):
+    source = schedule.get(copy or anchor).reads[0].source
+    is_computed = any(source.same_as(schedule.get(block).writes[0].source) for block in before)
+    if copy is None and is_computed:
         copy = schedule.cache_read(anchor, 0, "global")
-        schedule.annotate(copy, KERNEL_ATTRIBUTE, kind)
+        schedule.annotate(copy, KERNEL_ATTRIBUTE, "pad")
     for block in before:
         schedule.compute_inline(block)
-    return copy
+    return copy, is_computed
 
 
 def copied_elements(func: PrimFunc, operands: int) -> int:
@@ -189,7 +199,8 @@ def reader_of(func: PrimFunc) -> Reader | None:
         is_input = kinds[anchor] != "matmul" and blocks[anchor].reads[0].source.same_as(parameter)
         if len(readers) == 1 and (readers[0] < anchor or (readers[0] == anchor and is_input)):
             found.append(place)
-    return Reader(tuple(found), ANCHORS[kinds[anchor]], any(kind in COPIES for kind in kinds))
+    copies = kinds[anchor] not in WINDOWS and any(kind in COPIES for kind in kinds)
+    return Reader(tuple(found), ANCHORS[kinds[anchor]], copies)
 
 
 @dataclass(frozen=True)

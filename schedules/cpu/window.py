@@ -11,9 +11,11 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
-from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
 
 # Strip widths in order of preference: enough accumulators to hide latency, few enough to leave room for the window.
 STRIP_WIDTHS = (8, 7, 6, 9, 10, 5, 11, 12, 13, 14, 4, 3, 2, 1)
@@ -36,6 +38,7 @@ class SlidingWindow:
 
     A task is a channel block and a band of rows. A strip of columns is accumulated over the window in registers;
     padding is a condition on row and column, which is the same for all lanes and which LLVM lifts out of the strip.
+    Where something is fused in front, a task computes it into a padded copy first.
     """
 
     name = "cpu.sliding_window"
@@ -56,11 +59,14 @@ class SlidingWindow:
         store, rest = inline_epilogue(schedule, window)
         if rest is not None:
             vectorize_and_divide(schedule, rest, machine)
-        pad = annotated_block(schedule, "pad")
-        if pad is not None:
+        pad, is_computed = inline_prologue(schedule, window, annotated_block(schedule, "pad"))
+        if pad is not None and not is_computed:
             schedule.compute_inline(pad)
         *outer, h, w, lanes = schedule.get_loops(store)
-        band, _ = divide(schedule, h, [_bands(prod(planes), rows, machine.cores), None])
+        bands = _bands(prod(planes), rows, machine.cores)
+        if is_computed:
+            bands = _cached_bands(bands, rows, _plane_bytes(schedule, window), machine)
+        band, _ = divide(schedule, h, [bands, None])
         task = schedule.fuse(*outer, band)
         if machine.divides(2 * prod(extents)):
             schedule.parallel(task)
@@ -68,6 +74,9 @@ class SlidingWindow:
         schedule.vectorize(lanes)
         schedule.unroll(column)
         _accumulate(schedule, window, strip, rank)
+        if pad is not None and is_computed:
+            schedule.compute_at(pad, task, preserve_unit_loops=True)
+            mark_simd(schedule, schedule.get_loops(pad)[-1], machine.lanes("float32"))
         return schedule
 
 
@@ -95,6 +104,18 @@ def _bands(tasks: int, rows: int, cores: int) -> int:
         if rows % bands == 0 and (tasks * bands % cores == 0 or tasks * bands >= 8 * cores):
             return bands
     return 1
+
+
+def _cached_bands(bands: int, rows: int, plane_bytes: int, machine: Machine) -> int:
+    """Cut a channel block into so many more bands that the copy of the input of one stays in half of the L2 cache."""
+    fitting = (count for count in range(bands, rows + 1) if rows % count == 0 and count % bands == 0)
+    return next((count for count in fitting if plane_bytes <= count * machine.l2 // 2), rows)
+
+
+def _plane_bytes(schedule: Schedule, window: SBlockRV) -> int:
+    """Bytes of one block of channels of one image, as a window reads it."""
+    source = schedule.get(window).reads[0].source
+    return prod(int(extent) for extent in source.shape[2:]) * (tvm.DataType(source.dtype).bits // 8)
 
 
 def _divisor_strip(width: int, registers: int) -> int:

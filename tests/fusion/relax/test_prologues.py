@@ -100,3 +100,75 @@ def test_nan_stays_where_it_is() -> None:
 def test_off() -> None:
     mod, _ = block(17, 31, 3, 1, 1)
     assert not any("_of_" in name for name in names(lowered(mod, prologues=False)))
+
+
+def window(channels: int, kind: str, kernel: int, stride: int, padding: int) -> tuple[tvm.IRModule, Any]:
+    """``y = conv(x); y, window(y * a - 3)``: negative numbers, which padding with zeros would hide in a maximum."""
+    rng = np.random.default_rng(channels * 10 + kernel)
+    first = rng.standard_normal((channels, 8, 1, 1)).astype("float32")
+    filters = rng.standard_normal((channels, 1, kernel, kernel)).astype("float32")
+    scale = rng.uniform(0.1, 0.5, (1, channels, 1, 1)).astype("float32")
+    x = relax.Var("x", relax.TensorType((1, 8, 9, 9), "float32"))
+    builder = relax.BlockBuilder()
+    size, strides = (kernel, kernel), (stride, stride)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.conv2d(x, relax.const(first)))
+            z = builder.emit(op.multiply(y, relax.const(scale)))
+            z = builder.emit(op.subtract(z, relax.const(np.full((1, channels, 1, 1), 3, "float32"))))
+            if kind == "depthwise":
+                z = op.nn.conv2d(z, relax.const(filters), strides=strides, padding=padding, groups=channels)
+            elif kind == "max":
+                z = op.nn.max_pool2d(z, size, strides, padding)
+            else:
+                z = op.nn.avg_pool2d(z, size, strides, padding, count_include_pad=kind == "average")
+            results = builder.emit_output(relax.Tuple([y, builder.emit(z)]))
+        builder.emit_func_output(results)
+
+    def expected(value: Array) -> list[Array]:
+        functional = torch.nn.functional
+        middle = functional.conv2d(torch.from_numpy(value).double(), torch.from_numpy(first).double())
+        moved = middle * torch.from_numpy(scale).double() - 3
+        if kind == "depthwise":
+            weight = torch.from_numpy(filters).double()
+            last = functional.conv2d(moved, weight, stride=stride, padding=padding, groups=channels)
+        elif kind == "max":
+            last = functional.max_pool2d(moved, kernel, stride, padding)
+        else:
+            last = functional.avg_pool2d(moved, kernel, stride, padding, count_include_pad=kind == "average")
+        return [middle.numpy(), last.numpy()]
+
+    return builder.get(), expected
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "max", "average", "average of image"])
+@pytest.mark.parametrize("case", [(1, 3, 1, 1), (7, 3, 2, 1), (17, 5, 1, 2), (33, 3, 1, 0)], ids=str)
+def test_windows(kind: str, case: tuple[int, int, int, int]) -> None:
+    channels = case[0] + (case[0] == 1 and kind == "depthwise")
+    mod, expected = window(channels, kind, *case[1:])
+    low, built = compiled(mod)
+    assert any("_of_" in name for name in names(low)), names(low)
+    value = np.random.default_rng(3).standard_normal((1, 8, 9, 9)).astype("float32")
+    value[0, 2, 4, 4] = np.nan
+    for found, wanted in zip(run(built, [value]), expected(value), strict=True):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_moves_data_stays_alone() -> None:
+    """A conversion between layouts has tiles of its own; a concatenation is planned away."""
+    rng = np.random.default_rng(4)
+    weight = relax.const(rng.standard_normal((32, 32, 3, 3)).astype("float32"))
+    x = relax.Var("x", relax.TensorType((1, 16, 9, 9), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = [
+                builder.emit(op.nn.conv2d(x, relax.const(rng.standard_normal((16, 16, 1, 1)).astype("float32"))))
+                for _ in range(2)
+            ]
+            joined = builder.emit(op.concat(parts, axis=1))
+            result = builder.emit_output(op.nn.conv2d(joined, weight, padding=1))
+        builder.emit_func_output(result)
+    low = lowered(builder.get(), winograd=False)
+    assert not any("_of_" in name for name in names(low))
