@@ -31,8 +31,8 @@ def fuse_ops_groups(mod: tvm.IRModule, func: relax.Function) -> list[list[int]]:
     for block in func.body.blocks:
         bindings = []
         for binding in block.bindings:
-            call = getattr(binding, "value", None)
-            kernel = call.args[0] if isinstance(call, relax.Call) and call.args else None
+            call: Any = getattr(binding, "value", None)
+            kernel: Any = call.args[0] if isinstance(call, relax.Call) and call.args else None
             if getattr(getattr(call, "op", None), "name", "") == "relax.call_tir" and isinstance(
                 functions.get(kernel), tirx.PrimFunc
             ):
