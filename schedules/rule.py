@@ -108,7 +108,10 @@ def tunable_schedule(func: PrimFunc, target: tvm.target.Target, rules: Sequence[
     Schedule or None
         The decisions of its trace are the rule's own choices; None when no rule takes the kernel.
     """
+    owner = func.attrs.get(PREPARED_ATTRIBUTE) if func.attrs else None
     for rule in rules:
+        if owner is not None and rule.name != owner:
+            continue
         schedule = rule.apply(func, target, tunable=True)
         if schedule is not None:
             return schedule

@@ -1,6 +1,10 @@
 """Measure memory planning: peaks, arenas, what the machine allocates, time of the search, traffic, latency.
 
-Run: python scripts/bench_memory.py [--quick] [--json PATH] [--plots FOLDER] [NAMES ...]
+Run: python scripts/bench_memory.py [--part PART] [--quick] [--json PATH] [--plots FOLDER] [NAMES ...]
+
+``--part planned`` plans the networks of the zoo beside stock TVM and an arena as TensorFlow Lite makes it, ``--part
+cells`` irregular cells, ``--part c`` writes the zoo as C sources, builds and runs them. Without a part, orders and
+arenas of irregular graphs are measured.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
+from scripts.memory import c_sources, planned
 from scripts.results import add_json_option, result_path, store
 from tests.memory.graphs import large_graph, stacked_cells, wide_graph
 from tests.zoo import get
@@ -176,15 +181,32 @@ def summarise(rows: Sequence[dict[str, Any]], searches: Sequence[dict[str, Any]]
     return {key: round(value, 4) for key, value in summary.items()}
 
 
+def measure_part(options: argparse.Namespace) -> None:
+    """Measure one of the parts that have a file of their own."""
+    path = result_path("memory", options.json, not (options.names or options.quick or options.no_latency))
+    names = options.names or (("tiny_cnn", "mobilenet_v2", "darts_normal") if options.quick else ())
+    if options.part == "c":
+        rows, summary = c_sources.measure(names, not options.no_latency)
+    else:
+        rows, summary = planned.measure(planned.NETS if options.part == "planned" else planned.CELLS, names)
+    store(path, "memory", rows, summary, part=options.part)
+    for key, value in summary.items():
+        print(f"{key}: {value}")
+
+
 def main() -> None:
     """Measure, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="graphs to measure (default: all)")
+    parser.add_argument("--part", choices=["planned", "cells", "c"], help="what to measure instead of irregular graphs")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--no-latency", action="store_true", help="do not time the modules")
     add_json_option(parser, "memory")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw bytes alive over time, one PNG a graph")
     options = parser.parse_args()
+    if options.part is not None:
+        measure_part(options)
+        return
     names = options.names or (QUICK if options.quick else (*cells(), *NETS))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     is_whole = not (options.names or options.quick or options.no_latency)

@@ -276,3 +276,89 @@ def _combine(matrix: Matrix, row: Expr, element: Callable[[int], Expr]) -> Expr:
     for number in range(len(sums) - 2, -1, -1):
         chosen = tirx.Select(row == number, sums[number], chosen)
     return chosen
+
+
+def winograd_strips(
+    data: te.Tensor,
+    weight: te.Tensor,
+    padding: Sequence[int],
+    out_shape: Sequence[int],
+    outputs: int,
+    strip: int,
+    weight_shape: Sequence[int],
+    tile: Sequence[int],
+    out_channels: int = 0,
+) -> te.Tensor:
+    """Convolve one image strip by strip, so that what is between the transforms is no larger than a strip needs.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        Shape ``(1, C / v, H, W, v)``.
+    weight : te.Tensor
+        Filters as :func:`transform_weight` gives them, of ``weight_shape``, their columns packed.
+    padding, outputs, out_channels
+        See :func:`winograd_input` and :func:`winograd_output`.
+    out_shape : sequence of int
+        ``(1, K / v, OH, OW, v)``.
+    strip : int
+        Rows of tiles in a strip.
+    tile : sequence of two int
+        Register tile of the products.
+    """
+    _, chunks, height, width, lanes = (int(extent) for extent in data.shape)
+    out_chunks, out_height, out_width = (int(extent) for extent in out_shape[1:4])
+    top, left = int(padding[0]), int(padding[1])
+    size = outputs + KERNEL - 1
+    back, _, matrix = transforms(outputs)
+    tile_rows, tile_columns = tiles((out_height, out_width), outputs)
+    strips = -(-tile_rows // strip)
+    used = strip * tile_columns
+    rows = -(-used // int(tile[0])) * int(tile[0])
+
+    def element(s: tirx.Var, p: tirx.Var, c: tirx.Var, x: tirx.Var, y: tirx.Var, i: tirx.Var) -> Expr:
+        h = (s * strip + p // tile_columns) * outputs + x - top
+        w = p % tile_columns * outputs + y - left
+        inside = [h >= 0, h < height, w >= 0, w < width, *([p < used] if rows > used else [])]
+        return tirx.if_then_else(tirx.all(*inside), data[0, c, h, w, i], tirx.const(0, data.dtype))
+
+    shape = (strips, rows, chunks, size, size, lanes)
+    cut = te.compute(shape, element, name="cut", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
+    half = te.compute(
+        shape,
+        lambda s, p, c, x, y, i: _combine(matrix, x, lambda k: cut[s, p, c, k, y, i]),
+        name="half",
+        attrs={KERNEL_ATTRIBUTE: "winograd_half"},
+    )
+    transformed = te.compute(
+        (strips, size * size, rows, chunks * lanes),
+        lambda s, b, p, c: _combine(matrix, b % size, lambda k: half[s, p, c // lanes, b // size, k, c % lanes]),
+        name="transformed",
+        attrs={KERNEL_ATTRIBUTE: "winograd_input"},
+    )
+    whole = [int(extent) for extent in transformed.shape]
+    axes = (0, 1, 2, 3)
+    product = matmul(transformed, weight, whole, weight_shape, axes, (), axes, tile, lanes, copy_rows=False)
+
+    def combined(c: tirx.Var, th: tirx.Var, tw: tirx.Var, x: tirx.Var, y: tirx.Var, i: tirx.Var) -> Expr:
+        row = th % strip * tile_columns + tw
+        return _combine(back, x, lambda k: product[th // strip, k * size + y, row, c * lanes + i])
+
+    back_half = te.compute(
+        (out_chunks, strips * strip, tile_columns, outputs, size, lanes),
+        combined,
+        name="back_half",
+        attrs={KERNEL_ATTRIBUTE: "winograd_back_half"},
+    )
+    result = te.compute(
+        (out_chunks, strips * strip, tile_columns, outputs, outputs, lanes),
+        lambda c, th, tw, x, y, i: _combine(back, y, lambda k: back_half[c, th, tw, x, k, i]),
+        name="tile",
+        attrs={KERNEL_ATTRIBUTE: "winograd_output"},
+    )
+
+    def stored(n: tirx.Var, c: tirx.Var, h: tirx.Var, w: tirx.Var, i: tirx.Var) -> Expr:
+        value = result[c, h // outputs, w // outputs, h % outputs, w % outputs, i]
+        return value if full(out_channels, lanes) else in_channels((n, c, h, w, i), value, out_channels, result)
+
+    return te.compute((1, out_chunks, out_height, out_width, lanes), stored, name="put_together")

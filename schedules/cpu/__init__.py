@@ -13,9 +13,11 @@ from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
 from tvm_ext.schedules.cpu.winograd import Winograd
+from tvm_ext.schedules.cpu.winograd_strips import WinogradStrips
 
 RULES = (
     Convolution(),
+    WinogradStrips(),
     Winograd(),
     Conv2DInt8(),
     DepthwiseInt8(),

@@ -184,7 +184,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     assert extents is not None
     tile_rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
     task = matmul_task(extents, (tile_rows, vectors), machine)
-    _apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task, machine.pairs_loads)
+    apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task, machine.pairs_loads)
     if rest is not None:
         vectorize_and_divide(schedule, rest, machine)
 
@@ -197,7 +197,7 @@ def _reads_in_order(schedule: Schedule, pack: SBlockRV) -> bool:
     return strides is not None and strides[-1] == 1
 
 
-def _apply_tile(
+def apply_tile(
     schedule: Schedule,
     product: SBlockRV,
     store: SBlockRV,
@@ -208,8 +208,9 @@ def _apply_tile(
     task: MatmulTask,
     keeps_apart: bool,
 ) -> None:
+    """Divide a product, whose stored result has a loop over batches, one over rows and one over columns, innermost."""
     tile_rows, vectors = tile
-    batch, row, column = schedule.get_loops(store)
+    *_, batch, row, column = schedule.get_loops(store)
     whole_vectors = int(schedule.get(column).extent) % extents.lanes == 0
     row_part, row_block, row_tile, row = divide(schedule, row, [task.row_parts, None, task.block_tiles, tile_rows], 28)
     chunk, lane = schedule.split(column, [None, extents.lanes])

@@ -98,7 +98,7 @@ def _forward(schedule: Schedule, transformed: SBlockRV, machine: Machine) -> Non
     for block in (half, tile):
         schedule.compute_at(block, chunk, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "local")
-        _unroll(schedule, block, 3)
+        unroll(schedule, block, 3)
     schedule.unroll(position)
     schedule.vectorize(lane)
     seconds = prod(places) * channels / lanes * TRANSFORM_CYCLES[outputs][0] / machine.clock
@@ -119,7 +119,7 @@ def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     for block in (tile, half):
         schedule.compute_at(block, column, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "local")
-        _unroll(schedule, block, 3)
+        unroll(schedule, block, 3)
     schedule.unroll(x)
     schedule.unroll(y)
     schedule.vectorize(lane)
@@ -127,7 +127,7 @@ def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     share_out(schedule, [*outer, row], seconds, machine)
 
 
-def _unroll(schedule: Schedule, block: SBlockRV, count: int) -> None:
+def unroll(schedule: Schedule, block: SBlockRV, count: int) -> None:
     """Write out the last ``count - 1`` loops of a block but the innermost, which becomes a vector."""
     loops: list[LoopRV] = list(schedule.get_loops(block))[-count:]
     for loop in loops[:-1]:

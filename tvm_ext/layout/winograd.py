@@ -18,9 +18,11 @@ from tvm_ext.schedules.compute.winograd import (
     winograd_input,
     winograd_output,
     winograd_product,
+    winograd_strips,
 )
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.schedules.cpu.winograd_strips import strip_rows
 
 
 def winograd_convolution(
@@ -61,6 +63,16 @@ def winograd_convolution(
     tile = register_tile(depth[0] if depth else count, out_chunks, matrices.shape[1], 4 * in_channels, machine)
     if depth:
         tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
+    row_bytes = len(matrices) * tile_columns * (in_channels + out_chunks * lanes) * 4
+    strip = 0 if depth or batch > 1 else strip_rows(tile_rows, row_bytes, matrices.nbytes, machine)
+    if strip:
+        tile = register_tile(strip * tile_columns, out_chunks, matrices.shape[1], 4 * in_channels, machine)
+        packed = relax.const(pack_columns(matrices, lanes, round_up(out_chunks, tile[1])))
+        return rewriter.emit_kernel(
+            winograd_strips, [source.var, packed], "winograd_strips", OUT_ELEMENTWISE, padding=padding,
+            out_shape=[batch, out_chunks, *extents, lanes], outputs=outputs, strip=strip,
+            weight_shape=matrices.shape, tile=tile, out_channels=weight.shape[0],
+        )  # fmt: skip
     rows = count if depth else round_up(count, tile[0])
     transformed = rewriter.emit_kernel(
         winograd_input, [source.var], "winograd_input", OPAQUE,

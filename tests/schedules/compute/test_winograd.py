@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
@@ -20,6 +21,7 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import POINTS, tiles, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.schedules.cpu.winograd_strips import STRIP_OF_L2, WORTH_STRIPS, strip_rows
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 
 LANES = 16
@@ -150,10 +152,77 @@ def test_volumes(
     assert np.abs(result - expected).max() < 2e-5
 
 
+@settings(max_examples=12, deadline=None)
+@given(
+    outputs=st.sampled_from(sorted(POINTS)), strip=st.integers(1, 4), ins=st.sampled_from([16, 17, 33, 64]),
+    outs=st.sampled_from([16, 31, 48]), height=st.integers(1, 19), width=st.sampled_from([1, 3, 7, 8, 9, 15, 31, 33]),
+    padding=st.lists(st.integers(0, 2), min_size=4, max_size=4), residual=st.booleans(),
+)  # fmt: skip
+def test_strips_give_what_the_image_at_once_gives(
+    outputs: int, strip: int, ins: int, outs: int, height: int, width: int, padding: list[int], residual: bool
+) -> None:
+    if residual:
+        outs, padding = ins, [1, 1, 1, 1]
+    if min(height + padding[0] + padding[2], width + padding[1] + padding[3]) < 3:
+        return
+    mod, weight = _convolution(1, ins, outs, (height, width), padding, residual)
+    data = np.random.default_rng(1).standard_normal((1, ins, height, width)).astype("float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda rows, *_: min(strip, rows))
+        assert "cpu.winograd_strips" in _rules(mod)
+        (result,) = tvm_ext.compile(mod).run([data]).values()
+    assert np.abs(result - _expected(data, weight, padding, residual)).max() < 2e-5
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_strips_on_other_targets(target: str) -> None:
+    mod, weight = _convolution(1, 24, 40, (21, 18), [1] * 4)
+    data = np.random.default_rng(1).standard_normal((1, 24, 21, 18)).astype("float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: 4)
+        patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda *_: 2)
+        compiled = tvm_ext.compile(mod, TARGETS[target])
+    (result,) = compiled.run([data]).values()
+    assert np.abs(result - _expected(data, weight, [1] * 4)).max() < 2e-5
+
+
+def test_what_is_between_the_transforms_is_as_large_as_a_strip() -> None:
+    mod, _ = _convolution(1, 32, 32, (64, 64), [1] * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: 4)
+        patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda *_: 2)
+        lowered, *_ = lower(mod, TARGETS["native"], PipelineOptions(disable=("finalize",)))
+    (strips,) = [func for var, func in lowered.functions_items() if "winograd_strips" in var.name_hint]
+    sizes: list[int] = []
+    tvm_ffi.structural_walk(
+        strips.body,
+        (tvm.tirx.AllocBuffer, lambda node: sizes.append(int(np.prod([int(x) for x in node.buffer.shape])))),
+    )
+    assert 36 * 2 * 16 * 32 <= max(sizes) < 36 * 3 * 16 * 32  # 16 tiles a row; rows are rounded up to register tiles
+
+
+@given(rows=st.integers(1, 200), row_bytes=st.integers(1, 8 << 20), weights=st.integers(0, 64 << 20))
+def test_strips_are_shared_out_evenly(rows: int, row_bytes: int, weights: int) -> None:
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=4)
+    strip = strip_rows(rows, row_bytes, weights, machine)
+    assert 0 <= strip <= rows
+    if strip:
+        assert rows * row_bytes > WORTH_STRIPS * STRIP_OF_L2 * machine.l2
+        assert strip == 1 or strip * row_bytes <= STRIP_OF_L2 * machine.l2
+        assert -(-rows // strip) >= machine.cores
+    else:
+        assert (
+            rows * row_bytes <= WORTH_STRIPS * STRIP_OF_L2 * machine.l2
+            or weights > machine.l3 // 4
+            or rows < machine.cores
+        )
+
+
 def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
     mod, _ = _convolution(1, 64, 64, (56, 56), [1] * 4)
     rules = _rules(mod)
-    assert rules.count("cpu.winograd") == 2
+    assert rules.count("cpu.winograd") == 2 or rules.count("cpu.winograd_strips") == 1
     assert "cpu.convolution" not in rules
     rules = _rules(mod, winograd=False)
     assert "cpu.winograd" not in rules

@@ -1,0 +1,129 @@
+"""Bytes that the default pipeline plans, beside stock TVM's and an arena as TensorFlow Lite makes it.
+
+Everything is lowered to the plan and no code is generated: bytes are those of any machine with these instruction sets.
+The arena of comparison is of fused kernels without Winograd's algorithm, in the order of the file, no result in place:
+tensors by size, the largest first, each at the lowest offset that is free while it lives (``GreedyMemoryPlanner``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import exp, log
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+import tvm_ext
+from tests.zoo import ZOO
+from tests.zoo.nets.cells import cells
+from tvm_ext.compiler import lower
+from tvm_ext.frontend import ImportedModel, import_model
+from tvm_ext.graph import given_order, liveness
+from tvm_ext.memory.relax.graph import LIVENESS, MemoryReader
+from tvm_ext.options import PipelineOptions
+from tvm_ext.statistics import StatisticsInstrument
+from tvm_ext.target import resolve_target
+
+ALIGNMENT = 64
+NETS, CELLS = "net", "cell"
+
+
+def models(kind: str, only: Sequence[str]) -> Iterator[tuple[str, ImportedModel]]:
+    """Yield names and models: the cells of irregular networks, or the networks of the zoo that are not tiny."""
+    for name, (module, shapes) in cells().items() if kind == CELLS else ():
+        if not only or name in only:
+            yield name, import_model(module, example_inputs=[torch.randn(*shape) for shape in shapes])
+    for entry in ZOO.values() if kind == NETS else ():
+        if (only and entry.name not in only) or entry.kind == "tiny" or entry.missing() is not None:
+            continue
+        shapes_by_name = {name: array.shape for name, array in entry.inputs(0).items()}
+        yield entry.name, import_model(entry.onnx_model(), input_shapes=shapes_by_name)
+
+
+def greedy_by_size(intervals: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> int:
+    """Give the bytes of the arena in which the largest storage is placed first, each as low as it can lie."""
+    placed: list[tuple[int, int, int, int]] = []
+    arena = 0
+    for name in sorted(intervals, key=lambda name: (-sizes[name], intervals[name])):
+        first, last = intervals[name]
+        size = -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+        offset = 0
+        for low, high, begin, end in sorted(placed):
+            if begin <= last and first <= end:
+                if offset + size <= low:
+                    break
+                offset = max(offset, high)
+        placed.append((offset, offset + size, first, last))
+        arena = max(arena, offset + size)
+    return arena
+
+
+def with_kernels(imported: ImportedModel) -> int:
+    """Give the bytes of the arena with what kernels keep for themselves, of one thread: that of the C sources."""
+    return int(tvm_ext.compile(imported, emit="c").metadata["decisions"]["c"]["arena"])
+
+
+def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, Any]:
+    """Plan a model every way."""
+    target = resolve_target(None)
+    _, ours, _ = lower(imported.mod, target, PipelineOptions())
+    _, optimal, _ = lower(imported.mod, target, PipelineOptions(memory="optimal"))
+    modules: dict[str, tvm.IRModule] = {}
+    lower(
+        imported.mod,
+        target,
+        PipelineOptions(memory="stock", winograd=False, disable=("vectorize", "finalize")),
+        after_phase=lambda phase, mod: modules.update({phase.name: mod}),
+    )
+    graph = MemoryReader(modules["schedule"]).graph
+    found = liveness(graph, given_order(graph), LIVENESS)
+    stock = StatisticsInstrument()
+    with target, tvm.transform.PassContext(instruments=[stock]):
+        relax.get_pipeline("default")(imported.mod)
+    assert ours is not None
+    assert optimal is not None
+    assert stock.statistics is not None
+    return {
+        "name": name,
+        "kind": kind,
+        "planned": ours.planned_bytes,
+        "planned_optimal": optimal.planned_bytes,
+        "with_kernels": with_kernels(imported) if name in ("mobilenet_v2", "unet") else None,
+        "stock": stock.statistics.planned_bytes,
+        "greedy_by_size": greedy_by_size(found.intervals, found.sizes),
+    }
+
+
+def measure(kind: str, only: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Plan every model; gives a row for each, and means of the ratios."""
+    rows = []
+    for name, imported in models(kind, only):
+        rows.append(measure_model(kind, name, imported))
+        print(rows[-1], flush=True)
+    return rows, summarise(rows)
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Reduce the rows to geometric means, and the bytes of two networks, in millions."""
+    nets = [row for row in rows if row["kind"] == "net" and row["planned"] and row["stock"] and row["greedy_by_size"]]
+    irregular = [row for row in rows if row["kind"] == "cell"]
+    summary: dict[str, float] = {}
+    if nets:
+        summary["planned_vs_stock"] = _mean([row["planned"] / row["stock"] for row in nets])
+        summary["planned_vs_stock_worst"] = max(row["planned"] / row["stock"] for row in nets)
+        summary["planned_vs_tflite_like"] = _mean([row["planned"] / row["greedy_by_size"] for row in nets])
+        summary["planned_nets"] = len(nets)
+    if irregular:
+        summary["cells_vs_stock"] = _mean([row["planned_optimal"] / row["stock"] for row in irregular])
+    by_name = {row["name"]: row for row in rows}
+    for key, name in (("mobilenet_mb", "mobilenet_v2"), ("unet_mb", "unet")):
+        if name in by_name:
+            summary[key] = by_name[name]["planned"] / 1e6
+            summary[key.replace("_mb", "_with_kernels_mb")] = by_name[name]["with_kernels"] / 1e6
+    return {key: round(value, 4) for key, value in summary.items()}
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return exp(sum(map(log, ratios)) / len(ratios))
