@@ -143,7 +143,7 @@ def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[s
 
 
 def check_values(spec: TensorSpec, array: np.ndarray) -> None:
-    """Compare the values of an input that the model looks something up with with its limits.
+    """Compare the values of an input that the model takes for places or lengths with its limits.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def check_values(spec: TensorSpec, array: np.ndarray) -> None:
     place = np.argwhere((array < low) | (array > high))[0]
     raise InputError(
         f"input {describe(spec)}: found {array[tuple(place)]} at {[int(index) for index in place]}, where the model "
-        f"looks something up by these numbers; give integers from {low} to {high}"
+        f"takes numbers for places or lengths; give integers from {low} to {high}"
     )
 
 

@@ -21,8 +21,8 @@ class TensorSpec:
         For each axis the smallest and the largest extent that the model is made for, both included, None for no upper
         limit; None for an axis without limits, and empty if no axis has any.
     limits : tuple of int, or None
-        The lowest and the highest value that an integer may have, as the model looks something up with it; None where
-        any will do.
+        The lowest and the highest value that an integer may have, as the model looks something up with it, or takes it
+        for a length; None where any will do.
     """
 
     name: str

@@ -74,6 +74,48 @@ def test_what_is_followed(signature: str, body: str, expected: tuple[int, int] |
     assert limits(model)[0] == expected
 
 
+def recurrent(lengths: str, steps: int = 3, direction: str = "forward") -> onnx.ModelProto:
+    """An RNN over two sequences whose lengths are an input, or computed from one."""
+    random = np.random.default_rng(0)
+    directions = 2 if direction == "bidirectional" else 1
+    weights = {name: random.standard_normal((directions, 4, n)).astype("float32") for name, n in (("W", 5), ("R", 4))}
+    weights["two"] = np.array(2, "int32")
+    body = f'{lengths} Y, Y_h = RNN<hidden_size = 4, direction = "{direction}">(X, W, R, , lengths)'
+    outputs = f"(float[{steps},{directions},2,4] Y, float[{directions},2,4] Y_h)"
+    return model_of(f"(float[{steps},2,5] X, int32[2] given) => {outputs}", body, *weights.items())
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_lengths_of_sequences_are_no_more_than_the_steps(direction: str, tmp_path: Path) -> None:
+    model = recurrent("lengths = Identity(given)", direction=direction)
+    assert limits(model) == [None, (0, 3)]
+    tvm_ext.compile(model, "native").save(tmp_path / "model")
+    compiled = tvm_ext.load(tmp_path / "model")
+    x = np.random.default_rng(1).standard_normal((3, 2, 5)).astype("float32")
+    for length in (0, 1, 3):
+        compiled.run([x, np.array([3, length], "int32")])
+    for length in (4, -1, 2**31 - 1):
+        with pytest.raises(
+            InputError, match=rf"input given.*found {length} at \[1\].*lengths; give integers from 0 to 3"
+        ):
+            compiled.run([x, np.array([3, length], "int32")])
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_computed_lengths_beyond_the_steps_read_and_write_nothing_foreign(direction: str) -> None:
+    model = recurrent("lengths = Mul(given, two)", direction=direction)
+    assert limits(model)[1] is None
+    compiled = tvm_ext.compile(model, "native")
+    x = np.random.default_rng(1).standard_normal((3, 2, 5)).astype("float32")
+    wanted = compiled.run([x, np.array([1, 0], "int32")])
+    short = tvm_ext.compile(recurrent("lengths = Identity(given)", direction=direction), "native")
+    for ours, theirs in zip(wanted.values(), short.run([x, np.array([2, 0], "int32")]).values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    whole = short.run([x, np.array([3, 3], "int32")])
+    for ours, theirs in zip(compiled.run([x, np.array([9**8, 2], "int32")]).values(), whole.values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_a_table_of_one_row_takes_made_up_inputs() -> None:
     model = model_of("(int64[5] ids) => (float[5,3] z)", "z = Gather(table, ids)", ("table", TABLE[:1]))
     compiled = tvm_ext.compile(model, "native")

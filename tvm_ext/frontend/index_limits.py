@@ -3,7 +3,8 @@
 ``embedding = take(table, ids)`` with a table of 30522 rows: ``ids`` are at least 0 and below 30522. Kernels limit an
 index that is outside, so that nothing foreign is read, but the answer is none; with the limits in the description of
 the input, a run refuses it. Only values that reach the look-up unchanged are followed, in ``main`` itself: what a
-branch or a loop does may never happen.
+branch or a loop does may never happen. A function that importers make themselves says by an attribute which of its
+operands have limits, such as the lengths of sequences in a recurrent layer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _UNCHANGED = frozenset(
     for name in ("astype", "broadcast_to", "expand_dims", "flatten", "permute_dims", "reshape", "squeeze")
 )
 """Operators whose result holds all values of their first operand and no others; casts to the larger integers."""
+
+OPERAND_LIMITS = "tvm_ext.operand_limits"
+"""Attribute of a TIR function: [operand, lowest value, highest value] for each operand that has limits."""
 
 _ALONG_AN_AXIS = frozenset(("relax.take", "relax.gather_elements", "relax.scatter_elements"))
 
@@ -43,7 +47,7 @@ def index_limits(mod: tvm.IRModule) -> tuple[Limits, ...]:
     tuple of (int, int) or None
         For each parameter of ``main``.
     """
-    limits = _Finder(mod["main"]).limits()
+    limits = _Finder(mod).limits()
     return tuple(limits.get(param) for param in mod["main"].params)
 
 
@@ -53,7 +57,8 @@ def with_limits(inputs: Sequence[TensorSpec], limits: Sequence[Limits]) -> tuple
 
 
 class _Finder:
-    def __init__(self, main: relax.Function) -> None:
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._functions, main = mod.functions, mod["main"]
         self._values: dict[Any, Any] = {
             binding.var: binding.value
             for block in main.body.blocks
@@ -78,6 +83,8 @@ class _Finder:
                     self._sources[var] = (wrapped, True)
             elif name in _ALONG_AN_AXIS and value.args[1] in self._sources:
                 self._look_up(value, name)
+            elif name == "relax.call_tir":
+                self._hand_over(value)
         return self._limits
 
     def _counted_from_the_end(self, choice: relax.Call) -> Any:
@@ -105,8 +112,17 @@ class _Finder:
         source, wrapped = self._sources[call.args[1]]
         wrapped = wrapped or name == "relax.scatter_elements"  # it counts from the end itself
         if extent > 0:  # nothing can be looked up in an empty tensor, and with no index nothing is
-            low, high = self._limits.get(source, (-extent, extent - 1))
-            self._limits[source] = (max(low, -extent if wrapped else 0), min(high, extent - 1))
+            self._limit(source, -extent if wrapped else 0, extent - 1)
+
+    def _hand_over(self, call: relax.Call) -> None:
+        for operand, low, high in (self._functions[call.args[0]].attrs or {}).get(OPERAND_LIMITS, ()):
+            source, wrapped = self._sources.get(call.args[1][int(operand)], (None, False))
+            if source is not None and not wrapped:
+                self._limit(source, int(low), int(high))
+
+    def _limit(self, source: Any, low: int, high: int) -> None:
+        lowest, highest = self._limits.get(source, (low, high))
+        self._limits[source] = (max(lowest, low), min(highest, high))
 
 
 def _name(value: Any) -> str | None:

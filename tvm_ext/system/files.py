@@ -108,14 +108,27 @@ _KINDS = (
 )
 
 
+def irregular_kind(path: str | os.PathLike[str]) -> str | None:
+    """Say what is at a path if that is no regular file, nor a link to one: a pipe may block, a device never end.
+
+    None where a regular file, a folder or nothing is found: to open the latter two fails at once, and says why.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return next((name for test, name in _KINDS if test(mode)), "something else")
+
+
 def require_regular(path: str | os.PathLike[str], refusal: type[TvmExtError]) -> None:
-    """Refuse what is no regular file, nor a link to one, before it is opened: a pipe may block, a device never end.
+    """Refuse what is no regular file before it is opened; see :func:`irregular_kind`.
 
     Parameters
     ----------
     path : path
-        What is to be read. Where nothing or a folder is found, nothing is raised: to open it fails at once, and says
-        why.
+        What is to be read.
     refusal : type of TvmExtError
         The class to raise.
 
@@ -124,12 +137,8 @@ def require_regular(path: str | os.PathLike[str], refusal: type[TvmExtError]) ->
     TvmExtError
         Of the class ``refusal``, if there is a pipe, a socket or a device.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        kind = next((name for test, name in _KINDS if test(mode)), "something else")
+    kind = irregular_kind(path)
+    if kind is not None:
         raise refusal(f"{path} is {kind}, and only a regular file can be read; give the path of one")
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.errors import OptionError, RemoteError
 
 CONNECT_SECONDS = 5.0
+
+ANSWER_SECONDS = 30.0
+"""Time limit of what opens a session; TVM's own client waits for ever for one that listens and says nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,12 @@ def connect_tracker(tracker: Address) -> Any:
 
     reach(tracker, f"a tracker there: python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {tracker.port}")
     try:
-        return rpc.connect_tracker(tracker.host, tracker.port)
+        return _in_time(lambda: rpc.connect_tracker(tracker.host, tracker.port), ANSWER_SECONDS)
+    except TimeoutError:
+        raise RemoteError(
+            f"what listens at {tracker} took the connection and did not answer for {ANSWER_SECONDS:g} s, as no RPC "
+            f"tracker does; give the address of one: python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port PORT"
+        ) from None
     except (RuntimeError, OSError) as error:
         raise RemoteError(f"what listens at {tracker} is no RPC tracker: {one_line(error)}") from None
 
@@ -77,7 +88,14 @@ def servers(tracker: Address, key: str) -> int:
     RemoteError
         If there is no tracker, or it has none; the message names the keys that it has.
     """
-    summary = connect_tracker(tracker).summary()
+    session = connect_tracker(tracker)
+    session._sock.settimeout(ANSWER_SECONDS)
+    try:
+        summary = session.summary()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise RemoteError(f"what listens at {tracker} is no RPC tracker: {one_line(error)}") from None
+    finally:
+        session.close()
     keys = [str(server["key"]).partition(":")[2] for server in summary["server_info"]]
     if key not in keys:
         known = ", ".join(sorted(set(keys))) or "no server at all"
@@ -115,7 +133,14 @@ def request_session(tracker: Address, key: str, seconds: float, session_seconds:
     deadline = time.monotonic() + seconds
     session._sock.settimeout(seconds)
     try:
-        return session.request(key, session_timeout=session_seconds, max_retry=1)
+        return _in_time(
+            lambda: session.request(key, session_timeout=session_seconds, max_retry=1), seconds + ANSWER_SECONDS
+        )
+    except TimeoutError:
+        raise RemoteError(
+            f"the tracker at {tracker} gave a server that took the connection and did not answer for "
+            f"{ANSWER_SECONDS:g} s; start it again"
+        ) from None
     except (RuntimeError, OSError) as error:
         if time.monotonic() >= deadline:
             raise RemoteError(
@@ -132,15 +157,46 @@ def connect_server(server: Address, what: str, session_seconds: float = 0.0) -> 
     Raises
     ------
     RemoteError
-        If there is none.
+        If there is none, or it does not answer in :data:`ANSWER_SECONDS`.
     """
     from tvm import rpc
 
     reach(server, what)
     try:
-        return rpc.connect(server.host, server.port, session_timeout=session_seconds)
+        return _in_time(lambda: rpc.connect(server.host, server.port, session_timeout=session_seconds), ANSWER_SECONDS)
+    except TimeoutError:
+        raise RemoteError(
+            f"what listens at {server} took the connection and did not answer for {ANSWER_SECONDS:g} s: it is busy "
+            f"with somebody else's session, or no RPC server; try again later, or start {what}"
+        ) from None
     except (RuntimeError, OSError) as error:
         raise RemoteError(f"what listens at {server} does not open a session: {one_line(error)}") from None
+
+
+def _in_time(call: Callable[[], Any], seconds: float) -> Any:
+    """Call something that may wait for ever in C++, in a thread that is left behind when it does.
+
+    Raises
+    ------
+    TimeoutError
+        If it has neither returned nor raised in time.
+    """
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put((call(), None))
+        except Exception as error:  # raised again below
+            answers.put((None, error))
+
+    threading.Thread(target=answer, name="rpc-connect", daemon=True).start()
+    try:
+        value, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return value
 
 
 def one_line(error: BaseException) -> str:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import stat
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +190,14 @@ class TestWeights:
         load_onnx(scaled(helper.make_tensor("w", kind, [3], [1, 2, 3])))
 
 
+def socket_at(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+def link_to_zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 class TestExternalData:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -210,7 +220,30 @@ class TestExternalData:
     def test_too_short(self, path: Path) -> None:
         with (path.parent / "weights.bin").open("r+b") as stream:
             stream.truncate(1000)
-        assert "initializer 'w'" in refused(path)
+        message = refused(path)
+        assert "initializer 'w'" in message
+        assert "240000 bytes of shape [200, 300] and dtype float32" in message
+        assert "the file has 1000" in message
+
+    @pytest.mark.parametrize(
+        ("kind", "make"), [("a pipe", os.mkfifo), ("a socket", socket_at), ("a device", link_to_zero)]
+    )
+    def test_no_file(self, path: Path, kind: str, make: Callable[[Path], None]) -> None:
+        (path.parent / "weights.bin").unlink()
+        make(path.parent / "weights.bin")
+        assert f"weights.bin, which is {kind}, not a regular file" in refused(path)
+
+    def test_a_file_without_end_is_not_read(self, path: Path) -> None:
+        """Half a terabyte of holes, of which the model does not say how much belongs to the tensor."""
+        with (path.parent / "weights.bin").open("r+b") as stream:
+            stream.truncate(2**39)
+        model = onnx.ModelProto.FromString(path.read_bytes())
+        entries = model.graph.initializer[0].external_data
+        for index in reversed(range(len(entries))):
+            if entries[index].key != "location":
+                del entries[index]
+        path.write_bytes(model.SerializeToString())
+        assert "no length from byte 0 on, and the file has 549755813888" in refused(path)
 
     def test_outside_the_folder(self, path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         secret = tmp_path_factory.mktemp("elsewhere") / "weights.bin"

@@ -37,6 +37,15 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
             "hypot of halves": lambda e, x: torch.hypot(x.half(), x.half() * 2),
         },
     ),
+    "functions of the C library": (
+        (EDGES, ROWS),
+        {
+            "erfc": lambda e, x: (torch.erfc(e), torch.special.erfc(x * 4), torch.erfc(x.double() * 3)),
+            "erfc of halves and integers": lambda e, x: (torch.erfc(x.half()), torch.erfc((x * 2).long())),
+            "lgamma": lambda e, x: (torch.lgamma(e), torch.special.gammaln(x.abs() * 9), torch.lgamma(x.double())),
+            "lgamma of integers": lambda e, x: torch.lgamma((x * 3).int().abs() + 1),
+        },
+    ),
     "shifts": (
         (NUMBERS, AMOUNTS),
         {

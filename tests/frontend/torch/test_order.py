@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import tvm_ext
 
@@ -36,6 +37,16 @@ CASES: dict[str, Callable[..., Any]] = {
     "largest of truths": lambda x, n, w: (x > 1).max(0),
     "smallest of halves": lambda x, n, w: x.half().min(1),
     "of a scalar": lambda x, n, w: (*x[0, 0, 0].min(0), *x[0, 0, 0].max(-1), *x[0, 0, 0].kthvalue(1)),
+    "running largest": lambda x, n, w: x.cummax(1),
+    "running smallest": lambda x, n, w: x.cummin(-1),
+    "running largest, NaN": lambda x, n, w: n.cummax(1),
+    "running smallest, NaN": lambda x, n, w: n.cummin(1),
+    "running largest of equals": lambda x, n, w: (x * 2).round().cummax(0),
+    "running smallest of integers": lambda x, n, w: (w.cummin(2), w.int().cummax(0)),
+    "running extremes of truths": lambda x, n, w: (*(x > 0).cummax(1), *(x > 0).cummin(1)),
+    "running largest of halves": lambda x, n, w: x.half().cummax(1),
+    "running extremes of one and of none": lambda x, n, w: (*x[:, :1].cummax(1), *x[:, :0].cummin(1), *x[:0].cummax(1)),
+    "running extreme of a scalar": lambda x, n, w: x[0, 0, 0].cummax(0),
     "third value": lambda x, n, w: x.kthvalue(3, 1),
     "last value, last dimension": lambda x, n, w: x.kthvalue(5),
     "first value, kept dimension": lambda x, n, w: x.kthvalue(1, 0, keepdim=True),
@@ -48,7 +59,7 @@ class All(nn.Module):
     """Computes all cases."""
 
     def forward(self, *inputs: Any) -> list[Any]:
-        return [part for case in CASES.values() for part in case(*inputs)]
+        return pytree.tree_leaves([case(*inputs) for case in CASES.values()])
 
 
 def test_numbers_and_places_of_torch() -> None:
@@ -60,11 +71,11 @@ def test_numbers_and_places_of_torch() -> None:
 
 
 class Nearest(nn.Module):
-    """The smallest distance to each point, and whose it is."""
+    """The smallest distance to each point, whose it is, and how it falls and rises from point to point."""
 
-    def forward(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def forward(self, x: Any, y: Any) -> tuple[Any, ...]:
         nearest = torch.cdist(x, y).min(dim=1)
-        return nearest.values, nearest.indices
+        return nearest.values, nearest.indices, *nearest.values.cummin(0), *nearest.values.cummax(0)
 
 
 def test_open_extents() -> None:
@@ -75,7 +86,6 @@ def test_open_extents() -> None:
     compiled = tvm_ext.compile(program)
     for counts in ((6, 9), (2, 4), (25, 17)):
         x, y = (torch.randn(count, 3) for count in counts)
-        values, places = compiled.run([x.numpy(), y.numpy()]).values()
-        wanted = Nearest()(x, y)
-        np.testing.assert_allclose(values, wanted[0].numpy(), rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(places, wanted[1].numpy())
+        found = compiled.run([x.numpy(), y.numpy()]).values()
+        for ours, theirs in zip(found, Nearest()(x, y), strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-6)

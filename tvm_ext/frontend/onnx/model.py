@@ -20,7 +20,7 @@ from onnx import external_data_helper, helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.onnx.graph import domain_of, node_label, subgraphs
-from tvm_ext.system.files import require_regular
+from tvm_ext.system.files import irregular_kind, require_regular
 
 PROTOBUF_LIMIT = 2**31 - 1
 """Bytes; protobuf reads and writes nothing larger."""
@@ -291,8 +291,12 @@ def _load_external_data(model: OnnxModel, folder: Path | None) -> None:
                 f"{model.source}: the data of {owner} lies in another file, {location!r}; give the path of the model"
             )
         place = f"{model.source}: the data of {owner} should be in {folder / location}"
+        kind = irregular_kind(folder / location)
+        if kind is not None:
+            raise ModelError(f"{place}, which is {kind}, not a regular file; put the file of weights there")
         if not location or not (folder / location).is_file():
             raise ModelError(f"{place}, which is missing; put that file beside the model")
+        _check_external_size(place, owner, tensor, folder / location)
         try:
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         except Exception as error:  # onnx raises its checker's error, ValueError or OSError
@@ -301,15 +305,41 @@ def _load_external_data(model: OnnxModel, folder: Path | None) -> None:
         del tensor.external_data[:]
 
 
-def _check_size(source: str, owner: str, tensor: onnx.TensorProto) -> None:
-    """Compare the bytes that a tensor holds with its shape and dtype."""
+def _check_external_size(place: str, owner: str, tensor: onnx.TensorProto, path: Path) -> None:
+    """Compare what is to be read from another file with the shape before it is read: it may be any length."""
+    dtype, elements = _declared(place, owner, tensor)
+    expected = -(-elements * _bits(tensor.data_type, dtype) // 8)
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        offset, length = int(fields.get("offset", 0)), int(fields["length"]) if "length" in fields else None
+        size = path.stat().st_size
+    except (OSError, ValueError):  # to be said by what reads it
+        return
+    found = size - offset if length is None else length
+    if found != expected or offset + found > size:
+        what = "no length" if length is None else f"{length} bytes"
+        kind = f"shape {list(tensor.dims)} and dtype {dtype}"
+        raise ModelError(
+            f"{place}, {expected} bytes of {kind}, but the model names {what} from "
+            f"byte {offset} on, and the file has {size}; put the file that was exported with the model there, or "
+            f"{EXPORT_AGAIN}"
+        )
+
+
+def _declared(source: str, owner: str, tensor: onnx.TensorProto) -> tuple[np.dtype, int]:
+    """Type of a tensor and how many elements its shape asks for."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"{source}: {owner} has the unknown dtype number {tensor.data_type}; {EXPORT_AGAIN}") from None
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"{source}: {owner} has the impossible shape {list(tensor.dims)}; {EXPORT_AGAIN}")
-    elements = int(np.prod([int(dim) for dim in tensor.dims], dtype=object)) if tensor.dims else 1
+    return dtype, int(np.prod([int(dim) for dim in tensor.dims], dtype=object)) if tensor.dims else 1
+
+
+def _check_size(source: str, owner: str, tensor: onnx.TensorProto) -> None:
+    """Compare the bytes that a tensor holds with its shape and dtype."""
+    dtype, elements = _declared(source, owner, tensor)
     if tensor.data_type == onnx.TensorProto.STRING:
         found, expected = len(tensor.string_data), elements
     elif tensor.HasField("raw_data"):

@@ -48,6 +48,22 @@ def of_c_library(function: Callable[[Any, Any], Any], importer: Any, node: Node)
     return result if dtype in ("float32", "float64") else emit(relax.op.astype(result, dtype))
 
 
+def function_of_c_library(name: str, importer: Any, node: Node) -> Any:
+    """Compute each element by a function of one number that the C library has, in single or double precision."""
+    emit = importer.block_builder.emit
+    dtype = relax_dtype(node.meta["val"].dtype)
+    real = dtype if dtype == "float64" else "float32"
+    data = importer.env[node.args[0]]
+    data = data if str(data.ty.dtype) == real else emit(relax.op.astype(data, real))
+    function = name if real == "float64" else f"{name}f"
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *places: tirx.call_pure_extern(real, function, x(*places)), name=name)
+
+    result = importer.block_builder.emit_te(compute, data, primfunc_name_hint=name)
+    return result if dtype == real else emit(relax.op.astype(result, dtype))
+
+
 def shift(to_left: bool, importer: Any, node: Node) -> Any:
     """Shift of bits; by fewer than none or more than there are, all are shifted out, as in PyTorch."""
     emit = importer.block_builder.emit
@@ -139,7 +155,9 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "convert_element_type.default": convert_type,
     "copysign.Scalar": partial(of_c_library, tirx.copysign),
     "copysign.Tensor": partial(of_c_library, tirx.copysign),
+    "erfc.default": partial(function_of_c_library, "erfc"),
     "hypot.default": partial(of_c_library, tirx.hypot),
+    "lgamma.default": partial(function_of_c_library, "lgamma"),
     "logcumsumexp.default": logcumsumexp,
     **_SHIFTS,
 }

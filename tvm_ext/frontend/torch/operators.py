@@ -24,6 +24,7 @@ from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
 from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, resize_bicubic
 from tvm_ext.frontend.torch.scatter import SCATTERS
+from tvm_ext.frontend.torch.search import SEARCHES
 from tvm_ext.frontend.torch.windows import WINDOWS, convolution
 
 Converter = Callable[[Any, Node], Any]
@@ -294,6 +295,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **ARITHMETIC,
     **ORDER,
     **SCATTERS,
+    **SEARCHES,
     **WINDOWS,
     "add.Tensor": partial(scaled_sum, relax.op.add, False),
     "amax.default": partial(reduction, relax.op.max),

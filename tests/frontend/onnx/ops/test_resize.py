@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
 from tests.frontend.onnx.ops.harness import (
     check_stored,
     check_with_onnxruntime,
     import_with_converters,
     node_model,
+    run_onnxruntime,
     stored_cases,
 )
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
+from tvm_ext.frontend.onnx.ops.resize import Rule, interpolation, stock_finds
 
 pytest.importorskip("onnxruntime")
 
@@ -102,6 +105,73 @@ def test_region_with_extrapolation():
     }
     roi = np.array([0, 0, 0.2, -0.3, 1, 1, 1.2, 0.8], "float32")
     model, values = model_of(x, attributes, sizes=[1, 1, 5, 4], roi=roi)
+    check_with_onnxruntime(model, values)
+
+
+NEAREST = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+PLACES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+
+
+@pytest.mark.parametrize("nearest", NEAREST)
+def test_elements_nearest_to_a_corner_of_a_region(nearest):
+    """A coordinate that is whole but for rounding: the steps in float32 decide on which side it is."""
+    attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "nearest_mode": nearest}
+    x = np.arange(7 * 11, dtype="float32").reshape(1, 1, 7, 11)
+    for start, end, size in ((0.1, 0.8, 5), (0.3, 0.7, 9), (0.2, 0.9, 3), (0.7, 0.1, 17), (-0.3, 1.2, 21)):
+        roi = np.array([0, 0, start, end / 3, 1, 1, end, end], "float32")
+        model, values = model_of(x, attributes, sizes=[1, 1, size, size + 1], roi=roi)
+        check_with_onnxruntime(model, values)
+
+
+@pytest.mark.parametrize("nearest", NEAREST)
+@pytest.mark.parametrize("place", PLACES)
+def test_nearest_elements_of_many_sizes(place, nearest):
+    """Tables against onnxruntime, which copies what keeps its size; with its round_prefer_ceil 14.499999 is 15."""
+    rule = Rule("nearest", place, nearest, -0.75, False, False)
+    ratios = np.array([0.31, 0.5, 0.6, 0.7, 1.7, 2.0, 2.3, 3.0, 6.0, 7.0], "float32")
+    nodes, inputs, outputs, values, wanted = [], [], [], {}, []
+    for length in (1, 2, 3, 5, 7, 17, 31, 33, 100, 127, 500):
+        values[f"x{length}"] = np.arange(length, dtype="float32").reshape(1, 1, 1, length)
+        inputs.append(helper.make_tensor_value_info(f"x{length}", 1, [1, 1, 1, length]))
+        for number, ratio in enumerate(ratios):
+            size, result = int(np.floor(ratio * np.float32(length))), f"y{length}_{number}"
+            if size in (0, length):
+                continue
+            attributes = {"coordinate_transformation_mode": place, "nearest_mode": nearest, "mode": "nearest"}
+            nodes.append(helper.make_node("Resize", [f"x{length}", "", f"s{number}"], [result], **attributes))
+            outputs.append(helper.make_tensor_value_info(result, 1, None))
+            wanted.append(interpolation(rule, length, size, float(ratio)).indices[:, 0])
+    weights = [numpy_helper.from_array(np.array([1, 1, 1, r], "float32"), f"s{i}") for i, r in enumerate(ratios)]
+    graph = helper.make_graph(nodes, "sizes", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    for found, indices in zip(run_onnxruntime(model, values), wanted, strict=True):
+        np.testing.assert_array_equal(found.reshape(-1), indices)
+
+
+@pytest.mark.parametrize(
+    ("place", "nearest", "length", "size", "stock"),
+    [
+        ("asymmetric", "floor", 500, 3500, True),
+        ("half_pixel", "round_prefer_floor", 500, 1000, True),
+        ("half_pixel", "floor", 7, 21, True),
+        ("half_pixel", "floor", 500, 1500, False),  # 0.5 + 333 / 3 is less than 333 where 1 / 3 is rounded down
+        ("asymmetric", "round_prefer_floor", 17, 102, False),  # half-way between two for every third element
+        ("align_corners", "ceil", 9, 5, True),
+    ],
+)
+def test_what_is_left_to_the_operator_finds_the_same(place, nearest, length, size, stock):
+    rule = Rule("nearest", place, nearest, -0.75, False, False)
+    assert stock_finds(rule, length, size, size / length) == stock
+    x = np.arange(length, dtype="float32").reshape(1, 1, 1, length)
+    attributes = {"coordinate_transformation_mode": place, "nearest_mode": nearest}
+    model, values = model_of(x, attributes, sizes=[1, 1, 1, size])
+    assert ("R.image.resize2d" in import_with_converters(model).script()) == stock
+    check_with_onnxruntime(model, values)
+
+
+def test_large_integers_are_kept():
+    x = np.array([2**24 + 1, -(2**31), 2**31 - 1, 5], "int32").reshape(1, 1, 2, 2)
+    model, values = model_of(x, {"mode": "nearest"}, scales=[1, 1, 2, 2])
     check_with_onnxruntime(model, values)
 
 

@@ -19,10 +19,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tvm_ext.frontend.index_limits import OPERAND_LIMITS
 from tvm_ext.frontend.onnx.ops.activations import Activation
 
 LANES = 16
 BATCH_TILE = 2
+_LENGTHS = 6  # among the operands
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
@@ -286,7 +288,8 @@ def recurrence_function(layer: Recurrence) -> Any:
                 length = T.sblock_alloc_buffer((tile,), "int32", scope="local")
                 for i in range(tile):
                     if layer.ragged:
-                        length[i] = lengths[row(v, i)]
+                        # What a caller gives is checked before; what a model computes may be anything.
+                        length[i] = T.max(T.min(lengths[row(v, i)], steps), 0)
                     for j in range(hidden):
                         state[0, i, j] = up(first_hidden[d, row(v, i), j])
                         cell[i, j] = up(first_cell[d, row(v, i), j])
@@ -364,4 +367,5 @@ def recurrence_function(layer: Recurrence) -> Any:
                     last_hidden[d, row(v, i), j] = down(unless_ended(0, length[i], state[steps % 2, i, j]))
                     last_cell[d, row(v, i), j] = down(unless_ended(0, length[i], cell[i, j]))
 
-    return recurrence
+    limits = [[_LENGTHS, 0, steps]] if layer.ragged else []
+    return recurrence.with_attr(OPERAND_LIMITS, limits) if limits else recurrence

@@ -31,6 +31,12 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 _OLD_NEAREST = "simple"
 """As onnxruntime calls it, of operator set 10, which had no attribute: down if an axis grows, up if it shrinks."""
 
+_ROUNDING, _STOCK_GIVE = 4e-7, 1e-5
+"""Relative error of a coordinate in float32 after a few steps; what TVM adds before floor and subtracts before ceil."""
+
+_STOCK_TYPES = ("float16", "float32", "int8", "uint8")
+"""Those whose values float32 holds, in which TVM's operator computes."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -63,7 +69,9 @@ class Table:
     outside: np.ndarray
 
 
-def coordinates(rule: str, inputs: int, outputs: int, scale: float, start: float, end: float) -> np.ndarray:
+def coordinates(
+    rule: str, inputs: int, outputs: int, scale: float, start: float, end: float, dtype: str = "float64"
+) -> np.ndarray:
     """Coordinate in the input of each output.
 
     Parameters
@@ -72,24 +80,33 @@ def coordinates(rule: str, inputs: int, outputs: int, scale: float, start: float
         ``coordinate_transformation_mode`` of the operator.
     start, end : float
         Region of interest, as fractions of the input; for ``tf_crop_and_resize`` only.
+    dtype : str
+        Every step is rounded to this type.
+
+    Returns
+    -------
+    np.ndarray
+        Of type ``dtype``, shape (outputs,).
     """
-    position = np.arange(outputs, dtype="float64")
+    real = np.dtype(dtype).type
+    position = np.arange(outputs, dtype=dtype)
+    ratio, first, last, half = real(scale), real(start), real(end), real(0.5)
     match rule:
         case "align_corners":
             # As PyTorch and onnxruntime have it; ONNX's own reference takes inputs * scale, unrounded, for outputs.
-            return position * (inputs - 1) / (outputs - 1) if outputs > 1 else np.zeros(1)
+            return position * (inputs - 1) / (outputs - 1) if outputs > 1 else np.zeros(1, dtype)
         case "asymmetric":
-            return position / scale
+            return position / ratio
         case "pytorch_half_pixel" if outputs == 1:
-            return np.zeros(1)
+            return np.zeros(1, dtype)
         case "half_pixel_symmetric":
-            offset = inputs / 2 * (1 - outputs / (scale * inputs))
-            return offset + (position + 0.5) / scale - 0.5
+            offset = real(inputs) / 2 * (1 - real(outputs) / (ratio * inputs))
+            return offset + (position + half) / ratio - half
         case "tf_crop_and_resize":
             if outputs == 1:
-                return np.array([0.5 * (start + end) * (inputs - 1)])
-            return start * (inputs - 1) + position * (end - start) * (inputs - 1) / (outputs - 1)
-    return (position + 0.5) / scale - 0.5
+                return np.array([half * (first + last) * (inputs - 1)], dtype)
+            return first * (inputs - 1) + position * (last - first) * (inputs - 1) / (outputs - 1)
+    return (position + half) / ratio - half
 
 
 def _nearest(rule: str, scale: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -117,17 +134,17 @@ def interpolation(rule: Rule, inputs: int, outputs: int, scale: float, start: fl
     start, end : float
         Region of interest.
     """
-    x = coordinates(rule.coordinates, inputs, outputs, scale, start, end)
-    if rule.mode == "nearest":
-        # Which element is nearest to a coordinate such as 1.9999999 depends on the precision it is computed in: that of
-        # the scale, as onnxruntime has it.
-        x = x.astype("float32").astype("float64")
+    place = rule.coordinates, inputs, outputs, scale, start, end
+    # Which element is nearest to a coordinate such as 3.9999998, and whether 4.0000005 is in an input of five, depend
+    # on the precision of each step: that of the scale, as onnxruntime has it.
+    rounded = coordinates(*place, "float32").astype("float64")
     outside = np.zeros(outputs, bool)
     if rule.coordinates == "tf_crop_and_resize":
-        outside = (x < 0) | (x > inputs - 1)
+        outside = (rounded < 0) | (rounded > inputs - 1)
     if rule.mode == "nearest":
-        indices = _nearest(rule.nearest, scale)(x)[:, None]
+        indices = _nearest(rule.nearest, scale)(rounded)[:, None]
         return Table(np.clip(indices, 0, inputs - 1).astype("int64"), np.ones((outputs, 1)), outside)
+    x = coordinates(*place)
     # Shrinking with antialiasing widens the kernel to the inputs that an output covers.
     stretch = min(scale, 1.0) if rule.antialias else 1.0
     reach = (1 if rule.mode == "linear" else 2) / stretch
@@ -139,6 +156,25 @@ def interpolation(rule: Rule, inputs: int, outputs: int, scale: float, start: fl
     weights /= weights.sum(1, keepdims=True)
     kept = np.any(weights != 0, axis=0)
     return Table(np.clip(indices, 0, inputs - 1).astype("int64")[:, kept], weights[:, kept], outside)
+
+
+def stock_finds(rule: Rule, inputs: int, outputs: int, scale: float) -> bool:
+    """Say whether TVM's operator finds the elements that are nearest along an axis, however it rounds on the way.
+
+    It multiplies by the inverse of the scale, code generation may fuse that with the next sum, and floor and ceil give
+    way by 1e-5. A coordinate this close to a border between two elements is left to the table. Whole multiples of an
+    input that begins where the output begins are divided as integers.
+    """
+    if rule.coordinates == "asymmetric" and rule.nearest == "floor" and outputs % inputs == 0:
+        return True
+    x = coordinates(rule.coordinates, inputs, outputs, scale, 0.0, 1.0)
+    slack = _ROUNDING * (np.abs(x) + 1)
+    give = {"floor": _STOCK_GIVE, "ceil": -_STOCK_GIVE}.get(rule.nearest, 0.0)
+    wanted = interpolation(rule, inputs, outputs, scale).indices[:, 0]
+    return all(
+        np.array_equal(np.clip(_nearest(rule.nearest, scale)(x + give + error), 0, inputs - 1), wanted)
+        for error in (-slack, slack)
+    )
 
 
 class Resize(Converter):
@@ -172,7 +208,7 @@ class Resize(Converter):
             changed = sorted({*changed, *(axis for axis in range(len(shape)) if (starts[axis], ends[axis]) != (0, 1))})
         if not changed:
             return x
-        if cls._stock(rule, shape, sizes, scales, changed):
+        if cls._stock(rule, dtype_of(x), shape, sizes, scales, changed):
             vector = constant(np.asarray(sizes), "int64")
             operands = onnx_frontend.onnx_input([x, None, None, vector])
             convert = onnx_frontend.Resize.get_converter(_STOCK_OPSET)
@@ -249,7 +285,9 @@ class Resize(Converter):
         return starts, ends
 
     @staticmethod
-    def _stock(rule: Rule, shape: tuple[int, ...], sizes: list[int], scales: list[float], changed: list[int]) -> bool:
+    def _stock(
+        rule: Rule, dtype: str, shape: tuple[int, ...], sizes: list[int], scales: list[float], changed: list[int]
+    ) -> bool:
         """Whether TVM's resize operators compute this: they derive the scale from the sizes."""
         exact = all(abs(scales[axis] * shape[axis] - sizes[axis]) < 1e-6 * sizes[axis] for axis in changed)
         # TVM divides by the size less one, also along the axis that stays as it is.
@@ -263,6 +301,11 @@ class Resize(Converter):
             and not rule.exclude_outside
             and rule.coordinates in _STOCK_COORDINATES
             and rule.nearest in _NEAREST
+            and dtype in _STOCK_TYPES
+            and (
+                rule.mode != "nearest"
+                or all(stock_finds(rule, shape[axis], sizes[axis], scales[axis]) for axis in changed)
+            )
         )
 
     @staticmethod
