@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch._decomp import get_decompositions
 from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from tvm_ext.frontend.torch.sampling import KEPT
+from tvm_ext.torch_compile.tensors import as_number
 
 aten = torch.ops.aten
 
@@ -52,7 +54,7 @@ def decompositions(has_gradients: bool) -> Table:
 def operators_with_converters(has_gradients: bool) -> Iterator[None]:
     """Trace with composite operators that have converters, or with what these are made of where gradients are taken."""
     if has_gradients:
-        with sdpa_kernel(SDPBackend.MATH):  # whose parts have converters
+        with sdpa_kernel(SDPBackend.MATH), _InOrderOfQuery():  # whose parts have converters
             yield
         return
     with exported_program._override_composite_implicit_decomp(dict(_exported()[0])):
@@ -99,6 +101,73 @@ def attention(
     if average_attn_weights:
         weights = weights.mean(1)
     return F.linear(joined, proj_weight, proj_bias), weights if need_weights else None
+
+
+def attention_on_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take apart what ``F.scaled_dot_product_attention`` calls on a CPU.
+
+    PyTorch's own table has the result in an order of axes that the operator itself never gives: that of the query. Code
+    behind the graph may depend on it, as ``view`` does.
+    """
+    output, sums = aten._scaled_dot_product_attention_math.default(
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        dropout_mask=None,
+        scale=1 / math.sqrt(int(query.size(-1))) if scale is None else scale,
+        enable_gqa=query.size(1) != key.size(1),
+    )
+    return _in_order_of(query, output), sums
+
+
+def _in_order_of(query: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    strides = [as_number(stride) for stride in query.stride()]
+    order = sorted(range(query.dim()), key=lambda axis: (-strides[axis], axis))
+    back = sorted(range(query.dim()), key=order.__getitem__)
+    return output.permute(order).contiguous().permute(back)
+
+
+class _InOrderOfQuery(TorchFunctionMode):
+    """Lays the results of attention out as PyTorch's kernel does, where its parts take the place of that kernel."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function, and lay out what attention gives."""
+        result = function(*args, **(kwargs or {}))
+        if function is not F.scaled_dot_product_attention:
+            return result
+        query, key, value, mask, dropout = _operands(*args, **(kwargs or {}))
+        has_kernel = (
+            query.dim() == key.dim() == value.dim() == 4
+            and query.size(-1) == key.size(-1) == value.size(-1)
+            and all(as_number(operand.stride(-1)) == 1 for operand in (query, key, value))
+            and not dropout
+            and not (mask is not None and mask.requires_grad)
+        )
+        return _in_order_of(query, result) if has_kernel else result
+
+
+def _operands(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *_args: Any,
+    **_kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
+    return query, key, value, attn_mask, dropout_p
 
 
 def encoder_layer(
@@ -163,6 +232,7 @@ def variance_and_mean(
 
 _OWN: Table = {
     aten._native_multi_head_attention.default: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention_on_cpu,
     aten._transformer_encoder_layer_fwd.default: encoder_layer,
     aten.var_mean.correction: variance_and_mean,
 }

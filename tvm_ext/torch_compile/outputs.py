@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tvm_ext.torch_compile.program import copy_of, output_values
-from tvm_ext.torch_compile.tensors import with_order
+from tvm_ext.torch_compile.tensors import as_number, with_order
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _with_outputs(module: GraphModule, nodes: Sequence[Node]) -> GraphModule:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Say whether a tensor lies in memory without gaps, and each element once."""
     step = 1
-    for stride, extent in sorted(zip(map(_hint, tensor.stride()), map(_hint, tensor.shape), strict=True)):
+    for stride, extent in sorted(zip(map(as_number, tensor.stride()), map(as_number, tensor.shape), strict=True)):
         if extent != 1 and stride != step:
             return False
         step *= extent
@@ -159,11 +159,7 @@ def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """
     if not _is_dense(tensor):
         return None
-    extents, strides = list(map(_hint, tensor.shape)), list(map(_hint, tensor.stride()))
+    extents, strides = list(map(as_number, tensor.shape)), list(map(as_number, tensor.stride()))
     order = sorted(range(len(extents)), key=lambda axis: (-strides[axis], extents[axis] != 1, axis))
     long = [axis for axis in order if extents[axis] != 1]
     return None if long == sorted(long) else tuple(order)
-
-
-def _hint(number: int | torch.SymInt) -> int:
-    return number if isinstance(number, int) else int(number.node.hint)

@@ -36,6 +36,11 @@ def to_torch(result: Any, shares: bool) -> torch.Tensor:
     return tensor.clone() if shares or not tensor.numel() else tensor
 
 
+def as_number(extent: int | torch.SymInt) -> int:
+    """Return an extent or a stride; of one that is open the number of the call that is traced, without a condition."""
+    return extent if isinstance(extent, int) else int(extent.node.hint)
+
+
 def with_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
     """Lay a tensor out in memory as PyTorch would have, which views of it and later operators may rely on.
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.nn.functional as F
 from torch import nn
 
 import tvm_ext
@@ -24,6 +25,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 EDGES = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e30, -3.0])
 ROWS = torch.randn(2, 7, 5, generator=GENERATOR)
 NUMBERS = torch.tensor([-7, 0, 5, 2**31 - 1, -(2**31), 1])
+THIRDS = torch.randn(4, 5, 3, generator=GENERATOR)
 AMOUNTS = torch.tensor([1, 3, 31, 32, -1, 0])
 
 FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
@@ -44,6 +46,14 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
             "erfc of halves and integers": lambda e, x: (torch.erfc(x.half()), torch.erfc((x * 2).long())),
             "lgamma": lambda e, x: (torch.lgamma(e), torch.special.gammaln(x.abs() * 9), torch.lgamma(x.double())),
             "lgamma of integers": lambda e, x: torch.lgamma((x * 3).int().abs() + 1),
+        },
+    ),
+    "of two inputs": (
+        (ROWS, ROWS.flip(1)[..., :3].contiguous()),
+        {
+            "bilinear": lambda x, y: (F.bilinear(x, y, THIRDS, THIRDS[:, 0, 0]), F.bilinear(x[0], y[0], THIRDS)),
+            "trilinear": lambda x, y: torch._trilinear(x[0], x[0], x[1], [1], [0], [0], [2]),
+            "rrelu": lambda x, y: (F.rrelu(x), F.rrelu(y, 0.1, 0.7)),
         },
     ),
     "shifts": (

@@ -129,6 +129,24 @@ def cdist(importer: Any, node: Node) -> Any:
     return emit(relax.op.power(powers, relax.const(1 / order, dtype)))
 
 
+def trilinear(importer: Any, node: Node) -> Any:
+    """Sum of products of three tensors: what ``nn.Bilinear`` is made of is a matrix product, the rest broadcast."""
+    emit = importer.block_builder.emit
+    x, weight, y = (importer.env[operand] for operand in node.args[:3])
+    expanded, summed = [list(axes) for axes in node.args[3:6]], list(node.args[6])
+    if (expanded, summed) == ([[1, 3], [0], [1, 2]], [2, 3]):
+        results, left, right = (static_size(weight, axis) for axis in range(3))
+        columns = emit(relax.op.permute_dims(weight, [1, 0, 2]))
+        columns = emit(relax.op.reshape(columns, [left, results * right]))
+        products = emit(relax.op.reshape(emit(relax.op.matmul(x, columns)), [x.ty.shape[0], results, right]))
+        return emit(relax.op.sum(emit(relax.op.multiply(products, emit(relax.op.expand_dims(y, [1])))), [-1]))
+    total = None
+    for value, axes in zip((x, weight, y), expanded, strict=True):
+        value = emit(relax.op.expand_dims(value, axes)) if axes else value
+        total = value if total is None else emit(relax.op.multiply(total, value))
+    return emit(relax.op.sum(total, summed)) if summed else total
+
+
 def convert_type(importer: Any, node: Node) -> Any:
     """``prims.convert_element_type``, which PyTorch traces numbers of Python with."""
     return importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], relax_dtype(node.args[1])))
@@ -151,6 +169,7 @@ _SHIFTS = {
 
 ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "_cdist_forward.default": cdist,
+    "_trilinear.default": trilinear,
     "bincount.default": bincount,
     "convert_element_type.default": convert_type,
     "copysign.Scalar": partial(of_c_library, tirx.copysign),
