@@ -15,6 +15,7 @@ from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.blocked_layout import blocked_layout
 from tvm_ext.layout.grouped_pointwise import grouped_pointwise
+from tvm_ext.layout.open_products import open_products
 from tvm_ext.layout.pack_matmul import pack_matmul
 from tvm_ext.layout.quantized import LEGALIZATIONS
 from tvm_ext.options import PipelineOptions
@@ -80,7 +81,13 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     # Winograd's algorithm trades memory for speed: its transformed tensors are larger than the tensors.
     winograd = options.winograd and options.memory != "optimal"
-    return [grouped_pointwise(), blocked_layout(winograd), pack_matmul(), relax.transform.DeadCodeElimination()]
+    return [
+        grouped_pointwise(),
+        blocked_layout(winograd),
+        pack_matmul(),
+        open_products(),
+        relax.transform.DeadCodeElimination(),
+    ]
 
 
 def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
