@@ -111,3 +111,14 @@ def test_forms_of_the_option() -> None:
     specs = {str(tvm_ext.import_model(model, dynamic=form).inputs[0].ranges) for form in forms}
     assert specs == {"((1, None), None)"}
     assert tvm_ext.import_model(model, dynamic={"n": range(2, 9)}).inputs[0].ranges == ((2, 8), None)
+
+
+@pytest.mark.parametrize("name", ["limited_reshape", "branch_by_size", "best_of"])
+def test_a_name_in_place_of_a_number_is_right_beyond_the_samples(name: str) -> None:
+    case = limited_reshape() if name == "limited_reshape" else MODELS[name]()
+    shape = {"limited_reshape": ["n", 100], "branch_by_size": ["n", 3], "best_of": [4, "n"]}[name]
+    model = tvm_ext.compile(case.model, input_shapes={"x": shape})
+    session = onnxruntime.InferenceSession(case.model.SerializeToString())
+    for n in (1, 50, 200):
+        x = np.random.default_rng(n).random([n if isinstance(dim, str) else dim for dim in shape], "float32")
+        np.testing.assert_array_equal(next(iter(model.run([x]).values())), session.run(None, {"x": x})[0])

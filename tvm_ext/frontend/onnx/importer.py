@@ -23,6 +23,7 @@ from tvm_ext.frontend.onnx.graph import domain_of
 from tvm_ext.frontend.onnx.indices import check_indices
 from tvm_ext.frontend.onnx.known_extents import KnownExtents
 from tvm_ext.frontend.onnx.model import default_opset
+from tvm_ext.frontend.onnx.operator_graph import known_constants
 from tvm_ext.frontend.onnx.ops.extents import as_tensor
 from tvm_ext.frontend.onnx.prepare import PreparedModel
 from tvm_ext.frontend.onnx.support import (
@@ -35,7 +36,6 @@ from tvm_ext.frontend.onnx.support import (
 from tvm_ext.frontend.onnx.values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax.check import error_line
 from tvm_ext.frontend.relax.indexing import clip_indices
-from tvm_ext.shapes.lattice import LARGEST_VALUE
 
 # Operators and the position from which on their inputs stand for dimensions. TVM's converters make a variable for each
 # element of those that are not constant.
@@ -154,11 +154,7 @@ class OnnxImporter(ControlFlowConverter):
                 for dim, ends in zip(spec.shape, spec.ranges or (None,) * len(spec.shape), strict=True)
                 if isinstance(dim, str) and ends is not None
             }
-            constants = {
-                name: value.decode() if value.size <= LARGEST_VALUE else value.shape
-                for name, value in self._prepared.constants.items()
-                if value.shape is not None and value.size is not None and element_type(value.type) != _STRING
-            }
+            constants = known_constants(self._prepared.constants)
             self._known = KnownExtents(self._prepared.skeleton, constants, limits, self._open)
 
     def _extents(self, shape: Sequence[int | str]) -> list[Any]:

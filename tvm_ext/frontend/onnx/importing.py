@@ -17,6 +17,7 @@ from tvm_ext.frontend.onnx.converter_types import converter_types
 from tvm_ext.frontend.onnx.importer import OnnxImporter
 from tvm_ext.frontend.onnx.model import OnnxModel, load_onnx
 from tvm_ext.frontend.onnx.open_batch import SAMPLES, open_name, sample_shapes, with_open_batch
+from tvm_ext.frontend.onnx.operator_graph import known_constants, operator_graph
 from tvm_ext.frontend.onnx.prepare import prepare
 from tvm_ext.frontend.onnx.support import UnsupportedNode, is_supported, unsupported_error
 from tvm_ext.frontend.onnx.values import partial_shape
@@ -24,6 +25,8 @@ from tvm_ext.frontend.onnx.verify import verify_prepared
 from tvm_ext.frontend.relax.check import origin_of, unlowered_calls
 from tvm_ext.frontend.relax.module import output_specs
 from tvm_ext.frontend.relax.ranges import with_ranges
+from tvm_ext.shapes.decisions import decides_by_size
+from tvm_ext.shapes.propagate import propagate
 from tvm_ext.tensor_spec import TensorSpec
 
 
@@ -69,6 +72,9 @@ def import_onnx(
         name = open_name(input_shapes, source)
         if name is None or input_shapes is None:
             return _import(loaded, input_shapes, verify)
+        asked = {name: OpenDimension(name, 0)}
+        if _decides_by_size(loaded, input_shapes, asked):
+            return _import_open(loaded, input_shapes, verify, asked)
         first, second = (_import(loaded, sample_shapes(input_shapes, images), verify) for images in SAMPLES)
         return with_open_batch(first, second, name)
     except UnicodeDecodeError:  # protobuf looks at the bytes of a name when it is first read
@@ -77,6 +83,15 @@ def import_onnx(
         raise ModelError(f"{source}: graphs are nested too deeply in each other; the file is damaged") from None
     except MemoryError:
         raise ModelError(f"{source}: not enough memory to import the model") from None
+
+
+def _decides_by_size(
+    loaded: OnnxModel, input_shapes: Mapping[str, Sequence[int | str]], asked: Mapping[str, OpenDimension]
+) -> bool:
+    """Whether two samples of a size would not tell what the model does for all others."""
+    prepared = prepare(loaded, input_shapes, is_supported, converter_types, asked)
+    graph = operator_graph(prepared.skeleton, asked, known_constants(prepared.constants))
+    return decides_by_size(propagate(graph))
 
 
 def _import_open(

@@ -79,10 +79,12 @@ def bind_inputs(
     notes = []
     shapes: dict[str, list[int | str | None] | None] = {}
     for name, dims in declared.items():
-        dims = list(given[name]) if name in given else dims
-        if dims is not None:
-            dims = [numbers.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
-        shapes[name] = dims
+        if name in given:
+            shapes[name] = list(given[name])  # names in it are the caller's, whatever the model calls by them
+        elif dims is not None:
+            shapes[name] = [numbers.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+        else:
+            shapes[name] = None
     opened = OpenInputs(shapes, dynamic, source) if dynamic else None
     for name, dims in shapes.items():
         batches = [] if dims is None else [axis for axis, dim in enumerate(dims) if _is_batch(axis, dim, len(dims))]
@@ -95,8 +97,9 @@ def bind_inputs(
             dims[axis] = 1
             notes.append(f"bound dimension {axis} of input {name!r}, the batch, to 1")
     for name, dims in shapes.items():
-        if dims is not None:
-            shapes[name] = [numbers.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+        if dims is not None and name not in given:
+            pairs = zip(dims, declared[name] or dims, strict=True)
+            shapes[name] = [numbers.get(was, dim) if isinstance(was, str) else dim for dim, was in pairs]
     ranges: dict[str, tuple[tuple[int, int | None] | None, ...]] = {}
     if opened is not None:
         shapes, ranges = opened.named(shapes)

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from tvm_ext.dynamic import ALL, OpenDimension
 from tvm_ext.frontend.onnx.graph import domain_of, node_label, topological_order
+from tvm_ext.frontend.onnx.values import Value, element_type
 from tvm_ext.graph.symbolic import symbol
 from tvm_ext.shapes.lattice import LARGEST_VALUE, NOT_CONSTANT, UNKNOWN, Element, Fact, symbols_in
 from tvm_ext.shapes.operator_graph import Graph, Limits, Operator
@@ -48,6 +49,15 @@ def operator_graph(
             for name in symbols_in(fact.shape):
                 limits.setdefault(name, every.limits)
     return graph
+
+
+def known_constants(constants: Mapping[str, Value]) -> dict[str, np.ndarray | tuple[int, ...]]:
+    """Give the values of small constants of a prepared model, and the shapes of the others."""
+    return {
+        name: value.decode() if value.size <= LARGEST_VALUE else value.shape
+        for name, value in constants.items()
+        if value.shape is not None and value.size is not None and element_type(value.type) != onnx.TensorProto.STRING
+    }
 
 
 def _graph(graph: onnx.GraphProto, limits: Mapping[str, Limits], seen: frozenset[str], fed: bool = True) -> Graph:
