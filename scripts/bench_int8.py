@@ -26,7 +26,7 @@ from tests.zoo.entry import Entry
 from tests.zoo.quantized import quantized
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench import compare
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.quantized import conv2d_int8
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.conv_tile import computed_width

@@ -43,6 +43,7 @@ from tvm_ext.backends.vta.codegen.tuned import read_tuned
 from tvm_ext.backends.vta.config import VTAConfig, config_of_target, load_config
 from tvm_ext.backends.vta.isa.faults import Refusal
 from tvm_ext.backends.vta.isa.instructions import Finish, Gemm, Load, MemoryType, MicroOp, encode_program, encode_uops
+from tvm_ext.backends.vta.measurer import CycleMeasurer
 from tvm_ext.backends.vta.memory import MemoryImage
 from tvm_ext.backends.vta.model.offload import VTAModel, offload, prepare, to_form
 from tvm_ext.backends.vta.model.profile import packed_convolution_cycles, profile_regions
@@ -55,7 +56,8 @@ from tvm_ext.backends.vta.timing.costs import costs_named
 from tvm_ext.backends.vta.timing.cycles import time_program, verify_timeline
 from tvm_ext.frontend import import_model
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuning.vta import tune, tune_model
+from tvm_ext.tuning import tune
+from tvm_ext.tuning.counted import KernelSearch
 
 # The packed convolutions of ResNet-18 v1: channels, size of the input, kernel, stride; and how often they occur.
 LAYERS = {
@@ -186,20 +188,22 @@ def tuned_layer(name: str, trials: int) -> dict[str, Any]:
     shape, weights = (1, inputs // config.block, size, size), (outputs // config.block, kernel, kernel)
     func = compute.conv2d(config, shape, weights, stride, kernel // 2, compute.Epilogue(8, 0, 127, "weights"))
     began = time.process_time()
-    run = tune(func, target, costs, recipe("evolution", batch=32, initial=32), trials, batch=32)
+    run = KernelSearch(func, CycleMeasurer(target, costs), recipe("evolution", batch=32, initial=32), batch=32)
+    best = run.run(trials)
     seconds = time.process_time() - began
-    trace = run.schedule.trace
-    scheduled, arguments = run.schedule.mod["main"], random_arguments(func, np.random.default_rng(0))
+    schedule = run.schedule(best)
+    trace = schedule.trace
+    scheduled, arguments = schedule.mod["main"], random_arguments(func, np.random.default_rng(0))
     found, program = run_on_vta(scheduled, arguments, config)
     cycles = time_program(program.instructions, config, costs).cycles
     steps = Conv2d(*shape[:2], weights[0], size, size, kernel, stride, kernel // 2).steps
     return {
         "tuned_layer": name,
         "count": count,
-        "exact": bool(np.array_equal(found, run_on_cpu(func, arguments))) and cycles == run.best.cycles,
+        "exact": bool(np.array_equal(found, run_on_cpu(func, arguments))) and cycles == best.cycles,
         "cycles": cycles,
         "occupancy": round(steps / cycles, 4),
-        "schedule": run.best.rule,
+        "schedule": best.sketch,
         "tiles": [list(map(int, trace.decisions[step])) for step in trace.insts if step in trace.decisions],
         "candidates": len(run.candidates),
         "candidates_that_run": sum(candidate.cycles is not None for candidate in run.candidates),
@@ -274,7 +278,7 @@ def resnet18(trials: int) -> list[dict[str, Any]]:
     }
     with tempfile.TemporaryDirectory() as folder:
         target = tvm.target.Target("tvm-ext/vta-1x16x16")
-        tune_model(imported.mod, target, folder, trials, recipe("evolution", batch=32, initial=32), batch=32)
+        tune(imported.mod, target, folder, trials, recipe("evolution", batch=32, initial=32), batch=32)
         plans = Plans(model.config, costs, read_tuned(Path(folder)))
     integers = {integer.layer.name: integer for integer in model.network.layers}
     regions = []

@@ -117,7 +117,7 @@ def compile(
         parsed = replace(parsed, disable=tuple(dict.fromkeys((*parsed.disable, *_OF_VIRTUAL_MACHINE))))
     elif emit != LIBRARY:
         parsed = replace(parsed, disable=tuple(dict.fromkeys((*parsed.disable, "finalize"))))
-    lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(imported, resolved))
+    lowered, statistics, seconds = lower(imported.mod, resolved, parsed, report, _warnings(resolved))
     partitioned = partitioning(lowered)
     if partitioned is not None:
         imported = replace(imported, notes=(*imported.notes, *partitioned["notes"]))
@@ -174,12 +174,12 @@ def _check_fixed(imported: ImportedModel) -> None:
             )
 
 
-def _warnings(imported: ImportedModel, target: tvm.target.Target) -> Callable[[Phase, tvm.IRModule], None] | None:
+def _warnings(target: tvm.target.Target) -> Callable[[Phase, tvm.IRModule], None] | None:
     """Make what is called after each phase to warn of kernels that will be slow."""
 
     def after_phase(phase: Phase, mod: tvm.IRModule) -> None:
         if phase.name == "schedule":
-            warn_of_unscheduled(mod, imported.origins)
+            warn_of_unscheduled(mod)
 
     return after_phase if backend_of(target).rules else None
 

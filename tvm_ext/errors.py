@@ -161,4 +161,9 @@ def warn(message: str, category: type[TvmExtWarning] = PerformanceWarning) -> No
     warnings.warn(message, category, stacklevel=level + 1)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error that says something; the name of its class where none does."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 _INSIDE = ("tvm_ext", "tvm", "tvm_ffi", "torch", "contextlib", "functools", "runpy")

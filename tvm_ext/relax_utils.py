@@ -1,11 +1,13 @@
-"""Small questions to Relax expressions that many passes ask: shapes, constants, kinds of kernel, plain data."""
+"""Small things that many passes do with expressions: shapes, constants, kinds of kernel, substitution, plain data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
 ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
@@ -42,6 +44,11 @@ def scalar(expr: Any) -> float | int | None:
     """Return the one element of a constant, None for anything else."""
     array = constant(expr)
     return array.item() if array is not None and array.size == 1 else None
+
+
+def substitute(node: Any, values: Mapping[Any, Any]) -> Any:
+    """Put values, by variable, in the place of variables of an expression or statement, buffers included."""
+    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda variable: values.get(variable, variable)))
 
 
 def plain(value: Any) -> Any:

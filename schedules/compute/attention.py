@@ -8,11 +8,8 @@ import tvm
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import (
-    BATCH_AXES_ATTRIBUTE,
-    OUT_AXES_ATTRIBUTE,
-    TILE_ATTRIBUTE,
     MatmulShape,
     columns_of,
     flatten,

@@ -15,17 +15,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
-
-OUT_AXES_ATTRIBUTE = "tvm_ext.out_axes"
-"""Annotation of a matmul block: for each axis of the stored result, which logical axis it is."""
-
-TILE_ATTRIBUTE = "tvm_ext.tile"
-"""Annotation of a matmul block: rows and chunks of columns of the register tile it was rounded up to."""
-
-BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
-"""Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""
-
+from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
 
 Access = Callable[..., Expr]
 """From an index to the element there."""

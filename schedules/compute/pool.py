@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE, crop
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import crop
 
 
 def pool(

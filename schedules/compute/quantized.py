@@ -11,14 +11,9 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
-from tvm_ext.schedules.compute.convolution import (
-    KERNEL_ATTRIBUTE,
-    crop,
-    output_extent,
-    pack_depthwise_weight,
-    pack_weight,
-    pad_spatial,
-)
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import crop, output_extent, pad_spatial
+from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 
 
 def conv2d_int8(

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.layout import full, in_channels
 from tvm_ext.schedules.compute.matmul import matmul
 

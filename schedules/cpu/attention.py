@@ -14,8 +14,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE, MatmulShape
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import MatmulShape
 from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import DIRECT_ROWS, MOST_VECTORS, accumulate_in_registers, copy_at, tile_cost

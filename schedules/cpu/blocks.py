@@ -8,7 +8,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, IterVar
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 
 
 def top_blocks(schedule: Schedule) -> list[SBlockRV]:

@@ -13,7 +13,7 @@ from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.window import STRIP_WIDTHS
+from tvm_ext.schedules.cpu.window import divisor_strip, row_bands
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 
@@ -49,12 +49,12 @@ class DepthwiseInt8:
         n, c, h, w, lane = schedule.get_loops(store)
         work = 2 * batch * chunks * rows * width * lanes * kernel_h * packs
         parallel = machine.divides(work)
-        bands = _bands(batch * chunks, rows, machine.cores) if parallel else 1
+        bands = row_bands(batch * chunks, rows, machine.cores) if parallel else 1
         band, _ = divide(schedule, h, [bands, None])
         task = schedule.fuse(n, c, band)
         if parallel:
             schedule.parallel(task)
-        strip, column = divide(schedule, w, [None, _strip(width, machine.vector_registers)], 28)
+        strip, column = divide(schedule, w, [None, divisor_strip(width, machine.vector_registers)], 28)
         schedule.vectorize(lane)
         schedule.unroll(column)
         schedule.compute_at(window, strip, preserve_unit_loops=True)
@@ -85,16 +85,3 @@ def _accumulate(schedule: Schedule, window: SBlockRV, strip: LoopRV, form: DotPr
     schedule.vectorize(lane_init)
     if pack > 1:
         schedule.tensorize(lane, depthwise_intrinsic(form, lanes))
-
-
-def _bands(tasks: int, rows: int, cores: int) -> int:
-    """Into how many bands of rows a channel block is cut, so that the cores get even shares."""
-    for bands in range(1, min(rows, 2 * cores) + 1):
-        if rows % bands == 0 and (tasks * bands % cores == 0 or tasks * bands >= 8 * cores):
-            return bands
-    return 1
-
-
-def _strip(width: int, registers: int) -> int:
-    """Choose the strip of a width that is known to be a multiple of a good one."""
-    return next(columns for columns in STRIP_WIDTHS if width % columns == 0 and columns <= max(1, registers // 2))

@@ -10,8 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import annotated_block
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide

@@ -63,14 +63,14 @@ class SlidingWindow:
         if pad is not None and not is_computed:
             schedule.compute_inline(pad)
         *outer, h, w, lanes = schedule.get_loops(store)
-        bands = _bands(prod(planes), rows, machine.cores)
+        bands = row_bands(prod(planes), rows, machine.cores)
         if is_computed:
             bands = _cached_bands(bands, rows, _plane_bytes(schedule, window), machine)
         band, _ = divide(schedule, h, [bands, None])
         task = schedule.fuse(*outer, band)
         if machine.divides(2 * prod(extents)):
             schedule.parallel(task)
-        strip, column = divide(schedule, w, [None, _divisor_strip(width, machine.vector_registers)], 28)
+        strip, column = divide(schedule, w, [None, divisor_strip(width, machine.vector_registers)], 28)
         schedule.vectorize(lanes)
         schedule.unroll(column)
         _accumulate(schedule, window, strip, rank)
@@ -98,7 +98,7 @@ def _accumulate(schedule: Schedule, window: SBlockRV, strip: LoopRV, rank: int) 
     schedule.vectorize(lanes_init)
 
 
-def _bands(tasks: int, rows: int, cores: int) -> int:
+def row_bands(tasks: int, rows: int, cores: int) -> int:
     """Into how many bands of rows a channel block is cut, so that the cores get even shares."""
     for bands in range(1, min(rows, 2 * cores) + 1):
         if rows % bands == 0 and (tasks * bands % cores == 0 or tasks * bands >= 8 * cores):
@@ -118,7 +118,7 @@ def _plane_bytes(schedule: Schedule, window: SBlockRV) -> int:
     return prod(int(extent) for extent in source.shape[2:]) * (tvm.DataType(source.dtype).bits // 8)
 
 
-def _divisor_strip(width: int, registers: int) -> int:
+def divisor_strip(width: int, registers: int) -> int:
     """Choose the strip of a width that is known to be a multiple of a good one."""
     return next(columns for columns in STRIP_WIDTHS if width % columns == 0 and columns <= max(1, registers // 2))
 

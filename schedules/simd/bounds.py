@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.stream import PREFIX
 from tvm_ext.schedules.simd.vector import lanes_of
 
@@ -247,9 +248,7 @@ class _Checker:
         variables = tirx.analysis.undefined_vars(expression)
         if not any(variable in self._values for variable in variables):
             return expression
-        return self._substituted(
-            tvm_ffi.structural_map(expression, (tvm.ir.Var, lambda variable: self._values.get(variable, variable)))
-        )
+        return self._substituted(substitute(expression, self._values))
 
 
 def lane_of(expression: Any, lane: int) -> Any:

@@ -15,7 +15,7 @@ after:  ``for r in range(4):  for k in range(512):  prefetch(B[4*p + 4 + r, k]);
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -26,6 +26,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
+from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.imported import PREFETCH, STEP
 from tvm_ext.schedules.simd.widen import Widener, uses
 
@@ -176,7 +177,7 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
     first = {loop.loop_var: loop.min for loop in loops}
     last = {loop.loop_var: loop.min + loop.extent - 1 for loop in loops if loop.kind != tirx.ForKind.UNROLLED}
     analyzer = tvm.sym.Analyzer()
-    chunk = analyzer.simplify(_substitute(position, first | last) - _substitute(position, first) + 1)
+    chunk = analyzer.simplify(substitute(position, first | last) - substitute(position, first) + 1)
     chunks = [loop for loop in loops if loop.kind == tirx.ForKind.UNROLLED and uses(position, loop.loop_var)]
     vectors = prod(int(loop.extent) for loop in chunks)
     ahead = chunk
@@ -184,11 +185,11 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
         stride = chunk
         ahead = chunk * vectors
     elif len(chunks) == 1:
-        step = _substitute(position, {chunks[0].loop_var: chunks[0].min + 1})
-        stride = analyzer.simplify(step - _substitute(position, {chunks[0].loop_var: chunks[0].min}))
+        step = substitute(position, {chunks[0].loop_var: chunks[0].min + 1})
+        stride = analyzer.simplify(step - substitute(position, {chunks[0].loop_var: chunks[0].min}))
     else:
         return reduction
-    index = _substitute(position, {loop.loop_var: loop.min for loop in loops if loop not in steps})
+    index = substitute(position, {loop.loop_var: loop.min for loop in loops if loop not in steps})
     iteration: Any = tirx.const(0, "int32")
     for loop in passes:
         iteration = iteration * loop.extent + loop.loop_var
@@ -242,7 +243,3 @@ def _weights(reduction: Any, operand: str) -> tuple[list[Any], Any]:
 
     tvm_ffi.structural_walk(node, [(tvm.ir.TensorLoad, note)])
     return loops, loads[0] if loads else None
-
-
-def _substitute(node: Any, values: Mapping[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda found: values.get(found, found)))

@@ -14,6 +14,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.relax_utils import substitute
+
 PADDING = 64
 """Elements to a multiple of which buffers are lengthened: the most that a vector has."""
 
@@ -51,7 +53,7 @@ def pad_scratch(func: tvm.tirx.PrimFunc) -> tuple[tvm.tirx.PrimFunc, Scratch]:
         )
         padded[buffer], sizes[longer] = longer, size
     if padded:
-        func = tvm_ffi.structural_map(func, (tvm.ir.Var, lambda variable: padded.get(variable, variable)))
+        func = substitute(func, padded)
     allocated: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, lambda allocation: allocated.append(allocation.buffer)))
     return func, Scratch(sizes, allocated)

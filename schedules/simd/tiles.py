@@ -22,6 +22,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.vector import broadcast, element_type, operation
 from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
@@ -122,7 +123,7 @@ def _tile_uneven_piece(outer: Any, side: int, analyzer: Any, staging: int) -> An
 
     def tiles(count: int) -> Any:
         x = tvm.ir.Var(outer.loop_var.name, outer.loop_var.ty)  # of another range than the loop it comes from
-        store = _substitute(guard.then_case, outer.loop_var, x)
+        store = substitute(guard.then_case, {outer.loop_var: x})
         loop = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, store, annotations=inner.annotations)
         number = tirx.const(count, element_type(outer.loop_var))
         return tile_loops(tirx.For(x, outer.min, number, outer.kind, loop), side, analyzer, staging)
@@ -190,7 +191,7 @@ class _Tiler:
         row = tvm.ir.Var("row", self._outer.loop_var.ty)
         zero, count = self._constant(0), self._constant(rows)
         self._analyzer.bind(row, tvm.ir.Range(zero, count))
-        store = _substitute(store, self._outer.loop_var, x + row)
+        store = substitute(store, {self._outer.loop_var: x + row})
 
         def vector(first: Any, active: int) -> list[Any]:
             widener = Widener(self._inner.loop_var, first, self._side, active, self._analyzer, streams=True)
@@ -233,7 +234,7 @@ class _Tiler:
             for found, along_y in zip(self._transposed, vectors, strict=True):
                 widener.define(found.placeholder, along_y[row])
             position = self._analyzer.simplify(x + row)
-            statements.append(widener.statement(_substitute(body, self._outer.loop_var, position)))
+            statements.append(widener.statement(substitute(body, {self._outer.loop_var: position})))
         return tirx.SeqStmt(statements)
 
     def _load_transposed(
@@ -245,10 +246,10 @@ class _Tiler:
         vectors: list[Any] = [zero] * self._side
         for column in range(columns):
             position = self._analyzer.simplify(y + column)
-            load = _substitute(found.load, self._inner.loop_var, position)
+            load = substitute(found.load, {self._inner.loop_var: position})
             vector = Widener(self._outer.loop_var, x, self._side, rows, self._analyzer).value(load)
             if found.condition is not None:
-                condition = _substitute(found.condition, self._inner.loop_var, position)
+                condition = substitute(found.condition, {self._inner.loop_var: position})
                 condition = self._analyzer.simplify(condition)
                 vector = tirx.if_then_else(condition, vector, zero)
             vectors[column] = self._bind(vector, statements)
@@ -369,7 +370,3 @@ def _sequence(parts: Sequence[Any]) -> Any:
 
 def _shuffle(vectors: Sequence[Any], lanes: Sequence[int]) -> Any:
     return prim.Shuffle(list(vectors), [tirx.const(lane, "int32") for lane in lanes])
-
-
-def _substitute(node: Any, variable: Any, value: Any) -> Any:
-    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda found: value if found.same_as(variable) else found))

@@ -15,9 +15,11 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ext
+from tests.graph.test_origins import named
 from tests.zoo import ZOO
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import PerformanceWarning, TvmExtWarning
+from tvm_ext.graph.origins import bindings_of, words_of
 from tvm_ext.passes.unscheduled import OPEN_EXTENT, SMALLEST_WORK, serial_work, warn_of_unscheduled
 
 OPAQUE = 8
@@ -105,7 +107,7 @@ def test_extents_that_stay_open_are_named() -> None:
 def test_the_nodes_of_the_model_are_named() -> None:
     mod = module(SMALLEST_WORK)
     with pytest.warns(PerformanceWarning, match=r"running_sum \(node 'sum_of_all' \(CumSum\)\)"):
-        warn_of_unscheduled(mod, {"total": "node 'sum_of_all' (CumSum)", "x": "another"})
+        warn_of_unscheduled(named(mod, {"total": "node 'sum_of_all' (CumSum)"}))
 
 
 def test_outputs_of_a_kernel_with_several_results_are_found() -> None:
@@ -134,7 +136,7 @@ def test_outputs_of_a_kernel_with_several_results_are_found() -> None:
 
     assert serial_work(Two["two"]) == 160_000  # of the two branches one runs
     with pytest.warns(PerformanceWarning, match=r"two \(a node\)"):
-        warn_of_unscheduled(Two, {"second": "a node"})
+        warn_of_unscheduled(named(Two, {"second": "a node"}))
 
 
 def test_a_rule_that_failed_is_reported() -> None:
@@ -156,8 +158,9 @@ def test_an_imported_model_knows_its_nodes() -> None:
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, [3])],
     )
     imported = tvm_ext.frontend.import_model(helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
-    assert "'act'" in imported.origins["y_0"]
-    assert {binding.var.name for binding in imported.mod["main"].body.blocks[0].bindings} >= set(imported.origins)
+    found = {binding.var.name: words_of(binding.var) for binding in bindings_of(imported.mod["main"].body)}
+    assert found["y_0"] == ("Relu node 'act'",)
+    assert found["z"] == ("Exp node that makes 'z'",)
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("tiny_") and "int8" not in name])

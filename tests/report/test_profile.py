@@ -70,7 +70,7 @@ def test_medians_are_of_the_same_call_in_every_run() -> None:
         [("a", 2.0), ("b", 6.0), ("a", 8.0)],
         [("a", 9.0), ("b", 4.0), ("a", 7.0)],
     ]
-    rows = profiling._rows(watched, known, {"a": ["Add 'n'"]}, LIMITS)
+    rows = profiling._rows(watched, known, [("Add 'n'",), (), ()], LIMITS)
     assert [(row.kernel, row.seconds) for row in rows] == [("a", 2.0), ("b", 5.0), ("a", 8.0)]
     assert rows[0].layers == ("Add 'n'",)
     assert rows[1].nbytes == 48
@@ -78,13 +78,13 @@ def test_medians_are_of_the_same_call_in_every_run() -> None:
 
 def test_runs_that_differ_give_the_median_of_a_kernel() -> None:
     known = {"step": Kernel("step", 1, None, None, 8, "", ("step",), 0)}
-    rows = profiling._rows([[("step", 1.0)] * 2, [("step", 3.0)] * 3], known, {}, LIMITS)
+    rows = profiling._rows([[("step", 1.0)] * 2, [("step", 3.0)] * 3], known, [(), ()], LIMITS)
     assert [(row.seconds, row.flops, row.nbytes, row.limit) for row in rows] == [(3.0, None, None, None)] * 2
 
 
 def test_arithmetic_on_integers_has_no_limit() -> None:
     known = {"q": Kernel("q", 1, 10**9, 40, 60, "cpu.conv2d_int8", ("q",), 0)}
-    (row,) = profiling._rows([[("q", 1.0)]], known, {}, LIMITS)
+    (row,) = profiling._rows([[("q", 1.0)]], known, [()], LIMITS)
     assert row.limit == LIMITS.seconds(0, 100)
 
 
@@ -116,7 +116,7 @@ def test_other_targets_are_refused_before_anything_is_compiled(target: Any) -> N
 
 def test_no_runs_are_refused() -> None:
     with pytest.raises(OptionError, match="runs: 0 is too few"):
-        profiling.profile(tvm.IRModule(), tvm.target.Target("llvm"), [], [], {}, runs=0)
+        profiling.profile(tvm.IRModule(), tvm.target.Target("llvm"), [], [], runs=0)
 
 
 def test_loops_of_a_model_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,33 +13,36 @@ from tvm.s_tir import meta_schedule as ms
 from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
 from tvm_ext.backends.vta.codegen.compute import Epilogue, conv2d, matmul
 from tvm_ext.backends.vta.config import config_of_target
+from tvm_ext.backends.vta.measurer import CycleMeasurer
 from tvm_ext.backends.vta.timing.costs import costs_named
 from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuning.vta import tune
-from tvm_ext.tuning.vta_metaschedule import builder_and_runner, design_space
+from tvm_ext.tuning.counted import KernelSearch
+from tvm_ext.tuning.counted_metaschedule import builder_and_runner, design_space
 
 TARGET = tvm.target.Target("tvm-ext/vta-1x16x16")
 CONFIG = config_of_target(TARGET)
 COSTS = costs_named("chisel")
+MEASURER = CycleMeasurer(TARGET, COSTS)
 
 
 def test_tuning_finds_a_schedule_that_runs_as_fast_as_it_says() -> None:
     func = conv2d(CONFIG, (1, 4, 14, 14), (8, 3, 3), 1, 1, Epilogue(9, 0, 127, "weights"))
-    run = tune(func, TARGET, COSTS, recipe("random", batch=8, initial=8), 24, batch=8)
+    run = KernelSearch(func, MEASURER, recipe("random", batch=8, initial=8), batch=8)
+    assert run.run(24) == run.best
     assert len(run.candidates) == 24
     counted = [candidate.cycles for candidate in run.candidates if candidate.cycles is not None]
     assert run.best.cycles == min(counted) < counted[0] * 1.001
     failed = [candidate.reason for candidate in run.candidates if candidate.cycles is None]
     assert failed
     assert all("do not fit" in reason or "turns of the loops over tiles" in reason for reason in failed)
-    assert {candidate.rule for candidate in run.candidates} == {
+    assert {candidate.sketch for candidate in run.candidates} == {
         "vta.conv2d (co n y x)", "vta.conv2d (n y x co)", "vta.conv2d (n y co x)",
     }  # fmt: skip
-    scheduled = run.schedule.mod["main"]
+    scheduled = run.schedule(run.best).mod["main"]
     arguments = random_arguments(func, np.random.default_rng(0))
     found, program = run_on_vta(scheduled, arguments, CONFIG)
     np.testing.assert_array_equal(found, run_on_cpu(func, arguments))
@@ -48,17 +51,18 @@ def test_tuning_finds_a_schedule_that_runs_as_fast_as_it_says() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     func = matmul(CONFIG, 8, 16, 16)
-    first, again = (tune(func, TARGET, COSTS, recipe("random", batch=8, initial=8), 8, seed=3) for _ in range(2))
+    first, again = (KernelSearch(func, MEASURER, recipe("random", batch=8, initial=8), seed=3) for _ in range(2))
+    assert first.run(8) == again.run(8)
     assert first.candidates == again.candidates
 
 
 def test_metaschedule_tunes_with_the_cycle_model(tmp_path: Path) -> None:
     func = matmul(CONFIG, 8, 16, 16, Epilogue(8, bias="weights"))
-    builder, runner = builder_and_runner(CONFIG, COSTS)
+    builder, runner = builder_and_runner(MEASURER)
     with only_tensor_intrinsics():
         database = ms.tune_tir(
             func, TARGET, str(tmp_path), 12, num_trials_per_iter=6, builder=builder, runner=runner,
-            strategy=TunerStrategy(recipe("random", batch=6, initial=6)), space=design_space(func, TARGET),
+            strategy=TunerStrategy(recipe("random", batch=6, initial=6)), space=design_space(func, MEASURER),
             cost_model=ms.cost_model.RandomModel(), num_tuning_cores=1, seed=1,
         )  # fmt: skip
     seconds = [float(record.run_secs[0]) for record in database.get_all_tuning_records() if record.run_secs]
@@ -70,4 +74,4 @@ def test_what_no_rule_takes_is_not_tuned() -> None:
     data = te.placeholder((4, 1, 16), "int8", name="data")
     other = te.create_prim_func([data, te.compute((4, 1, 16), lambda *at: data(*at) + data(*at), name="twice")])
     with pytest.raises(TuningError, match="no convolution or matrix product"):
-        tune(other, TARGET, COSTS, recipe("random"), 4)
+        KernelSearch(other, MEASURER, recipe("random"))

@@ -26,7 +26,7 @@ from tvm_ext.compiler import compile
 from tvm_ext.errors import InputError, OptionError, TuningError, VTADeviceError
 from tvm_ext.registration import VTA_BOARDS
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuning.vta import tune_model
+from tvm_ext.tuning import tune
 
 TARGET = "tvm-ext/vta-1x16x16"
 SHAPE = (1, 20, 12, 12)
@@ -68,11 +68,11 @@ def test_tuned_models_take_fewer_cycles(tmp_path: Path) -> None:
     target, config = tvm.target.Target(TARGET), load_config("sim")
     costs = costs_named("chisel")
     mod = Emitter().module((1, 32, 14, 14), residual_block)
-    found = tune_model(mod, target, tmp_path, 96, recipe("random", batch=8, initial=8), batch=8)
+    found = tune(mod, target, tmp_path, 96, recipe("random", batch=8, initial=8), batch=8)
     assert found.trials > 90
     assert all(kernel.best is not None and kernel.best <= kernel.before for kernel in found.kernels)
     assert any(kernel.best < kernel.before for kernel in found.kernels)
-    again = tune_model(mod, target, tmp_path, 96, recipe("random", batch=8, initial=8), batch=8)
+    again = tune(mod, target, tmp_path, 96, recipe("random", batch=8, initial=8), batch=8)
     assert (again.trials, again.resumed) == (0, found.trials)
     calibration = {"x": np.random.default_rng(1).standard_normal((2, 32, 14, 14)).astype(np.float32)}
     default, tuned = (offload(mod, config, costs, calibration, tuned=known) for known in (None, read_tuned(tmp_path)))

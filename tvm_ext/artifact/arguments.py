@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 
 from tvm_ext.conditions import check_conditions
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, first_line
 from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, check_values, describe, match_names
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -97,7 +97,7 @@ def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.r
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"input {describe(spec)}: it is on device {tensor.device} and cannot be copied to {device}: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from None
 
 
@@ -105,7 +105,7 @@ def _as_array(spec: TensorSpec, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except Exception as error:  # lists of different lengths, for one, or whatever an object's __array__ raises
-        raise InputError(f"input {describe(spec)}: no array can be made of it: {_first_line(error)}") from None
+        raise InputError(f"input {describe(spec)}: no array can be made of it: {first_line(error)}") from None
 
 
 def _from_array(array: np.ndarray, device: tvm.runtime.Device) -> Any:
@@ -135,7 +135,7 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> tuple[Any, str]:
     except Exception as error:  # the other library raises what it likes
         raise InputError(
             f"input {describe(spec)}: this {type(value).__module__}.{type(value).__qualname__} cannot be taken by "
-            f"DLPack: {_first_line(error)}; give a NumPy array"
+            f"DLPack: {first_line(error)}; give a NumPy array"
         ) from None
 
 
@@ -150,7 +150,3 @@ def compact(tensor: Any) -> Any:
             return tensor._create_view(tensor.shape, tensor.dtype)
         stride *= extent
     return tensor
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -27,7 +27,7 @@ from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination
 from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.artifact.shared_object import write_library
-from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError
+from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError, first_line
 from tvm_ext.system.cleanup import temporary_folder
 from tvm_ext.system.files import ARTIFACT, exchange
 from tvm_ext.system.threads import before_exit, use_all_cores, with_pool
@@ -186,16 +186,16 @@ class CompiledModel:
                 raise
             except AssertionError as error:  # by an operator of the model that checks values: relax.assert_op
                 raise InputError(
-                    f"the model itself refuses its inputs: {_first_line(error).rstrip('.')}; give values that it allows"
+                    f"the model itself refuses its inputs: {first_line(error).rstrip('.')}; give values that it allows"
                 ) from error
             except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
-                mismatch = _MISMATCH.search(_first_line(error))
+                mismatch = _MISMATCH.search(first_line(error))
                 if mismatch is not None:
                     raise InputError(
                         f"the values of the inputs do not fit together: a tensor of the model has {mismatch[1]} "
                         f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
                     ) from error
-                raise CompileError(f"the compiled model failed while running: {_first_line(error)}") from error
+                raise CompileError(f"the compiled model failed while running: {first_line(error)}") from error
             idle.append(machine)  # not after an error: what it left unfinished goes with it
         return values
 
@@ -214,7 +214,7 @@ class CompiledModel:
                 machine.set_instrument(self._instrument)
             return machine
         except (RuntimeError, ValueError, OSError) as error:
-            raise TargetError(f"the compiled code cannot be loaded on this machine: {_first_line(error)}") from error
+            raise TargetError(f"the compiled code cannot be loaded on this machine: {first_line(error)}") from error
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -339,16 +339,12 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     try:
         module = tvm.runtime.load_module(str(library.absolute()))
     except (RuntimeError, ValueError, OSError) as error:
-        raise TargetError(f"{library} cannot be loaded on this machine: {_first_line(error)}") from None
+        raise TargetError(f"{library} cannot be loaded on this machine: {first_line(error)}") from None
     return CompiledModel(module, metadata, origin=library)
 
 
 _MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
 """What the virtual machine says where an extent that was computed differs from the tensor that it is of."""
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _space_hint(error: OSError) -> str:

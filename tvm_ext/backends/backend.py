@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import tvm
 
@@ -23,6 +24,60 @@ Emit = Callable[[tvm.IRModule, tvm.target.Target, str], tuple[Any, dict[str, Any
 
 PARTITIONED = "tvm_ext.partitioned"
 """Attribute of a module whose layers were moved to an accelerator: JSON with ``decisions`` and ``notes``."""
+
+
+@dataclass(frozen=True)
+class CountedKernel:
+    """A kernel that is tuned without being run.
+
+    Attributes
+    ----------
+    key : str
+        Equal for kernels that share what is found.
+    name : str
+        For people.
+    calls : int
+        How often the model calls it.
+    func : tirx.PrimFunc
+    cycles : int
+        With the schedule that it has without tuning.
+    """
+
+    key: str
+    name: str
+    calls: int
+    func: tvm.tirx.PrimFunc
+    cycles: int
+
+
+class CountingMeasurer(Protocol):
+    """Measures candidates by counting cycles, exactly and without a machine, and keeps what was found in a folder."""
+
+    name: str
+    """What counts them, as in "is tuned with NAME"."""
+
+    clock: float
+    """Cycles a second."""
+
+    def kernels(self, mod: tvm.IRModule) -> list[CountedKernel]:
+        """List what there is to tune in a Relax module; a ``TuningError`` says why that is nothing."""
+
+    def sketches(self, func: tvm.tirx.PrimFunc) -> dict[str, tvm.s_tir.Schedule]:
+        """Schedule a kernel in every form that can be tuned; the choices are sampling instructions."""
+
+    def refusal(self, choices: Sequence[Any]) -> str:
+        """Say why a candidate with such choices is not worth being counted; ``""`` if it is."""
+
+    def count(self, scheduled: tvm.tirx.PrimFunc) -> tuple[int | None, str]:
+        """Count the cycles of a scheduled kernel; None and the reason if it cannot run."""
+
+    def known(self, folder: Path) -> dict[str, tuple[int, int]]:
+        """Read from a tuning folder, by key, the fewest cycles that were found, and how many candidates were tried."""
+
+    def keep(
+        self, folder: Path, kernel: CountedKernel, sketch: str, schedule: tvm.s_tir.Schedule, cycles: int, trials: int
+    ) -> None:
+        """Add ``trials`` candidates to those that were tried, the best of which has this schedule."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +103,10 @@ class Backend:
         Describes the processor of a target to rules and planners.
     instructions : callable
         Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
+    measurer : callable, optional
+        For processors whose kernels are tuned without being run: makes, of a target, what counts their cycles.
+    profile_with : str
+        The command that says where the time goes, for kernels that are not timed on this machine.
     runs_here : bool
         Whether this machine can run what is compiled for such a target, given that it is the one the target names.
     shares_storage : bool
@@ -72,6 +131,8 @@ class Backend:
     kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
     machine: Callable[[tvm.target.Target], Machine] | None = None
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
+    measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
+    profile_with: str = ""
     runs_here: bool = False
     shares_storage: bool = False
     independent_kernels: bool = False

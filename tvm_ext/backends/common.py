@@ -20,6 +20,7 @@ from tvm_ext.memory.relax.order import memory_order
 from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
 from tvm_ext.memory.relax.rewriting import memory_rewriting
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.flush_denormals import flush_constants
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
@@ -29,6 +30,7 @@ from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.shared_kernels import legalize_once
+from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.shapes.batch_loop import batch_loops
@@ -38,19 +40,39 @@ Passes = list[tvm.transform.Pass]
 
 def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Bring a module into the form that is compiled: no training, no branches inside, constants folded."""
+    return inference_form(arithmetic=[*rewritten(options), *flushed(options)])
+
+
+def inference_form(
+    first: Passes | None = None, integers: tvm.transform.Pass | None = None, arithmetic: Passes | None = None
+) -> Passes:
+    """List the passes of ``canonicalize``.
+
+    Parameters
+    ----------
+    first : list of Pass, optional
+        What a target does before anything is folded.
+    integers : Pass, optional
+        Turns quantised operators into arithmetic of integers.
+    arithmetic : list of Pass, optional
+        What is done to the operators that are left.
+    """
+    # Before constants are folded: that would turn quantised weights into floats.
+    quantized = [] if integers is None else [decompose_attention(), integers, relax.transform.DeadCodeElimination()]
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
         *foreign_kernels(),
+        *(first or []),
         empty_tensors(),
         zero_literals(),
+        *quantized,
         fold_batch_norm(),
         relax.transform.DeadCodeElimination(),
         fold_constants(),
         fold_the_rest(),
         relax.transform.DeadCodeElimination(),
-        *rewritten(options),
-        *([flush_constants()] if options.flush_denormals else []),
+        *(arithmetic or []),
         # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
         zero_literals(),
     ]
@@ -59,6 +81,11 @@ def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineO
 def rewritten(options: PipelineOptions) -> Passes:
     """Rewrite arithmetic, if that is asked for."""
     return [] if options.rewrite == "off" else [rewrite_algebra(options.rewrite)]
+
+
+def flushed(options: PipelineOptions) -> Passes:
+    """Flush denormal constants, if that is asked for."""
+    return [flush_constants()] if options.flush_denormals else []
 
 
 def dispatch(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -93,7 +120,7 @@ def fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions, 
         if options.fuse == "stock"
         else fuse_by_mapping_types(rules=backend.rules, profiles=options.fuse_profiles)
     )
-    fusion = [limit_recomputation(), grouped, relax.transform.FuseTIR(), *(behind or [])]
+    fusion = [limit_recomputation(), traced_grouping(grouped), relax.transform.FuseTIR(), *(behind or [])]
     if options.memory == "arena":
         return [fuse_for_arena(fusion)]
     return [*([isolate_concatenations()] if options.memory == "optimal" else []), *fusion]
@@ -123,6 +150,7 @@ def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
+        lowered_origins(),
         batch_loops(),
         allocate_empty_constants(),
     ]

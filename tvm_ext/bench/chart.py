@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 from pathlib import Path
 from typing import Any
 
 from tvm_ext.bench.result import BenchResult, Row
 from tvm_ext.bench.table import milliseconds
 from tvm_ext.errors import MissingPackageError, OptionError
-from tvm_ext.system.files import write_atomically
+from tvm_ext.system.pictures import picture
 
 FORMATS = (".png", ".svg")
 
@@ -47,19 +46,8 @@ def write_chart(result: BenchResult, path: str | Path) -> None:
         If the file cannot be written.
     """
     check_chart(path)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    buffer = io.BytesIO()
-    # Text stays text in an SVG, and two drawings of one result are the same file.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tvm-ext", "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(8.0, 1.7 + 0.46 * len(result.rows)), dpi=160, layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(path, (8.0, 1.7 + 0.46 * len(result.rows)), 160, make_folders=True) as figure:
         _draw(figure, result)
-        kind = Path(path).suffix.lower().removeprefix(".")
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue(), make_folders=True)
 
 
 def _draw(figure: Any, result: BenchResult) -> None:

@@ -15,6 +15,14 @@ from tvm_ext.bench.result import BenchResult, Row
 PLAIN_WIDTH = 120
 
 
+def wide_console(stream: IO[str] | None = None) -> Console:
+    """Open a console on a stream (stdout by default): a pipe is :data:`PLAIN_WIDTH` wide, as a file is no terminal."""
+    console = Console(file=stream, highlight=False, soft_wrap=False)
+    if not console.is_terminal:  # a pipe has no width of its own, and a table cut at 80 columns is of no use in a file
+        console.width = PLAIN_WIDTH
+    return console
+
+
 def print_result(result: BenchResult, stream: IO[str] | None = None) -> None:
     """Print a result.
 
@@ -25,9 +33,7 @@ def print_result(result: BenchResult, stream: IO[str] | None = None) -> None:
     stream : text file, optional
         Where to; standard output by default.
     """
-    console = Console(file=stream, highlight=False, soft_wrap=False)
-    if not console.is_terminal:  # a pipe has no width of its own, and a table cut at 80 columns is of no use in a file
-        console.width = PLAIN_WIDTH
+    console = wide_console(stream)
     threads = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
     console.print(f"[bold]{result.model}[/bold]: latency, float32, {threads}, TVM target {_brief(result.target)}")
     console.print(_fitting_table(result, console))

@@ -15,19 +15,15 @@ import click
 from tvm_ext.cli.common import (
     Shapes,
     given_options,
-    input_shape_option,
-    model_argument,
+    model_options,
     pipeline_options,
-    target_option,
 )
 
 PROGRESS_AFTER_SECONDS = 2.0
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of every engine. [default: physical cores]")
 @click.option(
     "--repeats",

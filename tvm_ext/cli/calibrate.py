@@ -65,14 +65,11 @@ def _answer(figures: Mapping[str, float], before: Mapping[str, float], origin: s
     if as_json:
         print_json({"figures": dict(figures), "before": dict(before), "origin": origin})
         return
-    from rich.console import Console
     from rich.table import Table
 
-    from tvm_ext.bench.table import PLAIN_WIDTH
+    from tvm_ext.bench.table import wide_console
 
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = wide_console()
     table = Table()
     table.add_column("figure")
     for title in ("measured", "before") if before else ("value",):

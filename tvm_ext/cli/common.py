@@ -84,6 +84,13 @@ dynamic_option = click.option(
     help="Dimensions that stay open, by the names that the model has for them or INPUT:AXIS, with the sizes that they "
     'may have at run time: "batch=1..32,seq=1..512"; "*" for all that are open.',
 )
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a command takes that compiles a model: the model, the target, shapes of inputs."""
+    return model_argument(target_option(input_shape_option(command)))
+
+
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")
 
 

@@ -14,13 +14,11 @@ from tvm_ext.cli.common import (
     dynamic_option,
     elapsed,
     given_options,
-    input_shape_option,
     json_flag,
-    model_argument,
+    model_options,
     pipeline_options,
     print_json,
     step_display,
-    target_option,
 )
 from tvm_ext.cli.vta_model import calibrate_option, read_calibration
 
@@ -41,9 +39,7 @@ def _with_calibration(
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @dynamic_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
 @click.option(

@@ -9,12 +9,10 @@ import click
 
 from tvm_ext.cli.common import (
     Shapes,
-    input_shape_option,
     json_flag,
-    model_argument,
+    model_options,
     print_json,
     step_display,
-    target_option,
 )
 
 if TYPE_CHECKING:
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @json_flag
 def command(model: Path, target: str, input_shapes: Shapes, as_json: bool) -> None:
     """Embed the target's multiply-add instructions into the operators of MODEL (.onnx or .pt2); docs/embedding.md."""
@@ -42,17 +38,14 @@ def command(model: Path, target: str, input_shapes: Shapes, as_json: bool) -> No
 
 
 def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from tvm_ext.bench.table import PLAIN_WIDTH
+    from tvm_ext.bench.table import wide_console
     from tvm_ext.embedding.ranking import stored_macs
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.report.embeddings import stored_bytes
 
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = wide_console()
     covered = sum(operator.best is not None for operator in found)
     console.print(f"[bold]{model.name}[/bold]: {covered} of {len(found)} multiply-accumulate kernels have an embedding")
     table = Table()

@@ -14,22 +14,18 @@ from tvm_ext.cli.common import (
     dynamic_option,
     elapsed,
     given_options,
-    input_shape_option,
     json_flag,
-    model_argument,
+    model_options,
     pipeline_options,
     print_json,
     step_display,
-    target_option,
 )
 from tvm_ext.errors import OutputError
 from tvm_ext.system.files import check_output, write_atomically
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @dynamic_option
 @click.option(
     "-o",

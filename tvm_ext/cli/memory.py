@@ -9,12 +9,10 @@ import click
 
 from tvm_ext.cli.common import (
     Shapes,
-    input_shape_option,
     json_flag,
-    model_argument,
+    model_options,
     print_json,
     step_display,
-    target_option,
 )
 
 if TYPE_CHECKING:
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw bytes alive over time: .png or .svg (needs matplotlib)."
 )
@@ -58,15 +54,12 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
 
 
 def _print(model: Path, plans: tuple[PlannedMemory, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from tvm_ext.bench.table import PLAIN_WIDTH
+    from tvm_ext.bench.table import wide_console
     from tvm_ext.graph.units import bytes_text
 
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = wide_console()
     console.print(f"[bold]{model.name}[/bold]: memory of intermediate tensors; weights and inputs are not counted")
     table = Table()
     table.add_column("plan")

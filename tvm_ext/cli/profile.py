@@ -10,13 +10,11 @@ import click
 from tvm_ext.cli.common import (
     Shapes,
     given_options,
-    input_shape_option,
     json_flag,
-    model_argument,
+    model_options,
     pipeline_options,
     print_json,
     step_display,
-    target_option,
 )
 
 if TYPE_CHECKING:
@@ -24,9 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
 @click.option("--runs", default=20, show_default=True, type=click.IntRange(min=1), help="Runs that are timed.")
@@ -83,14 +79,11 @@ def command(
 
 
 def _print(model: str, target: str, profile: Profile, top: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from tvm_ext.bench.table import PLAIN_WIDTH
+    from tvm_ext.bench.table import wide_console
 
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = wide_console()
     copies = ", ".join(f"{speed / 1e9:.0f}" for _, speed in profile.limits.bandwidths)
     console.print(
         f"[bold]{model}[/bold] for {target}: {profile.seconds * 1e3:.3f} ms a run, {profile.inside * 1e3:.3f} ms in "

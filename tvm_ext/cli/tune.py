@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,10 @@ from tvm_ext.cli.common import (
     Shapes,
     elapsed,
     given_options,
-    input_shape_option,
     json_flag,
-    model_argument,
+    model_options,
     pipeline_options,
     print_json,
-    target_option,
 )
 from tvm_ext.cli.vta_model import calibrate_option, read_calibration
 
@@ -34,9 +32,7 @@ NOISY = 0.05
 
 
 @click.command()
-@model_argument
-@target_option
-@input_shape_option
+@model_options
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
@@ -111,7 +107,6 @@ def command(
     from tvm_ext.target import resolve_target
     from tvm_ext.tuners.recipes import recipe
     from tvm_ext.tuning import tune
-    from tvm_ext.tuning.vta import tune_model
 
     start = time.perf_counter()
     row = recipe(tuner)
@@ -128,23 +123,20 @@ def command(
         check_output(chart, [model])
     imported = import_model(model, input_shapes=input_shapes or None)
     samples = read_calibration(imported.inputs, calibration)
-    counted = "partition" in backend_of(resolved).phases
-    if counted and (tracker is not None or compare is not None or threads is not None or features != "knobs"):
+    counts = backend_of(resolved).measurer
+    if counts is not None and (tracker is not None or threads is not None or features != "knobs"):
         raise click.UsageError(
-            "VTA is tuned with its cycle model: leave out --tracker, --key, --compare, --threads and --features"
+            f"{target} is tuned with {counts(resolved).name}: leave out --tracker, --key, --threads and --features"
         )
-    with _display(trials, quiet=as_json) as progress:
-        if counted:
-            result = tune_model(
-                imported.mod, resolved, work_dir, trials, row, seed=seed, batch=batch, progress=progress
-            )
-        else:
-            with _measurer(threads, tracker, key) as measurer:
-                result = tune(
-                    imported.mod, resolved, work_dir, trials, row,
-                    seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
-                    store_features=features == "stores", options=PipelineOptions.from_keywords(given_options(options)),
-                )  # fmt: skip
+    with (
+        _display(trials, quiet=as_json) as progress,
+        nullcontext() if counts is not None else _measurer(threads, tracker, key) as measurer,
+    ):
+        result = tune(
+            imported.mod, resolved, work_dir, trials, row,
+            seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
+            store_features=features == "stores", options=PipelineOptions.from_keywords(given_options(options)),
+        )  # fmt: skip
     if output is not None:
         compile(imported, resolved, work_dir=work_dir, calibration=samples, **given_options(options)).save(
             output, force=force

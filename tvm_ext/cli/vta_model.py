@@ -162,7 +162,7 @@ def profile(
         samples = read_calibration(imported.inputs, calibration) or random_inputs(imported.inputs)
         offloaded = _offload(imported, target, samples, costs_name)
         report("count cycles")
-        names = layer_nodes(model, offloaded.graph)
+        names = layer_nodes(offloaded.graph)
         found = profile_regions(offloaded.regions, costs, offloaded.partition, names)
     if as_json:
         rows = [

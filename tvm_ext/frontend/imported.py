@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -19,15 +19,14 @@ class ImportedModel:
     Attributes
     ----------
     mod : tvm.IRModule
-        Its function ``main`` takes exactly ``inputs``, in that order; weights are constants inside it.
+        Its function ``main`` takes exactly ``inputs``, in that order; weights are constants inside it. Variables have
+        words for the nodes that they come from (:mod:`tvm_ext.graph.origins`).
     inputs, outputs : tuple of TensorSpec
         The interface of ``main``.
     source : str
         The path of the model file, or what kind of object it came from.
     notes : tuple of str
         One sentence for each thing that importing did to the model.
-    origins : mapping from str to str
-        Words for the nodes of the model, by the names of the Relax variables that are their outputs.
     conditions : tuple of str
         What has to hold of the extents of the inputs (see :mod:`tvm_ext.conditions`).
     """
@@ -37,7 +36,6 @@ class ImportedModel:
     outputs: tuple[TensorSpec, ...]
     source: str
     notes: tuple[str, ...]
-    origins: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.origins import OriginBuilder
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE
@@ -121,6 +122,7 @@ class BlockedLayoutMutator(PyExprMutator):
 
     def __init__(self, mod: tvm.IRModule, machine: Machine, take: Take, winograd: bool = True) -> None:
         super().__init__(mod)
+        self.builder_ = OriginBuilder(mod)
         self.machine = machine
         self.take = take
         self.winograd = winograd
@@ -137,6 +139,10 @@ class BlockedLayoutMutator(PyExprMutator):
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Let a rule take the binding; otherwise keep it, with plain operands."""
         self.definitions[binding.var] = binding.value
+        with self.builder_.coming_from(binding.var.span):
+            self._rewrite(binding)
+
+    def _rewrite(self, binding: relax.VarBinding) -> None:
         result = self.take(self, binding.value)
         if result is None:
             super().visit_var_binding_(binding)

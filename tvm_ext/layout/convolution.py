@@ -13,18 +13,11 @@ from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, channel_block,
 from tvm_ext.layout.lanes import ZERO
 from tvm_ext.layout.winograd import winograd_convolution
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
-from tvm_ext.schedules.compute.convolution import (
-    PixelCopy,
-    convolution,
-    depthwise_convolution,
-    output_extent,
-    pack_depthwise_weight,
-    pack_weight,
-    pixel_convolution,
-    transposed_as_convolution,
-    transposed_convolution,
-)
+from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution, output_extent
 from tvm_ext.schedules.compute.layout import turn
+from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
+from tvm_ext.schedules.compute.pixel_convolution import PixelCopy, pixel_convolution
+from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
 from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.window import computed_strip_width

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.origins import emit_from, span_of, words_of
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, calls
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
@@ -101,14 +102,12 @@ class PackMatmulMutator(PyExprMutator):
             super().visit_var_binding_(binding)
             return
         found = find_attention(self.bindings, call, lambda expr: self._visible(expr, binding.var))
+        span = binding.var.span if product is None else span_of([*words_of(product), *words_of(binding.var)])
         new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
         if new_call is None:
             new_call = self._kernel(*operands, out_axes)
-        if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
-            new_var = self.builder_.emit_output(new_call)
-        else:
-            new_var = self.builder_.emit(new_call)
-        self.set_var_remap(binding.var, new_var)
+        leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
+        self.set_var_remap(binding.var, emit_from(self.builder_, new_call, span, leaves=leaves))
 
     def _transposed_product(self, var: relax.Var, value: relax.Expr) -> relax.Var | None:
         """Find the product that ``value`` transposes, when nothing else uses it and its last axis stays in place."""

@@ -17,6 +17,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ext.relax_utils import substitute
+
 
 def element_alignment() -> tvm.transform.Pass:
     """Make the pass; it works on the kernels of a module that is compiled for a CPU."""
@@ -38,7 +40,7 @@ def align_to_elements(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # What a block calls a part of a tensor may ask for no more than the tensor has.
     tvm_ffi.structural_walk(func.body, (s_tir.MatchBufferRegion, lambda match: buffers.append(match.buffer)))
     replaced = {buffer: _aligned_to_element(buffer) for buffer in buffers}
-    return tvm_ffi.structural_map(func, (tvm.ir.Var, lambda variable: replaced.get(variable, variable)))
+    return substitute(func, replaced)
 
 
 def _aligned_to_element(buffer: Any) -> Any:

@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.origins import emit_from
 from tvm_ext.relax_utils import constant
 
 # Convolutions whose weight has the output channels first, by operator name and layout of the weight.
@@ -152,5 +153,5 @@ class _Rewriter(PyExprMutator):
                 [self.visit_expr(convolution.args[0]), relax.const(scaled, str(weight.dtype))],
                 convolution.attrs,
             )
-            return self.builder_.emit(call, data.name), shift  # people find it by its name
+            return emit_from(self.builder_, call, data.span, data.name), shift  # people find it by its name
         return None

@@ -5,14 +5,15 @@ Kernels with open extents are named with these: no tiles can be chosen for what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import tirx
 
 from tvm_ext.errors import warn
+from tvm_ext.graph.origins import nodes_of_kernels
 from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
@@ -27,7 +28,7 @@ _LISTED = 8
 _KINDS = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
 
 
-def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = None) -> None:
+def warn_of_unscheduled(mod: tvm.IRModule) -> None:
     """Warn of kernels that no rule took, of kernels with open extents among them, and of rules that failed, once each.
 
     Kernels that their author has shared out among threads or vectors are not looked at.
@@ -36,8 +37,6 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
     ----------
     mod : tvm.IRModule
         After the schedule rules; kernels are called by ``call_tir``.
-    origins : mapping from str to str, optional
-        Words for the nodes of the model, by the Relax variables of their outputs.
     """
     slow, opened, faults = [], [], []
     for variable, func in mod.functions_items():
@@ -59,9 +58,9 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
                 slow.append((work, variable.name_hint))
     slow.sort(key=lambda row: (-row[0], row[1]))
     opened.sort(key=lambda row: (-row[0], row[1]))
-    nodes = nodes_of_kernels(mod, origins or {}) if slow or opened else {}
+    nodes = nodes_of_kernels(mod) if slow or opened else {}
     if opened:
-        names = [f"{_spell(name, nodes.get(name, []))} with {', '.join(found)} open" for _, name, found in opened]
+        names = [f"{_spell(name, nodes.get(name, ()))} with {', '.join(found)} open" for _, name, found in opened]
         more = f" and {len(opened) - _LISTED} more" if len(opened) > _LISTED else ""
         warn(
             f"one thread computes {'this kernel' if len(opened) == 1 else f'these {len(opened)} kernels'}, without "
@@ -69,7 +68,7 @@ def warn_of_unscheduled(mod: tvm.IRModule, origins: Mapping[str, str] | None = N
             "for known shapes; only a batch of independent images may stay open at no cost (docs/compilation.md)"
         )
     if slow:
-        listed = [_spell(name, nodes.get(name, [])) for _, name in slow[:_LISTED]]
+        listed = [_spell(name, nodes.get(name, ())) for _, name in slow[:_LISTED]]
         more = f" and {len(slow) - _LISTED} more" if len(slow) > _LISTED else ""
         warn(
             f"no schedule rule takes {'this kernel' if len(slow) == 1 else f'these {len(slow)} kernels'}, which one "
@@ -121,35 +120,7 @@ def _work(statement: Any, times: int) -> int:
     return 0 if body is None else _work(body, times)
 
 
-def nodes_of_kernels(mod: tvm.IRModule, origins: Mapping[str, str]) -> dict[str, list[str]]:
-    """Words for the nodes that each kernel computes, as far as its results kept their names."""
-    found: dict[str, list[str]] = {}
-    for func in mod.functions.values():
-        if not isinstance(func, relax.Function):
-            continue
-        names: dict[Any, list[str]] = {}  # by the variable that a kernel's results are bound to
-        kernels: dict[Any, str] = {}
-        for binding in _bindings(func.body):
-            value = getattr(binding, "value", None)
-            if isinstance(value, relax.Call) and value.args and isinstance(value.args[0], tvm.ir.GlobalVar):
-                names[binding.var], kernels[binding.var] = [binding.var.name], value.args[0].name_hint
-            elif isinstance(value, relax.TupleGetItem) and value.tuple_value in names:
-                names[value.tuple_value].append(binding.var.name)
-        for variable, kernel in kernels.items():
-            words = [origins[name] for name in names[variable] if name in origins]
-            found.setdefault(kernel, []).extend(words)
-    return {kernel: list(dict.fromkeys(words)) for kernel, words in found.items()}
-
-
-def _bindings(body: Any) -> Iterator[Any]:
-    for block in getattr(body, "blocks", ()):
-        for binding in block.bindings:
-            yield binding
-            for branch in ("true_branch", "false_branch"):
-                yield from _bindings(getattr(getattr(binding, "value", None), branch, None))
-
-
-def _spell(kernel: str, nodes: list[str]) -> str:
+def _spell(kernel: str, nodes: Sequence[str]) -> str:
     if not nodes:
         return kernel
     more = f" and {len(nodes) - 3} more nodes" if len(nodes) > 3 else ""

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.origins import OriginBuilder
 from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
 from tvm_ext.relax_utils import constant
 
@@ -43,6 +44,7 @@ class IntegerMutator(PyExprMutator):
 
     def __init__(self, mod: tvm.IRModule, rules: Sequence[Mapping[str, Rule]]) -> None:
         super().__init__(mod)
+        self.builder_ = OriginBuilder(mod)
         self.rules = rules
         self.constants: dict[relax.Var, QuantizedConstant] = {}
         self.arrays: dict[relax.Var, np.ndarray] = {}
@@ -56,6 +58,10 @@ class IntegerMutator(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
+        with self.builder_.coming_from(binding.var.span):
+            self._rewrite(binding)
+
+    def _rewrite(self, binding: relax.VarBinding) -> None:
         value = binding.value
         if isinstance(value, relax.Call) and isinstance(binding.var, relax.DataflowVar):
             name = getattr(value.op, "name", "")

@@ -23,7 +23,6 @@ from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.symbolic import sort_value, total_of
 from tvm_ext.inputs import check_inputs, random_inputs
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
-from tvm_ext.passes.unscheduled import nodes_of_kernels
 from tvm_ext.phases import PHASES, Phase
 from tvm_ext.pipeline import checked_options
 from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, Rewriting, TensorLife
@@ -113,8 +112,7 @@ def inspect_model(
     if profile_runs:
         report("time kernels")
         given = check_inputs(imported.inputs, arrays(imported.inputs))
-        layers = nodes_of_kernels(kernel_module, imported.origins)
-        profile = profile_kernels(lowered, resolved, list(given.values()), found, layers, profile_runs)
+        profile = profile_kernels(lowered, resolved, list(given.values()), found, profile_runs)
     return Inspection(
         model=imported.source,
         target=_target_text(resolved),

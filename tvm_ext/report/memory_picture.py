@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from tvm_ext.bench.chart import check_chart
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.report.charts import Line, lines_of
 from tvm_ext.report.inspection import MemoryProfile
-from tvm_ext.system.files import write_atomically
+from tvm_ext.system.pictures import picture
 
 COLORS = ("#8c9aa5", "#d08c2f", "#1f6f8b", "#7a3b8f")
 TEXT, FAINT = "#22303a", "#7a8791"
@@ -39,18 +38,8 @@ def draw_memory(path: str | Path, title: str, profiles: Sequence[MemoryProfile],
         If the file cannot be written.
     """
     check_chart(path)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tvm-ext", "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(10.0, 5.6), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(path, (10.0, 5.6), 150, make_folders=True) as figure:
         _draw(figure, title, profiles, limit)
-        kind = Path(path).suffix.lower().removeprefix(".")
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue(), make_folders=True)
 
 
 def _draw(figure: Any, title: str, profiles: Sequence[MemoryProfile], limit: int | None) -> None:

@@ -21,6 +21,7 @@ from tvm_ext.backends.registry import backend_of
 from tvm_ext.bench.peak import Copy, MultiplyAdds
 from tvm_ext.compiler import generate_code
 from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.graph.origins import calls_of_kernels, nodes_of_kernels
 from tvm_ext.report.inspection import Kernel
 from tvm_ext.system.threads import physical_cores, use_all_cores
 
@@ -159,8 +160,10 @@ def require_profiled(target: tvm.target.Target) -> None:
         If it is not a CPU.
     """
     backend = backend_of(target)
-    if backend.name == "vta":
-        raise TargetError("kernels of VTA run on a simulator; `tvm-ext vta profile` counts their cycles")
+    if backend.profile_with:
+        raise TargetError(
+            f"kernels of {target} are not timed on this machine; `{backend.profile_with}` says where their cycles go"
+        )
     if not backend.runs_here:
         raise TargetError(
             f"target {target.kind.name}: kernels are timed on this machine's CPU; give a target of kind llvm, such as "
@@ -181,7 +184,6 @@ def profile(
     target: tvm.target.Target,
     inputs: Sequence[np.ndarray],
     kernels: Sequence[Kernel],
-    layers: Mapping[str, Sequence[str]],
     runs: int = RUNS,
     limits: Limits | None = None,
 ) -> Profile:
@@ -196,8 +198,6 @@ def profile(
         Arguments of ``main``.
     kernels : sequence of Kernel
         What is known of its kernels.
-    layers : mapping of str to sequence of str
-        Words for the nodes that each kernel computes.
     runs : int
         Runs that are watched.
     limits : Limits, optional
@@ -224,7 +224,20 @@ def profile(
     seconds = _whole_runs(run, runs)
     watched = _watched_runs(machine, run, known, runs)
     best = limits or measure_limits(target)
-    return Profile(seconds, tuple(_rows(watched, known, layers, best)), best, runs, physical_cores())
+    rows = _rows(watched, known, _layers(lowered, [name for name, _ in watched[0]]), best)
+    return Profile(seconds, tuple(rows), best, runs, physical_cores())
+
+
+def _layers(lowered: tvm.IRModule, called: Sequence[str]) -> list[tuple[str, ...]]:
+    """List words for the nodes that each call of a run computes; where a run branches, those of all calls of a kernel.
+
+    ``main`` of a model without branches and loops calls its kernels in the order of a run.
+    """
+    calls = [call for call in calls_of_kernels(lowered["main"]) if call[0] in set(called)]
+    if [kernel for kernel, _ in calls] == list(called):
+        return [words for _, words in calls]
+    nodes = nodes_of_kernels(lowered)
+    return [nodes.get(kernel, ()) for kernel in called]
 
 
 def _whole_runs(run: Callable[[], None], runs: int) -> float:
@@ -261,7 +274,7 @@ def _watched_runs(
 def _rows(
     watched: Sequence[Sequence[tuple[str, float]]],
     known: Mapping[str, Kernel],
-    layers: Mapping[str, Sequence[str]],
+    layers: Sequence[tuple[str, ...]],
     limits: Limits,
 ) -> list[KernelCall]:
     """Take medians; of runs that call the same kernels, those of each call, else those of all calls of a kernel."""
@@ -274,7 +287,7 @@ def _rows(
             by_name.setdefault(name, []).append(seconds)
         times = [median(by_name[name]) for name in names[0]]
     rows = []
-    for name, seconds in zip(names[0], times, strict=True):
+    for name, seconds, words in zip(names[0], times, layers, strict=True):
         kernel = known[name]
         moved = None
         if isinstance(kernel.bytes_read, int) and isinstance(kernel.bytes_written, int):
@@ -283,6 +296,5 @@ def _rows(
         # The peak is of float32; a dot product of bytes does several times as much in an instruction.
         counted = 0 if "int8" in kernel.rule else flops
         limit = None if moved is None or counted is None else limits.seconds(counted, moved)
-        words = tuple(layers.get(name, ()))
         rows.append(KernelCall(name, seconds, flops, moved, kernel.rule, kernel.operators, words, limit))
     return rows

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from tvm_ext.bench.chart import check_chart
-from tvm_ext.system.files import write_atomically
+from tvm_ext.system.pictures import picture
 
 Curve = Sequence[tuple[float, int, float]]
 """Seconds, trials and the sum of the kernels' best times (seconds), after each batch."""
@@ -24,14 +23,7 @@ def write_tuning_chart(curves: dict[str, Curve], path: str | Path) -> None:
         If the file cannot be written.
     """
     check_chart(path)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tvm-ext", "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(9.0, 3.6), dpi=160, layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(path, (9.0, 3.6), 160, make_folders=True) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, column, label in zip(panels, (1, 0), ("trials", "seconds"), strict=True):
             for name, curve in curves.items():
@@ -41,6 +33,3 @@ def write_tuning_chart(curves: dict[str, Curve], path: str | Path) -> None:
         panels[0].set_ylabel("sum of best kernel times (µs)")
         if len(curves) > 1:
             panels[0].legend(frameon=False)
-        kind = Path(path).suffix.lower().removeprefix(".")
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, buffer.getvalue(), make_folders=True)

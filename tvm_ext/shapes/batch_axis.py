@@ -12,7 +12,7 @@ taken away from those accesses neither ``i`` nor ``n`` may be left anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
+
+from tvm_ext.relax_utils import substitute
 
 _PURE = 2
 """Calls of operators with an effect above it (``TCallEffectKind``) write memory or are not known."""
@@ -75,7 +77,7 @@ def images_of(shape: Sequence[Any], batch: tirx.Var) -> Images | None:
 def _rows(extent: Any, batch: tirx.Var) -> int | None:
     """Give ``c`` of an extent ``c * batch``."""
     analyzer = tvm.sym.Analyzer()
-    rows = analyzer.simplify(_substitute(extent, {batch: tirx.const(1, str(batch.ty.dtype))}))
+    rows = analyzer.simplify(substitute(extent, {batch: tirx.const(1, str(batch.ty.dtype))}))
     if not isinstance(rows, prim.IntImm) or int(rows) < 1:
         return None
     return int(rows) if _is_zero(analyzer, extent - batch * rows) else None
@@ -136,10 +138,6 @@ def uses(expression: Any, variable: tirx.Var) -> bool:
         return tvm_ffi.VisitInterrupt(True) if found.same_as(variable) else None
 
     return tvm_ffi.structural_walk(expression, (tvm.ir.Var, interrupt)) is not None
-
-
-def _substitute(node: Any, values: Mapping[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda found: values.get(found, found)))
 
 
 def _is_zero(analyzer: Any, expression: Any) -> bool:
@@ -203,7 +201,7 @@ class _Proof:
         reader = _Reader(self, block.name_hint, analyzer, image if in_image else None)
         for part in (block.init, block.body):
             if part is not None:
-                reader.statement(_substitute(_substitute(part, values), in_image))
+                reader.statement(substitute(substitute(part, values), in_image))
 
     def images(self, buffer: Any) -> Images | None:
         """Give the images of a buffer."""

@@ -78,7 +78,7 @@ def import_graph(module: GraphModule, weights: Mapping[int, torch.Tensor], sourc
     converted = convert_core(program, source, outputs)
     described = import_module(converted.mod)
     inputs = with_limits(described.inputs, converted.index_limits)
-    model = ImportedModel(converted.mod, inputs, described.outputs, source, converted.notes, converted.origins)
+    model = ImportedModel(converted.mod, inputs, described.outputs, source, converted.notes)
     return ImportedGraph(model, arguments)
 
 

@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from tvm_ext.errors import ModelError, OptionError, TvmExtError, UnsupportedOperatorError, warn
-from tvm_ext.frontend.torch.export import first_line
+from tvm_ext.frontend.torch.export import class_and_line
 from tvm_ext.system.compile_lock import one_compilation
 from tvm_ext.target import resolve_target
 from tvm_ext.torch_compile.beside_torch import target_beside_torch
@@ -189,4 +189,4 @@ def _require_cpu(module: GraphModule) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, TvmExtError) else first_line(error)
+    return str(error) if isinstance(error, TvmExtError) else class_and_line(error)

@@ -4,6 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tests.graph.test_origins import named
 from tests.zoo import get
 from tvm_ext.frontend import import_model
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
@@ -56,12 +57,11 @@ def test_a_legalisation_that_raises() -> None:
 
 
 def test_origins() -> None:
-    mod = module("exp", "sin", "cos", "tan")
-    origins = {"after_sin": "node A", "after_tan": "node B"}
-    assert origin_of("after_exp", mod, origins) == "node A"
-    assert origin_of("after_sin", mod, origins) == "node A"
-    assert origin_of("after_cos", mod, origins) == "node B"
-    assert origin_of("elsewhere", mod, origins) == "Relax variable 'elsewhere'"
+    mod = named(module("exp", "sin", "cos", "tan"), {"after_sin": "node A", "after_tan": "node B"})
+    assert origin_of("after_exp", mod) == "node A"
+    assert origin_of("after_sin", mod) == "node A"
+    assert origin_of("after_cos", mod) == "node B"
+    assert origin_of("elsewhere", mod) == "Relax variable 'elsewhere'"
 
 
 def test_error_line() -> None:

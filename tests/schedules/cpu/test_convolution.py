@@ -13,7 +13,8 @@ from tvm import relax, te
 from tests.schedules.kernels import TARGETS, assembly, graph
 from tvm_ext.layout.blocked_layout import blocked_layout
 from tvm_ext.passes.vector_code import vector_code
-from tvm_ext.schedules.compute.convolution import pack_weight, pixel_convolution
+from tvm_ext.schedules.compute.packed_weights import pack_weight
+from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, computed_pixels, conv_tile, register_tile
 from tvm_ext.schedules.cpu.convolution import Convolution

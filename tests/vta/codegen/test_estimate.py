@@ -14,12 +14,12 @@ from tvm_ext.backends.vta.codegen.estimate import count_cycles
 from tvm_ext.backends.vta.codegen.rules import conv2d_rule, matmul_rule
 from tvm_ext.backends.vta.codegen.unrolling import plan_program
 from tvm_ext.backends.vta.config import config_of_target
+from tvm_ext.backends.vta.measurer import CycleMeasurer
 from tvm_ext.backends.vta.timing.costs import COSTS, costs_named
 from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.errors import VTAProgramError
 from tvm_ext.schedules.vta.conv2d import ORDERS, ConvKnobs
 from tvm_ext.schedules.vta.matmul import MatmulKnobs
-from tvm_ext.tuning.vta import measure
 
 TARGET = tvm.target.Target("tvm-ext/vta-1x16x16")
 CONFIG = config_of_target(TARGET)
@@ -42,7 +42,7 @@ def check_convolution(data: st.DataObject) -> None:
     schedule = conv2d_rule(draw(st.sampled_from(list(ORDERS))), knobs).apply(func, TARGET)
     assert schedule is not None
     scheduled, costs = schedule.mod["main"], draw(st.sampled_from(list(COSTS)))
-    if measure(scheduled, CONFIG, costs_named(costs))[0] is None:
+    if CycleMeasurer(TARGET, costs_named(costs)).count(scheduled)[0] is None:
         with pytest.raises(VTAProgramError, match="do not fit"):
             plan_program(scheduled, CONFIG)
     else:

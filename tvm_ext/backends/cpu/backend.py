@@ -20,30 +20,25 @@ from tvm_ext.layout.pack_matmul import pack_matmul
 from tvm_ext.layout.quantized import LEGALIZATIONS
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.bounded_indices import bounded_indices
-from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.element_alignment import element_alignment
-from tvm_ext.passes.empty_tensors import empty_tensors
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
 from tvm_ext.passes.fixed_vectors import fixed_vectors
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
-from tvm_ext.passes.flush_denormals import flush_constants, flush_kernels
-from tvm_ext.passes.fold_batch_norm import fold_batch_norm
-from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
+from tvm_ext.passes.flush_denormals import flush_kernels
+from tvm_ext.passes.fold_constants import fold_the_rest
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.order_of_nan import order_of_nan
-from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
-from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.quantized.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -52,30 +47,10 @@ from tvm_ext.shapes.open_batch import open_batch
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [
-        outline_branches(),
-        relax.transform.CanonicalizeBindings(),
-        *foreign_kernels(),
-        open_batch(),
-        empty_tensors(),
-        zero_literals(),
-        # Before constants are folded: that would turn quantised weights into floats.
-        decompose_attention(),
-        integer_arithmetic(),
-        relax.transform.DeadCodeElimination(),
-        fold_batch_norm(),
-        relax.transform.DeadCodeElimination(),
-        fold_constants(),
-        fold_the_rest(),
-        relax.transform.DeadCodeElimination(),
-        *common.rewritten(options),
-        single_precision(),
-        order_of_nan(),
-        running_sums(),
-        *([flush_constants()] if options.flush_denormals else []),
-        # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
-        zero_literals(),
-    ]
+    arithmetic = [single_precision(), order_of_nan(), running_sums()]
+    return common.inference_form(
+        [open_batch()], integer_arithmetic(), [*common.rewritten(options), *arithmetic, *common.flushed(options)]
+    )
 
 
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -5,42 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from tvm_ext.backends.backend import Backend
-from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.common import COMMON, Passes, inference_form
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.options import PipelineOptions
-from tvm_ext.passes.decompose_attention import decompose_attention
-from tvm_ext.passes.empty_tensors import empty_tensors
-from tvm_ext.passes.fold_batch_norm import fold_batch_norm
-from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
-from tvm_ext.passes.inputs_kept import foreign_kernels
-from tvm_ext.passes.outline_branches import outline_branches
-from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules.instructions.rows import VMPA, VMPY, VMPY_SPLAT, VRMPY
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [
-        outline_branches(),
-        relax.transform.CanonicalizeBindings(),
-        *foreign_kernels(),
-        empty_tensors(),
-        zero_literals(),
-        # Before constants are folded: that would turn quantised weights into floats.
-        decompose_attention(),
-        hvx_kernels(),
-        relax.transform.DeadCodeElimination(),
-        fold_batch_norm(),
-        relax.transform.DeadCodeElimination(),
-        fold_constants(),
-        fold_the_rest(),
-        relax.transform.DeadCodeElimination(),
-        zero_literals(),
-    ]
+    return inference_form(integers=hvx_kernels())
 
 
 def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict[str, Any], type]:

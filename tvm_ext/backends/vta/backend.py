@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tvm
 
-from tvm_ext.backends.backend import PARTITIONED, Backend
+from tvm_ext.backends.backend import PARTITIONED, Backend, CountingMeasurer
 from tvm_ext.backends.cpu.backend import CPU
 from tvm_ext.backends.vta.instructions import instructions
 from tvm_ext.options import PipelineOptions
@@ -38,10 +38,18 @@ def _partition(backend: Backend, target: tvm.target.Target, options: PipelineOpt
     return [_move]
 
 
+def _measurer(target: tvm.target.Target) -> CountingMeasurer:
+    from tvm_ext.backends.vta.measurer import CycleMeasurer
+
+    return CycleMeasurer(target)
+
+
 VTA = replace(
     CPU,
     name="vta",
     accepts=lambda target: "vta" in target.keys,
     phases={**CPU.phases, "partition": _partition},
     instructions=instructions,
+    measurer=_measurer,
+    profile_with="tvm-ext vta profile",
 )

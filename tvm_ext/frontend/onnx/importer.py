@@ -36,6 +36,7 @@ from tvm_ext.frontend.onnx.support import (
 from tvm_ext.frontend.onnx.values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax.check import error_line
 from tvm_ext.frontend.relax.indexing import clip_indices
+from tvm_ext.graph.origins import OriginBuilder, span_of
 
 # Operators and the position from which on their inputs stand for dimensions. TVM's converters make a variable for each
 # element of those that are not constant.
@@ -74,18 +75,13 @@ class OnnxImporter(ControlFlowConverter):
     prepared : PreparedModel
     source : str
         Begins the error message.
-
-    Attributes
-    ----------
-    origins : dict from str to str
-        For each Relax variable that is an output of a node: words for that node.
     """
 
     _nodes: dict[str, Any]
 
     def __init__(self, prepared: PreparedModel, source: str) -> None:
         super().__init__(shape_dict={}, dtype_dict={})
-        self.origins: dict[str, str] = {}
+        self.bb = OriginBuilder()
         self._prepared = prepared
         self._source = source
         self._failures: list[UnsupportedNode] = []
@@ -185,8 +181,11 @@ class OnnxImporter(ControlFlowConverter):
                 self._construct_node(node)
 
     def _construct_node(self, node: onnx.NodeProto) -> None:
+        with self.bb.coming_from(span_of([self._prepared.labels[node.name]])):
+            self._construct_labelled(node, self._prepared.labels[node.name])
+
+    def _construct_labelled(self, node: onnx.NodeProto, label: str) -> None:
         domain = domain_of(node)
-        label = self._prepared.labels[node.name]
         try:
             if node.name in self._prepared.unsupported:
                 raise NotImplementedError(self._prepared.unsupported[node.name])
@@ -204,7 +203,7 @@ class OnnxImporter(ControlFlowConverter):
                 results = self._convert_node(node, find_converter(node).get_converter(self._opsets.get(domain, 1)))
             for name, result in zip(node.output, results, strict=False):
                 if name:
-                    self._nodes[name] = self._bind(self._checked(self._settled(result, name), name), name, label)
+                    self._nodes[name] = self._bind(self._checked(self._settled(result, name), name), name)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, SubgraphFailedError):
                 self._failures.append(UnsupportedNode(label, domain, _reason(node, error)))
@@ -237,7 +236,7 @@ class OnnxImporter(ControlFlowConverter):
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
         if isinstance(result, relax.Expr):
-            result = self.bb.normalize(result)
+            result = self.bb.normalize(_with_bound_parts(self.bb, result))
         if node.op_type in SEQUENCE_OPERATORS or not isinstance(getattr(result, "ty", None), relax.TupleType):
             results = [result]
         elif isinstance(result, relax.Tuple):
@@ -273,15 +272,13 @@ class OnnxImporter(ControlFlowConverter):
             )
         return self.bb.normalize(relax.op.reshape(result, relax.ShapeExpr(wanted)))
 
-    def _bind(self, result: Any, name: str, label: str) -> Any:
+    def _bind(self, result: Any, name: str) -> Any:
         """Give a result a variable named after the tensor; constants, shapes and tuples stay what they are."""
         if isinstance(result, relax.ShapeExpr) and all(isinstance(dim, tvm.tirx.IntImm) for dim in result.values):
             return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
-        variable = self.bb.emit(result, name_hint=identifier(name))
-        self.origins[variable.name] = label
-        return variable
+        return self.bb.emit(result, name_hint=identifier(name))
 
     def _stand_in(self, name: str) -> None:
         """Put zeros in the place of a tensor that could not be made, if its type is known, to try what reads it."""
@@ -294,6 +291,22 @@ class OnnxImporter(ControlFlowConverter):
 
     def _variable_name(self, name: str) -> str:
         return str(self._name_supply.fresh_name(identifier(name)))
+
+
+def _with_bound_parts(bb: relax.BlockBuilder, result: relax.Expr) -> relax.Expr:
+    """Bind what the fields of a tuple are taken from here, where it is known which node they come from."""
+    if not isinstance(result, relax.Tuple):
+        return result
+    whole: dict[int, relax.Var] = {}
+    fields = []
+    for field in result.fields:
+        source = field.tuple_value if isinstance(field, relax.TupleGetItem) else None
+        if isinstance(source, relax.Call):
+            if source.__chandle__() not in whole:
+                whole[source.__chandle__()] = bb.emit(source)
+            field = bb.emit(relax.TupleGetItem(whole[source.__chandle__()], field.index))
+        fields.append(field)
+    return relax.Tuple(fields)
 
 
 def _extent(variable: relax.Var) -> int:

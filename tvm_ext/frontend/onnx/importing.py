@@ -123,9 +123,7 @@ def _import(
     importer = OnnxImporter(prepared, loaded.source)
     mod = importer.run()
     faults = [
-        UnsupportedNode(
-            origin_of(call.variable, mod, importer.origins), "", f"its Relax operator {call.operator}: {call.reason}"
-        )
+        UnsupportedNode(origin_of(call.variable, mod), "", f"its Relax operator {call.operator}: {call.reason}")
         for call in unlowered_calls(mod)
     ]
     if faults:
@@ -138,9 +136,7 @@ def _import(
         else tuple(_with_open_dimensions(spec, value.type) for spec, value in zip(found, declared, strict=True))
     )
     inputs = with_limits(prepared.inputs, importer.index_limits)
-    return ImportedModel(
-        mod, inputs, outputs, loaded.source, (*prepared.notes, *importer.notes), importer.origins, importer.conditions
-    )
+    return ImportedModel(mod, inputs, outputs, loaded.source, (*prepared.notes, *importer.notes), importer.conditions)
 
 
 def _with_open_dimensions(spec: TensorSpec, type_proto: onnx.TypeProto) -> TensorSpec:

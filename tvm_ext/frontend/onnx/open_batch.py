@@ -84,7 +84,7 @@ def with_open_batch(first: ImportedModel, second: ImportedModel, name: str) -> I
         ) from None
     notes = tuple(note for note in first.notes if not note.startswith("bound "))
     note = f"kept dimension {name!r} of {', '.join(s.name for s in inputs if name in map(str, s.shape))} open"
-    return ImportedModel(mod, inputs, outputs, first.source, (*notes, note), first.origins)
+    return ImportedModel(mod, inputs, outputs, first.source, (*notes, note))
 
 
 def _joined_dims(first: Sequence[int | str], second: Sequence[int | str], name: str) -> tuple[int | str, ...]:

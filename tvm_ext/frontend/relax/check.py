@@ -7,12 +7,13 @@ model it comes from.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax
 
+from tvm_ext.graph.origins import words_of
 from tvm_ext.passes.empty_tensors import empty_tensors
 from tvm_ext.passes.shared_kernels import legalize_once
 
@@ -129,23 +130,15 @@ def _culprit(mod: tvm.IRModule, error: Exception) -> UnloweredCall:
     return UnloweredCall("", "", error_line(error))
 
 
-def origin_of(variable: str, mod: tvm.IRModule, origins: Mapping[str, str]) -> str:
-    """Words for the node of the model that a Relax variable comes from.
+def origin_of(variable: str, mod: tvm.IRModule) -> str:
+    """Words for the node of the model that a Relax variable of an imported module comes from.
 
-    Converters bind helper variables before the output of their node, so a variable without an entry belongs to the next
-    one that has one.
-
-    Parameters
-    ----------
-    variable : str
-    mod : tvm.IRModule
-        The imported module.
-    origins : mapping from str to str
-        Words for the nodes, by the variables of their outputs.
+    Converters bind helper variables before the output of their node, so a variable without words belongs to the next
+    one that has some.
     """
     seen = False
     for binding, _ in _calls(mod):
         seen = seen or binding.var.name == variable
-        if seen and binding.var.name in origins:
-            return origins[binding.var.name]
+        if seen and (words := words_of(binding.var)):
+            return words[0]
     return f"Relax variable {variable!r}"

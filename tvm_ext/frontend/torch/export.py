@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tvm_ext.dynamic import ALL, OpenDimension
-from tvm_ext.errors import InputError, ModelError
+from tvm_ext.errors import InputError, ModelError, first_line
 
 # Parts that compute something else in training mode.
 MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
@@ -84,7 +84,7 @@ def load_program(path: str) -> torch.export.ExportedProgram:
         raise ModelError(f"{path}: the file cannot be read: {error.strerror or error}") from error
     except Exception as error:  # a damaged file makes the reader fail in many ways
         raise ModelError(
-            f"{path}: this is not an exported PyTorch program, or it is damaged ({first_line(error)}); "
+            f"{path}: this is not an exported PyTorch program, or it is damaged ({class_and_line(error)}); "
             "write it anew with torch.export.save, by a torch not newer than "
             f"{torch.__version__}"
         ) from error
@@ -103,11 +103,10 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def first_line(error: BaseException) -> str:
-    """Shorten an error to its first line that says something, without a full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    name = type(error).__name__
-    return f"{name}: {lines[0].rstrip('.')}" if lines else name
+def class_and_line(error: BaseException) -> str:
+    """Shorten an error to its class and the first line that says something, without a full stop."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line.rstrip('.')}"
 
 
 def _arguments(
@@ -179,10 +178,10 @@ def _export_error(
     except Exception as failure:  # user code
         return InputError(
             f"{source}: the module fails on the example inputs {_describe(arguments, keywords)}: "
-            f"{first_line(failure)}{_user_line(failure)}"
+            f"{class_and_line(failure)}{_user_line(failure)}"
         )
     return ModelError(
-        f"{source}: torch.export cannot export it: {first_line(error)}{_user_line(error)}; "
+        f"{source}: torch.export cannot export it: {class_and_line(error)}{_user_line(error)}; "
         "write that part in operations on tensors of fixed shape, without leaving torch"
     )
 

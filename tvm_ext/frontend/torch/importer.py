@@ -18,12 +18,13 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
-from tvm_ext.frontend.torch.export import TORCH_FOLDER, first_line, quiet
+from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch.random import draw
 from tvm_ext.frontend.torch.sampling import KEPT
+from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
 
 _TRACED_FROM = 2
@@ -32,13 +33,12 @@ _TRACED_FROM = 2
 
 @dataclass(frozen=True)
 class Converted:
-    """A program as a Relax module, with the names it gives its inputs and outputs, and words for its nodes."""
+    """A program as a Relax module, with the names it gives its inputs and outputs."""
 
     mod: tvm.IRModule
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     notes: tuple[str, ...]
-    origins: Mapping[str, str]
     index_limits: tuple[Limits, ...]
 
 
@@ -68,7 +68,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
                 table.pop(operator)
             core = program.run_decompositions(table)
     except Exception as error:  # whatever a decomposition raises
-        raise ModelError(f"{source}: torch cannot decompose it into core operators: {first_line(error)}") from error
+        raise ModelError(f"{source}: torch cannot decompose it into core operators: {class_and_line(error)}") from error
     return convert_core(core, source, output_names(program))
 
 
@@ -79,16 +79,14 @@ def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Seque
     importer = _Importer(source)
     importer.check_operators(core)
     mod = _without_bounds_of_two(importer.run(core))
-    faults = {
-        f"{origin_of(call.variable, mod, importer.origins)}, its Relax operator {call.operator}: {call.reason}": (
-            origin_of(call.variable, mod, importer.nodes)
-        )
-        for call in unlowered_calls(mod)
-    }
+    faults = {}
+    for call in unlowered_calls(mod):
+        origin = origin_of(call.variable, mod)
+        faults[f"{origin}, its Relax operator {call.operator}: {call.reason}"] = importer.nodes.get(origin, origin)
     if faults:
         raise _unsupported(source, faults)
     inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
-    return Converted(mod, inputs, tuple(outputs), notes, importer.origins, importer.index_limits)
+    return Converted(mod, inputs, tuple(outputs), notes, importer.index_limits)
 
 
 def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
@@ -125,8 +123,7 @@ class _Importer(ExportedProgramImporter):
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.origins: dict[str, str] = {}
-        self.nodes: dict[str, str] = {}  # names of nodes, by the variables of their outputs
+        self.nodes: dict[str, str] = {}  # names of nodes, by words for them
         self.faults: dict[str, str] = {}  # names of nodes, by what is wrong with them
         super().__init__()
 
@@ -180,8 +177,10 @@ class _Importer(ExportedProgramImporter):
 
     def _located(self, converter: Callable[[torch.fx.Node], Any]) -> Callable[[torch.fx.Node], Any]:
         def convert_node(node: torch.fx.Node) -> Any:
+            label = _label(node)
+            self.nodes[label] = node.name
             try:
-                with promoted(self, node):
+                with promoted(self, node), self.block_builder.coming_from(span_of([label])):
                     result = (logical_converter(self, node) or converter)(node)
                 fault = _fault(result, node)
             except _NoStandInError:  # a node inside a branch
@@ -189,11 +188,8 @@ class _Importer(ExportedProgramImporter):
             except Exception as error:  # TVM's converters use assertions and exceptions of all kinds
                 fault = error_line(error)
             if fault:
-                self.faults[f"{_label(node)}: {fault}"] = node.name
+                self.faults[f"{label}: {fault}"] = node.name
                 result = self._stand_in(node.meta.get("val"))
-            if isinstance(result, relax.Var):
-                self.origins[result.name] = _label(node)
-                self.nodes[result.name] = node.name
             return result
 
         return convert_node

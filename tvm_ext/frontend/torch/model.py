@@ -93,7 +93,6 @@ def import_torch(
         _renamed(described.outputs, converted.output_names, source),
         source,
         (*notes, *converted.notes, *(f"torch's guard {guard} is not checked at run time" for guard in unchecked)),
-        converted.origins,
         tuple(conditions),
     )
 

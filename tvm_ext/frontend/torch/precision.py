@@ -9,12 +9,14 @@ a CPU, and normalisations of doubles are written out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from tvm_ext.graph.origins import emit_from
 from tvm_ext.passes.single_precision import in_single_precision
 
 _WINDOW = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")
@@ -43,17 +45,30 @@ class PreciseBuilder:
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
         self._builder = builder
+        self._span: Any = None
+
+    @contextmanager
+    def coming_from(self, span: Any) -> Iterator[None]:
+        """Let what is emitted inside come from what a span says."""
+        before, self._span = self._span, span
+        try:
+            yield
+        finally:
+            self._span = before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._builder, name)
 
     def emit(self, value: Any, *names: Any, **options: Any) -> Any:
         """Bind an expression to a variable, the operators inside it before."""
-        return self._builder.emit(self._precise(value), *names, **options)
+        return self._emit(self._precise(value), *names, **options)
 
     def emit_output(self, value: Any, *names: Any, **options: Any) -> Any:
         """Bind an expression to a variable that leaves the block."""
-        return self._builder.emit_output(self._precise(value), *names, **options)
+        return emit_from(self._builder, self._precise(value), self._span, *names, **options, leaves=True)
+
+    def _emit(self, value: Any, *names: Any, **options: Any) -> Any:
+        return emit_from(self._builder, value, self._span, *names, **options)
 
     def _precise(self, value: Any) -> Any:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
@@ -64,9 +79,9 @@ class PreciseBuilder:
         value = _in_type_of_operands(value)
         normalize = NORMALIZATIONS.get(value.op.name)
         if normalize is not None and str(arguments[0].ty.dtype) == "float64":
-            return normalize(value, self._builder.emit)
+            return normalize(value, self._emit)
         if any(_is_bfloat16(argument) for argument in arguments) and value.op.name not in PRODUCTS:
-            changed = in_single_precision(value, self._builder.emit)
+            changed = in_single_precision(value, self._emit)
             return value if changed is None else changed
         return value
 

@@ -27,7 +27,7 @@ from tvm_ext.fusion.plan import FusionPlan, plan_of_blocks, removable_operators
 from tvm_ext.fusion.refinement import refine_plan
 from tvm_ext.fusion.relax.groups import group_function, is_kernel_call, variables_of
 from tvm_ext.fusion.relax.latency import BlockLatencies
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, ScheduleRule, apply_rules
 
 SCRATCH_BYTES = 64 * 1024

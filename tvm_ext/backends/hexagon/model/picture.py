@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tvm_ext.backends.hexagon.model.compiled import Layer
-from tvm_ext.errors import MissingPackageError, OutputError
+from tvm_ext.system.pictures import picture
 
 SCALAR = "scalar core"
 
@@ -27,26 +27,17 @@ def draw_layers(layers: Sequence[Layer], path: str | Path) -> None:
     OutputError
         If the file cannot be written.
     """
-    try:
+    with picture(path, (14, 4)) as figure:
         from matplotlib import colormaps
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPackageError("a picture needs matplotlib; pip install 'tvm-ext[bench]'") from None
-    figure = Figure(figsize=(14, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    kinds = sorted({kind(layer) for layer in layers})
-    for number, name in enumerate(kinds):
-        own = [(place, layer) for place, layer in enumerate(layers) if kind(layer) == name]
-        packets = [layer.counts.packets for _, layer in own]
-        axes.bar([place for place, _ in own], packets, 0.9, color=colormaps["tab10"](number % 10), label=name)
-    total = sum(layer.counts.packets for layer in layers)
-    axes.set_xlabel("call")
-    axes.set_ylabel("packets")
-    axes.set_title(f"{total:,} packets in {len(layers)} calls", fontsize=10)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+        axes = figure.add_subplot()
+        kinds = sorted({kind(layer) for layer in layers})
+        for number, name in enumerate(kinds):
+            own = [(place, layer) for place, layer in enumerate(layers) if kind(layer) == name]
+            packets = [layer.counts.packets for _, layer in own]
+            axes.bar([place for place, _ in own], packets, 0.9, color=colormaps["tab10"](number % 10), label=name)
+        total = sum(layer.counts.packets for layer in layers)
+        axes.set_xlabel("call")
+        axes.set_ylabel("packets")
+        axes.set_title(f"{total:,} packets in {len(layers)} calls", fontsize=10)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)

@@ -22,7 +22,7 @@ from tvm_ext.backends.vta.isa.instructions import Instruction, Words, as_words, 
 from tvm_ext.backends.vta.isa.modules import pops
 from tvm_ext.backends.vta.memory import PAGE_BYTES, check_image
 from tvm_ext.backends.vta.program.builder import Program
-from tvm_ext.backends.vta.simulate.reference import MAX_STEPS
+from tvm_ext.backends.vta.simulate.base import MAX_STEPS
 from tvm_ext.errors import VTADeviceError, VTAProgramError
 
 SECONDS = 10.0

@@ -24,7 +24,7 @@ from tvm.tirx.script.builder import ir as I
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.memory import MemoryImage
 from tvm_ext.backends.vta.program.builder import Program
-from tvm_ext.backends.vta.simulate.reference import MAX_STEPS, require_byte_operands
+from tvm_ext.backends.vta.simulate.base import MAX_STEPS, require_byte_operands
 from tvm_ext.backends.vta.simulate.simulator import interpreter_config
 from tvm_ext.errors import VTAProgramError
 

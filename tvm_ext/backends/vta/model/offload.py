@@ -30,6 +30,7 @@ from tvm_ext.backends.vta.model.forms import from_form, in_forms, to_form
 from tvm_ext.backends.vta.model.host import HostSpeed
 from tvm_ext.backends.vta.model.layer_error import lossy_layers
 from tvm_ext.backends.vta.model.layers import IntegerNetwork, Layer
+from tvm_ext.backends.vta.model.node_names import node_of
 from tvm_ext.backends.vta.model.output_error import OutputEstimate, assign_within
 from tvm_ext.backends.vta.model.partition import Partition, layer_times, plan_partition
 from tvm_ext.backends.vta.model.quantize import quantize_network
@@ -281,8 +282,12 @@ def _notes(
         first = "nothing in this model runs on VTA: all of it is compiled for the CPU"
     else:
         first = f"{count} of {len(partition.decisions)} layers run on VTA, in {regions} region{'s'[: regions > 1]}"
-    refused = [f"{name} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
-    slower = [f"{row.layer} stays on the CPU: {row.reason}" for row in partition.decisions if row.device == "cpu"]
+    refused = [f"{node_of(graph, name)} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
+    slower = [
+        f"{node_of(graph, row.layer)} stays on the CPU: {row.reason}"
+        for row in partition.decisions
+        if row.device == "cpu"
+    ]
     lost = []
     if count and estimate is not None:
         more = f", more than {limit:.0%}, by layers that were put on VTA by name" if estimate.error > limit else ""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.backends.vta.analysis.accesses import turns
-from tvm_ext.backends.vta.analysis.checks import check_stream, refusal_error, step_count
+from tvm_ext.backends.vta.analysis.checks import check_stream, step_count
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.isa.faults import Fault, Refusal, dram_address, element_bytes, memory_name
 from tvm_ext.backends.vta.isa.instructions import (
@@ -32,27 +32,14 @@ from tvm_ext.backends.vta.isa.instructions import (
 )
 from tvm_ext.backends.vta.isa.modules import Module, Queue, module_of, pops, pushes
 from tvm_ext.backends.vta.memory import SimulationResult, check_image
-from tvm_ext.errors import VTAConfigError, VTAProgramError
+from tvm_ext.backends.vta.simulate.base import MAX_STEPS, StreamSimulator
+from tvm_ext.errors import VTAProgramError
 
-MAX_STEPS = 1 << 32
 # Steps of one instruction that are walked one by one although the loop may come back to the same indices.
 WALKED_STEPS = 1 << 17
 
 
-def require_byte_operands(config: VTAConfig) -> None:
-    """Refuse configurations that are legal, but that the simulators do not model.
-
-    Raises
-    ------
-    VTAConfigError
-        If activations and weights are not 8 bits wide, or accumulators not 32.
-    """
-    for key, wanted in (("log_inp_width", 3), ("log_wgt_width", 3), ("log_acc_width", 5)):
-        if (value := getattr(config, key)) != wanted:
-            raise VTAConfigError(f"{key.upper()} is {value}; the simulators model {wanted} only")
-
-
-class ReferenceSimulator:
+class ReferenceSimulator(StreamSimulator):
     """One accelerator.
 
     Parameters
@@ -71,41 +58,14 @@ class ReferenceSimulator:
         turns: tuple[Module, ...] = (Module.LOAD, Module.COMPUTE, Module.STORE),
         noise: int | None = None,
     ) -> None:
-        require_byte_operands(config)
-        self.config = config
+        super().__init__(config)
         self.turns = turns
         self.noise = noise
-
-    def run(
-        self, words: Words, dram: NDArray[np.uint8], base: int = 0x1000, max_steps: int = MAX_STEPS
-    ) -> SimulationResult:
-        """Run a stream on a copy of a memory image.
-
-        Parameters
-        ----------
-        words : NDArray[np.uint64]
-            Instructions, [instructions, 2].
-        dram : NDArray[np.uint8]
-            Memory image.
-        base : int
-            Address of its first byte.
-        max_steps : int
-            Most steps of GEMM and ALU that the stream may ask for.
-
-        Raises
-        ------
-        VTAProgramError
-            If an instruction is illegal or leaves a memory, or modules wait for each other for ever.
-        """
-        result = self.simulate(words, dram, base, max_steps)
-        if isinstance(result, Refusal):
-            raise refusal_error(result, as_words(words).tolist(), self.config, (base, dram.size), max_steps)
-        return result
 
     def simulate(
         self, words: Words, dram: NDArray[np.uint8], base: int = 0x1000, max_steps: int = MAX_STEPS
     ) -> SimulationResult | Refusal:
-        """Do as :meth:`run`, but return a refusal instead of raising it."""
+        """Take turns until all modules are done, or one cannot go on."""
         words = as_words(words)
         check_image(dram, base)
         refusal = check_stream(words.tolist(), self.config, (base, dram.size), max_steps)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.backends.vta.analysis.checks import refusal_error
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.isa.faults import FIELDS, Fault, Refusal
 from tvm_ext.backends.vta.isa.instructions import Words, as_words
 from tvm_ext.backends.vta.memory import SimulationResult, check_image
-from tvm_ext.backends.vta.simulate.reference import MAX_STEPS, require_byte_operands
+from tvm_ext.backends.vta.simulate.base import MAX_STEPS, StreamSimulator
 
 
 @lru_cache(maxsize=32)
@@ -33,37 +32,13 @@ def interpreter_config(config: VTAConfig) -> VTAConfig:
     return replace(config, target="sim", hw_ver="0.0.1" if config.isa == 1 else "0.0.2")
 
 
-class Simulator:
-    """One accelerator, simulated by a TVM PrimFunc that is compiled when it is first needed (about a second).
-
-    Parameters
-    ----------
-    config : VTAConfig
-    """
-
-    def __init__(self, config: VTAConfig) -> None:
-        require_byte_operands(config)
-        self.config = config
-
-    def run(
-        self, words: Words, dram: NDArray[np.uint8], base: int = 0x1000, max_steps: int = MAX_STEPS
-    ) -> SimulationResult:
-        """Run a stream on a copy of a memory image; see :meth:`ReferenceSimulator.run`.
-
-        Raises
-        ------
-        VTAProgramError
-            If an instruction is illegal or leaves a memory, or modules wait for each other for ever.
-        """
-        result = self.simulate(words, dram, base, max_steps)
-        if isinstance(result, Refusal):
-            raise refusal_error(result, as_words(words).tolist(), self.config, (base, dram.size), max_steps)
-        return result
+class Simulator(StreamSimulator):
+    """One accelerator, simulated by a TVM PrimFunc that is compiled when it is first needed (about a second)."""
 
     def simulate(
         self, words: Words, dram: NDArray[np.uint8], base: int = 0x1000, max_steps: int = MAX_STEPS
     ) -> SimulationResult | Refusal:
-        """Do as :meth:`run`, but return a refusal instead of raising it."""
+        """Run the compiled interpreter."""
         import tvm
 
         from tvm_ext.backends.vta.simulate.expressions import Status

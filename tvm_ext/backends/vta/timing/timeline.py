@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tvm_ext.backends.vta.isa.modules import Module
 from tvm_ext.backends.vta.timing.cycles import Timeline
-from tvm_ext.errors import MissingPackageError, OutputError
+from tvm_ext.system.pictures import picture
 
 # Kind of an instruction -> its letter in the text, its colour in the picture.
 KINDS = {
@@ -54,29 +54,20 @@ def draw_timeline(timeline: Timeline, path: str | Path) -> None:
     OutputError
         If the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+    with picture(path, (14, 3)) as figure:
         from matplotlib.patches import Patch
-    except ImportError:
-        raise MissingPackageError("a picture needs matplotlib; pip install 'tvm-ext[bench]'") from None
-    figure = Figure(figsize=(14, 3), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for row, module in enumerate(reversed(Module)):
-        own = [interval for interval in timeline.intervals if interval.module == module]
-        bars = [(interval.start, interval.end - interval.start) for interval in own]
-        axes.broken_barh(bars, (row + 0.1, 0.8), facecolors=[KINDS[interval.kind][1] for interval in own])
-    axes.set_yticks([row + 0.5 for row in range(3)], [module.name.lower() for module in reversed(Module)])
-    axes.set_xlabel("cycles")
-    axes.set_xlim(0, max(timeline.cycles, 1))
-    axes.set_title(
-        f"{timeline.costs.name}: {timeline.cycles} cycles, GEMM occupancy {timeline.occupancy:.1%}", fontsize=10
-    )
-    present = {interval.kind for interval in timeline.intervals}
-    patches = [Patch(color=colour, label=kind) for kind, (_, colour) in KINDS.items() if kind in present]
-    axes.legend(handles=patches, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+        axes = figure.add_subplot()
+        for row, module in enumerate(reversed(Module)):
+            own = [interval for interval in timeline.intervals if interval.module == module]
+            bars = [(interval.start, interval.end - interval.start) for interval in own]
+            axes.broken_barh(bars, (row + 0.1, 0.8), facecolors=[KINDS[interval.kind][1] for interval in own])
+        axes.set_yticks([row + 0.5 for row in range(3)], [module.name.lower() for module in reversed(Module)])
+        axes.set_xlabel("cycles")
+        axes.set_xlim(0, max(timeline.cycles, 1))
+        axes.set_title(
+            f"{timeline.costs.name}: {timeline.cycles} cycles, GEMM occupancy {timeline.occupancy:.1%}", fontsize=10
+        )
+        present = {interval.kind for interval in timeline.intervals}
+        patches = [Patch(color=colour, label=kind) for kind, (_, colour) in KINDS.items() if kind in present]
+        axes.legend(handles=patches, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)

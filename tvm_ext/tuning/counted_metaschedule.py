@@ -1,4 +1,4 @@
-"""VTA's cycle model as builder and runner of MetaSchedule, and the schedules of a function as its design space."""
+"""A measurer that counts cycles as builder and runner of MetaSchedule, and sketches of a function as design space."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerFuture, RunnerInput, RunnerResult
 
-from tvm_ext.backends.vta.config import VTAConfig
-from tvm_ext.backends.vta.timing.costs import CycleCosts
+from tvm_ext.backends.backend import CountingMeasurer
 from tvm_ext.system.cleanup import temporary_folder
-from tvm_ext.tuning.vta import measure, sketches
 
 
 class _Counts:
@@ -26,7 +24,7 @@ class _Counts:
 
     def __init__(self) -> None:
         stack = contextlib.ExitStack()
-        self._folder = stack.enter_context(temporary_folder(Path(tempfile.gettempdir()), "vta"))
+        self._folder = stack.enter_context(temporary_folder(Path(tempfile.gettempdir()), "counted"))
         self._cycles: dict[str, int] = {}
         self._finalizer = weakref.finalize(self, stack.close)
 
@@ -43,17 +41,17 @@ class _Counts:
 
 @derived_object
 class CycleBuilder(PyBuilder):
-    """MetaSchedule's builder for VTA: plans the program of a candidate; what does not fit is a failed build."""
+    """Counts the cycles of candidates; what does not fit is a failed build."""
 
-    def __init__(self, config: VTAConfig, costs: CycleCosts, counts: _Counts) -> None:
+    def __init__(self, measurer: CountingMeasurer, counts: _Counts) -> None:
         super().__init__()
-        self.config, self.costs, self.counts = config, costs, counts
+        self.measurer, self.counts = measurer, counts
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        """Plan a batch."""
+        """Count a batch."""
         results = []
         for item in build_inputs:
-            cycles, reason = measure(item.mod["main"], self.config, self.costs)
+            cycles, reason = self.measurer.count(item.mod["main"])
             done = BuilderResult(None, reason) if cycles is None else BuilderResult(self.counts.add(cycles), None)
             results.append(done)
         return results
@@ -74,11 +72,11 @@ class _Counted(PyRunnerFuture):
 
 @derived_object
 class CycleRunner(PyRunner):
-    """MetaSchedule's runner for VTA: gives the time that the cycle model counted."""
+    """Gives the times that were counted, at the clock of the measurer."""
 
-    def __init__(self, costs: CycleCosts, counts: _Counts) -> None:
+    def __init__(self, measurer: CountingMeasurer, counts: _Counts) -> None:
         super().__init__()
-        self.costs, self.counts = costs, counts
+        self.measurer, self.counts = measurer, counts
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[RunnerFuture]:
         """Look up a batch."""
@@ -88,27 +86,27 @@ class CycleRunner(PyRunner):
         cycles = self.counts.take(path)
         if cycles is None:
             return RunnerResult(None, f"{path} was not made by the builder that belongs to this runner")
-        return RunnerResult([cycles / (self.costs.clock_mhz * 1e6)], None)
+        return RunnerResult([cycles / self.measurer.clock], None)
 
 
-def builder_and_runner(config: VTAConfig, costs: CycleCosts) -> tuple[ms.Builder, ms.Runner]:
+def builder_and_runner(measurer: CountingMeasurer) -> tuple[ms.Builder, ms.Runner]:
     """Make a builder and a runner for ``builder=`` and ``runner=`` of MetaSchedule's functions."""
     counts = _Counts()
-    return CycleBuilder(config, costs, counts), CycleRunner(costs, counts)
+    return CycleBuilder(measurer, counts), CycleRunner(measurer, counts)
 
 
-def design_space(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> Any:
+def design_space(func: tvm.tirx.PrimFunc, measurer: CountingMeasurer) -> Any:
     """Make MetaSchedule's design space of a function: its sketches.
 
     Raises
     ------
     TuningError
-        If no rule for VTA takes the function.
+        If the measurer has no sketch of the function.
     """
-    names = list(sketches(func, target))
+    names = list(measurer.sketches(func))
 
     def generate(schedule: Schedule) -> list[Schedule]:
-        return [sketches(schedule.mod["main"], target)[name] for name in names]
+        return [measurer.sketches(schedule.mod["main"])[name] for name in names]
 
     nothing: dict[str, Any] = {"sch_rules": [], "postprocs": [], "mutator_probs": {}}
     return ms.space_generator.ScheduleFn(generate, **nothing)

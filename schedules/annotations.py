@@ -1,0 +1,15 @@
+"""Annotations of blocks that tell the schedule rules what a block computes, and in which form."""
+
+from __future__ import annotations
+
+KERNEL_ATTRIBUTE = "tvm_ext.kernel"
+"""What a block computes."""
+
+OUT_AXES_ATTRIBUTE = "tvm_ext.out_axes"
+"""Annotation of a matmul block: for each axis of the stored result, which logical axis it is."""
+
+TILE_ATTRIBUTE = "tvm_ext.tile"
+"""Annotation of a matmul block: rows and chunks of columns of the register tile it was rounded up to."""
+
+BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
+"""Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""

@@ -1,0 +1,135 @@
+"""Convolutions over the blocked layout whose pixels are computed one after another, as if they were one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import output_extent
+from tvm_ext.schedules.compute.layout import full, in_channels
+
+
+@dataclass(frozen=True)
+class PixelCopy:
+    """How an input is copied so that the pixels of the output, one after another, read pixels one after another.
+
+    The copy holds the columns that each tap of a row of taps meets, and where rows have a stride, the rows that each
+    tap of a column meets.
+
+    Attributes
+    ----------
+    column_taps, row_taps : int
+        How often columns and rows are held.
+    pixels : int
+        Pixels of each of them.
+    """
+
+    column_taps: int
+    row_taps: int
+    pixels: int
+
+    @staticmethod
+    def of(
+        kernel: Sequence[int],
+        strides: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        size: Sequence[int],
+        pixels: int,
+    ) -> PixelCopy | None:
+        """Describe the copy for ``pixels`` output pixels of an image of ``size`` rows and columns; None: no copy."""
+        taps = prod(kernel)
+        if taps == 1 and not any(padding) and tuple(strides) == (1, 1) and pixels == prod(size):
+            return None
+        held = kernel[0] if strides[0] > 1 else 1
+        behind = 0 if held > 1 else (kernel[0] - 1) * dilation[0] * size[1]
+        return PixelCopy(kernel[1], held, pixels + behind)
+
+    def bytes(self, channels: int) -> int:
+        """Bytes of the copy of an image of float32."""
+        return 4 * channels * self.column_taps * self.row_taps * self.pixels
+
+
+def pixel_convolution(
+    data: te.Tensor,
+    weight: te.Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    pixels: int,
+    groups: int = 1,
+    out_channels: int = 0,
+) -> te.Tensor:
+    """Convolve over two spatial axes, all pixels of an image one after another as if they were one row.
+
+    Parameters
+    ----------
+    pixels : int
+        Pixels to compute, at least ``OH * OW``; those beyond are dropped.
+    data, weight, strides, padding, dilation, groups, out_channels
+        As for :func:`convolution`.
+
+    Returns
+    -------
+    te.Tensor
+        Shape ``(N, ceil(CO / vo), OH, OW, vo)``; lanes beyond ``CO`` are zero.
+    """
+    computed_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
+    strides, padding, dilation = ([int(item) for item in items] for items in (strides, padding, dilation))
+    batch, _, height, width, _ = (int(extent) for extent in data.shape)
+    out_h, out_w = (
+        output_extent(*axis)
+        for axis in zip((height, width), kernel, strides, padding[:2], padding[2:], dilation, strict=True)
+    )
+    copy = PixelCopy.of(kernel, strides, padding, dilation, (out_h, out_w), int(pixels))
+    source = data if copy is None else _copy_by_pixel(data, copy, strides, padding, dilation, out_w)
+    chunks_per_group = computed_chunks // groups
+    ic = te.reduce_axis((0, in_chunks), "ic")
+    kh, kw = te.reduce_axis((0, kernel[0]), "kh"), te.reduce_axis((0, kernel[1]), "kw")
+    ii = te.reduce_axis((0, block_in), "ii")
+
+    def element(n: tirx.Var, oc: tirx.Var, _row: tirx.Var, pixel: tirx.Var, oi: tirx.Var) -> Expr:
+        chunk = ic if groups == 1 else oc // chunks_per_group * in_chunks + ic
+        if copy is None:
+            value = source[n, chunk, pixel // out_w, pixel % out_w, ii]
+        elif copy.row_taps > 1:
+            value = source[n, chunk, kw, kh, pixel, ii]
+        else:
+            value = source[n, chunk, kw, 0, pixel + kh * (dilation[0] * out_w), ii]
+        return te.sum(value * weight[oc, ic, kh, kw, ii, oi], [ic, kh, kw, ii])
+
+    attrs = {KERNEL_ATTRIBUTE: "conv_pixels"}
+    flat = te.compute((batch, computed_chunks, 1, int(pixels), block_out), element, name="conv", attrs=attrs)
+    chunks = -(-out_channels // block_out) or computed_chunks
+
+    def image(*index: tirx.Var) -> Expr:
+        n, c, h, w, i = index
+        value = flat[n, c, 0, h * out_w + w, i]
+        return value if full(out_channels, block_out) else in_channels(index, value, out_channels, flat)
+
+    return te.compute((batch, chunks, out_h, out_w, block_out), image, name="image")
+
+
+def _copy_by_pixel(
+    data: te.Tensor,
+    copy: PixelCopy,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    out_w: int,
+) -> te.Tensor:
+    batch, chunks, height, width, block = (int(extent) for extent in data.shape)
+
+    def element(n: tirx.Var, c: tirx.Var, kw: tirx.Var, kh: tirx.Var, pixel: tirx.Var, i: tirx.Var) -> Expr:
+        row = pixel // out_w * strides[0] + kh * dilation[0] - padding[0]
+        column = pixel % out_w * strides[1] + kw * dilation[1] - padding[1]
+        inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
+        return tirx.if_then_else(inside, data[n, c, row, column, i], tirx.const(0, data.dtype))
+
+    shape = (batch, chunks, copy.column_taps, copy.row_taps, copy.pixels, block)
+    return te.compute(shape, element, name="pad", attrs={KERNEL_ATTRIBUTE: "pad"})

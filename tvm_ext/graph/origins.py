@@ -1,0 +1,143 @@
+"""Which nodes of a model a Relax variable comes from: words for them, carried by the variable's span.
+
+TVM's passes copy the span of a variable wherever they change one, and nothing compares spans, so that a module with
+words is equal to one without. What a pass emits anew has none: rewriters of this package emit with an
+:class:`OriginBuilder`, and :func:`all_origins` gives helpers the words of what they help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir import SequentialSpan, SourceName, Span
+
+from tvm_ext.relax_utils import substitute
+
+
+def span_of(words: Sequence[str]) -> Any:
+    """Make a span of words for nodes; None of no words."""
+    spans = [Span(SourceName(word), 0, 0, 0, 0) for word in dict.fromkeys(words)]
+    return SequentialSpan(spans) if len(spans) > 1 else spans[0] if spans else None
+
+
+def words_of(variable: Any) -> tuple[str, ...]:
+    """Return the words for the nodes that a variable comes from, as its span has them."""
+    span = getattr(variable, "span", None)
+    if span is None:
+        return ()
+    return tuple(str(part.source_name.name) for part in (span.spans if isinstance(span, SequentialSpan) else [span]))
+
+
+def emit_from(
+    builder: relax.BlockBuilder, value: Any, span: Any, name_hint: str = "", leaves: bool = False
+) -> relax.Var:
+    """Bind an expression to a variable with a span; one that ``leaves`` a dataflow block can be read behind it."""
+    span = span or getattr(value, "span", None)  # another name for a variable
+    if span is None:
+        return builder.emit_output(value, name_hint) if leaves else builder.emit(value, name_hint)
+    value = builder.normalize(relax.Tuple(list(value)) if isinstance(value, list | tuple) else value)
+    inside = builder.current_block_is_dataflow() and not leaves
+    kind = relax.DataflowVar if inside else relax.Var
+    variable = kind(builder.get_unique_name(name_hint or ("lv" if inside else "gv")), value.ty, span)
+    builder.emit_normalized(relax.VarBinding(variable, value))
+    return variable
+
+
+class OriginBuilder(relax.BlockBuilder):
+    """A block builder whose variables come from the nodes that are being converted or rewritten."""
+
+    span: Any = None
+
+    def emit(self, expr: Any, name_hint: str = "") -> relax.Var:
+        """Bind an expression to a variable that comes from the present nodes."""
+        return emit_from(super(), expr, self.span, name_hint)
+
+    def emit_output(self, output: Any, name_hint: str = "") -> relax.Var:
+        """Bind an expression to a variable that leaves the block and comes from the present nodes."""
+        return emit_from(super(), output, self.span, name_hint, leaves=True)
+
+    @contextmanager
+    def coming_from(self, span: Any) -> Iterator[None]:
+        """Let what is emitted inside come from what a span says, or from nothing for None."""
+        before, self.span = self.span, span
+        try:
+            yield
+        finally:
+            self.span = before
+
+
+def bindings_of(body: Any) -> Iterator[Any]:
+    """Yield the bindings of an expression in order, those in branches of ``If`` right behind it."""
+    for block in getattr(body, "blocks", ()):
+        for binding in block.bindings:
+            yield binding
+            for branch in ("true_branch", "false_branch"):
+                yield from bindings_of(getattr(getattr(binding, "value", None), branch, None))
+
+
+def all_origins(function: relax.Function) -> dict[Any, tuple[str, ...]]:
+    """List the words of every variable that a function binds.
+
+    A variable without words of its own is taken for a helper of the first one that reads it, and what is behind the
+    last one with words for a part of what it reads.
+    """
+    bindings = list(bindings_of(function.body))
+    found = {binding.var: words_of(binding.var) for binding in bindings}
+    reads = {binding.var: [other for other in _variables(binding.value) if other in found] for binding in bindings}
+    first_reader: dict[Any, Any] = {}
+    for binding in bindings:
+        for other in reads[binding.var]:
+            first_reader.setdefault(other, binding.var)
+    for binding in reversed(bindings):
+        if not found[binding.var] and binding.var in first_reader:
+            found[binding.var] = found[first_reader[binding.var]]
+    for binding in bindings:
+        if not found[binding.var]:
+            found[binding.var] = next((found[other] for other in reads[binding.var] if found[other]), ())
+    return found
+
+
+def with_origins(function: relax.Function, words: Mapping[Any, Sequence[str]]) -> relax.Function:
+    """Give variables that a function binds other words."""
+    new = {
+        variable: type(variable)(variable.name, variable.ty, span_of(own))
+        for variable, own in words.items()
+        if tuple(own) != words_of(variable)
+    }
+    return substitute(function, new) if new else function
+
+
+def calls_of_kernels(function: relax.Function) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the calls of kernels in a function, before or behind ``CallTIRRewrite``: the kernel, and the words."""
+    readers: dict[Any, list[str]] = {}
+    bindings = list(bindings_of(function.body))
+    for binding in bindings:
+        if isinstance(binding.value, tvm.ir.TupleGetItem):
+            readers.setdefault(binding.value.tuple_value, []).extend(words_of(binding.var))
+    for binding in bindings:
+        value = binding.value
+        if isinstance(value, relax.Call):
+            kernel = next((part for part in (value.op, *value.args[:1]) if isinstance(part, tvm.ir.GlobalVar)), None)
+            if kernel is not None:
+                yield kernel.name_hint, words_of(binding.var) or tuple(dict.fromkeys(readers.get(binding.var, ())))
+
+
+def nodes_of_kernels(mod: tvm.IRModule) -> dict[str, tuple[str, ...]]:
+    """List words for the nodes that each kernel computes, all its calls together."""
+    found: dict[str, dict[str, None]] = {}
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            for kernel, words in calls_of_kernels(function):
+                found.setdefault(kernel, {}).update(dict.fromkeys(words))
+    return {kernel: tuple(words) for kernel, words in found.items()}
+
+
+def _variables(value: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(value, [(tvm.ir.Var, found.append)])
+    return found

@@ -1,0 +1,227 @@
+"""Search with a clock: MetaSchedule builds and runs candidates, here or on other machines; tuners choose them.
+
+What is found is kept in MetaSchedule's JSON database, which the phase ``schedule`` reads. At the end the fastest
+candidates are timed in turns with the rule's own choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
+
+from tvm_ext.database.folders import best_seconds, open_database, open_earlier, record_count
+from tvm_ext.database.store import SharedDatabase
+from tvm_ext.errors import OutputError, TuningError
+from tvm_ext.options import PipelineOptions
+from tvm_ext.schedules import cpu
+from tvm_ext.schedules.rule import tunable_schedule
+from tvm_ext.system.compile_lock import one_compilation
+from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
+from tvm_ext.tuners.measure.remote import RemoteMeasurer
+from tvm_ext.tuners.metaschedule.builder import builder_and_runner
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
+from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
+from tvm_ext.tuning.confirmation import Confirmation
+from tvm_ext.tuning.result import KernelResult
+from tvm_ext.tuning.search import Course, Request, Search
+from tvm_ext.tuning.tasks import earlier_kernels, kernels_to_tune
+
+
+class TimedSearch(Search):
+    """Measures the rule's own choice of each kernel first; other trials go where most time can be saved.
+
+    Parameters
+    ----------
+    mod : IRModule
+        As :func:`tvm_ext.import_model` gives it.
+    target : Target
+    options : PipelineOptions
+        Those the model will be compiled with: they decide which kernels there are.
+    measurer : Measurer, optional
+        One for this machine by default.
+    store_features : bool
+        See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
+
+    Raises
+    ------
+    TuningError
+        If the model has nothing to tune.
+    """
+
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        target: tvm.target.Target,
+        options: PipelineOptions,
+        measurer: Measurer | None = None,
+        store_features: bool = False,
+    ) -> None:
+        self._target, self._measurer, self._store_features = target, measurer, store_features
+        self._here = not isinstance(measurer, RemoteMeasurer)
+        self._tasks = kernels_to_tune(mod, target, here=self._here, options=options)
+        if not self._tasks:
+            raise TuningError(
+                "none of the model's kernels has a schedule with something to choose: there is nothing to tune"
+            )
+        self.kernels = [KernelResult(task.name, task.calls, task.space.space.size) for task in self._tasks]
+
+    def earlier(self, folder: Path) -> list[float | None]:
+        """Look up what the database of another run has."""
+        database = open_earlier(folder)
+        return [best_seconds(database, task.mod) for task in self._tasks]
+
+    def resume(self, folder: Path, database: SharedDatabase) -> tuple[int, int]:
+        """Count the records of these kernels, and of others."""
+        self._folder, self._database = folder, database
+        self._note_best(database)
+        self._known = sum(record_count(database, task.mod) for task in self._tasks)
+        return self._known, len(database.get_all_tuning_records()) - self._known
+
+    def _note_best(self, database: SharedDatabase) -> None:
+        for task, result in zip(self._tasks, self.kernels, strict=True):
+            result.best = best_seconds(database, task.mod)
+
+    def is_pending(self, trials: int) -> bool:
+        """Whether trials are left, or a killed run left fast records that nobody compared with the rule's choice."""
+        return trials > self._known or (self._here and self._confirmation().is_due)
+
+    def _confirmation(self) -> Confirmation:
+        return Confirmation([task.space for task in self._tasks], self._database, self._folder)
+
+    def run(self, request: Request, course: Course) -> None:
+        """Search, then time the fastest once more."""
+        measurer = self._measurer or Measurer()
+        outcome = course.outcome
+        try:
+            seconds = {}
+            if request.trials > self._known:
+                strategies = self._strategies(request)
+                self._tune(request, strategies, measurer, course)
+                model = sum(strategy.model_seconds for strategy in strategies)
+                searched = sum(strategy.search_seconds for strategy in strategies) - model
+                seconds = {"search": searched, "model": model}
+            confirming = time.perf_counter()
+            if self._here:
+                self._confirm(measurer)
+                course.note_latency()
+            measurer.check_noise([("cpu", arguments_of(task.mod)) for task in self._tasks])
+            confirmed = time.perf_counter() - confirming
+            counts = measurer.counts
+            outcome.noise = list(counts.noise)
+            outcome.seconds = seconds | {
+                "build": counts.build_seconds,
+                "run": counts.run_seconds,
+                "confirm": confirmed,
+            }
+        finally:
+            if self._measurer is None:
+                measurer.close()
+
+    def _strategies(self, request: Request) -> list[TunerStrategy]:
+        left = Budget(request.trials - self._known)
+        mods = [task.mod for task in self._tasks]
+        peers = earlier_kernels(self._database, mods, self._target) if request.recipe.shares else None
+        return [
+            TunerStrategy(
+                request.recipe, request.seed + number, store_features=self._store_features, first_batch=1, budget=left,
+                peers=peers,
+            )
+            for number in range(len(self._tasks))
+        ]  # fmt: skip
+
+    def _confirm(self, measurer: Measurer) -> None:
+        """Let only those candidates take the place of a rule's choice that are faster than it side by side."""
+        confirmation = self._confirmation()
+        if confirmation.is_due:
+            for result, seconds in zip(self.kernels, confirmation.run(self._target, measurer), strict=True):
+                result.before = result.before if seconds is None else seconds
+        self._note_best(open_database(self._folder))
+
+    def _tune(self, request: Request, strategies: Sequence[TunerStrategy], measurer: Measurer, course: Course) -> None:
+        logger = logging.getLogger("tvm_ext.tuning")
+        logger.setLevel(logging.ERROR)
+        builder, runner = builder_and_runner(measurer)
+
+        def design_space(schedule: Schedule) -> Schedule:
+            with one_compilation():
+                return tunable_schedule(schedule.mod["main"], self._target, cpu.RULES)
+
+        nothing: dict[str, Any] = {"sch_rules": [], "postprocs": [], "mutator_probs": {}}
+        with one_compilation(), only_tensor_intrinsics():
+            contexts = [
+                ms.TuneContext(
+                    task.mod,
+                    target=self._target,
+                    space_generator=ms.space_generator.ScheduleFn(design_space, **nothing),
+                    search_strategy=strategies[number],
+                    task_name=task.name,
+                    rand_state=strategies[number].seed + 1,
+                    num_threads=1,
+                    logger=logger,
+                )
+                for number, task in enumerate(self._tasks)
+            ]
+        callbacks = [
+            ms.measure_callback.AddToDatabase(),
+            ms.measure_callback.RemoveBuildArtifact(),
+            _Reporter(course),
+        ]
+        try:
+            ms.tune.tune_tasks(
+                tasks=contexts,
+                task_weights=[float(task.calls) for task in self._tasks],
+                work_dir=str(self._folder),
+                max_trials_global=request.trials - self._known,
+                max_trials_per_task=request.trials,
+                num_trials_per_iter=request.batch,
+                builder=builder,
+                runner=runner,
+                database=self._database,
+                cost_model=ms.cost_model.RandomModel(),
+                measure_callbacks=callbacks,
+            )
+        except Exception as error:
+            broken = measurer.broken or self._database.broken
+            if broken is not None:
+                raise broken from None
+            if not isinstance(error, OSError | RuntimeError):
+                raise
+            # From TVM's side: its log in the folder cannot be opened or written.
+            text = " ".join(str(error).split())[:200]
+            raise OutputError(
+                f"cannot write the database in {self._folder}: {text}; free some space or use another folder"
+            ) from None
+
+
+@derived_object
+class _Reporter(PyMeasureCallback):
+    """Notes what was measured."""
+
+    def __init__(self, course: Course) -> None:
+        super().__init__()
+        self.course = course
+
+    def apply(
+        self,
+        task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Sequence[Any],
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
+    ) -> None:
+        measured: list[tuple[float | None, str]] = []
+        for built, ran in zip(builder_results, runner_results, strict=True):
+            if ran.run_secs is None:
+                measured.append((None, str(ran.error_msg or built.error_msg)))
+            else:
+                measured.append((sorted(map(float, ran.run_secs))[len(ran.run_secs) // 2], ""))
+        self.course.note(task_id, measured)
