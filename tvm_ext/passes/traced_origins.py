@@ -128,7 +128,7 @@ class _Numbers:
     def _value(self, value: Any, values: dict[Any, int], computed: list[int]) -> int:
         if isinstance(value, relax.Call):
             operands = tuple(self._value(argument, values, computed) for argument in value.args)
-            name = getattr(value.op, "name_hint", None) or getattr(value.op, "name", "")
+            name = str(getattr(value.op, "name_hint", None) or getattr(value.op, "name", ""))
             group = self._groups.get(name) if isinstance(value.op, tvm.ir.GlobalVar) else None
             if group is not None:
                 return self._in_group(group, operands, computed)

@@ -65,7 +65,7 @@ class PreciseBuilder:
 
     def emit_output(self, value: Any, *names: Any, **options: Any) -> Any:
         """Bind an expression to a variable that leaves the block."""
-        return emit_from(self._builder, self._precise(value), self._span, *names, **options, leaves=True)
+        return emit_from(self._builder, self._precise(value), self._span, *names, leaves=True, **options)
 
     def _emit(self, value: Any, *names: Any, **options: Any) -> Any:
         return emit_from(self._builder, value, self._span, *names, **options)
