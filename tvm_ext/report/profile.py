@@ -162,7 +162,7 @@ def require_profiled(target: tvm.target.Target) -> None:
     backend = backend_of(target)
     if backend.profile_with:
         raise TargetError(
-            f"target {backend.name}: kernels are not timed on this machine; `{backend.profile_with}` counts their cycles"
+            f"target {backend.name}: kernels are not timed on this machine; `{backend.profile_with}` counts cycles"
         )
     if not backend.runs_here:
         raise TargetError(

@@ -59,16 +59,16 @@ class PreciseBuilder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._builder, name)
 
-    def emit(self, value: Any, *names: Any, **options: Any) -> Any:
+    def emit(self, value: Any, name_hint: str = "") -> Any:
         """Bind an expression to a variable, the operators inside it before."""
-        return self._emit(self._precise(value), *names, **options)
+        return self._emit(self._precise(value), name_hint)
 
-    def emit_output(self, value: Any, *names: Any, **options: Any) -> Any:
+    def emit_output(self, value: Any, name_hint: str = "") -> Any:
         """Bind an expression to a variable that leaves the block."""
-        return emit_from(self._builder, self._precise(value), self._span, *names, leaves=True, **options)
+        return emit_from(self._builder, self._precise(value), self._span, name_hint, leaves=True)
 
-    def _emit(self, value: Any, *names: Any, **options: Any) -> Any:
-        return emit_from(self._builder, value, self._span, *names, **options)
+    def _emit(self, value: Any, name_hint: str = "") -> Any:
+        return emit_from(self._builder, value, self._span, name_hint)
 
     def _precise(self, value: Any) -> Any:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):

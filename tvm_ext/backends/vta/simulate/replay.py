@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.isa.instructions import Words, as_words
 from tvm_ext.backends.vta.memory import ADDRESS_SPACE, SimulationResult, check_image
-from tvm_ext.backends.vta.simulate.base import MAX_STEPS, ReferenceSimulator
+from tvm_ext.backends.vta.simulate.base import MAX_STEPS
+from tvm_ext.backends.vta.simulate.reference import ReferenceSimulator
 from tvm_ext.backends.vta.simulate.simulator import Simulator
 from tvm_ext.errors import VTAConfigError, VTAProgramError
 from tvm_ext.system.files import require_regular
