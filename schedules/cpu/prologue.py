@@ -18,7 +18,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import For, IntImm, PrimFunc, SeqStmt
 
-from tvm_ext.schedules.compute.convolution import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.cpu.cost import block_work, is_simple

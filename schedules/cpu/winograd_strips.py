@@ -9,16 +9,15 @@ What is between the transforms is then needed for one strip only; TVM's lowering
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.matmul import TILE_ATTRIBUTE
+from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.annotations import TILE_ATTRIBUTE
 from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -166,7 +165,7 @@ def _joined(func: PrimFunc, strips: int, parallel: bool) -> PrimFunc:
     if not all(isinstance(loop, tirx.For) and int(loop.extent) == strips for loop in loops):
         raise ValueError(f"the loops over {strips} strips are not the outermost ones")
     variable = tvm.ir.Var("strip", loops[0].loop_var.ty)
-    bodies = [_substitute(loop.body, loop.loop_var, variable) for loop in loops]
+    bodies = [substitute(loop.body, {loop.loop_var: variable}) for loop in loops]
     kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
     joined = tirx.For(variable, loops[0].min, loops[0].extent, kind, tirx.SeqStmt(bodies))
     body = tirx.SeqStmt([joined, *parts[3:]]) if parts[3:] else joined
@@ -175,7 +174,3 @@ def _joined(func: PrimFunc, strips: int, parallel: bool) -> PrimFunc:
         root.match_buffers, root.annotations,
     )  # fmt: skip
     return func.with_body(s_tir.SBlockRealize(func.body.iter_values, func.body.predicate, block))
-
-
-def _substitute(node: Any, variable: Any, value: Any) -> Any:
-    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda found: value if found.same_as(variable) else found))

@@ -22,6 +22,7 @@ from tvm import relax, tirx
 from tvm_ext.fusion.prologue_plan import Step, plan_prologues, verify_prologues
 from tvm_ext.fusion.relax.check import merged_kernel
 from tvm_ext.fusion.relax.groups import variables_of
+from tvm_ext.graph.origins import with_origins, words_of
 from tvm_ext.memory.relax.graph import ALIGNMENT
 from tvm_ext.memory.relax.kernel_access import kernel_access
 from tvm_ext.relax_utils import static_shape
@@ -202,7 +203,9 @@ def _fused(func: Any, trial: _Trial) -> Any:
     for block in func.body.blocks:
         new = [_with_prologue(*changed[item.var], trial) if item.var in changed else item for item in block.bindings]
         blocks.append(relax.DataflowBlock(new) if isinstance(block, relax.DataflowBlock) else block)
-    return relax.Function(func.params, relax.SeqExpr(blocks, func.body.body), func.ret_ty, func.is_pure, func.attrs)
+    body = relax.SeqExpr(blocks, func.body.body)
+    fused = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    return with_origins(fused, {var: words_of(first.var) + words_of(var) for var, (first, _) in changed.items()})
 
 
 def _with_prologue(first: Any, second: Any, trial: _Trial) -> Any:
