@@ -98,3 +98,9 @@ def test_a_part_keeps_its_bytes_until_the_whole_is_read() -> None:
     assert plan.steps[2].scratch not in (0, 64, 128)
     assert plan.steps[1].scratch not in (0, 64)
     verify_plan(plan)
+
+
+def test_bytes_that_nobody_wrote_cannot_be_destroyed() -> None:
+    """A kernel that adds to its own result reads it, and begins it itself."""
+    steps = [Step("a", (tensor("a", 0, 64, False, True),)), Step("b", (tensor("b", 64, 64, True, True),))]
+    verify_plan(place_scratch(steps, 128, {"a": 64}))

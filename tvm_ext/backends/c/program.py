@@ -218,23 +218,29 @@ def reads_and_writes(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
         if node.source.buffer in aliases:
             aliases[node.buffer] = aliases[node.source.buffer]
 
-    def call(node: Any) -> None:
+    def load(node: Any, visitor: Any) -> None:
+        note(node.source, read)
+        visitor.default_visit(node)
+
+    def call(node: Any, visitor: Any) -> None:
         name = operation(node)
+        if name == "address_of":  # to be fetched, or written by the call that it is given to
+            return
         if name == "masked_load":
             note(node.args[0], read)
         elif name == "masked_store":
             note(node.args[0], written)
         elif name == "call_extern" and str(node.args[0].value).startswith(STREAM):
             note(node.args[1].args[0].source, written)
+        visitor.default_visit(node)
+
+    def store(node: Any, visitor: Any) -> None:
+        note(node.buffer, written)
+        visitor.default_visit(node)
 
     # Names for parts of tensors come before their uses.
     tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, declare), (s_tir.MatchBufferRegion, match)])
-    rules = [
-        (tvm.ir.TensorLoad, lambda node: note(node.source, read)),
-        (tirx.BufferStore, lambda node: note(node.buffer, written)),
-        (tvm.ir.Call, call),
-    ]
-    tvm_ffi.structural_walk(func.body, rules)
+    tvm_ffi.structural_visit(func.body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tvm.ir.Call, call)])
     # What is not understood may be either.
     untouched = {param for param in func.params if param not in read and param not in written}
     return [(param in read or param in untouched, param in written or param in untouched) for param in func.params]
