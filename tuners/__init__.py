@@ -61,6 +61,36 @@ def evolution(**options: Any) -> Any:
     return strategy("evolution", **options)
 
 
+def validity(**options: Any) -> Any:
+    """Search by simulated annealing that begins where the target's resources allow; see :func:`strategy`."""
+    return strategy("validity", **options)
+
+
+def options(tuner: str = "chameleon", **more: Any) -> dict[str, Any]:
+    """Give the keyword arguments that one of MetaSchedule's tuning functions needs for a tuner of this package.
+
+    ``ms.tune_tir(mod, target, "tuned", 64, **tvm_ext.tuners.options("chameleon"))`` has the strategy, builder and
+    runner on warm workers, and no cost model of MetaSchedule's own, which would be trained and not asked.
+
+    Parameters
+    ----------
+    tuner : str
+        A row of :data:`tvm_ext.tuners.recipes.RECIPES`.
+    **more
+        Of :func:`strategy`.
+
+    Raises
+    ------
+    OptionError
+        If there is no such tuner.
+    """
+    chosen = strategy(tuner, **more)
+    from tvm.s_tir import meta_schedule as ms
+
+    builder, runner = builder_and_runner()
+    return {"strategy": chosen, "builder": builder, "runner": runner, "cost_model": ms.cost_model.RandomModel()}
+
+
 def builder_and_runner(**options: Any) -> tuple[Any, Any]:
     """Make a builder and a runner on warm workers, for ``builder=`` and ``runner=`` of MetaSchedule's functions.
 

@@ -7,22 +7,41 @@ from typing import Protocol
 
 import numpy as np
 
+from tvm_ext.tuners.presampling import farthest_in_turn, presample
 from tvm_ext.tuners.samplers.base import random_unvisited, unvisited
 from tvm_ext.tuners.space import ConfigSpace, Vector
+from tvm_ext.tuners.validity import Validity
 
 
 class Initialiser(Protocol):
     """Proposes first configurations."""
 
-    def propose(self, space: ConfigSpace, count: int, taken: set[int], rng: np.random.Generator) -> np.ndarray:
-        """Give up to ``count`` vectors (n × knobs) that are not in ``taken``, and add them."""
+    def propose(
+        self,
+        space: ConfigSpace,
+        count: int,
+        taken: set[int],
+        rng: np.random.Generator,
+        validity: Validity | None = None,
+    ) -> np.ndarray:
+        """Give up to ``count`` vectors (n x knobs) that are not in ``taken``, and add them.
+
+        ``validity`` tells what works; not every initialiser asks.
+        """
 
 
 @dataclass
 class RandomInitialiser:
     """Uniformly random configurations."""
 
-    def propose(self, space: ConfigSpace, count: int, taken: set[int], rng: np.random.Generator) -> np.ndarray:
+    def propose(
+        self,
+        space: ConfigSpace,
+        count: int,
+        taken: set[int],
+        rng: np.random.Generator,
+        validity: Validity | None = None,
+    ) -> np.ndarray:
         """See :class:`Initialiser`."""
         return random_unvisited(space, count, taken, rng)
 
@@ -38,7 +57,14 @@ class SpaceFillingInitialiser:
 
     pool: int = 8
 
-    def propose(self, space: ConfigSpace, count: int, taken: set[int], rng: np.random.Generator) -> np.ndarray:
+    def propose(
+        self,
+        space: ConfigSpace,
+        count: int,
+        taken: set[int],
+        rng: np.random.Generator,
+        validity: Validity | None = None,
+    ) -> np.ndarray:
         """See :class:`Initialiser`."""
         pool = random_unvisited(space, self.pool * count, set(taken), rng)
         chosen = farthest_points(pool / np.maximum(space.radices - 1, 1), count) if len(pool) else []
@@ -62,7 +88,14 @@ class LocalInitialiser:
 
     share: float = 0.5
 
-    def propose(self, space: ConfigSpace, count: int, taken: set[int], rng: np.random.Generator) -> np.ndarray:
+    def propose(
+        self,
+        space: ConfigSpace,
+        count: int,
+        taken: set[int],
+        rng: np.random.Generator,
+        validity: Validity | None = None,
+    ) -> np.ndarray:
         """See :class:`Initialiser`."""
         near = np.empty((0, len(space.knobs)), dtype=np.int64)
         if space.default is not None:
@@ -72,8 +105,73 @@ class LocalInitialiser:
         return np.concatenate([near, SpaceFillingInitialiser().propose(space, count - len(near), taken, rng)])
 
 
+@dataclass
+class ValidityInitialiser:
+    """Some configurations that work and some that do not, of either kind those that are far from one another.
+
+    An oracle is asked beforehand, first of all around what works. A cost model needs both kinds: those that do not work
+    to learn the limits, those that do to rank them. Without an oracle configurations are random.
+
+    Attributes
+    ----------
+    samples : int
+        Configurations that the oracle is asked for.
+    parallel : int
+        How many of them at a time.
+    share : float
+        Of the first configurations, so many work, if there are as many.
+    maximise : bool
+        Whether distances decide which are taken; else they are random ones of those that were asked for.
+
+    References
+    ----------
+    Rieber, dissertation, Heidelberg University, 2023, section 5.2; numbers: section 5.3.1.
+    """
+
+    samples: int = 1000
+    parallel: int = 32
+    share: float = 0.5
+    maximise: bool = True
+
+    def propose(
+        self,
+        space: ConfigSpace,
+        count: int,
+        taken: set[int],
+        rng: np.random.Generator,
+        validity: Validity | None = None,
+    ) -> np.ndarray:
+        """See :class:`Initialiser`."""
+        if validity is None or not validity.has_oracle or count < 1 or not self._presampled(space, validity, rng):
+            return random_unvisited(space, count, taken, rng)
+        keys = sorted(validity.answers)
+        vectors, works = space.vectors(keys), np.array([validity.answers[key] for key in keys])
+        free = np.array([key not in taken for key in keys])
+        kinds = [vectors[free & works], vectors[free & ~works]]
+        wanted = round(self.share * count)
+        # What one kind lacks the other gives.
+        first = max(min(wanted, len(kinds[0])), min(count - len(kinds[1]), len(kinds[0])))
+        chosen = [
+            rows[self._choose(rows, number, rng)] for rows, number in zip(kinds, (first, count - first), strict=True)
+        ]
+        taken.update(space.keys(np.concatenate(chosen)))
+        missing = count - sum(map(len, chosen))
+        return np.concatenate([*chosen, random_unvisited(space, missing, taken, rng)])
+
+    def _presampled(self, space: ConfigSpace, validity: Validity, rng: np.random.Generator) -> bool:
+        """Ask the oracle, unless it was asked before; tells whether it has answered."""
+        if len(validity.answers) >= min(self.samples, space.size):
+            return True
+        return presample(space, validity, self.samples, self.parallel, rng) is not None
+
+    def _choose(self, rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
+        if count <= 0:
+            return []
+        return farthest_in_turn(rows, count, rng) if self.maximise else rng.permutation(len(rows))[:count].tolist()
+
+
 def _changes_in_turns(space: ConfigSpace, vector: Vector, rng: np.random.Generator) -> np.ndarray:
-    """Vectors (n × knobs) that differ in one knob: the nearest choice of every knob, the next nearest, and so on."""
+    """Vectors (n x knobs) that differ in one knob: the nearest choice of every knob, the next nearest, and so on."""
     turns = []
     for position, features in enumerate(space.choice_features):
         distance = ((features - features[vector[position]]) ** 2).sum(axis=1)
@@ -89,7 +187,7 @@ def _changes_in_turns(space: ConfigSpace, vector: Vector, rng: np.random.Generat
 
 
 def farthest_points(points: np.ndarray, count: int) -> list[int]:
-    """Choose ``count`` rows of points (n × d), the first row first, then always the one farthest from all chosen."""
+    """Choose ``count`` rows of points (n x d), the first row first, then always the one farthest from all chosen."""
     chosen = [0]
     distance = ((points - points[0]) ** 2).sum(axis=1)
     while len(chosen) < min(count, len(points)):

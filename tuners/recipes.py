@@ -10,11 +10,22 @@ from tvm_ext.errors import OptionError
 from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
-from tvm_ext.tuners.initialisers import Initialiser, LocalInitialiser, RandomInitialiser, SpaceFillingInitialiser
+from tvm_ext.tuners.initialisers import (
+    Initialiser,
+    LocalInitialiser,
+    RandomInitialiser,
+    SpaceFillingInitialiser,
+    ValidityInitialiser,
+)
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
 from tvm_ext.tuners.tuner import Tuner
+from tvm_ext.tuners.validity import Oracle, Validity
+
+BONUS = 1 / 14
+"""What is known to work is preferred by so much of the range of predictions; in the source by 1, where they lie within
+-7 and 7."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,8 @@ class Recipe:
     batch, initial, pool : int
     refined_share : float
         See :class:`~tvm_ext.tuners.tuner.Tuner`.
+    validity_bonus, asks_first
+        See there; what an oracle of the target is used for, beside the initialiser.
     """
 
     explorer: Callable[[int], Explorer]
@@ -40,14 +53,34 @@ class Recipe:
     initial: int = 64
     pool: int = 1
     refined_share: float = 0.0
+    validity_bonus: float | None = None
+    asks_first: bool = False
 
     @property
     def shares(self) -> bool:
         """Whether the cost model learns from tuners of other spaces."""
         return isinstance(self.cost_model(), SharedModel)
 
-    def tuner(self, space: ConfigSpace, seed: int = 0, peers: Peers | None = None) -> Tuner:
-        """Put the parts to work on a space, and let them learn from ``peers`` if the cost model can."""
+    @property
+    def asks(self) -> bool:
+        """Whether a validity oracle is asked at all."""
+        asking = isinstance(self.initialiser(), ValidityInitialiser)
+        return asking or self.asks_first or self.validity_bonus is not None
+
+    def tuner(
+        self, space: ConfigSpace, seed: int = 0, peers: Peers | None = None, oracle: Oracle | None = None
+    ) -> Tuner:
+        """Put the parts to work on a space.
+
+        Parameters
+        ----------
+        space : ConfigSpace
+        seed : int
+        peers : Peers, optional
+            Whose measurements the cost model learns from, if it can.
+        oracle : callable, optional
+            Tells which configurations work; not asked by recipes without use for it.
+        """
         return Tuner(
             space,
             self.explorer(seed),
@@ -60,6 +93,9 @@ class Recipe:
             pool=self.pool,
             refined_share=self.refined_share,
             peers=peers,
+            validity=Validity(space, oracle) if self.asks else None,
+            validity_bonus=self.validity_bonus,
+            asks_first=self.asks_first,
         )
 
 
@@ -95,6 +131,10 @@ def _adaptive(synthesis: bool = True, step: int = 8, threshold: float = 2.5) -> 
     )
 
 
+def _random_of_presampled() -> Initialiser:
+    return ValidityInitialiser(maximise=False)
+
+
 def _reduced(choose: Literal["best", "random"]) -> Callable[[], Sampler]:
     return lambda: ReducedSampler(choose, _adaptive())
 
@@ -112,6 +152,19 @@ RECIPES: dict[str, Recipe] = {
     "sa_as_shared": Recipe(_wide_annealing, _adaptive, cost_model=SharedModel, pool=4, refined_share=0.5),
     "chameleon_shared": Recipe(_agent, _adaptive, cost_model=SharedModel, pool=4, refined_share=0.5),
     "evolution_shared": Recipe(_evolution, initialiser=LocalInitialiser, cost_model=SharedModel, batch=16, initial=16),
+    # With a validity oracle of the target: Rieber, dissertation, Heidelberg University, 2023, section 5.2.
+    "validity": Recipe(_annealing, initialiser=ValidityInitialiser, batch=50, initial=50, validity_bonus=BONUS),
+    "validity_asked": Recipe(
+        _annealing, initialiser=ValidityInitialiser, batch=50, initial=50, validity_bonus=BONUS, asks_first=True
+    ),
+    "chameleon_validity": Recipe(
+        _agent, _adaptive, ValidityInitialiser, batch=50, initial=50, pool=4, validity_bonus=BONUS, asks_first=True
+    ),
+    # The same without one of its parts each.
+    "validity_without_distance": Recipe(
+        _annealing, initialiser=_random_of_presampled, batch=50, initial=50, validity_bonus=BONUS
+    ),
+    "validity_without_bias": Recipe(_annealing, initialiser=ValidityInitialiser, batch=50, initial=50),
     # As the paper has it: rounded centres of the 64 best, clusters among the choices; episodes of up to 500 steps.
     "ppo_published": Recipe(_published_agent),
     "sa_as_published": Recipe(_annealing, AdaptiveSampler),

@@ -110,6 +110,15 @@ class ConfigSpace:
             digits.append(int(digit))
         return tuple(digits)
 
+    def vectors(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Give the vectors (n x knobs) of many indices that are known to be in the space."""
+        rest = np.asarray(indices, dtype=self._strides.dtype)
+        columns = []
+        for radix in self.radices.tolist():
+            columns.append((rest % radix).astype(np.int64))
+            rest = rest // radix
+        return np.stack(columns, axis=1)
+
     def index(self, vector: Sequence[int]) -> int:
         """Give the index of a vector."""
         return int(sum(int(stride) * choice for stride, choice in zip(self._strides, self.check(vector), strict=True)))
@@ -119,7 +128,7 @@ class ConfigSpace:
         return {knob.name: knob.choices[i] for knob, i in zip(self.knobs, self.check(vector), strict=True)}
 
     def keys(self, vectors: np.ndarray) -> list[int]:
-        """Give the indices of many vectors (n × knobs) that are known to be in the space."""
+        """Give the indices of many vectors (n x knobs) that are known to be in the space."""
         return (vectors.astype(self._strides.dtype, copy=False) @ self._strides).tolist()
 
     def random(self, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -137,7 +146,7 @@ class ConfigSpace:
         return found
 
     def changes(self, vectors: np.ndarray) -> np.ndarray:
-        """List what differs from a vector (n × knobs) in at most one knob, by any choice (m × knobs)."""
+        """List what differs from a vector (n x knobs) in at most one knob, by any choice (m × knobs)."""
         rows = []
         for position, radix in enumerate(self.radices.tolist()):
             changed = np.repeat(vectors, radix, axis=0)
@@ -146,7 +155,7 @@ class ConfigSpace:
         return np.concatenate(rows)
 
     def features(self, vectors: np.ndarray) -> np.ndarray:
-        """Give what a cost model sees of vectors (n × knobs): every factor as log2, other numbers as they are."""
+        """Give what a cost model sees of vectors (n x knobs): every factor as log2, other numbers as they are."""
         columns = [rows[vectors[:, position]] for position, rows in enumerate(self.choice_features)]
         return np.concatenate(columns, axis=1)
 

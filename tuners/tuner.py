@@ -6,18 +6,20 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.cost_model import CostModel
-from tvm_ext.tuners.explorers.base import Exploration, Explorer
+from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
 from tvm_ext.tuners.initialisers import Initialiser
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace, Vector
+from tvm_ext.tuners.validity import Validity
 
 STATE_FORMAT = 1
 INCUMBENTS = 4
@@ -26,8 +28,36 @@ INCUMBENTS = 4
 LEAST_OF_PEERS = 64
 """A cost model does not learn from fewer measurements of its peers."""
 
+FEWEST_BATCHES = 4
+"""So many batches, the first one included, fit into a budget."""
+
+LEAST_BATCH = 4
+"""No batch is made smaller than this."""
+
+ASKED = 4
+"""Where an oracle is asked beforehand, it is asked for so many times as many candidates as are needed."""
+
+TABULATED = 1 << 15
+"""Of a space no larger than this all scores are predicted at once: searches ask for more."""
+
 GROWTH = 1.25
 """The cost model learns from its peers anew when these have made so many times as many measurements."""
+
+
+class ErrorKind(StrEnum):
+    """Why a configuration has no run time."""
+
+    INVALID = "invalid"
+    """The target cannot run it: it was refused before it was compiled, or by an oracle."""
+
+    BUILD = "build"
+    """It could not be compiled."""
+
+    RUN = "run"
+    """It was compiled, and failed or gave no time."""
+
+    TIMEOUT = "timeout"
+    """It took too long."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +69,21 @@ class Measurement:
     vector : tuple of int
     seconds : float or None
         Run time; None when the configuration does not work.
+    error : ErrorKind or None
+        Why it does not, where that is known. What failed by chance, as a run that was stopped, says nothing of
+        validity: only ``invalid`` and ``build`` do, and no kind at all.
     """
 
     vector: Vector
     seconds: float | None
+    error: ErrorKind | None = None
+
+    @property
+    def is_valid(self) -> bool | None:
+        """Whether the target can run it; None where a failure does not tell."""
+        if self.score > 0:
+            return True
+        return None if self.error in (ErrorKind.RUN, ErrorKind.TIMEOUT) else False
 
     @property
     def score(self) -> float:
@@ -89,10 +130,18 @@ class Tuner:
     peers : Peers, optional
         Tuners of other spaces, whose measurements a :class:`~tvm_ext.tuners.shared_model.SharedModel` learns from. It
         is used from the beginning then: ``initial`` does not count.
+    validity : Validity, optional
+        What is known of which configurations work, and an oracle to ask; without one, nothing is asked.
+    validity_bonus : float
+        Added to the predicted score of what is known to work, relative to the best score; what is known not to work is
+        not looked at. None for neither.
+    asks_first : bool
+        Whether the oracle is asked for every configuration before it is suggested: what it says does not work is not
+        measured.
     model_seconds : float
         What training the cost model has taken.
     random_share : float
-        This share of a batch is replaced by random configurations (ε-greedy).
+        Each configuration of a batch is replaced by a random one with this probability (ε-greedy).
     refined_share : float
         This share of a batch is replaced by the best predicted of those configurations that differ in one knob from one
         of the best measured ones. The candidates of a search are the best predicted of all, and the model puts what is
@@ -113,6 +162,9 @@ class Tuner:
     refined_share: float = 0.0
     rescorer: Rescorer | None = None
     peers: Peers | None = None
+    validity: Validity | None = None
+    validity_bonus: float | None = None
+    asks_first: bool = False
     measurements: list[Measurement] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
     model_seconds: float = 0.0
@@ -122,8 +174,14 @@ class Tuner:
         self._history = History()
         self._model_is_current = False
         self._learnt = 0
+        self._all: np.ndarray | None = None
         if self.peers is not None:
             self.peers.join(self.space, self.measurements)
+
+    def fit_budget(self, trials: int) -> None:
+        """Make batches small enough for so many trials: the cost model is to have its say in most of them."""
+        most = max(trials // FEWEST_BATCHES, LEAST_BATCH)
+        self.initial, self.batch = min(self.initial, most), min(self.batch, most)
 
     def suggest(self, count: int) -> list[Vector]:
         """Propose at most ``count`` configurations that were not suggested before.
@@ -154,10 +212,18 @@ class Tuner:
         """
         for result in results:
             vector = self.space.check(result.vector)
-            self.measurements.append(Measurement(vector, result.seconds))
-            self._history.visited.add(self.space.index(vector))
+            key = self.space.index(vector)
+            self.measurements.append(Measurement(vector, result.seconds, result.error))
+            self._history.visited.add(key)
             self._history.record(vector, result.score > 0)
+            if self.validity is not None and (valid := result.is_valid) is not None:
+                self.validity.record(key, valid)
             self._model_is_current = False
+
+    @property
+    def notes(self) -> list[str]:
+        """What the run should say: why an oracle was not asked any more."""
+        return [] if self.validity is None else list(self.validity.notes)
 
     @property
     def best(self) -> Measurement | None:
@@ -173,7 +239,7 @@ class Tuner:
     def _first(self, count: int) -> np.ndarray:
         vectors = self._default()
         taken = {*self._history.visited, *self.space.keys(vectors)}
-        others = self.initialiser.propose(self.space, count - len(vectors), taken, self._rng)
+        others = self.initialiser.propose(self.space, count - len(vectors), taken, self._rng, self.validity)
         return np.concatenate([vectors, others])
 
     def _explore(self, count: int) -> np.ndarray:
@@ -181,9 +247,10 @@ class Tuner:
         ranked = sorted(self.measurements, key=lambda row: -row.score)
         best = self._array([row for row in ranked if row.score > 0][: self.batch])
         pool = self.batch * self.pool * (1 if self.rescorer is None else self.rescorer.pool)
+        pool *= ASKED if self._asks else 1
         exploration = self.explorer.explore(
             self.space,
-            self.cost_model.scorer(self.space),
+            self._scorer(),
             pool,
             self._history.visited,
             best,
@@ -194,14 +261,49 @@ class Tuner:
         if self.rescorer is not None:
             measured = [(row.vector, row.score) for row in self.measurements]
             vectors, scores = self.rescorer.best(self.space, measured, vectors, self.batch * self.pool)
+        vectors, scores = self._working(vectors, scores)
         chosen = self.sampler.sample(self.space, vectors, scores, count, self._history, self._rng)[:count]
         taken = set(self._history.visited)
-        strangers, refined = int(self.random_share * len(chosen)), round(self.refined_share * len(chosen))
+        strangers = int(self._rng.binomial(len(chosen), self.random_share))
+        refined = min(round(self.refined_share * len(chosen)), len(chosen) - strangers)
         chosen = unvisited(self.space, chosen[: len(chosen) - strangers - refined], taken)
         if refined and len(best):
             chosen = np.concatenate([chosen, self._refined(best[:INCUMBENTS], refined, taken)])
         missing = max(strangers, 1 - len(chosen))
-        return np.concatenate([chosen, random_unvisited(self.space, missing, taken, self._rng)])
+        return np.concatenate([chosen, self._strangers(missing, taken)])
+
+    def _scorer(self) -> Score:
+        """Give what predicts the scores of vectors, with the bias that validity adds."""
+        score = self.cost_model.scorer(self.space)
+        if self.space.size <= TABULATED:
+            if self._all is None:
+                self._all = self.space.vectors(np.arange(self.space.size))
+            table = score(self._all)
+            keys = self.space.keys
+            score = lambda vectors: table[keys(vectors)]  # noqa: E731
+        if self.validity is None or self.validity_bonus is None:
+            return score
+        return self.validity.biased(score, self.validity_bonus)
+
+    def _working(self, vectors: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Leave out candidates of which the oracle says that they do not work."""
+        works = self.validity.ask(vectors) if self._asks and self.validity is not None and len(vectors) else None
+        return (vectors, scores) if works is None else (vectors[works], scores[works])
+
+    @property
+    def _asks(self) -> bool:
+        return self.asks_first and self.validity is not None and self.validity.has_oracle
+
+    def _strangers(self, count: int, taken: set[int]) -> np.ndarray:
+        """Draw random configurations that are not in ``taken``, and add them; those that work if that can be asked."""
+        if not self._asks or count < 1:
+            return random_unvisited(self.space, count, taken, self._rng)
+        drawn = random_unvisited(self.space, ASKED * count, set(taken), self._rng)
+        working, _ = self._working(drawn, np.zeros(len(drawn)))
+        if len(working) < count and self.validity is not None:  # what is known to work is seldom hit by chance
+            known = [key for key in self.validity.known_to_work() if key not in taken]
+            working = np.concatenate([working, self.space.vectors(self._rng.permutation(known).astype(np.int64))])
+        return unvisited(self.space, (working if len(working) else drawn)[:count], taken)
 
     def _refined(self, incumbents: np.ndarray, count: int, taken: set[int]) -> np.ndarray:
         """Give the best predicted changes of single knobs that are not in ``taken``, and add them."""
@@ -226,7 +328,7 @@ class Tuner:
         return self.cost_model.features(space, self._array(measurements)), np.array([row.score for row in measurements])
 
     def _array(self, measurements: Sequence[Measurement]) -> np.ndarray:
-        """Vectors of measurements (n × knobs)."""
+        """Vectors of measurements (n x knobs)."""
         return np.array([row.vector for row in measurements], dtype=np.int64).reshape(-1, len(self.space.knobs))
 
     def _fit(self) -> None:
@@ -243,7 +345,8 @@ class Tuner:
             "space": self.space.signature(),
             "random": self._rng.bit_generator.state,
             "visited": sorted(self._history.visited),
-            "measurements": [[list(row.vector), row.seconds] for row in self.measurements],
+            "measurements": [[list(row.vector), row.seconds, row.error] for row in self.measurements],
+            "validity": None if self.validity is None else self.validity.dump(),
             "effort": asdict(self.effort),
             "explorer": self.explorer.dump(),
         }
@@ -266,7 +369,12 @@ class Tuner:
                     f"the tuner's state is of a space with knobs {_spell(state['space'])}, "
                     f"this space has {_spell(self.space.signature())}"
                 )
-            measurements = [Measurement(tuple(vector), seconds) for vector, seconds in state["measurements"]]
+            measurements = [
+                Measurement(tuple(vector), seconds, ErrorKind(error[0]) if error and error[0] else None)
+                for vector, seconds, *error in state["measurements"]
+            ]
+            if self.validity is not None and state.get("validity") is not None:
+                self.validity.load(state["validity"])
             self.measurements.clear()  # peers hold the list
             self._history = History(visited=set(state["visited"]))
             self.update(measurements)

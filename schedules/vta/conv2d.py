@@ -18,8 +18,11 @@ from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.vta.common import Axis, extents_of, find_blocks, schedule_product
 
-ORDERS = {"co n y x": (1, 0, 2, 3), "n y x co": (0, 2, 3, 1), "n y co x": (0, 2, 1, 3)}
+ORDERS = {"co n y x": (1, 0, 2, 3), "n y x co": (0, 2, 3, 1), "n y co x": (0, 2, 1, 3), "n x co y": (0, 3, 1, 2)}
 """Orders of the loops over tiles, outermost first, by axis of the result."""
+
+SKETCHES = ("co n y x", "n y x co", "n y co x")
+"""Orders that are searched by default."""
 
 AXES = (10, 11)
 """Axes of the product: of the result, of an element, and those that are summed over; one more with groups."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 from tests.vta.scheduled_functions import random_arguments, run_on_cpu, run_on_vta
-from tvm_ext.backends.vta.codegen.compute import Epilogue, conv2d, matmul
+from tvm_ext.backends.vta.codegen.compute import Bias, Epilogue, conv2d, matmul
 from tvm_ext.backends.vta.config import config_of_target
 from tvm_ext.backends.vta.measurer import CycleMeasurer
 from tvm_ext.backends.vta.timing.costs import costs_named
@@ -19,6 +20,7 @@ from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
+from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning.counted import KernelSearch
 from tvm_ext.tuning.counted_metaschedule import builder_and_runner, design_space
@@ -75,3 +77,44 @@ def test_what_no_rule_takes_is_not_tuned() -> None:
     other = te.create_prim_func([data, te.compute((4, 1, 16), lambda *at: data(*at) + data(*at), name="twice")])
     with pytest.raises(TuningError, match="no convolution or matrix product"):
         KernelSearch(other, MEASURER, recipe("random"))
+
+
+@pytest.mark.parametrize("bias", ["none", "weights", "accumulators"])
+def test_the_oracle_of_the_target_says_what_fits(bias: Bias) -> None:
+    func = conv2d(CONFIG, (1, 4, 28, 28), (16, 3, 3), 1, 1, Epilogue(9, bias=bias))
+    rng = np.random.default_rng(0)
+    for schedule in MEASURER.sketches(func).values():
+        space = TraceSpace.of(schedule, tvm.IRModule({"main": func}))
+        oracle = MEASURER.oracle(func, [knob.choices for knob in space.space.knobs])
+        assert oracle is not None
+        vectors = space.space.random(rng, 2000)
+        counts = [[prod(choice[:-1]) for choice in knob.choices] for knob in space.space.knobs]
+        turns = np.array([prod(counts[knob][choice] for knob, choice in enumerate(row)) for row in vectors.tolist()])
+        vectors = vectors[turns <= 64]
+        works = oracle(vectors)
+        for chosen in (np.flatnonzero(works)[:4], np.flatnonzero(~works)[:4]):
+            for at in chosen:
+                made = space.schedule(vectors[at].tolist())
+                assert made is not None
+                assert (MEASURER.count(made.mod["main"])[0] is not None) == works[at]
+
+
+def test_with_an_oracle_fewer_candidates_fail() -> None:
+    func = conv2d(CONFIG, (1, 4, 28, 28), (16, 3, 3), 1, 1, Epilogue(9, 0, 127, "weights"))
+    shares = {}
+    for name in ("autotvm_sa", "validity_asked"):
+        run = KernelSearch(func, MEASURER, recipe(name, 12, 12), seed=1)
+        run.run(48)
+        shares[name] = sum(candidate.cycles is None for candidate in run.candidates) / len(run.candidates)
+        assert not run.notes
+    assert shares["validity_asked"] < 0.5 * shares["autotvm_sa"]
+
+
+def test_what_is_not_known_in_closed_form_has_no_oracle() -> None:
+    rows = [[(1, 1)], [(1, 1, 1)], [(1, 1, 1)], [(1, 1)], [(1, 1)]]
+    plain = conv2d(CONFIG, (1, 1, 7, 7), (1, 3, 3), 1, 1, Epilogue(8))
+    grouped = conv2d(CONFIG, (1, 4, 7, 7), (4, 3, 3), 1, 1, Epilogue(8), groups=2)
+    assert MEASURER.oracle(plain, rows) is not None
+    assert MEASURER.oracle(plain, rows[1:]) is None
+    for func in (grouped, matmul(CONFIG, 8, 16, 16)):
+        assert MEASURER.oracle(func, rows) is None

@@ -25,6 +25,9 @@ from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import Measurement, Tuner
 
+FIRST_OF_SKETCH = 8
+"""Every sketch is tried so often before one is preferred, or as often as half of the budget allows."""
+
 ATTEMPTS = 64
 """Configurations in a row that give no new kernel before a task is given up."""
 
@@ -46,8 +49,9 @@ class Budget:
 class TunerStrategy(PySearchStrategy):
     """Lets tuners choose what MetaSchedule measures: one tuner a sketch, which share the budget.
 
-    A sketch that was measured least begins; later, sketches are drawn with probability proportional to how fast their
-    best is. Configurations that cannot be scheduled, or that give a kernel that was measured already, are told to the
+    Every sketch gets a part of the first trials; later, sketches are drawn with a probability that follows how
+    fast their best is. Batches are so small that the cost models have their say in most of the budget.
+    Configurations that cannot be scheduled, or that give a kernel that was measured already, are told to the
     tuner and cost no trial. What the database holds of the workload is learnt from first, and counts as trials.
 
     Parameters
@@ -113,6 +117,7 @@ class TunerStrategy(PySearchStrategy):
         self._next_batch = self.first_batch or self.batch
         self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
         self._rng = np.random.default_rng(self.seed)
+        self._given: list[int] = []
         for number, schedule in enumerate(design_spaces):
             try:
                 space = TraceSpace.of(schedule, self.mod)
@@ -127,6 +132,11 @@ class TunerStrategy(PySearchStrategy):
             self.sketches.append((space, tuner))
         if not self.sketches:
             raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
+        share = max_trials // len(self.sketches)
+        for _, tuner in self.sketches:
+            tuner.fit_budget(share)
+        self._first_of_sketch = max(min(FIRST_OF_SKETCH, share // 2), 1)
+        self._given = [0] * len(self.sketches)
         if database is not None and database.has_workload(self.mod):
             self._learn(database)
 
@@ -138,10 +148,11 @@ class TunerStrategy(PySearchStrategy):
             if not record.workload.same_as(workload):
                 continue
             seconds = median_seconds(record.run_secs)
-            for space, tuner in self.sketches:
+            for number, (space, tuner) in enumerate(self.sketches):
                 vector = space.vector(record.trace)
                 if vector is not None:
                     tuner.update([Measurement(vector, seconds)])
+                    self._given[number] += 1
                     self.trials += self.resume
                     self._note_kernel(self._schedule(space, vector), seconds)
                     break
@@ -174,16 +185,20 @@ class TunerStrategy(PySearchStrategy):
         candidates: list[MeasureCandidate] = []
         in_vain = 0
         while len(candidates) < wanted and in_vain < ATTEMPTS:
-            number = self._choose_sketch()
+            waiting = self._waiting()
+            number = waiting[0] if waiting else self._choose_sketch()
             space, tuner = self.sketches[number]
-            vectors = tuner.suggest(wanted - len(candidates))
+            most = self._first_of_sketch - self._given[number] if waiting else wanted
+            vectors = tuner.suggest(min(most, wanted - len(candidates)))
+            # One that has nothing left is not waited for.
+            self._given[number] += len(vectors) or self._first_of_sketch
             before = len(candidates)
             for vector in vectors:
                 candidate = self._candidate(space, tuner, vector)
                 if candidate is not None:
                     candidates.append(candidate)
                     self._pending.append((number, vector))
-            if candidates and len(vectors) < wanted:
+            if candidates and len(vectors) < wanted and not waiting:
                 break  # a sampler that needs fewer measurements gets fewer
             in_vain = 0 if len(candidates) > before else in_vain + max(1, len(vectors))
         self.trials += len(candidates)
@@ -191,11 +206,15 @@ class TunerStrategy(PySearchStrategy):
             self.budget.left -= len(candidates)
         return candidates
 
+    def _waiting(self) -> list[int]:
+        """Sketches tried too seldom to tell how good they are, the least tried first; none if there is one."""
+        if len(self.sketches) == 1:
+            return []
+        found = [number for number, given in enumerate(self._given) if given < self._first_of_sketch]
+        return sorted(found, key=lambda number: self._given[number])
+
     def _choose_sketch(self) -> int:
         tuners = [tuner for _, tuner in self.sketches]
-        for number, tuner in enumerate(tuners):
-            if len(tuner.measurements) < min(8, tuner.space.size) and tuner.best is None:
-                return number
         speeds = np.array([0.0 if tuner.best is None else tuner.best.score for tuner in tuners])
         weights = (speeds / speeds.max()) ** 2 + 0.05 if speeds.max() > 0 else np.ones(len(tuners))
         return int(self._rng.choice(len(tuners), p=weights / weights.sum()))

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import tvm
+from numpy.typing import NDArray
 
 from tvm_ext.embedding.choice import Offer
 from tvm_ext.options import PipelineOptions
@@ -21,6 +23,12 @@ Standalone = Callable[[tvm.IRModule, tvm.target.Target], tuple[Any, dict[str, An
 
 Emit = Callable[[tvm.IRModule, tvm.target.Target, str], tuple[Any, dict[str, Any], type]]
 """As :data:`Standalone`, and takes the name of the model."""
+
+Choices = Sequence[Sequence[Any]]
+"""Of each sampling instruction of a schedule what it may decide."""
+
+ValidityOracle = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+"""Tells of vectors of choices (n x instructions) whether the target can run them (n)."""
 
 PARTITIONED = "tvm_ext.partitioned"
 """Attribute of a module whose layers were moved to an accelerator: JSON with ``decisions`` and ``notes``."""
@@ -67,6 +75,9 @@ class CountingMeasurer(Protocol):
 
     def refusal(self, choices: Sequence[Any]) -> str:
         """Say why a candidate with such choices is not worth being counted; ``""`` if it is."""
+
+    def oracle(self, func: tvm.tirx.PrimFunc, choices: Choices) -> ValidityOracle | None:
+        """Give what tells, without scheduling any, which candidates can run; None where that is not known."""
 
     def count(self, scheduled: tvm.tirx.PrimFunc) -> tuple[int | None, str]:
         """Count the cycles of a scheduled kernel; None and the reason if it cannot run."""

@@ -18,7 +18,7 @@ from tvm_ext.errors import TuningError
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuners.space import Vector
-from tvm_ext.tuners.tuner import Measurement, Tuner
+from tvm_ext.tuners.tuner import ErrorKind, Measurement, Tuner
 from tvm_ext.tuning.result import KernelResult
 from tvm_ext.tuning.search import Course, Request, Search
 
@@ -93,18 +93,22 @@ class KernelSearch:
         self._sketches = []
         for number, (name, schedule) in enumerate(self.measurer.sketches(self.func).items()):
             space = TraceSpace.of(schedule, workload)
-            self._sketches.append(_Sketch(name, space, self.recipe.tuner(space.space, self.seed + number)))
+            oracle = self.measurer.oracle(self.func, [knob.choices for knob in space.space.knobs])
+            tuner = self.recipe.tuner(space.space, self.seed + number, oracle=oracle)
+            self._sketches.append(_Sketch(name, space, tuner))
 
     def batches(self, trials: int) -> Iterator[list[Candidate]]:
         """Try so many candidates, those that do not work included; give them batch by batch."""
         left = trials
+        for sketch in self._sketches:
+            sketch.tuner.fit_budget(trials // len(self._sketches))
         while left and not all(sketch.spent for sketch in self._sketches):
             for sketch in self._sketches:
                 vectors = sketch.tuner.suggest(min(self.batch, left))
                 sketch.spent = not vectors
                 tried = [self._tried(sketch, vector) for vector in vectors]
                 left -= len(tried)
-                sketch.tuner.update([Measurement(row.vector, self._seconds(row)) for row in tried])
+                sketch.tuner.update([self._measurement(row) for row in tried])
                 self.candidates += tried
                 working = [row for row in (self.best, *tried) if row is not None and row.cycles is not None]
                 self.best = min(working, key=lambda row: row.cycles or 0, default=None)
@@ -131,8 +135,15 @@ class KernelSearch:
         (sketch,) = (sketch for sketch in self._sketches if sketch.name == candidate.sketch)
         return sketch.space.schedule(candidate.vector)
 
-    def _seconds(self, candidate: Candidate) -> float | None:
-        return None if candidate.cycles is None else candidate.cycles / self.measurer.clock
+    @property
+    def notes(self) -> list[str]:
+        """Why an oracle of the measurer was not asked any more, by sketch."""
+        return [f"{sketch.name}: {note}" for sketch in self._sketches for note in sketch.tuner.notes]
+
+    def _measurement(self, candidate: Candidate) -> Measurement:
+        if candidate.cycles is None:
+            return Measurement(candidate.vector, None, ErrorKind.INVALID)
+        return Measurement(candidate.vector, candidate.cycles / self.measurer.clock)
 
     def _tried(self, sketch: _Sketch, vector: Vector) -> Candidate:
         choices = [knob.choices[choice] for knob, choice in zip(sketch.space.space.knobs, vector, strict=True)]

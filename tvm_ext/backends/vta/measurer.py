@@ -12,18 +12,21 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
+from numpy.typing import NDArray
 from tvm.s_tir import Schedule
 
-from tvm_ext.backends.backend import CountedKernel
+from tvm_ext.backends.backend import Choices, CountedKernel, ValidityOracle
 from tvm_ext.backends.vta.codegen.compute import Epilogue
 from tvm_ext.backends.vta.codegen.estimate import count_cycles
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.codegen.plans import default_plan, layer_function
+from tvm_ext.backends.vta.codegen.resources import oracle_of
 from tvm_ext.backends.vta.codegen.rules import sketch_rules
 from tvm_ext.backends.vta.codegen.tuned import TunedLayer, layer_key, read_tuned, write_tuned
 from tvm_ext.backends.vta.codegen.unrolling import plan_program
-from tvm_ext.backends.vta.config import config_of_target
+from tvm_ext.backends.vta.config import VTAConfig, config_of_target
 from tvm_ext.backends.vta.model.offload import layers_on_vta
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
 from tvm_ext.database.files import locked
@@ -95,12 +98,22 @@ class CycleMeasurer:
         turns = prod(factor for factors in choices for factor in factors[:-1])
         return f"{turns} turns of the loops over tiles, more than {MOST_TURNS}" if turns > MOST_TURNS else ""
 
+    def oracle(self, func: tvm.tirx.PrimFunc, choices: Choices) -> ValidityOracle | None:
+        """Compare what tiles need with the memories, for convolutions whose need is known in closed form."""
+        fitting = oracle_of(func, self.config, choices)
+        if fitting is None:
+            return None
+        turns = [np.array([prod(factors[:-1]) for factors in rows], np.int64) for rows in choices]
+
+        def oracle(vectors: NDArray[np.int64]) -> NDArray[np.bool_]:
+            each = [table[vectors[:, knob]] for knob, table in enumerate(turns)]
+            return fitting(vectors) & (np.prod(each, axis=0) <= MOST_TURNS)
+
+        return oracle
+
     def count(self, scheduled: tvm.tirx.PrimFunc) -> tuple[int | None, str]:
         """Count the cycles of a scheduled function; None and the reason if it cannot run."""
-        try:
-            return count_cycles(plan_program(scheduled, self.config), self.config, self.costs), ""
-        except VTAProgramError as error:
-            return None, str(error)
+        return counted(scheduled, self.config, self.costs)
 
     def known(self, folder: Path) -> dict[str, tuple[int, int]]:
         """Read from a folder the fewest cycles of each layer, and how many candidates were tried."""
@@ -119,6 +132,14 @@ class CycleMeasurer:
             else:
                 tuned[kernel.key] = replace(known, trials=done)
             write_tuned(folder, tuned)
+
+
+def counted(scheduled: tvm.tirx.PrimFunc, config: VTAConfig, costs: CycleCosts) -> tuple[int | None, str]:
+    """Count the cycles of a scheduled function; None and the reason if it cannot run."""
+    try:
+        return count_cycles(plan_program(scheduled, config), config, costs), ""
+    except VTAProgramError as error:
+        return None, str(error)
 
 
 def _layer_name(conv: Conv2d, epilogue: Epilogue) -> str:

@@ -34,7 +34,7 @@ def max_pool2d_rule(knobs: pooling.PoolingKnobs | None = None) -> pooling.MaxPoo
 
 def sketch_rules() -> list[ScheduleRule]:
     """Make a rule for each order of the loops over tiles, for tuning."""
-    return [*map(conv2d_rule, conv2d.ORDERS), *map(matmul_rule, matmul.ORDERS)]
+    return [*map(conv2d_rule, conv2d.SKETCHES), *map(matmul_rule, matmul.ORDERS)]
 
 
 def conv2d_knobs(tile: Tile) -> conv2d.ConvKnobs:

@@ -1,0 +1,244 @@
+"""Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
+
+Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--quick] [--workers N] [--json PATH]
+
+All parts without a choice. Nothing is measured on this machine but the time of presampling: cycles are those of VTA's
+model, so that runs may go on beside other work. Runs are kept in the log, line by line, and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+
+from scripts.results import add_json_option, result_path, store
+from scripts.vta_landscapes import TABLE, template
+from tvm_ext.tuners.initialisers import ValidityInitialiser
+from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuners.replay.convergence import TRIALS, Convergence, converge, quartiles
+from tvm_ext.tuners.replay.experiment import bootstrap_interval
+from tvm_ext.tuners.replay.recorded import RecordedLandscape, load_landscapes
+from tvm_ext.tuners.validity import Validity
+
+Part = tuple[list[dict[str, Any]], dict[str, Any]]
+BATCH = 50
+"""Configurations of an epoch (Rieber, dissertation, Heidelberg University, 2023, section 5.3)."""
+
+BASELINE = "autotvm_sa"
+ARMS = (
+    "validity",
+    "validity_without_distance",
+    "validity_without_bias",
+    "validity_asked",
+)
+PRINTED = {  # table 5.4: trials to the best and interquartile range, relative to the tuner without
+    "validity": (0.416, 0.424),
+    "validity_without_distance": (0.483, 0.541),
+    "validity_without_bias": (0.469, 0.501),
+}
+
+
+@lru_cache(maxsize=1)
+def landscapes() -> dict[int, RecordedLandscape]:
+    """Read the landscapes once a process."""
+    return load_landscapes()
+
+
+def work(arm: str, number: int, seed: int) -> Convergence:
+    """Run one tuner on one layer."""
+    landscape = landscapes()[number]
+    return converge(arm, recipe(arm, BATCH, BATCH), landscape, seed, oracle=landscape.works)
+
+
+def replay(arms: Sequence[str], numbers: Sequence[int], seeds: int, log: Path, workers: int) -> list[Convergence]:
+    """Run what the log lacks, and give all runs asked for."""
+    names = {landscapes()[number].name: number for number in numbers}
+    known: dict[tuple[str, int, int], Convergence] = {}
+    if log.exists():
+        for line in log.read_text().splitlines():
+            row = Convergence.from_dump(json.loads(line))
+            if row.landscape in names:
+                known[row.tuner, names[row.landscape], row.seed] = row
+    wanted = [(arm, number, seed) for number in numbers for arm in arms for seed in range(seeds)]
+    missing = [key for key in wanted if key not in known]
+    start = time.perf_counter()
+    with ProcessPoolExecutor(workers) as pool, log.open("a") as file:
+        futures = {pool.submit(work, *key): key for key in missing}
+        for count, future in enumerate(as_completed(futures), 1):
+            known[futures[future]] = future.result()
+            file.write(json.dumps(future.result().dump()) + "\n")
+            file.flush()
+            if count % 100 == 0:
+                print(f"{count} of {len(missing)} runs, {time.perf_counter() - start:.0f} s", flush=True)
+    return [known[key] for key in wanted]
+
+
+def validity_part(arguments: argparse.Namespace) -> Part:
+    """Trials to the best configuration, with and without a validity oracle, on 13 layers of VTA."""
+    numbers, arms = arguments.layers, arguments.arms
+    runs = replay([BASELINE, *arms], numbers, arguments.seeds, arguments.log, arguments.workers)
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {"seeds": arguments.seeds, "layers": len(numbers)}
+    for arm in (BASELINE, *arms):
+        by_layer: dict[int, dict[str, float]] = {}
+        for number in numbers:
+            name = landscapes()[number].name
+            of = {key: [row for row in runs if (row.tuner, row.landscape) == (key, name)] for key in (BASELINE, arm)}
+            (median, spread), (base, base_spread) = quartiles(of[arm]), quartiles(of[BASELINE])
+            by_layer[number] = {
+                "median": median,
+                "iqr": spread,
+                "convergence": median / base,
+                "iqr_ratio": spread / base_spread if base_spread else float(spread > 0),
+                "found": float(np.mean([row.trials is not None for row in of[arm]])),
+                "invalid": float(np.mean([row.invalid / row.measured for row in of[arm]])),
+                "within_5_percent": float(np.median([row.trials_to(0.95) for row in of[arm]]))
+                / float(np.median([row.trials_to(0.95) for row in of[BASELINE]])),
+                "speed_at_100": float(np.median([row.speed_after(100) for row in of[arm]])),
+            }
+        ratios = [row["convergence"] for row in by_layer.values()]
+        row = {
+            "tuner": arm,
+            "convergence_ratio": round(float(np.mean(ratios)), 4),
+            "interval": [round(value, 4) for value in bootstrap_interval(ratios, lambda rows: float(np.mean(rows)))],
+            "source": PRINTED.get(arm),
+            **{
+                key: round(float(np.mean([layer[key] for layer in by_layer.values()])), 4)
+                for key in ("iqr_ratio", "found", "invalid", "within_5_percent", "speed_at_100")
+            },
+            "by_layer": {
+                str(number): {key: round(value, 4) for key, value in layer.items()}
+                for number, layer in by_layer.items()
+            },
+        }
+        rows.append(row)
+        print({key: value for key, value in row.items() if key != "by_layer"}, flush=True)
+        if arm == BASELINE:
+            summary["baseline_found"], summary["baseline_invalid"] = row["found"], row["invalid"]
+        else:
+            end = arm.removeprefix("validity").lstrip("_") if arm.startswith("validity") else arm
+            end = f"_{end}" if end else ""
+            summary[f"convergence_ratio{end}"], summary[f"iqr_ratio{end}"] = row["convergence_ratio"], row["iqr_ratio"]
+            summary[f"found{end}"], summary[f"invalid{end}"] = row["found"], row["invalid"]
+    if arguments.chart is not None:
+        chart(runs, numbers, arguments.chart)
+    return rows, summary
+
+
+def shares_part(arguments: argparse.Namespace) -> Part:
+    """Share of configurations that work, and how they lie together, beside the source's; time of presampling."""
+    from scipy import ndimage
+
+    rows = []
+    for number in arguments.layers:
+        landscape, printed = landscapes()[number], TABLE[number]
+        works = (landscape.cycles > 0).reshape(landscape.space.radices[::-1])
+        sizes = np.bincount(ndimage.label(works)[0].ravel())[1:]
+        oracle, seconds, found = template(number).works, [], []
+        for seed in range(5):
+            validity, rng = Validity(landscape.space, oracle), np.random.default_rng(seed)
+            start = time.perf_counter()
+            first = ValidityInitialiser().propose(landscape.space, BATCH, set(), rng, validity)
+            seconds.append(time.perf_counter() - start)
+            found.append(float(landscape.works(first).mean()))
+        rows.append(
+            {
+                "layer": number,
+                "size": landscape.space.size,
+                "size_source": printed.size,
+                "valid_share": round(landscape.valid_share, 4),
+                "valid_share_source": printed.valid,
+                "valid_segments": len(sizes),
+                "largest_segment": round(float(sizes.max() / sizes.sum()), 4),
+                "invalid_segments": int(ndimage.label(~works)[1]),
+                "presample_seconds": round(float(np.median(seconds)), 3),
+                "valid_in_first_batch": round(float(np.median(found)), 3),
+                "best_cycles": int(landscape.cycles[landscape.cycles > 0].min()),
+                "best_configurations": int((landscape.cycles == landscape.cycles[landscape.cycles > 0].min()).sum()),
+            }
+        )
+        print(rows[-1], flush=True)
+    shares = [row["valid_share"] for row in rows]
+    return rows, {
+        "configurations": sum(row["size"] for row in rows),
+        "valid_share_mean": round(float(np.mean(shares)), 4),
+        "valid_share_least": min(shares),
+        "valid_share_most": max(shares),
+        "layers_of_two_segments": sum(row["valid_segments"] == row["invalid_segments"] == 1 for row in rows),
+        "presample_seconds": max(row["presample_seconds"] for row in rows),
+    }
+
+
+def chart(runs: Sequence[Convergence], numbers: Sequence[int], path: Path) -> None:
+    """Draw the best speed against trials: medians over the seeds, with quartiles, of four layers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    chosen = [number for number in (42, 59, 92, 106) if number in numbers]
+    figure, axes = pyplot.subplots(1, len(chosen), figsize=(3.2 * len(chosen), 3), sharey=True, layout="constrained")
+    steps = np.arange(10, TRIALS + 1, 10)
+    names = {BASELINE: "without an oracle", "validity": "validity", "validity_asked": "validity, asked first"}
+    for axis, number in zip(np.atleast_1d(axes), chosen, strict=True):
+        landscape = landscapes()[number]
+        for arm, label in names.items():
+            rows = [row for row in runs if (row.tuner, row.landscape) == (arm, landscape.name)]
+            if not rows:
+                continue
+            table = np.array([[row.speed_after(int(step)) for step in steps] for row in rows])
+            low, middle, high = np.quantile(table, [0.25, 0.5, 0.75], axis=0)
+            (line,) = axis.plot(steps, middle, label=label)
+            axis.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
+        axis.set_title(f"layer {number}, {landscape.valid_share:.1%} valid", fontsize=10)
+        axis.set_xlabel("trials")
+        axis.set_ylim(0.5, 1.01)
+    np.atleast_1d(axes)[0].set_ylabel("best speed, relative")
+    np.atleast_1d(axes)[-1].legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=110)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {"shares": shares_part, "validity": validity_part}
+
+
+def main() -> int:
+    """Run the parts asked for; each has its own section in the file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, part in PARTS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
+    parser.add_argument("--quick", action="store_true", help="two layers and three seeds")
+    parser.add_argument("--layers", default=",".join(map(str, TABLE)), help="numbers of the table")
+    parser.add_argument("--arms", default=",".join(ARMS), help="tuners beside the baseline")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--chart", type=Path, metavar="PATH", help="picture of the runs")
+    parser.add_argument("--log", type=Path, default=ROOT / "docs/results/hardware_aware_runs.jsonl")
+    add_json_option(parser, "hardware_aware")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.layers, arguments.seeds = "3,48", min(arguments.seeds, 3)
+    arguments.layers = [int(number) for number in arguments.layers.split(",")]
+    arguments.arms = arguments.arms.split(",")
+    chosen = arguments.quick or len(arguments.layers) < len(TABLE) or tuple(arguments.arms) != ARMS
+    path = result_path("hardware_aware", arguments.json, is_whole=not chosen)
+    for name in [name for name in PARTS if getattr(arguments, name)] or list(PARTS):
+        rows, summary = PARTS[name](arguments)
+        print(summary)
+        store(path, "hardware_aware", [{"part": name, **row} for row in rows], summary, name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
