@@ -101,7 +101,7 @@ def validity_part(arguments: argparse.Namespace) -> Part:
                 "median": median,
                 "iqr": spread,
                 "convergence": median / base,
-                "iqr_ratio": spread / base_spread if base_spread else float(spread > 0),
+                "iqr_ratio": spread / base_spread if base_spread else float("nan"),  # no spread to compare with
                 "found": float(np.mean([row.trials is not None for row in of[arm]])),
                 "invalid": float(np.mean([row.invalid / row.measured for row in of[arm]])),
                 "within_5_percent": float(np.median([row.trials_to(0.95) for row in of[arm]]))
@@ -115,11 +115,11 @@ def validity_part(arguments: argparse.Namespace) -> Part:
             "interval": [round(value, 4) for value in bootstrap_interval(ratios, lambda rows: float(np.mean(rows)))],
             "source": PRINTED.get(arm),
             **{
-                key: round(float(np.mean([layer[key] for layer in by_layer.values()])), 4)
+                key: round(float(np.nanmean([layer[key] for layer in by_layer.values()])), 4)
                 for key in ("iqr_ratio", "found", "invalid", "within_5_percent", "speed_at_100")
             },
             "by_layer": {
-                str(number): {key: round(value, 4) for key, value in layer.items()}
+                str(number): {key: None if np.isnan(value) else round(value, 4) for key, value in layer.items()}
                 for number, layer in by_layer.items()
             },
         }

@@ -62,7 +62,11 @@ def evolution(**options: Any) -> Any:
 
 
 def validity(**options: Any) -> Any:
-    """Search by simulated annealing that begins where the target's resources allow; see :func:`strategy`."""
+    """Search by simulated annealing that begins where the target's resources allow; see :func:`strategy`.
+
+    MetaSchedule's own search hands no oracle over: there, validity is learnt from what fails. ``tvm-ext tune`` for VTA
+    asks the target.
+    """
     return strategy("validity", **options)
 
 
