@@ -8,6 +8,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tvm_ext
 from tests.cpu import LARGEST_WEIGHT
 from tests.frontend.onnx.ops.harness import (
     check_stored,
@@ -15,6 +16,7 @@ from tests.frontend.onnx.ops.harness import (
     import_with_converters,
     node_model,
     run_module,
+    run_onnxruntime,
     stored_cases,
 )
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
@@ -214,12 +216,15 @@ def test_lengths_beyond_the_input_are_refused(lengths):
         import_with_converters(model)
 
 
-def test_unknown_length_is_refused():
+def test_open_length_agrees_with_onnxruntime():
     values = tensors("RNN", 2, 1, 3, 4, 1)
-    model = node_model("RNN", values, ["Y"], {"hidden_size": 4})
+    model = node_model("RNN", values, ["Y"], {"hidden_size": 4}, ("W", "R"))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "time"
-    with pytest.raises(UnsupportedOperatorError, match=r"input X has shape .* a fixed one is needed"):
-        import_with_converters(model)
+    compiled = tvm_ext.compile(model, dynamic={"time": (1, 9)})
+    for length in (1, 2, 7, 9):
+        fed = {"X": np.random.default_rng(length).standard_normal((length, 1, 3)).astype("float32")}
+        (expected,) = run_onnxruntime(model, fed)
+        np.testing.assert_allclose(compiled.run(fed)["Y"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

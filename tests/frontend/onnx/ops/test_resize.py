@@ -162,9 +162,9 @@ def test_nearest_elements_of_many_sizes(place, nearest):
 def test_what_is_left_to_the_operator_finds_the_same(place, nearest, length, size, stock):
     rule = Rule("nearest", place, nearest, -0.75, False, False)
     assert stock_finds(rule, length, size, size / length) == stock
-    x = np.arange(length, dtype="float32").reshape(1, 1, 1, length)
+    x = np.arange(2 * length, dtype="float32").reshape(1, 1, 2, length)
     attributes = {"coordinate_transformation_mode": place, "nearest_mode": nearest}
-    model, values = model_of(x, attributes, sizes=[1, 1, 1, size])
+    model, values = model_of(x, attributes, sizes=[1, 1, 2, size])
     assert ("R.image.resize2d" in import_with_converters(model).script()) == stock
     check_with_onnxruntime(model, values)
 
