@@ -19,6 +19,7 @@ from tvm_ext.phases import PHASES
 Memory = Literal["stock", "arena", "optimal"]
 Rewrite = Literal["off", "strict", "fast"]
 Fuse = Literal["stock", "mapping-type"]
+Precision = Literal["float32", "float16", "bfloat16"]
 
 Kind = Literal["arrays", "choice", "flag", "names", "path", "size"]
 
@@ -80,6 +81,13 @@ class PipelineOptions:
     work_dir : str or Path, optional
         Folder of a tuning database, as ``tvm-ext tune --work-dir`` and TVM's own tuners write them: the fastest
         schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.
+    precision : str
+        Type of the operands of products and convolutions on a GPU, which add up in float32. ``float16`` and
+        ``bfloat16`` use its tensor cores, at an error that comes from rounding the operands; in ``float16`` values
+        beyond 65504 become infinite. By default ``float32``.
+    cuda_graphs : bool
+        Whether the kernels of a model with known extents are captured as CUDA graphs at the first run and launched
+        together from then on. Off by default: it keeps the memory of what is captured.
     calibration : mapping from input name to array, optional
         For a VTA target: inputs that the ranges of integers are chosen on, as many of them along the first axis as
         there are. A model with quantize and dequantize nodes needs none.
@@ -139,6 +147,15 @@ class PipelineOptions:
     )
     work_dir: str | Path | None = _option(
         "path", None, "Use the fastest schedules of this tuning database (see tvm-ext tune)."
+    )
+    precision: Precision = _option(
+        "choice",
+        "float32",
+        "Type of the operands of products and convolutions on a GPU, which add up in float32.",
+        *get_args(Precision),
+    )
+    cuda_graphs: bool = _option(
+        "flag", False, "Capture the kernels of a model as CUDA graphs at the first run, and launch them together."
     )
     calibration: Mapping[str, Any] | None = _option(
         "arrays", None, "Inputs that the ranges of integers are chosen on, for a VTA target."

@@ -44,6 +44,7 @@ def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tu
     backend = backend_of(target)
     if options.calibration is not None and "partition" not in backend.phases:
         raise OptionError(f"calibration data is for VTA targets; target {target.kind.name} computes in floats")
+    backend.check_options(target, options)
     enabled = [phase for phase in PHASES if phase.name not in options.disable]
     chain = []
     for number, phase in enumerate(enabled):

@@ -18,6 +18,12 @@ VTA_BOARDS = ("pynq", "pynq-0.0.1", "ultra96", "ultra96-0.0.1", "zcu104", "de10n
 # Hexagon DSPs with HVX, by the names LLVM has for them.
 HEXAGON_PROCESSORS = ("v66", "v67", "v68", "v69", "v71", "v73", "v75")
 
+# GPUs by NVIDIA that there are figures of (tvm_ext.schedules.cuda.machine), as tags nvidia/NAME.
+CUDA_PRODUCTS = {
+    "t4": "sm_75", "a100": "sm_80", "a10": "sm_86", "rtx-3090": "sm_86", "orin": "sm_87", "l4": "sm_89",
+    "rtx-4090": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100", "b300": "sm_103", "rtx-5090": "sm_120",
+}  # fmt: skip
+
 
 def _pipeline(**options: Any) -> Any:
     """Build the ``tvm_ext`` Relax pipeline; see :func:`tvm_ext.pipeline.tvm_ext_pipeline`."""
@@ -43,6 +49,8 @@ def register() -> None:
         features = [f"+hvx{version}", "+hvx-length128b"]
         processor = {"mtriple": "hexagon", "mcpu": f"hexagon{version}", "mattr": features, "num-cores": 1}
         register_tag(f"hexagon-{version}", {"kind": "llvm", "keys": ["hexagon", "cpu"]} | processor, override=True)
+    for name, arch in CUDA_PRODUCTS.items():
+        register_tag(f"nvidia/{name}", {"kind": "cuda", "arch": arch, "model": name}, override=True)
     # A pass written in Python is called from C++, where an exception of a class it does not know becomes RuntimeError.
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for name, value in vars(errors).items():

@@ -43,21 +43,24 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
         config = dict(config)
     elif not isinstance(config, str):
         raise TargetError(f"a target is a string, a dictionary or a tvm.target.Target; found {type(config).__name__}")
+    refused: TargetError | None = None
     with captured_stderr() as log:
         try:
             resolved = _complete(tvm.target.Target(config))
-        except TargetError:
-            raise
+        except TargetError as error:
+            refused = error
         except Exception as error:  # TVM raises whatever its C++ side threw
             raise TargetError(_explain(config, error)) from None
     for line in log:
         if "Unable to detect CUDA version" in line:
             raise TargetError(
                 f"target {_spell(config)} does not say for which GPU, and this machine has none to take it from; "
-                'name it, as in {"kind": "cuda", "arch": "sm_80"}, or give a tag such as nvidia/nvidia-a100'
+                'name it, as in {"kind": "cuda", "arch": "sm_80"}, or give a tag such as nvidia/h100'
             )
-        if any(sign in line for sign in _COMPLAINTS) and not any(sign in line for sign in _NOISE):
+        if refused is None and any(sign in line for sign in _COMPLAINTS) and not any(sign in line for sign in _NOISE):
             raise TargetError(f"target {_spell(config)} is not valid: {line.rpartition('Error: ')[2]}")
+    if refused is not None:
+        raise refused
     return resolved
 
 

@@ -25,6 +25,7 @@ from tvm import relax
 
 from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination
+from tvm_ext.artifact.device_errors import device_error
 from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.artifact.shared_object import write_library
 from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError, first_line
@@ -195,7 +196,8 @@ class CompiledModel:
                         f"the values of the inputs do not fit together: a tensor of the model has {mismatch[1]} "
                         f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
                     ) from error
-                raise CompileError(f"the compiled model failed while running: {first_line(error)}") from error
+                meaning = device_error(str(error)) or first_line(error)
+                raise CompileError(f"the compiled model failed while running: {meaning}") from error
             idle.append(machine)  # not after an error: what it left unfinished goes with it
         return values
 
@@ -214,7 +216,8 @@ class CompiledModel:
                 machine.set_instrument(self._instrument)
             return machine
         except (RuntimeError, ValueError, OSError) as error:
-            raise TargetError(f"the compiled code cannot be loaded on this machine: {first_line(error)}") from error
+            meaning = device_error(str(error)) or first_line(error)
+            raise TargetError(f"the compiled code cannot be loaded on this machine: {meaning}") from error
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -336,10 +339,17 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     if LIBRARY not in metadata["files"]:
         raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")
     check_file(library, metadata["files"][LIBRARY])
+    device = metadata["device"]
+    if device == "cuda" and tvm.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is None:
+        raise TargetError(
+            f"the model in {folder} was compiled for {device}, and TVM finds no CUDA driver on this machine "
+            "(libcuda.so.1); load it where one is installed, or compile it for --target native to run it here"
+        )
     try:
         module = tvm.runtime.load_module(str(library.absolute()))
     except (RuntimeError, ValueError, OSError) as error:
-        raise TargetError(f"{library} cannot be loaded on this machine: {first_line(error)}") from None
+        meaning = device_error(str(error)) or first_line(error)
+        raise TargetError(f"{library} cannot be loaded on this machine: {meaning}") from None
     return CompiledModel(module, metadata, origin=library)
 
 

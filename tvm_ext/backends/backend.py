@@ -12,8 +12,10 @@ import tvm
 from numpy.typing import NDArray
 
 from tvm_ext.embedding.choice import Offer
+from tvm_ext.errors import OptionError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cuda.machine import GpuMachine
 from tvm_ext.schedules.rule import ScheduleRule
 
 PhasePasses = Callable[["Backend", tvm.target.Target, PipelineOptions], Sequence[tvm.transform.Pass]]
@@ -91,6 +93,16 @@ class CountingMeasurer(Protocol):
         """Add ``trials`` candidates to those that were tried, the best of which has this schedule."""
 
 
+def _in_float32(target: tvm.target.Target, options: PipelineOptions) -> None:
+    if options.precision != "float32":
+        raise OptionError(
+            f"option precision: {options.precision} is for CUDA targets; for target {target.kind.name} give a model "
+            "that is in that type, or leave the option out"
+        )
+    if options.cuda_graphs:
+        raise OptionError(f"option cuda_graphs is for CUDA targets, not for target {target.kind.name}")
+
+
 @dataclass(frozen=True)
 class Backend:
     """A kind of target: what it accepts and what a compilation for it is made of.
@@ -112,6 +124,8 @@ class Backend:
         Passes that a scheduled kernel still needs before code is generated, when it is compiled by itself.
     machine : callable, optional
         Describes the processor of a target to rules and planners.
+    check_options : callable
+        Refuses options that a target of this kind does not have, with an ``OptionError``.
     instructions : callable
         Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
     measurer : callable, optional
@@ -140,7 +154,8 @@ class Backend:
     rules: tuple[ScheduleRule, ...] = ()
     legalizations: Mapping[str, Callable] | None = field(default=None, repr=False)
     kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
-    machine: Callable[[tvm.target.Target], Machine] | None = None
+    machine: Callable[[tvm.target.Target], Machine | GpuMachine] | None = None
+    check_options: Callable[[tvm.target.Target, PipelineOptions], None] = _in_float32
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     profile_with: str = ""

@@ -113,13 +113,26 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
     ]
 
 
-def fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions, behind: Passes | None = None) -> Passes:
-    """Merge kernels with their neighbours; ``behind``: what merges those that come out once more."""
-    grouped = (
-        relax.transform.FuseOps()
-        if options.fuse == "stock"
-        else fuse_by_mapping_types(rules=backend.rules, profiles=options.fuse_profiles)
-    )
+def fuse(
+    backend: Backend,
+    target: tvm.target.Target,
+    options: PipelineOptions,
+    behind: Passes | None = None,
+    grouped: tvm.transform.Pass | None = None,
+) -> Passes:
+    """Merge kernels with their neighbours.
+
+    Parameters
+    ----------
+    behind : list of Pass, optional
+        What merges those that come out once more.
+    grouped : Pass, optional
+        What says which belong together, where that is not what the options ask for.
+    """
+    if grouped is None and options.fuse == "stock":
+        grouped = relax.transform.FuseOps()
+    elif grouped is None:
+        grouped = fuse_by_mapping_types(rules=backend.rules, profiles=options.fuse_profiles)
     fusion = [limit_recomputation(), traced_grouping(grouped), relax.transform.FuseTIR(), *(behind or [])]
     if options.memory == "arena":
         return [fuse_for_arena(fusion)]

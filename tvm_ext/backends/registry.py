@@ -7,6 +7,7 @@ import tvm
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON
 from tvm_ext.backends.cpu.backend import CPU
+from tvm_ext.backends.cuda.backend import CUDA
 from tvm_ext.backends.gpu.backend import GPU
 from tvm_ext.backends.hexagon.backend import HEXAGON, HEXAGON_SDK
 from tvm_ext.backends.vta.backend import VTA
@@ -17,7 +18,7 @@ OTHER = Backend(name="other", accepts=lambda target: True, phases=COMMON)
 C = Backend(name="c", accepts=lambda target: target.kind.name == "c", phases=COMMON, shares_storage=True)
 """C sources."""
 
-BACKENDS: tuple[Backend, ...] = (VTA, HEXAGON, CPU, GPU, HEXAGON_SDK, C, OTHER)
+BACKENDS: tuple[Backend, ...] = (VTA, HEXAGON, CPU, CUDA, GPU, HEXAGON_SDK, C, OTHER)
 """In the order in which they are asked."""
 
 

@@ -16,6 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.flop_counter import flop_registry
 
 from tvm_ext.backends.registry import backend_of
+from tvm_ext.schedules.cpu.machine import Machine
 
 SPINNING_SECONDS = 10e-3
 """How long threads of OpenMP may spin: 300,000 times the processor's instruction for it (libgomp's default)."""
@@ -32,8 +33,9 @@ def target_beside_torch(module: GraphModule, target: tvm.target.Target) -> tvm.t
         Where the graph is to run.
     """
     machine = backend_of(target).machine
+    described = None if machine is None else machine(target)
     operations = _operations(module)
-    if machine is None or operations is None or operations > SPINNING_SECONDS * machine(target).flops:
+    if not isinstance(described, Machine) or operations is None or operations > SPINNING_SECONDS * described.flops:
         return target
     return tvm.target.Target({**target.export(), "num-cores": 1})
 

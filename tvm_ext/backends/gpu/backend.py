@@ -1,4 +1,4 @@
-"""The row of GPUs: CUDA and whatever else TVM has a code generator for."""
+"""The row of GPUs other than those of CUDA: whatever else TVM has a code generator for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.options import PipelineOptions
-from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16
 
 
-def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    # A GPU kernel without thread bindings does not compile, so this is TVM's own list for GPUs.
+def default_schedules() -> tvm.transform.Pass:
+    """Make the pass that schedules what is unscheduled as TVM does: a kernel without threads does not compile."""
     rules = (
         dlight.gpu.Matmul(),
         dlight.gpu.GEMV(),
@@ -23,7 +21,11 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         dlight.gpu.GeneralReduction(),
         dlight.gpu.Fallback(),
     )
-    return [*common.schedule(backend, target, options), dlight.ApplyDefaultSchedule(*rules)]
+    return dlight.ApplyDefaultSchedule(*rules)
+
+
+def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [*common.schedule(backend, target, options), default_schedules()]
 
 
 def _with_host(target: tvm.target.Target) -> tvm.target.Target:
@@ -36,5 +38,4 @@ GPU = Backend(
     accepts=lambda target: "gpu" in target.keys,
     phases={**COMMON, "schedule": _schedule},
     complete=_with_host,
-    instructions=lambda target: [Offer(row, throughput_cost(row, 32)) for row in (DP4A, MMA_M16N8K16)],
 )

@@ -1,0 +1,60 @@
+"""Small helpers of the CUDA rules: extents, storages, binding loops to threads."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IntImm
+
+VECTOR_BYTES = 16
+"""Bytes of the widest access of a thread."""
+
+
+def extent(schedule: Schedule, loop: LoopRV) -> int:
+    """Extent of a loop, which must be known."""
+    return int(schedule.get(loop).extent)
+
+
+def elements(buffer: Any) -> int:
+    """Elements of a buffer of known shape; 0 of one of open extents."""
+    return prod(int(size) for size in buffer.shape) if all(isinstance(size, IntImm) for size in buffer.shape) else 0
+
+
+def element_bytes(dtype: Any) -> int:
+    """Bytes of an element; a boolean takes one."""
+    return max(1, tvm.DataType(str(dtype)).bits // 8)
+
+
+def touched(schedule: Schedule, block: SBlockRV) -> list[Any]:
+    """Buffers that a block reads or writes, each once."""
+    body = schedule.get(block)
+    found: list[Any] = []
+    for region in (*body.reads, *body.writes):
+        if not any(region.source.same_as(buffer) for buffer in found):
+            found.append(region.source)
+    return found
+
+
+def moved_bytes(schedule: Schedule, block: SBlockRV) -> int:
+    """Bytes of a block's tensors, each counted once, as far as the block has points to touch them."""
+    points = prod(int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
+    return sum(min(elements(buffer), points) * element_bytes(buffer.dtype) for buffer in touched(schedule, block))
+
+
+def has_condition(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether the body of a block loads under a condition, as padding does."""
+
+    def find(call: tvm.ir.Call) -> tvm_ffi.VisitInterrupt | None:
+        return tvm_ffi.VisitInterrupt(True) if getattr(call.op, "name", "") == "prim.if_then_else" else None
+
+    return tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, find)) is not None
+
+
+def power_of_two(number: int) -> int:
+    """Find the largest power of two that divides ``number``."""
+    return number & -number

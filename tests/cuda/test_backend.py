@@ -1,0 +1,220 @@
+"""CUDA targets without a GPU: how they are named, what is compiled for them, and what is said of bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ext
+from tests.commands import real_command
+from tests.schedules.kernels import graph
+from tvm_ext.artifact.device_errors import device_error
+from tvm_ext.backends.registry import backend_of
+from tvm_ext.compiler import lower
+from tvm_ext.errors import CompileError, OptionError, TargetError
+from tvm_ext.options import PipelineOptions
+from tvm_ext.registration import CUDA_PRODUCTS
+from tvm_ext.schedules.cuda.machine import PRODUCTS, machine_of
+from tvm_ext.target import resolve_target
+
+NO_GPU = pytest.mark.skipif(tvm.cuda(0).exist, reason="this machine has a GPU")
+
+
+def network() -> tvm.IRModule:
+    random = np.random.default_rng(0)
+    weight = relax.const(random.standard_normal((8, 8, 3, 3)).astype("float32"))
+    dense = relax.const(random.standard_normal((8, 10)).astype("float32"))
+
+    def build(_: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        y = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+        return relax.op.nn.softmax(relax.op.matmul(relax.op.mean(y, [2, 3]), dense))
+
+    return graph(build, [((1, 8, 7, 9), "float32")])
+
+
+def sources(compiled: Any) -> str:
+    (host,) = compiled.executable.mod.imports
+    (device,) = host.imports
+    assert device.kind == "cuda"
+    return str(device.inspect_source())
+
+
+def test_every_product_has_a_tag_and_figures() -> None:
+    assert {row.name: f"sm_{row.compute}" for row in PRODUCTS} == CUDA_PRODUCTS
+    for name in CUDA_PRODUCTS:
+        target = resolve_target(f"nvidia/{name}")
+        assert machine_of(target).name == name
+        assert backend_of(target).name == "cuda"
+        assert target.host.kind.name == "llvm"
+
+
+def test_the_figures_are_those_of_data_sheets() -> None:
+    """Peak rates are not what the rows hold; they follow from what they hold."""
+    dense = {"a100": (19.5e12, 312e12), "h100": (66.9e12, 989e12), "t4": (8.1e12, 65e12), "l4": (30.3e12, 121e12)}
+    for row in PRODUCTS:
+        if row.name in dense:
+            single, half = dense[row.name]
+            assert row.flops == pytest.approx(single, rel=0.08)
+            assert 2 * row.multiprocessors * row.tensor * row.clock == pytest.approx(half, rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "float16"}, {"precision": "bfloat16"}, {"fuse": "mapping-type"}])
+def test_a_network_is_compiled(options: dict[str, str]) -> None:
+    compiled = tvm_ext.compile(network(), "nvidia/h100", **options)
+    assert compiled.metadata["device"] == "cuda"
+    assert compiled.metadata["decisions"]["machine"]["multiprocessors"] == 132
+    source = sources(compiled)
+    assert source.count("__global__") >= 3
+    kind = {"float16": "half", "bfloat16": "nv_bfloat16"}.get(options.get("precision", ""))
+    assert kind is None or f"{kind}* __restrict__" in source
+
+
+def test_the_pipeline_by_name() -> None:
+    executable = tvm.compile(network(), resolve_target("nvidia/a100"), relax_pipeline="tvm_ext")
+    assert "__global__" in executable.mod.imports[0].imports[0].inspect_source()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    made = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> net (float[3, 33] x) => (float[3, 33] y) { y = Softmax(x) }'
+    )
+    onnx.save(made, tmp_path / "net.onnx")
+    arguments = ["compile", str(tmp_path / "net.onnx"), "-o", str(tmp_path / "out"), "--target", "nvidia/h200"]
+    result = real_command(*arguments)
+    assert result.code == 0, result.stderr
+    assert "for cuda in" in result.stdout
+    if not tvm.cuda(0).exist:
+        with pytest.raises(TargetError, match=r"compiled for cuda, and TVM finds no CUDA driver on this machine"):
+            tvm_ext.load(tmp_path / "out")
+
+
+def test_cuda_graphs_capture_what_is_static() -> None:
+    def calls(options: PipelineOptions) -> str:
+        return lower(network(), resolve_target("nvidia/h100"), options)[0].script()
+
+    assert "cuda_graph.run_or_capture" in calls(PipelineOptions(cuda_graphs=True))
+    assert "cuda_graph" not in calls(PipelineOptions())
+
+
+def test_sums_of_halves_are_float32() -> None:
+    module = graph(lambda _, x, y: relax.op.matmul(x, y), [((32, 64), "float16"), ((64, 48), "float16")])
+    lowered, _, _ = lower(module, resolve_target("nvidia/h100"), PipelineOptions(disable=("schedule",)))
+    (kernel,) = (func for func in lowered.functions.values() if isinstance(func, tirx.PrimFunc))
+    assert "= T.float32(0.0)" in kernel.script()
+    assert 'Cast("float16"' in kernel.script()
+
+
+@NO_GPU
+def test_running_without_a_gpu_is_refused() -> None:
+    compiled = tvm_ext.compile(network(), "nvidia/h100")
+    with pytest.raises(TargetError, match="compiled for cuda, and this machine has no cuda device; compile it for"):
+        compiled.run({"x0": np.zeros((1, 8, 7, 9), "float32")})
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"kind": "cuda", "arch": "sm_61"}, "'sm_61' is no architecture .* no code for GPUs before Turing.*sm_75"),
+        ({"kind": "cuda", "arch": "sm_95"}, "'sm_95' is no architecture .*did you mean sm_90"),
+        ({"kind": "cuda", "arch": "hopper"}, "invalid CUDA arch: -arch=hopper"),
+        ({"kind": "cuda", "arch": "sm_90", "model": "h1"}, "field model: no figures of 'h1' are known; known are t4"),
+        ({"kind": "cuda", "arch": "sm_90", "model": "a100"}, "a100 is of architecture sm_80, the target says sm_90"),
+        ("nvidia/h10", "did you mean nvidia/h100"),
+    ],
+)
+def test_wrong_targets(target: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        resolve_target(target)
+
+
+def test_options_of_other_targets() -> None:
+    with pytest.raises(OptionError, match="precision: float16 is for CUDA targets; for target llvm"):
+        tvm_ext.compile(network(), precision="float16")
+    with pytest.raises(OptionError, match="cuda_graphs is for CUDA targets"):
+        tvm_ext.compile(network(), cuda_graphs=True)
+    with pytest.raises(OptionError, match="sm_75 has no arithmetic in bfloat16, which begins with sm_80"):
+        tvm_ext.compile(network(), "nvidia/t4", precision="bfloat16")
+    with pytest.raises(OptionError, match="precision: 'float8' is none of float32, float16, bfloat16"):
+        tvm_ext.compile(network(), "nvidia/t4", precision="float8")
+
+
+def _kernel(threads: int, elements: int, scope: str, blocks: int = 1) -> tirx.PrimFunc:
+    @T.prim_func(private=True, s_tir=True)
+    def kernel(x: T.Buffer((threads,), "float32"), y: T.Buffer((threads,), "float32")) -> None:
+        T.func_attr({"tirx.is_scheduled": True})
+        kept = T.sblock_alloc_buffer((elements,), "float32", scope=scope)
+        for _block in T.thread_binding(blocks, thread="blockIdx.y"):
+            for thread in T.thread_binding(threads, thread="threadIdx.x"):
+                with T.sblock("fill"):
+                    T.reads(x[thread])
+                    T.writes(kept[0:elements])
+                    kept[thread % elements] = x[thread]
+                    kept[elements - 1] = T.float32(0)
+                with T.sblock("use"):
+                    T.reads(kept[0:elements])
+                    T.writes(y[thread])
+                    y[thread] = kept[thread % elements]
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ((2048, 8, "shared"), "kernel big has 2048 x 1 x 1 threads in a block, sm_80 starts 1024 at most"),
+        ((32, 13000, "shared"), "kernel big declares 52000 bytes of static shared memory, 49152 are the most"),
+        ((32, 50000, "shared.dyn"), "kernel big takes 200000 bytes of shared memory, a block on sm_80 has 166912"),
+        ((32, 8, "shared", 70000), "kernel big has 70000 blocks along y, 65535 are the most"),
+    ],
+)
+def test_kernels_over_a_limit(kernel: tuple[Any, ...], message: str) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((kernel[0],), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            variable = builder.add_func(_kernel(*kernel), "big")
+            result = builder.emit_output(relax.call_tir(variable, [x], relax.TensorType((kernel[0],), "float32")))
+        builder.emit_func_output(result)
+    with pytest.raises(CompileError, match=message):
+        tvm_ext.compile(builder.get(), "nvidia/a100")
+
+
+@pytest.mark.parametrize(
+    ("message", "meaning"),
+    [
+        ("InternalError: CUDA: out of memory", "memory of the GPU is full"),
+        ("CUDA: CUDA driver version is insufficient for CUDA runtime version", "driver of this machine is older"),
+        ("CUDAError: cuModuleLoadData failed with error: CUDA_ERROR_NO_BINARY_FOR_GPU", "for another architecture"),
+        ("No such file or directory: 'nvcc'", "has no compiler for them"),
+        ("CUDALaunch Error: CUDA_ERROR_INVALID_VALUE\n grid=(1,1,1)", "more than a block may have"),
+        ("CUDA: an illegal memory access was encountered", "left its tensors"),
+        ("the roof is on fire", ""),
+    ],
+)
+def test_what_the_driver_says_is_explained(message: str, meaning: str) -> None:
+    found = device_error(message)
+    assert meaning in found
+    assert bool(found) == bool(meaning)
+
+
+@I.ir_module
+class _Empty:
+    @R.function
+    def main(x: R.Tensor((0, 3), "float32")) -> R.Tensor((0, 3), "float32"):
+        with R.dataflow():
+            y = R.add(x, x)
+            R.output(y)
+        return y
+
+
+def test_a_tensor_without_elements() -> None:
+    assert tvm_ext.compile(_Empty, "nvidia/h100").metadata["device"] == "cuda"

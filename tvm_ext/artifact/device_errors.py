@@ -1,0 +1,45 @@
+"""What the CUDA driver and runtime say when something is wrong, as a sentence that says what to do."""
+
+from __future__ import annotations
+
+import re
+
+_SAYINGS: tuple[tuple[str, str], ...] = (
+    (
+        r"out of memory|CUDA_ERROR_OUT_OF_MEMORY",
+        "the memory of the GPU is full; run fewer models at a time on it, or compile the model for a smaller batch, "
+        'or with memory="optimal"',
+    ),
+    (
+        r"driver version is insufficient|CUDA_ERROR_UNSUPPORTED_PTX_VERSION|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "the NVIDIA driver of this machine is older than CUDA 13, which TVM runs on; update it to 580 or newer",
+    ),
+    (
+        r"no kernel image|CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX",
+        "the code is for another architecture than the GPU of this machine; compile the model for it, as in "
+        "--target cuda on this machine",
+    ),
+    (
+        r"cuda[-.]bindings|No module named 'cuda'|'nvcc'|nvrtc",
+        "kernels are compiled when a model is loaded, and this machine has no compiler for them; `pip install "
+        "cuda-python`, or install the CUDA toolkit and set TVM_CUDA_COMPILE_MODE=nvcc",
+    ),
+    (
+        r"CUDALaunch|CUDA_ERROR_INVALID_VALUE|too many resources requested|CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+        "a kernel asks for more than a block may have on this GPU; compile the model for this GPU, as in --target cuda "
+        "on this machine",
+    ),
+    (
+        r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|misaligned address",
+        "a kernel left its tensors, after which the GPU takes no more work from this process; please report it, with "
+        "the model",
+    ),
+)
+"""What is found in a message -> what it means, the more telling ones first."""
+
+
+def device_error(message: str) -> str:
+    """Explain an error of CUDA; ``""`` for any other message."""
+    if "CUDA" not in message and "cuda" not in message and "nvcc" not in message and "nvrtc" not in message:
+        return ""
+    return next((meaning for pattern, meaning in _SAYINGS if re.search(pattern, message)), "")

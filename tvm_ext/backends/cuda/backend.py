@@ -1,0 +1,96 @@
+"""The row of CUDA targets."""
+
+from __future__ import annotations
+
+import tvm
+
+from tvm_ext.backends import common
+from tvm_ext.backends.backend import Backend
+from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cuda.kernel_limits import check_kernels
+from tvm_ext.backends.cuda.target import check_precision, complete_cuda
+from tvm_ext.backends.gpu.backend import default_schedules
+from tvm_ext.embedding.choice import Offer, throughput_cost
+from tvm_ext.fusion.cost_model import LinearModel
+from tvm_ext.fusion.limits import FusionOptions
+from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
+from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.mixed_precision import mixed_precision
+from tvm_ext.schedules.cuda import RULES
+from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16
+from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
+
+FUSION = FusionOptions(max_operators=32, max_operands=12, max_results=4)
+"""Limits of a block on a GPU: each tensor takes an address (two registers) and a vector under way (four), each result
+a vector; at 64 registers a thread, full occupancy halves."""
+
+
+def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return common.inference_form(
+        arithmetic=[
+            mixed_precision(options.precision),
+            *common.rewritten(options),
+            *common.flushed(options),
+        ]
+    )
+
+
+def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    if options.fuse == "stock":
+        return common.fuse(backend, target, options)
+    machine = machine_of(target)
+    model = LinearModel(start=machine.launch_seconds, peak=machine.flops, bandwidth=machine.bandwidth)
+    grouped = fuse_by_mapping_types(FUSION, latency=model.seconds)
+    return common.fuse(backend, target, options, grouped=grouped)
+
+
+def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [
+        prepare_kernels(backend.rules),
+        *common.schedule(backend, target, options),
+        apply_schedule_rules(backend.rules),
+        default_schedules(),
+        check_kernels(),
+    ]
+
+
+def _finalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    capture, *rest = common.finalize(backend, target, options)
+    return [_configured(capture) if options.cuda_graphs else capture, *rest]
+
+
+def _configured(capture: tvm.transform.Pass) -> tvm.transform.Pass:
+    """Switch the capture of CUDA graphs on for one pass: TVM takes it from the context."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CudaGraphs")
+    def _capture(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+            return capture(mod)
+
+    return _capture
+
+
+def _offers(target: tvm.target.Target) -> list[Offer]:
+    machine: GpuMachine = machine_of(target)
+    rows = [DP4A, *([MMA_M16N8K16] if machine.has_async_copy else [])]
+    bytes_per_cycle = machine.bandwidth / machine.multiprocessors / machine.clock
+    return [Offer(row, throughput_cost(row, bytes_per_cycle)) for row in rows]
+
+
+CUDA = Backend(
+    name="cuda",
+    accepts=lambda target: target.kind.name == "cuda",
+    phases={
+        **COMMON,
+        "canonicalize": _canonicalize,
+        "fuse": _fuse,
+        "schedule": _schedule,
+        "finalize": _finalize,
+    },
+    complete=complete_cuda,
+    rules=RULES,
+    machine=machine_of,
+    check_options=check_precision,
+    instructions=_offers,
+)

@@ -1,0 +1,65 @@
+"""CUDA targets: the architectures there are, products by name, and what is wrong with others."""
+
+from __future__ import annotations
+
+import difflib
+
+import tvm
+
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.options import PipelineOptions
+from tvm_ext.schedules.cuda.machine import LIMITS, PRODUCTS, compute_capability, machine_of
+
+KNOWN_ARCHITECTURES = (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+"""Compute capabilities that code is made for: those of the CUDA toolkit 13, which left older ones behind."""
+
+SMALLEST_OF_PRECISION = {"float32": 75, "float16": 75, "bfloat16": 80}
+"""By precision: the first compute capability whose arithmetic has the type."""
+
+
+def complete_cuda(target: tvm.target.Target) -> tvm.target.Target:
+    """Refuse an architecture or a product that there is not; this machine's CPU is the host where none is named.
+
+    TVM's guess of the host is an LLVM target for any CPU.
+
+    Raises
+    ------
+    TargetError
+        It names the field, what was found and the candidates.
+    """
+    arch, model = str(target.attrs.get("arch", "")), str(target.attrs.get("model", ""))
+    compute = compute_capability(arch)
+    if compute not in KNOWN_ARCHITECTURES:
+        known = [f"sm_{number}" for number in KNOWN_ARCHITECTURES]
+        near = [] if 0 < compute < min(LIMITS) else difflib.get_close_matches(arch, known, n=1, cutoff=0.6)
+        older = " (the CUDA toolkit 13 makes no code for GPUs before Turing)" if 0 < compute < min(LIMITS) else ""
+        raise TargetError(
+            f"target field arch: {arch!r} is no architecture that code is made for{older}"
+            f"{f'; did you mean {near[0]}?' if near else ''}; known are {', '.join(known)}"
+        )
+    by_name = {row.name: row for row in PRODUCTS}
+    if model and model != "unknown":
+        if model not in by_name:
+            raise TargetError(f"target field model: no figures of {model!r} are known; known are {', '.join(by_name)}")
+        if by_name[model].compute != compute:
+            raise TargetError(
+                f"target field model: {model} is of architecture sm_{by_name[model].compute}, the target says {arch}; "
+                f"leave out one of the two, or give the tag nvidia/{model}"
+            )
+    return target if target.host is not None else tvm.target.Target(target, host=native_target())
+
+
+def check_precision(target: tvm.target.Target, options: PipelineOptions) -> None:
+    """Refuse a precision that the architecture does not compute in.
+
+    Raises
+    ------
+    OptionError
+    """
+    machine = machine_of(target)
+    if machine.compute < SMALLEST_OF_PRECISION[options.precision]:
+        raise OptionError(
+            f"option precision: sm_{machine.compute} has no arithmetic in {options.precision}, which begins with "
+            f"sm_{SMALLEST_OF_PRECISION[options.precision]}; give float16 or float32"
+        )

@@ -1,0 +1,73 @@
+"""Products and convolutions get operands of 16 bits, and add up in float32.
+
+before: ``y = conv2d(x, w)``                      float32
+after:  ``y = conv2d(astype(x, "float16"), astype(w, "float16"), out_dtype="float32")``
+
+What is between them stays float32; a conversion becomes part of the kernel that makes the value, and that of a weight
+is done when compiling. Values beyond the range of the type (65504 for float16) become infinite, as in any inference in
+float16. Products whose operands have 16 bits already add up in float32 and are rounded once.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.passes.single_precision import HALVES
+
+_CONVOLUTIONS = {f"relax.nn.{name}": getattr(relax.op.nn, name) for name in ("conv1d", "conv2d", "conv3d")}
+_FIELDS = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")
+
+
+def mixed_precision(dtype: str = "float32") -> tvm.transform.Pass:
+    """Make the pass.
+
+    Parameters
+    ----------
+    dtype : str
+        Of the operands that are float32: ``"float16"`` or ``"bfloat16"``; ``"float32"`` leaves them as they are.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MixedPrecision")
+    def _mixed(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = MixedPrecisionMutator(mod, dtype)
+        for variable, func in mod.functions.items():
+            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
+        return rewriter.builder_.finalize()
+
+    return _mixed
+
+
+@mutator
+class MixedPrecisionMutator(PyExprMutator):
+    """Rewrites the products and convolutions of a module."""
+
+    def __init__(self, mod: tvm.IRModule, dtype: str) -> None:
+        super().__init__(mod)
+        self._dtype = dtype
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Convert the operands of a product; any other call stays as it is."""
+        call = super().visit_call_(call)
+        name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+        if name != "relax.matmul" and name not in _CONVOLUTIONS:
+            return call
+        dtypes = {str(operand.ty.dtype) for operand in call.args if isinstance(operand.ty, relax.TensorType)}
+        if dtypes == {"float32"} and self._dtype != "float32":
+            left, right = (self.builder_.emit(relax.op.astype(operand, self._dtype)) for operand in call.args)
+            return _product(call, left, right)
+        half = next(iter(dtypes)) if len(dtypes) == 1 else ""
+        if half in HALVES and str(call.attrs.out_dtype or half) == half:
+            product = self.builder_.emit(_product(call, *call.args))
+            return relax.op.astype(product, half)
+        return call
+
+
+def _product(call: relax.Call, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """Write the same product of other operands, which adds up in float32."""
+    if call.op.name == "relax.matmul":
+        return relax.op.matmul(left, right, out_dtype="float32")
+    fields = {name: getattr(call.attrs, name) for name in _FIELDS}
+    return _CONVOLUTIONS[call.op.name](left, right, **fields, out_dtype="float32")
