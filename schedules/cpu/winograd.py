@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import tvm
@@ -95,12 +96,7 @@ def _forward(schedule: Schedule, transformed: SBlockRV, machine: Machine) -> Non
     position, *outer, c = schedule.get_loops(transformed)
     chunk, lane = schedule.split(c, [None, lanes])
     schedule.reorder(*outer, chunk, position, lane)
-    for block in (half, tile):
-        schedule.compute_at(block, chunk, preserve_unit_loops=True)
-        schedule.set_scope(block, 0, "local")
-        unroll(schedule, block, 3)
-    schedule.unroll(position)
-    schedule.vectorize(lane)
+    transform_at(schedule, (half, tile), chunk, (position, lane))
     seconds = prod(places) * channels / lanes * TRANSFORM_CYCLES[outputs][0] / machine.clock
     share_out(schedule, [*outer, chunk], seconds, machine)
 
@@ -116,20 +112,29 @@ def _back(schedule: Schedule, tile: SBlockRV, machine: Machine) -> None:
     row, x = schedule.split(h, [None, outputs])
     column, y = schedule.split(w, [None, outputs])
     schedule.reorder(*outer, row, column, x, y, lane)
-    for block in (tile, half):
-        schedule.compute_at(block, column, preserve_unit_loops=True)
-        schedule.set_scope(block, 0, "local")
-        unroll(schedule, block, 3)
-    schedule.unroll(x)
-    schedule.unroll(y)
-    schedule.vectorize(lane)
+    transform_at(schedule, (tile, half), column, (x, y, lane))
     seconds = prod(places) * TRANSFORM_CYCLES[outputs][1] / machine.clock
     share_out(schedule, [*outer, row], seconds, machine)
 
 
-def unroll(schedule: Schedule, block: SBlockRV, count: int) -> None:
-    """Write out the last ``count - 1`` loops of a block but the innermost, which becomes a vector."""
-    loops: list[LoopRV] = list(schedule.get_loops(block))[-count:]
-    for loop in loops[:-1]:
-        schedule.unroll(loop)
-    schedule.vectorize(loops[-1])
+def transform_at(schedule: Schedule, steps: Sequence[SBlockRV], loop: LoopRV, inner: Sequence[LoopRV]) -> None:
+    """Compute the steps of a transform in registers, for one vector of a tile at a time.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    steps : sequence of block
+        What the transform computes on the way, last one first: rows, columns and a vector of channels.
+    loop : loop
+        Over the vectors of the tiles.
+    inner : sequence of loop
+        Those inside it, of the result, the vector last.
+    """
+    for block in steps:
+        schedule.compute_at(block, loop, preserve_unit_loops=True)
+        schedule.set_scope(block, 0, "local")
+    for loops in (*(schedule.get_loops(block)[-3:] for block in steps), inner):
+        *written_out, lane = loops
+        for each in written_out:
+            schedule.unroll(each)
+        schedule.vectorize(lane)

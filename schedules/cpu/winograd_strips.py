@@ -23,7 +23,7 @@ from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import apply_tile, matmul_task
 from tvm_ext.schedules.cpu.product import order_axes, product_extents
-from tvm_ext.schedules.cpu.winograd import unroll
+from tvm_ext.schedules.cpu.winograd import transform_at
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 
 STRIP_OF_L2 = 2
@@ -111,12 +111,7 @@ def _forward(schedule: Schedule, transformed: SBlockRV) -> None:
     strip, position, place, c = schedule.get_loops(transformed)
     chunk, lane = schedule.split(c, [None, lanes])
     schedule.reorder(strip, place, chunk, position, lane)
-    for block in (half, cut):
-        schedule.compute_at(block, chunk, preserve_unit_loops=True)
-        schedule.set_scope(block, 0, "local")
-        unroll(schedule, block, 3)
-    schedule.unroll(position)
-    schedule.vectorize(lane)
+    transform_at(schedule, (half, cut), chunk, (position, lane))
 
 
 def _multiply(schedule: Schedule, machine: Machine) -> int:
@@ -148,13 +143,7 @@ def _back(schedule: Schedule, tile: SBlockRV, strips: int, machine: Machine) -> 
     strip, row, x = schedule.split(h, [None, rows // strips, outputs])
     column, y = schedule.split(w, [None, outputs])
     schedule.reorder(strip, *outer, row, column, x, y, lane)
-    for block in (tile, half):
-        schedule.compute_at(block, column, preserve_unit_loops=True)
-        schedule.set_scope(block, 0, "local")
-        unroll(schedule, block, 3)
-    schedule.unroll(x)
-    schedule.unroll(y)
-    schedule.vectorize(lane)
+    transform_at(schedule, (tile, half), column, (x, y, lane))
 
 
 def _joined(func: PrimFunc, strips: int, parallel: bool) -> PrimFunc:
