@@ -121,7 +121,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "c_models": len(right),
         "c_wrong": sum("error" in row for row in rows) - len(right),
         "c_refused": sum("refused" in row for row in rows),
-        "c_static_as_planned": float(all(row["static"] == max(row["arena"], 1) for row in rows if "static" in row)),
+        "c_static_as_planned": float(all(row["static"] == row["arena"] for row in rows if "static" in row)),
     }
     if compared := [row for row in rows if "arena" in row and row["planned"]]:
         summary["c_arena_over_plan"] = exp(sum(log(row["arena"] / row["planned"]) for row in compared) / len(compared))

@@ -1,8 +1,4 @@
-"""From expressions of TIR to C text.
-
-A product that is added to something becomes a fused multiply-add, as in machine code of the ordinary build; C11 leaves
-it to options of the compiler whether it may do so itself.
-"""
+"""From expressions of TIR to C text."""
 
 from __future__ import annotations
 
@@ -13,10 +9,11 @@ from typing import Any
 import tvm
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.backends.c.arithmetic import Arithmetic
 from tvm_ext.backends.c.constants import folded, literal
 from tvm_ext.backends.c.helpers import Helpers
 from tvm_ext.backends.c.instructions import element_dot, instruction
-from tvm_ext.backends.c.masks import BINARY, COMPARISONS, LOGIC, Masks, type_of
+from tvm_ext.backends.c.masks import BINARY, COMPARISONS, LOGIC, type_of
 from tvm_ext.backends.c.types import CType, ctype
 from tvm_ext.errors import CompileError
 from tvm_ext.schedules.simd.imported import SDOT, SUDOT
@@ -31,7 +28,7 @@ _LIBRARY = {
 """Functions of TIR -> those of C's library; TVM's ``round`` goes to even numbers, and LLVM's code of it, too."""
 
 
-class Expressions(Masks):
+class Expressions(Arithmetic):
     """Writes expressions of one kernel.
 
     Parameters
@@ -58,6 +55,7 @@ class Expressions(Masks):
         self.names: dict[Any, str] = {}
         self._count = itertools.count()
         self.masks: dict[Any, int] = {}  # bits of the lanes of variables that are masks
+        self.data: set[Any] = set()  # variables that depend on what tensors hold
         self.ramps: dict[Any, Any] = {}  # variables that stand for evenly spaced numbers
         self.values: dict[Any, int] = {}  # of loops that are written out
         self.analyzer = tvm.sym.Analyzer()
@@ -88,7 +86,7 @@ class Expressions(Masks):
         if constant is not None and result.lanes == 1:
             return literal(constant, result)
         if kind in BINARY or kind in (prim.FloorDiv, prim.FloorMod):
-            return self._binary(e, kind, result)
+            return self.binary(e, kind, result)
         if kind in COMPARISONS:
             return f"({self.text(e.a)} {COMPARISONS[kind]} {self.text(e.b)})"
         if kind in LOGIC:
@@ -117,46 +115,6 @@ class Expressions(Masks):
         if kind is tvm.ir.Call:
             return self._call(e, result)
         raise self.refuse(f"an expression {kind.__name__}")
-
-    def _binary(self, e: Any, kind: type, result: CType) -> str:
-        if result.is_float:
-            if kind is prim.Add and (isinstance(e.a, prim.Mul) or isinstance(e.b, prim.Mul)):
-                product, rest = (e.a, e.b) if isinstance(e.a, prim.Mul) else (e.b, e.a)
-                return self._fused(result, product, self.text(rest))
-            if kind is prim.Sub and isinstance(e.a, prim.Mul):
-                return self._fused(result, e.a, f"-{self.text(e.b)}")
-            if kind is prim.Sub and isinstance(e.b, prim.Mul):
-                return self._fused(result, e.b, self.text(e.a), "-")
-            if kind is prim.Mod:
-                function = {"float32": "fmodf", "float64": "fmod"}[result.element]
-                return self._library(function, result, (e.a, e.b))
-        elif kind in (prim.FloorDiv, prim.FloorMod):
-            return self._floor(e, kind is prim.FloorMod, result)
-        text = f"({self.text(e.a)} {BINARY[kind]} {self.text(e.b)})"
-        # C computes in int with what is narrower.
-        return (
-            f"(({result.name}){text})"
-            if result.lanes == 1 and (result.bits < 32 or result.element == "float16")
-            else text
-        )
-
-    def _fused(self, result: CType, product: Any, rest: str, sign: str = "") -> str:
-        return f"{self.helpers.fused(result)}({sign}{self.text(product.a)}, {self.text(product.b)}, {rest})"
-
-    def _floor(self, e: Any, modulo: bool, result: CType) -> str:
-        a, b = self.text(e.a), self.text(e.b)
-        positive = result.element.startswith("uint") or (
-            self._proved(e.a >= 0, result) and self._proved(e.b > 0, result)
-        )
-        if positive:
-            return f"({a} {'%' if modulo else '/'} {b})"
-        if result.lanes == 1:
-            return f"{self.helpers.floor_division(result, modulo)}({a}, {b})"
-        scalar = self.helpers.floor_division(result.wide(1), modulo)
-        return f"{self.helpers.lanewise(scalar, result, 2)}({a}, {b})"
-
-    def _proved(self, condition: Any, result: CType) -> bool:
-        return result.lanes == 1 and bool(self.analyzer.can_prove(condition))
 
     def _select(self, e: Any, result: CType) -> str:
         a, b = self.text(e.true_value), self.text(e.false_value)
@@ -209,6 +167,8 @@ class Expressions(Masks):
             text = self.text(value)
         if isinstance(value, prim.Ramp):
             self.ramps[var] = value
+        if self.is_data(value):
+            self.data.add(var)
         name = self.named(var)
         return f"const {self.helpers.type(kind)} {name} = {text};"
 
@@ -303,19 +263,15 @@ class Expressions(Masks):
         if name in ("isnan", "isinf", "isfinite"):
             return f"({name}({self.text(e.args[0])}) != 0)"
         if name == "rsqrt":
-            root = self._library("sqrtf" if result.element == "float32" else "sqrt", result, e.args)
+            root = self.library("sqrtf" if result.element == "float32" else "sqrt", result, e.args)
             return f"({self._one(result)} / {root})"
         if name == "sigmoid":
-            exponential = f"{self._c_name('exp', result)}"
-            negative = prim.Sub(tvm.tirx.const(0.0, result.element), e.args[0]) if result.lanes == 1 else None
-            if negative is not None:
-                return (
-                    f"({self._one(result)} / ({self._one(result)} + {self._library(exponential, result, (negative,))}))"
-                )
+            power = self.library(self._c_name("exp", result), result, (-e.args[0],))
+            return f"({self._one(result)} / ({self._one(result)} + {power}))"
         if name == "popcount":
-            return self._library("__builtin_popcountll" if result.bits == 64 else "__builtin_popcount", result, e.args)
+            return self.library("__builtin_popcountll" if result.bits == 64 else "__builtin_popcount", result, e.args)
         if name in _LIBRARY:
-            return self._library(self._c_name(_LIBRARY[name], result), result, e.args)
+            return self.library(self._c_name(_LIBRARY[name], result), result, e.args)
         raise self.refuse(f"a call of {name}")
 
     def _one(self, result: CType) -> str:
@@ -327,7 +283,8 @@ class Expressions(Masks):
             raise self.refuse(f"{function} of {result.element}")
         return function if result.element == "float64" else f"{function}f"
 
-    def _library(self, function: str, result: CType, operands: Any) -> str:
+    def library(self, function: str, result: CType, operands: Any) -> str:
+        """Write a call of C's library, in every lane."""
         texts = [self.text(operand) for operand in operands]
         if result.lanes == 1:
             call = f"{function}({', '.join(texts)})"

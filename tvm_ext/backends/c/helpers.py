@@ -188,13 +188,34 @@ class Helpers:
             branches.append((f"defined({_ISA[kind.lanes]})", f"  return ({kind.name}){call};\n"))
         return self._function(name, head, _branches(branches, f"  return ({result.name}){{{calls}}};\n"))
 
+    def nearest(self, kind: CType, result: CType) -> str:
+        """Name the function that rounds to integers, halves to even ones."""
+        self.type(kind), self.type(result)
+        name = f"nearest_{kind.short}_{result.short}"
+        head = f"{result.name} {name}({kind.name} a)"
+        function = "lrintf" if kind.element == "float32" else "lrint"
+        if kind.lanes == 1:
+            return self._function(name, head, f"  return ({result.name}){function}(a);\n")
+        branches = []
+        if (kind.element, result.element) == ("float32", "int32") and kind.lanes in _X86:
+            prefix, floats, _ = _X86[kind.lanes]
+            call = f"  return ({result.name}){prefix}_cvtps_epi32(({floats})a);\n"
+            branches.append((f"defined({_ISA[kind.lanes]})", call))
+            if kind.lanes == 4:
+                call = f"  return ({result.name})vcvtnq_s32_f32((float32x4_t)a);\n"
+                branches.append(("defined(__aarch64__)", call))
+        lanes = ", ".join(f"({result.scalar}){function}(a[{lane}])" for lane in range(kind.lanes))
+        return self._function(name, head, _branches(branches, f"  return ({result.name}){{{lanes}}};\n"))
+
     def magnitude(self, kind: CType) -> str:
         """Name the function of absolute values."""
         name, head = f"abs_{kind.short}", f"{self.type(kind)} abs_{kind.short}({kind.name} a)"
         if not kind.is_float:
+            negative = f"({kind.name})-({self.type(kind.unsigned)})a"  # the least number is its own
             if kind.lanes == 1:
-                return self._function(name, head, f"  return ({kind.name})(a < 0 ? -a : a);\n")
-            return self._function(name, head, f"  return {self.select(kind)}(({kind.integer.name})(a < 0), -a, a);\n")
+                return self._function(name, head, f"  return a < 0 ? {negative} : a;\n")
+            chosen = f"{self.select(kind)}(({kind.integer.name})(a < 0), {negative}, a)"
+            return self._function(name, head, f"  return {chosen};\n")
         if kind.lanes == 1:
             suffix = {"float32": "f", "float64": "", "float16": "f"}[kind.element]
             return self._function(name, head, f"  return ({kind.name})fabs{suffix}(a);\n")

@@ -45,9 +45,7 @@ def instruction(helpers: Helpers, name: str, result: CType, operands: Sequence[C
     if name.startswith("llvm.fma."):
         return helpers.fused(result)
     if name.startswith("llvm.lrint"):
-        return made(
-            "  return (int32_t)lrintf(a);\n" if operands[0].element == "float32" else "  return (int32_t)lrint(a);\n"
-        )
+        return helpers.nearest(operands[0], result)
     found = re.fullmatch(r"llvm\.x86\.avx512\.vpdp(b|w)[us]sd\.(\d+)", name)
     if found is not None:
         return made(_dot(found[1] == "b", int(found[2]), result))

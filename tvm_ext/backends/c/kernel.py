@@ -14,10 +14,13 @@ from tvm_ext.backends.c.constants import declared_over, folded
 from tvm_ext.backends.c.expressions import Expressions, type_of_buffer
 from tvm_ext.backends.c.helpers import Helpers
 from tvm_ext.backends.c.masks import type_of
+from tvm_ext.backends.c.program import reads_and_writes
 from tvm_ext.backends.c.registers import choose_registers
-from tvm_ext.backends.c.statements import evaluated
+from tvm_ext.backends.c.statements import evaluated, without_unused
 from tvm_ext.backends.c.types import CType
+from tvm_ext.backends.c.vectors import divide_vectors
 from tvm_ext.graph.tir_flops import CONTROL_REGISTER
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.vector import operation
 
 STACK_BYTES = 16384
@@ -56,8 +59,15 @@ class Kernel:
 def lower_for_c(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Lower kernels as for machine code, up to where TVM begins with its own calling convention."""
     pipeline, _, _ = tirx.get_default_tir_pipeline(target)
+    divided = tvm.IRModule(
+        {
+            var: func.with_body(divide_vectors(func.body, machine_of(target).vector_bits))
+            for var, func in mod.functions_items()
+        },
+        attrs=mod.attrs,
+    )
     with tvm.transform.PassContext(disabled_pass=_PACKED_INTERFACE):
-        return pipeline(tirx.transform.BindTarget(target)(mod))
+        return pipeline(tirx.transform.BindTarget(target)(divided))
 
 
 def write_kernel(name: str, func: tirx.PrimFunc, helpers: Helpers) -> Kernel:
@@ -92,14 +102,15 @@ class _Writer:
 
     def kernel(self) -> Kernel:
         parameters = []
-        for param in self._func.params:
+        for param, (_, written) in zip(self._func.params, reads_and_writes(self._func), strict=True):
             if not isinstance(param.ty, tirx.BufferType):
                 raise self._expressions.refuse(f"a parameter {param.name} that is no tensor")
             kind = type_of_buffer(param)
             pointer = self._expressions.named(param)
             self._pointers[param] = pointer
-            parameters.append(f"{self._helpers.memory(kind)} *restrict {pointer}")
+            parameters.append(f"{'' if written else 'const '}{self._helpers.memory(kind)} *restrict {pointer}")
         self._statement(self._func.body)
+        self._lines = without_unused(self._lines, [self._pointers[param] for param in self._func.params])
         if self._scratch:
             parameters.append("char *restrict scratch")
         head = f"void {self._name}({', '.join(parameters)}) {{\n"

@@ -22,6 +22,8 @@ from tvm_ext.tensor_spec import TensorSpec
 PART_CHARACTERS = 150_000
 """Text of kernels in one file, about, so that several can be compiled at once."""
 
+_TAKEN = frozenset({"main", "makefile", "clean"})
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -95,9 +97,9 @@ def make_sources(name: str, mod: tvm.IRModule, target: tvm.target.Target) -> Sou
 
 
 def identifier(name: str) -> str:
-    """Make a C identifier of a name."""
+    """Make a C identifier of a name, and none that a file or a goal of ``make`` has."""
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return plain if re.match(r"[A-Za-z]", plain) else f"m{plain}"
+    return plain if re.match(r"[A-Za-z]", plain) and plain.lower() not in _TAKEN else f"m{plain}"
 
 
 def write_sources(
@@ -191,7 +193,7 @@ def _header(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Te
         "#include <stdint.h>",
         "",
         f"#define {name.upper()}_THREADS 1",
-        f"#define {name.upper()}_ARENA_BYTES {max(sources.plan.arena, 1)}",
+        f"#define {name.upper()}_ARENA_BYTES {sources.plan.arena}",
         f"#define {name.upper()}_STACK_BYTES {sources.stack} /* of arrays in the kernel that has most */",
         f"#define {name.upper()}_WEIGHT_BYTES {sources.weights.bytes}",
         f"#define {name.upper()}_INPUTS {len(inputs)}",
@@ -271,8 +273,9 @@ def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         f'#include "{name}.h"\n#include "{name}_kernels.h"\n',
         _table(name, "inputs", inputs),
         _table(name, "outputs", outputs),
-        f"\nstatic _Alignas(64) char arena[{name.upper()}_ARENA_BYTES];\n",
     ]
+    if sources.plan.arena:
+        lines.append(f"\nstatic _Alignas(64) char arena[{name.upper()}_ARENA_BYTES];\n")
     starts = {}
     if separate:
         lines.append("static const char *weights;\n")

@@ -1,7 +1,10 @@
-"""Calls that are statements of a kernel: masked stores, fetches, stores past the caches."""
+"""Calls that are statements of a kernel: masked stores, fetches, stores past the caches; declarations nothing uses."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -13,6 +16,10 @@ from tvm_ext.backends.c.masks import type_of
 from tvm_ext.schedules.simd.imported import PREFETCH, STEP
 from tvm_ext.schedules.simd.stream import PREFIX as STREAM
 from tvm_ext.schedules.simd.vector import operation
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DECLARED = re.compile(r"\s*(?:const )?\w+ \*?(\w+)(?: = [^{}]*)?;$")
+"""A declaration of one variable; what its value is computed from has no effects."""
 
 
 def evaluated(expressions: Expressions, e: Any) -> str | None:
@@ -48,3 +55,22 @@ def evaluated(expressions: Expressions, e: Any) -> str | None:
     if not isinstance(e, tvm.ir.Call) and not isinstance(e, tvm.ir.TensorLoad):
         return None
     raise expressions.refuse(f"a call of {name or type(e).__name__}")
+
+
+def without_unused(lines: Sequence[str], parameters: Sequence[str]) -> list[str]:
+    """Leave out declarations of what is used nowhere, as of indices that became numbers where loops are written out.
+
+    Parameters
+    ----------
+    lines : sequence of str
+        The body of a function.
+    parameters : sequence of str
+        Of the function; those that are not used are said to be so.
+    """
+    kept = list(lines)
+    while True:
+        uses = Counter(name for line in kept for name in _NAME.findall(line))
+        used = [line for line in kept if (found := _DECLARED.match(line)) is None or uses[found[1]] > 1]
+        if len(used) == len(kept):
+            return [f"  (void){name};\n" for name in parameters if not uses[name]] + used
+        kept = used

@@ -81,6 +81,14 @@ class CType:
         return CType(f"int{self.bits}", self.lanes)
 
     @property
+    def unsigned(self) -> CType:
+        """The unsigned integers that integers of this type are added, multiplied and shifted in: they never overflow.
+
+        C computes with scalars that are narrower than an ``int`` in ``int``.
+        """
+        return CType(f"uint{max(self.bits, 32) if self.lanes == 1 else self.bits}", self.lanes)
+
+    @property
     def is_vector_of_c(self) -> bool:
         """Whether compilers have such a vector: the number of lanes is a power of two."""
         return self.lanes > 1 and self.lanes & (self.lanes - 1) == 0

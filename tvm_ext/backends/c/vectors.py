@@ -1,0 +1,57 @@
+"""Divides vector loops that are wider than the vectors of the processor.
+
+LLVM divides such vectors itself. GCC keeps them in memory, and takes them apart element by element.
+
+before: ``for x in vectorized(16): y[x] = ...``                               of float32, with vectors of 256 bits
+after:  ``for part in 0..2: for x in vectorized(8): y[8 * part + x] = ...``
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ext.relax_utils import substitute
+
+
+def divide_vectors(body: tirx.Stmt, vector_bits: int) -> tirx.Stmt:
+    """Divide the vector loops of a kernel.
+
+    Parameters
+    ----------
+    body : tirx.Stmt
+        Loops that are marked as vectors, before TVM makes vectors of them.
+    vector_bits : int
+        Of the widest vectors of the processor.
+    """
+
+    def divided(loop: Any, mutator: Any) -> Any:
+        loop = mutator.default_mutate(loop)
+        lanes = vector_bits // _widest(loop.body) if loop.kind == tirx.ForKind.VECTORIZED else 0
+        extent = int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else 0
+        if not lanes or extent <= lanes or extent % lanes or not _is_zero(loop.min):
+            return loop
+        part = tvm.ir.Var(f"{loop.loop_var.name}_part", loop.loop_var.ty)
+        inner = tvm.ir.Var(str(loop.loop_var.name), loop.loop_var.ty)
+        inside = substitute(loop.body, {loop.loop_var: part * lanes + inner})
+        vector = tirx.For(inner, loop.min, tirx.const(lanes, loop.loop_var.ty.dtype), loop.kind, inside)
+        count = tirx.const(extent // lanes, loop.loop_var.ty.dtype)
+        return tirx.For(part, loop.min, count, tirx.ForKind.UNROLLED, vector)
+
+    return tvm_ffi.structural_mutate(body, ((tirx.For, divided),))
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == 0
+
+
+def _widest(body: Any) -> int:
+    """Bits of the widest elements that a loop stores."""
+    bits = [8]
+    tvm_ffi.structural_walk(
+        body, (tirx.BufferStore, lambda store: bits.append(tvm.DataType(str(store.buffer.dtype)).bits))
+    )
+    return max(bits)
