@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.backends.cpu.backend import CPU
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_schedule_rules
@@ -68,7 +69,7 @@ def lower(module: tvm.IRModule, target: tvm.target.Target, rules: Sequence[Sched
         module = tvm.transform.Sequential(
             [
                 transform.DecomposeOpsForInference(),
-                transform.LegalizeOps(),
+                transform.LegalizeOps(CPU.legalizations),
                 transform.AnnotateTIROpPattern(),
                 transform.FuseOps(),
                 transform.FuseTIR(),

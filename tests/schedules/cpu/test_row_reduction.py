@@ -97,6 +97,27 @@ def test_group_norm_and_instance_norm(height: int) -> None:
     np.testing.assert_allclose(instance(x, gamma, beta), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_variances_far_from_zero(dtype: str, target: str) -> None:
+    x = values(2, 12, 7, 5, dtype=dtype) + np.array(1000, dtype)
+    x[0] = 100.3  # nothing but the rounding of the mean is left of it
+    gamma, beta = values(12, seed=1, dtype=dtype), values(12, seed=2, dtype=dtype)
+    builds = {
+        4: lambda _, v, g, b: op.nn.group_norm(v, g, b, 4, 1, [2, 3]),
+        12: lambda _, v, g, b: op.nn.instance_norm(v, g, b, 1, [-2, -1]),
+    }
+    for groups, build in builds.items():
+        compiled = compile_graph(build, [x, gamma, beta], RULES, TARGETS[target])
+        assert taken(compiled)
+        parts = x.astype(np.float64).reshape(2, groups, -1)
+        normal = parts - parts.mean(-1, keepdims=True)
+        normal /= np.sqrt(parts.var(-1, keepdims=True) + 1e-5)
+        expected = normal.reshape(x.shape) * gamma[:, None, None] + beta[:, None, None]
+        close = 2e-2 if dtype == "float32" else 1e-9
+        np.testing.assert_allclose(compiled(x, gamma, beta), expected, rtol=0, atol=close)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_argmax(axis: int) -> None:
     x = values(4, 33, 17)

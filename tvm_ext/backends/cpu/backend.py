@@ -20,6 +20,7 @@ from tvm_ext.layout.pack_matmul import pack_matmul
 from tvm_ext.layout.quantized import LEGALIZATIONS
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.bounded_indices import bounded_indices
+from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
@@ -131,7 +132,7 @@ CPU = Backend(
     phases=PHASES,
     complete=check_llvm,
     rules=RULES,
-    legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
+    legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | NORMALIZATION_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), fixed_vectors()),
     machine=machine_of,
     instructions=instructions,

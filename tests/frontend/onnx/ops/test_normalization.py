@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tests.frontend.onnx.ops.harness import (
     check_stored,
@@ -62,6 +63,32 @@ def test_half_precision_is_normalised_in_single():
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("op_type", ["LayerNormalization", "RMSNormalization"])
+def test_double_precision_throughout(op_type):
+    values = {"X": draw(3, 7).astype("float64") + 1000, "scale": draw(7, seed=1).astype("float64")}
+    opset = 23 if op_type == "RMSNormalization" else 17
+    model = node_model(op_type, values, ["Y"], {"stash_type": TensorProto.DOUBLE}, ("scale",), opset=opset)
+    found = run_module(import_with_converters(model), [values["X"]])[0]
+    x = values["X"]
+    centred = x - x.mean(-1, keepdims=True) if op_type == "LayerNormalization" else x
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * values["scale"]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("axes", [None, [0, 1, 2, 3], [-1]])
+def test_mean_and_variance(axes, dtype):
+    x = (draw(2, 3, 5, 7) + 100).astype(dtype)
+    x[0, 0, 0] = 64  # nothing is left of equal elements
+    model = node_model("MeanVarianceNormalization", {"X": x}, ["Y"], {} if axes is None else {"axes": axes}, opset=13)
+    found = run_module(import_with_converters(model), [x])[0]
+    over = tuple(axes or (0, 2, 3))
+    centred = x.astype("float64") - x.mean(over, "float64", keepdims=True)
+    expected = centred / (np.sqrt((centred**2).mean(over, keepdims=True)) + 1e-9)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, expected, rtol=0, atol={"float16": 2e-3, "float32": 2e-4, "float64": 1e-9}[dtype])
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -32,6 +32,10 @@ def moments(x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
 
 def normalise(node: Node, x: Any, gamma: Any, beta: Any | None, epsilon: float, centred: bool) -> Any:
     """Layer normalisation over the last axis, or by the root mean square if not ``centred``."""
+    if dtype_of(x) == "float64":  # TVM has neither
+        mean, inverse = moments(x, epsilon, centred)
+        scaled = relax.op.multiply((relax.op.subtract(x, mean) if centred else x) * inverse, gamma)
+        return scaled if beta is None else relax.op.add(scaled, beta)
     if not centred:
         return relax.op.nn.rms_norm(x, gamma, [-1], epsilon)
     if beta is None:
@@ -86,6 +90,21 @@ class RMSNormalization(_Normalization):
     centred = False
 
 
+class MeanVarianceNormalization(Converter):
+    """Zero mean and unit variance over some axes; where all elements are equal, nothing is divided by zero."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the normalised tensor."""
+        x, axes = emit(bb, inputs[0]), [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
+        dtype = dtype_of(x)
+        x = emit(bb, astype(bb, x, "float32" if dtype in ("float16", "bfloat16") else dtype))  # squares overflow early
+        centred = bb.emit(relax.op.subtract(x, relax.op.mean(x, axes, keepdims=True)))
+        variance = bb.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+        deviation = relax.op.add(relax.op.sqrt(variance), constant(1e-9, dtype_of(x)))
+        return astype(bb, bb.emit(relax.op.divide(centred, deviation)), dtype)
+
+
 class LpNormalization(Converter):
     """Division by the 1-norm or the 2-norm along an axis; a zero vector stays zero."""
 
@@ -135,5 +154,6 @@ CONVERTERS: dict[tuple[str, str], type] = {
     ("", "LRN"): LRN,
     ("", "LayerNormalization"): LayerNormalization,
     ("", "LpNormalization"): LpNormalization,
+    ("", "MeanVarianceNormalization"): MeanVarianceNormalization,
     ("", "RMSNormalization"): RMSNormalization,
 }
