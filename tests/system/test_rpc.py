@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,48 +20,61 @@ def test_addresses(text: str) -> None:
     assert str(parse_address("board.local:9190")) == "board.local:9190"
 
 
-def test_what_listens_may_be_something_else() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address("127.0.0.1", listener.getsockname()[1])
-
-        def answer() -> None:
-            for _ in range(4):
-                connection, _ = listener.accept()
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                connection.close()
-
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(RemoteError, match=rf"what listens at {address} is no RPC tracker: "):
-            connect_tracker(address)
-        with pytest.raises(RemoteError, match=rf"what listens at {address} does not open a session: "):
-            connect_server(address, "a server")
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Something that listens and is no RPC server: nobody answers, unless a test does."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
 
 
-def test_what_listens_may_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def address_of(listener: socket.socket) -> Address:
+    return Address("127.0.0.1", listener.getsockname()[1])
+
+
+def answer_with(listener: socket.socket, times: int, talk: Callable[[socket.socket], None]) -> None:
+    """Take connections in a thread of its own."""
+
+    def answer() -> None:
+        for _ in range(times):
+            talk(listener.accept()[0])
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def test_what_listens_may_be_something_else(listener: socket.socket) -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        connection.close()
+
+    answer_with(listener, 4, refuse)
+    address = address_of(listener)
+    with pytest.raises(RemoteError, match=rf"what listens at {address} is no RPC tracker: "):
+        connect_tracker(address)
+    with pytest.raises(RemoteError, match=rf"what listens at {address} does not open a session: "):
+        connect_server(address, "a server")
+
+
+def test_what_listens_may_say_nothing(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_ext.system.rpc.ANSWER_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address("127.0.0.1", listener.getsockname()[1])
-        with pytest.raises(RemoteError, match=rf"what listens at {address} took the connection .* no RPC tracker does"):
-            connect_tracker(address)
-        with pytest.raises(RemoteError, match=rf"what listens at {address} took .* somebody else.* or start a server"):
-            connect_server(address, "a server")
+    address = address_of(listener)
+    with pytest.raises(RemoteError, match=rf"what listens at {address} took the connection .* no RPC tracker does"):
+        connect_tracker(address)
+    with pytest.raises(RemoteError, match=rf"what listens at {address} took .* somebody else.* or start a server"):
+        connect_server(address, "a server")
 
 
-def test_a_tracker_may_fall_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_may_fall_silent(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_ext.system.rpc.ANSWER_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address("127.0.0.1", listener.getsockname()[1])
-        kept = []
+    kept = []
 
-        def answer() -> None:
-            for _ in range(2):  # the first only finds out whether somebody listens
-                connection, _ = listener.accept()
-                kept.append(connection)
-                connection.sendall(connection.recv(4))
+    def greet(connection: socket.socket) -> None:
+        kept.append(connection)
+        connection.sendall(connection.recv(4))
 
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(RemoteError, match=rf"what listens at {address} is no RPC tracker: .*timed out"):
-            servers(address, "key")
+    answer_with(listener, 2, greet)  # the first connection only finds out whether somebody listens
+    address = address_of(listener)
+    with pytest.raises(RemoteError, match=rf"what listens at {address} is no RPC tracker: .*timed out"):
+        servers(address, "key")
 
 
 @pytest.mark.parametrize(("text", "line"), [("", "ValueError"), ("a\n\nb c\n", "b c"), ("x" * 300, "x" * 200)])
