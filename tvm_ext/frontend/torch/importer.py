@@ -163,6 +163,8 @@ class _Importer(ExportedProgramImporter):
                 custom_convert_map=None,
             )
         except Exception as error:  # TVM's importer uses assertions and exceptions of all kinds
+            if self.block_builder is not None:
+                self.block_builder.close()
             if not self.faults:
                 raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
         if self.faults or mod is None:

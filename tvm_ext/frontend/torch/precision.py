@@ -10,7 +10,7 @@ a CPU, and normalisations of doubles are written out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tvm
@@ -66,6 +66,12 @@ class PreciseBuilder:
     def emit_output(self, value: Any, name_hint: str = "") -> Any:
         """Bind an expression to a variable that leaves the block."""
         return emit_from(self._builder, self._precise(value), self._span, name_hint, leaves=True)
+
+    def close(self) -> None:
+        """End the blocks that a failure has left open, of which TVM complains on stderr when the builder goes."""
+        with suppress(tvm.error.InternalError):  # there is none any more
+            while True:
+                self._builder._end_block()
 
     def _emit(self, value: Any, name_hint: str = "") -> Any:
         return emit_from(self._builder, value, self._span, name_hint)
