@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.relax.backend.cpu_generic import pipeline as stock
+from tvm.relax.backend.cpu_generic.pipeline import dataflow_lower_passes, legalize_passes, library_dispatch_passes
 
 from tests.zoo import get
 from tvm_ext.algebra.rules import RULES
@@ -59,9 +59,9 @@ class Counts:
 
 def by_stock(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Lower a module as TVM's default pipeline does, to calls with destinations."""
-    passes = (*stock.library_dispatch_passes(target), *stock.legalize_passes(target))
+    passes = (*library_dispatch_passes(target), *legalize_passes(target), *dataflow_lower_passes(target))
     with target:
-        return tvm.transform.Sequential([*passes, *stock.dataflow_lower_passes(target)])(mod)
+        return tvm.transform.Sequential(passes)(mod)
 
 
 def by_ours(mod: tvm.IRModule, target: tvm.target.Target, **options: Any) -> tvm.IRModule:

@@ -11,10 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tests.modules import run
-from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.options import PipelineOptions
-from tvm_ext.pipeline import phase_passes
+from tests.memory.relax.modules import lowered, results_of
 
 Array = np.ndarray
 
@@ -47,21 +44,8 @@ def block(channels: int, out: int, kernel: int, stride: int, padding: int, size:
     return builder.get(), expected
 
 
-def lowered(mod: tvm.IRModule, **options: Any) -> tvm.IRModule:
-    target = native_target()
-    with target:
-        for _, phase_pass in phase_passes(target, PipelineOptions(**options)):
-            mod = phase_pass(mod)
-    return mod
-
-
 def names(mod: tvm.IRModule) -> list[str]:
     return [variable.name_hint for variable, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
-
-
-def compiled(mod: tvm.IRModule) -> tuple[tvm.IRModule, Any]:
-    low = lowered(mod, winograd=False)
-    return low, relax.build(low, native_target(), relax_pipeline=None)
 
 
 CASES = [
@@ -80,19 +64,19 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values(case: tuple[int, int, int, int, int]) -> None:
     mod, expected = block(*case)
-    low, built = compiled(mod)
+    low = lowered(mod, winograd=False)
     assert any("_of_" in name for name in names(low)), "nothing was computed while an input is copied"
     value = np.random.default_rng(1).standard_normal((1, 8, 9, 9)).astype("float32")
-    for found, wanted in zip(run(built, [value]), expected(value), strict=True):
+    for found, wanted in zip(results_of(low, [value]), expected(value), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_nan_stays_where_it_is() -> None:
     mod, expected = block(17, 31, 3, 1, 1)
-    _, built = compiled(mod)
+    low = lowered(mod, winograd=False)
     value = np.random.default_rng(2).standard_normal((1, 8, 9, 9)).astype("float32")
     value[0, 3, 2, 5] = np.nan
-    found, wanted = run(built, [value])[1], expected(value)[1]
+    found, wanted = results_of(low, [value])[1], expected(value)[1]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -146,11 +130,11 @@ def window(channels: int, kind: str, kernel: int, stride: int, padding: int) -> 
 def test_windows(kind: str, case: tuple[int, int, int, int]) -> None:
     channels = case[0] + (case[0] == 1 and kind == "depthwise")
     mod, expected = window(channels, kind, *case[1:])
-    low, built = compiled(mod)
+    low = lowered(mod, winograd=False)
     assert any("_of_" in name for name in names(low)), names(low)
     value = np.random.default_rng(3).standard_normal((1, 8, 9, 9)).astype("float32")
     value[0, 2, 4, 4] = np.nan
-    for found, wanted in zip(run(built, [value]), expected(value), strict=True):
+    for found, wanted in zip(results_of(low, [value]), expected(value), strict=True):
         np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -46,7 +46,7 @@ def fuse_prologues(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
     rules : sequence of ScheduleRule
         What schedules the kernels.
     """
-    known: dict[Any, _Merged | None] = {}  # a pipeline may try several ways to fuse, with the same kernels
+    known = _Known()  # a pipeline may try several ways to fuse, with the same kernels
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FusePrologues")
     def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -78,6 +78,14 @@ class _Merged:
     copied: int
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What was found out about kernels, by their structure: what they cost as prologues, and pairs of them merged."""
+
+    costs: dict[int, PrologueCost | None] = field(default_factory=dict)
+    merged: dict[Any, _Merged | None] = field(default_factory=dict)
+
+
 class _Trial:
     """Merges and schedules kernels of a module, each pair once."""
 
@@ -87,13 +95,12 @@ class _Trial:
         rules: Sequence[ScheduleRule],
         target: tvm.target.Target,
         readers: Mapping[str, Reader | None],
-        known: dict[Any, _Merged | None],
+        known: _Known,
     ) -> None:
         self.builder = relax.BlockBuilder(mod)
         self._mod, self._rules, self._target = mod, rules, target
         self._machine = machine_of(target)
         self._readers, self._known = readers, known
-        self._costs: dict[str, PrologueCost | None] = {}
         self._hashes: dict[str, int] = {}
         self._added: dict[Any, Any] = {}
 
@@ -125,9 +132,9 @@ class _Trial:
     def _merged(self, first: Any, second: Any) -> _Merged | None:
         """Merge two kernels, if the rule of the second one schedules both."""
         key = self._hash(first), self._hash(second), _places(first, second)
-        if key not in self._known:
-            self._known[key] = self._merge(first, second)
-        return self._known[key]
+        if key not in self._known.merged:
+            self._known.merged[key] = self._merge(first, second)
+        return self._known.merged[key]
 
     def _merge(self, first: Any, second: Any) -> _Merged | None:
         func = merged_kernel(self._mod, [first, second], {second.var})
@@ -142,14 +149,14 @@ class _Trial:
         return _Merged(func, copied) if copied else None
 
     def _cost(self, binding: Any) -> PrologueCost | None:
-        name = _name(binding)
-        if name not in self._costs:
+        key = self._hash(binding)
+        if key not in self._known.costs:
             func = self._mod[binding.value.args[0]]
             access = kernel_access(func)
             is_free = access.slices or (access.parts and all(offset % ALIGNMENT == 0 for offset in access.parts))
             # A concatenation is planned away where its operands can be written into its result.
-            self._costs[name] = None if is_free else pointwise_cost(func, self._machine)
-        return self._costs[name]
+            self._known.costs[key] = None if is_free else pointwise_cost(func, self._machine)
+        return self._known.costs[key]
 
     def _hash(self, binding: Any) -> int:
         name = _name(binding)
