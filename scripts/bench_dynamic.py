@@ -26,7 +26,8 @@ import onnxruntime
 
 import tvm_ext
 from scripts.results import add_json_option, result_path, store
-from tests.shapes.dynamic_models import MODELS, DynamicModel
+from tests.shapes.dynamic_model import DynamicModel
+from tests.shapes.dynamic_models import MODELS
 from tests.zoo.wheels import RAPIDOCR, SILERO
 from tvm_ext.dynamic import OpenDimension, open_dimensions
 from tvm_ext.errors import UnsupportedOperatorError

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import tvm_ext
-from tests.shapes.dynamic_models import MODELS, DynamicModel, limited_reshape, two_inputs
+from tests.shapes.dynamic_model import DynamicModel
+from tests.shapes.dynamic_models import MODELS
+from tests.shapes.dynamic_operators import limited_reshape, two_inputs
 from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.errors import InputError, OptionError
 

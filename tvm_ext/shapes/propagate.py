@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.graph.symbolic import symbol, symbols_of
-from tvm_ext.shapes import transfer_arithmetic, transfer_shapes, transfer_values
+from tvm_ext.shapes import transfer_arithmetic, transfer_forms, transfer_parts, transfer_shapes, transfer_values
 from tvm_ext.shapes.backward import BACKWARD
 from tvm_ext.shapes.dynamism import Dynamism, row_of
 from tvm_ext.shapes.lattice import (
@@ -33,6 +33,8 @@ from tvm_ext.shapes.transfer import Step, Transfer
 
 FORWARD: Mapping[str, Transfer] = {
     **transfer_shapes.TRANSFERS,
+    **transfer_forms.TRANSFERS,
+    **transfer_parts.TRANSFERS,
     **transfer_values.TRANSFERS,
     **transfer_arithmetic.TRANSFERS,
 }

@@ -21,6 +21,7 @@ from tvm_ext.shapes.lattice import (
     Element,
     Fact,
     Shape,
+    array_of,
     dim_of,
     is_dim,
     is_extreme,
@@ -121,26 +122,30 @@ def of_shape(shape: Shape) -> list[Fact]:
     return [Fact(shape, NOT_CONSTANT)]
 
 
+def with_value(value: Any) -> list[Fact]:
+    """One output whose values are known; NumPy gives the element itself in place of an array without dimensions."""
+    array = value if isinstance(value, np.ndarray) else array_of([value], ())
+    return [Fact(tuple(array.shape), array)] if array.size <= LARGEST_VALUE else of_shape(tuple(array.shape))
+
+
 def smaller(step: Step, first: Element, second: Element) -> Element:
     """Take the minimum, the one of them where it is proved."""
-    if not is_dim(first) or not is_dim(second):
-        return NOT_CONSTANT
-    a, b = dim_of(first), dim_of(second)
-    apart = b - a
-    if step.at_least(apart, 0):
-        return a
-    return b if step.at_most(apart, 0) else minimum(a, b)
+    return _ordered(step, first, second)[0]
 
 
 def larger(step: Step, first: Element, second: Element) -> Element:
     """Take the maximum, the one of them where it is proved."""
+    return _ordered(step, first, second)[1]
+
+
+def _ordered(step: Step, first: Element, second: Element) -> tuple[Element, Element]:
+    """Give the smaller and the larger of two sizes."""
     if not is_dim(first) or not is_dim(second):
-        return NOT_CONSTANT
+        return NOT_CONSTANT, NOT_CONSTANT
     a, b = dim_of(first), dim_of(second)
-    apart = b - a
-    if step.at_least(apart, 0):
-        return b
-    return a if step.at_most(apart, 0) else maximum(a, b)
+    if step.at_least(b - a, 0):
+        return a, b
+    return (b, a) if step.at_most(b - a, 0) else (minimum(a, b), maximum(a, b))
 
 
 def broadcast(step: Step, shapes: Sequence[Shape]) -> Shape:
@@ -193,6 +198,12 @@ def small_shape(shape: Shape) -> tuple[int, ...] | None:
         return None
     numbers = tuple(int(dim) for dim in shape)  # type: ignore[arg-type]
     return numbers if int(np.prod(numbers, dtype="int64")) <= LARGEST_VALUE else None
+
+
+def length_of(found: Shape) -> int | None:
+    """Count the elements of a vector; None where it is none, or they are not known."""
+    known = small_shape(found)
+    return known[0] if known is not None and len(known) == 1 else None
 
 
 def ceil_divided(size: Element, divisor: int) -> Element:

@@ -25,8 +25,8 @@ from tvm_ext.shapes.lattice import (
     is_dim,
     is_extreme,
 )
-from tvm_ext.shapes.transfer import Step, Transfer, broadcast, larger, of_shape, small_shape, smaller
-from tvm_ext.shapes.transfer_values import divided_exactly, with_value
+from tvm_ext.shapes.transfer import Step, Transfer, broadcast, larger, of_shape, small_shape, smaller, with_value
+from tvm_ext.shapes.transfer_forms import divided_exactly
 
 _INTEGERS = (6, 7, 12, 13)  # TensorProto: int32, int64, uint32, uint64
 _FLOATS = (1, 11)  # float32, float64
