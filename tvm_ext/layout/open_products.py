@@ -73,8 +73,6 @@ class _Rewriter(PyExprMutator):
         assert right is not None
         assert out is not None
         flat = len(right) == 2
-        if not flat and not _same_batch(left, right):
-            return super().visit_call_(call)
         batch = 1 if flat else _product(left[:-2])
         rows = _product(left[:-1]) if flat else left[-2]
         dtype = str(call.ty.dtype)
@@ -144,16 +142,11 @@ def _is_open_product(value: Any) -> bool:
     assert right is not None
     narrow = isinstance(out[-1], tirx.IntImm) and int(out[-1]) < FEW_COLUMNS
     analyzer = tvm.sym.Analyzer()
-    return not narrow and analyzer.can_prove_equal(left[-1], right[-2]) and _known_batch(left, right)
-
-
-def _known_batch(left: list[Any], right: list[Any]) -> bool:
-    return len(right) == 2 or _same_batch(left, right)
-
-
-def _same_batch(left: list[Any], right: list[Any]) -> bool:
-    analyzer = tvm.sym.Analyzer()
-    return len(left) == len(right) and all(map(analyzer.can_prove_equal, left[:-2], right[:-2]))
+    return (
+        not narrow
+        and analyzer.can_prove_equal(left[-1], right[-2])
+        and (len(right) == 2 or (len(left) == len(right) and all(map(analyzer.can_prove_equal, left[:-2], right[:-2]))))
+    )
 
 
 def _extents(expr: Any) -> list[Any] | None:

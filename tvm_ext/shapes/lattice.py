@@ -127,6 +127,11 @@ def array_of(elements: Sequence[Element], shape: Sequence[int] | None = None) ->
     return array.reshape(tuple(shape)) if shape is not None else array
 
 
+def elements_of(constant: np.ndarray) -> list[Any]:
+    """Give the elements of a constant, floating-point numbers in its precision."""
+    return list(constant.ravel()) if constant.dtype.kind == "f" else constant.ravel().tolist()  # type: ignore[no-any-return]
+
+
 def substituted(shape: Shape, values: dict[str, int]) -> tuple[Any, ...] | None:
     """Put numbers in the places of symbols; None in place of what is no constant, or in place of all."""
     if not isinstance(shape, tuple):
@@ -177,6 +182,11 @@ def _same_value(first: Value, second: Value) -> bool:
 def is_dim(element: object) -> bool:
     """Whether an element is a constant of one of the three kinds in the middle."""
     return isinstance(element, int | np.integer | Symbolic) and not isinstance(element, bool | np.bool_)
+
+
+def is_float(element: object) -> bool:
+    """Whether an element is a floating-point number; it has the precision of its tensor."""
+    return isinstance(element, float | np.floating)
 
 
 def dim_of(element: Any) -> Dim:

@@ -25,7 +25,9 @@ from tvm_ext.shapes.lattice import (
     UNKNOWN,
     Fact,
     array_of,
+    elements_of,
     is_extreme,
+    is_float,
     meet_facts,
 )
 from tvm_ext.shapes.operator_graph import Graph, Limits, Operator
@@ -126,7 +128,8 @@ class _Propagator:
 
     def _class(self, operator: Operator) -> Dynamism:
         constant = {
-            position: (values := fact.elements) is not None and all(isinstance(v, int | float) for v in values.ravel())
+            position: (values := fact.elements) is not None
+            and all(isinstance(v, int) or is_float(v) for v in values.ravel())
             for position, (fact, name) in enumerate(zip(self._inputs(operator), operator.inputs, strict=True))
             if name
         }
@@ -287,7 +290,7 @@ def constant_fact(constant: np.ndarray | Sequence[int]) -> Fact:
         return Fact(tuple(constant), NOT_CONSTANT)
     if constant.size > LARGEST_VALUE or constant.dtype.kind not in "iufb":
         return Fact(tuple(constant.shape), NOT_CONSTANT)
-    return Fact(tuple(constant.shape), array_of(constant.ravel().tolist(), constant.shape))
+    return Fact(tuple(constant.shape), array_of(elements_of(constant), constant.shape))
 
 
 def _says_more(new: Any, known: Any) -> bool:

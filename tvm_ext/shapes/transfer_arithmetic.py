@@ -1,7 +1,7 @@
 """Transfer functions of the arithmetic on small integer tensors that shapes are made of.
 
 Values are followed as expressions. A comparison is known where the ranges of the symbols settle it; whatever becomes a
-float is followed as long as it is a number.
+float is followed as long as it is a number, in its own precision: ``0.7 * 10`` is 7 in float32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from tvm_ext.shapes.lattice import (
     dim_of,
     is_dim,
     is_extreme,
+    is_float,
 )
 from tvm_ext.shapes.transfer import Step, Transfer, broadcast, larger, of_shape, small_shape, smaller, with_value
 from tvm_ext.shapes.transfer_forms import divided_exactly
 
 _INTEGERS = (6, 7, 12, 13)  # TensorProto: int32, int64, uint32, uint64
-_FLOATS = (1, 11)  # float32, float64
+_FLOATS: dict[int, Callable[[Any], Any]] = {1: np.float32, 11: np.float64}
 
 
 def reduction(step: Step) -> list[Fact]:
@@ -50,6 +51,8 @@ def reduction(step: Step) -> list[Fact]:
     dims = [1 if axis in gone else dim for axis, dim in enumerate(data) if keeps or axis not in gone]
     value, combine = step.fact(0).value, _REDUCED.get(step.operator.kind)
     if isinstance(value, np.ndarray) and combine is not None and len(gone) == value.ndim and value.size:
+        if any(map(is_float, value.ravel())):  # in which order they are added is not said
+            return of_shape(tuple(dims))
         total = reduce(lambda a, b: combine(step, a, b), value.ravel())
         return with_value(array_of([total], tuple(int(dim) for dim in dims)))  # type: ignore[arg-type]
     return of_shape(tuple(dims))
@@ -71,7 +74,9 @@ def cast(step: Step) -> list[Fact]:
     if to in _INTEGERS:
         return [Fact(fact.shape, _each(fact.value, lambda item: item if is_dim(item) else _truncated(item)))]
     if to in _FLOATS:
-        return [Fact(fact.shape, _each(fact.value, lambda item: float(item) if _is_number(item) else NOT_CONSTANT))]
+        return [
+            Fact(fact.shape, _each(fact.value, lambda item: _FLOATS[to](item) if _is_number(item) else NOT_CONSTANT))
+        ]
     return of_shape(fact.shape)
 
 
@@ -82,7 +87,7 @@ def rounding(function: Callable[[float], float]) -> Transfer:
         fact = step.fact(0)
         if not isinstance(fact.value, np.ndarray):
             return [fact]
-        known = _each(fact.value, lambda item: float(function(item)) if isinstance(item, float) else NOT_CONSTANT)
+        known = _each(fact.value, lambda item: type(item)(function(item)) if _is_finite(item) else NOT_CONSTANT)
         return [Fact(fact.shape, known)]
 
     return transfer
@@ -99,7 +104,11 @@ def _is_number(item: object) -> bool:
 def _truncated(item: object) -> Any:
     if isinstance(item, bool | np.bool_):
         return int(item)
-    return int(item) if isinstance(item, float) and math.isfinite(item) else NOT_CONSTANT
+    return int(item) if _is_finite(item) else NOT_CONSTANT
+
+
+def _is_finite(item: Any) -> bool:
+    return is_float(item) and math.isfinite(item)
 
 
 def where(step: Step) -> list[Fact]:
@@ -133,14 +142,15 @@ def elementwise(compute: Callable[..., Any]) -> Transfer:
         if len(arrays) < len(positions) or known is None:
             return of_shape(result)
         rows = zip(*(np.broadcast_to(array, known).ravel() for array in arrays), strict=True)
-        return with_value(array_of([compute(step, *row) for row in rows], known))
+        with np.errstate(all="ignore"):
+            return with_value(array_of([compute(step, *row) for row in rows], known))
 
     return transfer
 
 
 def _plain(combine: Callable[..., Any]) -> Callable[..., Any]:
     def compute(_step: Step, *items: Any) -> Any:
-        floats = any(isinstance(item, float) for item in items)
+        floats = any(map(is_float, items))
         if any(map(is_extreme, items)) or (floats and any(isinstance(item, Symbolic) for item in items)):
             return NOT_CONSTANT
         return combine(*items)
@@ -149,7 +159,7 @@ def _plain(combine: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _divided(step: Step, left: Any, right: Any) -> Any:
-    if isinstance(left, float) and isinstance(right, float) and right:
+    if is_float(left) and is_float(right) and right:
         return left / right
     if not is_dim(left) or not is_dim(right):
         return NOT_CONSTANT

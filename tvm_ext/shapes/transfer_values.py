@@ -21,6 +21,7 @@ from tvm_ext.shapes.lattice import (
     Fact,
     array_of,
     dim_of,
+    elements_of,
     is_dim,
     is_extreme,
 )
@@ -56,9 +57,9 @@ def filled(step: Step) -> list[Fact]:
         rank = small_shape(step.shape(0))
         return of_shape(NOT_CONSTANT if rank is None or len(rank) != 1 else (NOT_CONSTANT,) * rank[0])
     known, fill = small_shape(tuple(wanted)), step.attribute("value", None)
-    number = 0 if fill is None else np.asarray(fill).ravel()[0]
-    if known is not None and float(number).is_integer():
-        return with_value(array_of([int(number)] * int(np.prod(known)), known))
+    number = np.asarray(np.float32(0) if fill is None else fill).ravel()[:1]
+    if known is not None and number.dtype.kind in "iufb":
+        return with_value(array_of(elements_of(number) * int(np.prod(known)), known))
     return of_shape(tuple(wanted))
 
 

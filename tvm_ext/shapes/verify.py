@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_ext.errors import CheckError
 from tvm_ext.graph.symbolic import substitute
-from tvm_ext.shapes.lattice import Fact, dim_of, is_dim, is_extreme
+from tvm_ext.shapes.lattice import Fact, dim_of, is_dim, is_extreme, is_float
 from tvm_ext.shapes.propagate import Propagation
 
 
@@ -54,7 +54,7 @@ def verify(found: Propagation, extents: Mapping[str, int], run: Mapping[str, np.
                 if is_extreme(value):
                     continue
                 expected = substitute(value, known) if is_dim(value) else value
-                if isinstance(expected, int | float):
+                if isinstance(expected, int) or is_float(expected):
                     compared += 1
                     if not np.isclose(float(expected), float(element), equal_nan=True):
                         faults.append(f"element {place} of {name} is {element}, not {value} = {expected}")

@@ -7,11 +7,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tvm
-from tvm import relax, topi
+from tvm import relax, tirx, topi
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, known, multiply
-from tvm_ext.frontend.onnx.ops.extents import extents_in
+from tvm_ext.frontend.onnx.ops.extents import (
+    can_prove,
+    extents_in,
+    is_computed_shape,
+    is_number,
+    listed,
+    normal,
+    number,
+)
 
 
 class NonMaxSuppression(Converter):
@@ -103,36 +111,33 @@ class Mod(Converter):
 
 
 class Expand(Converter):
-    """Broadcast to a shape; a dimension of the input that is larger stays."""
+    """Broadcast to a shape; a dimension of the input that is no 1 stays."""
 
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the broadcast tensor."""
-        target = known(node, inputs[1])
-        data = emit(bb, inputs[0])
-        dims = getattr(data.ty, "shape", None)
-        if dims is None or any(not isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+        data, target = emit(bb, inputs[0]), known(node, inputs[1])
+        if data.ty.shape is None:
             return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
-        shape = [int(dim) for dim in dims]
-        if isinstance(target, np.ndarray):
-            wanted = np.broadcast_shapes(tuple(shape), tuple(int(dim) for dim in target.ravel()))
-            return relax.op.broadcast_to(data, list(wanted))
-        if all(dim == 1 for dim in shape) and len(shape) <= 1:
-            return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
-        if isinstance(target, relax.ShapeExpr):
-            extents = list(target.values)
-        else:
-            length = node.shape(target, "shape")[0]
-            names = [tvm.tirx.Var(f"extent_{position}", "int64") for position in range(length)]
-            bb.match_cast(bb.emit(relax.op.tensor_to_shape(target)), relax.ShapeType(names))
-            extents = list(names)
-        shape = [1] * (len(extents) - len(shape)) + shape
-        extents = [tvm.tirx.const(1, "int64")] * (len(shape) - len(extents)) + extents
-        wider = [
-            extent if dim == 1 else tvm.tirx.max(extent, tvm.tirx.const(dim, "int64"))
-            for dim, extent in zip(shape, extents, strict=True)
-        ]
-        return relax.op.broadcast_to(data, relax.ShapeExpr(wider))
+        extents = listed(node, extents_in(bb, target) if is_computed_shape(target) else target) or []
+        dims = list(data.ty.shape)
+        if isinstance(target, np.ndarray) and all(map(is_number, dims)):
+            return relax.op.broadcast_to(data, list(np.broadcast_shapes(tuple(map(int, dims)), tuple(target.ravel()))))
+        rank = max(len(dims), len(extents))
+        if rank > len(dims):
+            dims = [number(1)] * (rank - len(dims)) + dims
+            data = bb.emit(relax.op.reshape(data, relax.ShapeExpr(dims)))
+        extents = [number(1)] * (rank - len(extents)) + extents
+        for axis, (dim, extent) in enumerate(zip(dims, extents, strict=True)):
+            if is_number(dim) or can_prove(dim == extent) or can_prove(extent == number(1)):
+                extents[axis] = extent if can_prove(dim == number(1)) else dim
+                continue
+            # Whether there is one element to repeat only a run tells: places beyond the last one are the last one's.
+            places = bb.emit(relax.op.arange(0, normal(tirx.Select(dim == number(1), extent, dim)), 1, "int64"))
+            extents[axis] = tirx.Var(f"extent_{axis}", "int64")  # kernels take no choice for an extent
+            places = bb.match_cast(places, relax.TensorType([extents[axis]], "int64"))
+            data = bb.emit(relax.op.take(data, places, axis, mode="clip"))
+        return relax.op.broadcast_to(data, relax.ShapeExpr(extents))
 
 
 class CumProd(Converter):

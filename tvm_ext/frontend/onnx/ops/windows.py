@@ -14,6 +14,7 @@ from tvm_ext.frontend.onnx.ops.selections import max_pool_with_indices, slice_at
 
 _POOL_OPSET = 12
 _SLICE_OPSET = 13
+_SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def same_padding(
@@ -39,6 +40,56 @@ def same_padding(
     return begins + ends
 
 
+def _padded_by_hand(node: Node, x: Any, kernel: list[int]) -> dict[str, Any]:
+    """Give attributes that write the automatic padding of a node out.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If it depends on an extent that is only known at run time.
+    """
+    sizes = list(node.dims(x, "X")[2:])
+    ones = [1] * len(sizes)
+    strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+    for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        if not isinstance(size, int) and stride != 1:
+            node.refuse(
+                f"its automatic padding in steps of {stride} depends on extent {size}, which is open; bind the model's "
+                "input shapes, or export the model with the padding written out"
+            )
+        sizes[axis] = size if isinstance(size, int) else 1  # padding in steps of one is the same for all sizes
+    pads = same_padding(sizes, kernel, strides, dilations, node.text("auto_pad") == "SAME_UPPER")
+    return {"pads": pads, "auto_pad": b"NOTSET"}
+
+
+def _rounded_up_by_padding(node: Node, x: Any) -> dict[str, Any]:
+    """Give attributes that round an open number of windows up by padding at the end, where no window begins in it.
+
+    TVM's kernel chooses between two numbers of windows, and whatever follows would have that choice in its extents.
+    """
+    kernel, pads = node.integers("kernel_shape"), node.integers("pads")
+    strides = node.integers("strides", [1] * len(kernel))
+    is_fixed = all(isinstance(dim, int) for dim in node.dims(x, "X")[2:])
+    if is_fixed or any(pads) or any(map(int.__gt__, strides, kernel)):
+        return {}
+    return {"pads": [0] * len(kernel) + [stride - 1 for stride in strides], "ceil_mode": 0, "count_include_pad": 0}
+
+
+class Conv(Converter):
+    """Convolution whose automatic padding is written out where extents are open."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the convolution."""
+        attributes = dict(node.attributes)
+        if node.text("auto_pad", "NOTSET") in _SAME and not all(
+            isinstance(dim, int) for dim in node.dims(inputs[0], "X")
+        ):
+            kernel = node.integers("kernel_shape", node.shape(inputs[1], "W")[2:])
+            attributes |= _padded_by_hand(node, inputs[0], kernel)
+        return onnx_frontend.Conv.get_converter(11)(bb, inputs, attributes, node.parameters)
+
+
 class _Pool(Converter):
     """A pooling operator with its automatic padding written out."""
 
@@ -48,13 +99,10 @@ class _Pool(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the pooled tensor."""
         attributes = dict(node.attributes)
-        padding = node.text("auto_pad", "NOTSET")
-        if padding in ("SAME_UPPER", "SAME_LOWER"):
-            sizes, kernel = list(node.shape(inputs[0], "X")[2:]), node.integers("kernel_shape")
-            ones = [1] * len(sizes)
-            strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
-            attributes["pads"] = same_padding(sizes, kernel, strides, dilations, padding == "SAME_UPPER")
-            attributes["auto_pad"] = b"NOTSET"
+        if node.text("auto_pad", "NOTSET") in _SAME:
+            attributes |= _padded_by_hand(node, inputs[0], node.integers("kernel_shape"))
+        elif node.integer("ceil_mode", 0):
+            attributes |= _rounded_up_by_padding(node, inputs[0])
         pooled = cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
         return cls.with_indices(node, bb, inputs, pooled, attributes)
 
@@ -245,6 +293,7 @@ def indices(start: int, end: int, step: int, size: int) -> range:
 
 CONVERTERS: dict[tuple[str, str], type] = {
     ("", "AveragePool"): AveragePool,
+    ("", "Conv"): Conv,
     ("", "ConvTranspose"): ConvTranspose,
     ("", "LpPool"): LpPool,
     ("", "MaxPool"): MaxPool,

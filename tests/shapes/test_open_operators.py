@@ -1,0 +1,114 @@
+"""Operators on open axes give what onnxruntime gives where it depends on the sizes of a run how they work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+
+import tvm_ext
+from tests.frontend.onnx.text import graph
+from tvm_ext.dynamic import open_dimensions
+from tvm_ext.errors import InputError, UnsupportedOperatorError
+from tvm_ext.frontend.onnx.operator_graph import operator_graph
+from tvm_ext.shapes.propagate import propagate
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+KERNEL = np.random.default_rng(0).standard_normal((5, 3, 3, 3)).astype("float32")
+
+
+def check(model: onnx.ModelProto, *shapes: Mapping[str, tuple[int, ...]], dynamic: str = "*") -> None:
+    """Compare for inputs of as many shapes."""
+    compiled = tvm_ext.compile(model, dynamic=dynamic)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for seed, given in enumerate(shapes):
+        rng = np.random.default_rng(seed)
+        feeds = {name: rng.standard_normal(shape).astype("float32") for name, shape in given.items()}
+        for want, got in zip(session.run(None, feeds), compiled.run(feeds).values(), strict=True):
+            assert (want.shape, want.dtype) == (got.shape, got.dtype), given
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=str(given))
+
+
+def test_expanding_repeats_what_turns_out_to_be_one_element() -> None:
+    model = graph(
+        "g (float[n,1] a, float[m,k] b) => (float[p,q] y, float[r,q] z) "
+        "{ shape = Shape(b) e = Expand(a, shape) y = Neg(e) z = Softmax(e) }"
+    )
+    shapes = [{"a": (n, 1), "b": (m, k)} for n, m, k in ((4, 4, 3), (1, 4, 3), (4, 1, 3), (1, 1, 1), (1, 17, 33))]
+    check(model, *shapes)
+    compiled = tvm_ext.compile(model, dynamic="*")
+    with pytest.raises(InputError, match="n == m or n == 1 or m == 1"):
+        compiled.run({"a": np.zeros((4, 1), "float32"), "b": np.zeros((3, 3), "float32")})
+
+
+def test_expanding_what_may_be_empty() -> None:
+    model = graph(
+        "g (float[n,2] a, float[m,1] b) => (float[p,2] y) { shape = Shape(b) e = Expand(a, shape) y = Neg(e) }"
+    )
+    pairs = ((1, 4), (4, 1), (0, 1), (1, 0), (0, 0), (3, 3))
+    check(model, *({"a": (n, 2), "b": (m, 1)} for n, m in pairs), dynamic="n=0..,m=0..")
+
+
+def test_expanding_to_numbers() -> None:
+    model = graph(
+        "g (float[n,3] a) => (float[2,p,3] y, float[4,3] z) { y = Expand(a, wide) z = Expand(a, four) }",
+        wide=np.array([2, 1, 1]),
+        four=np.array([4, 3]),
+    )
+    check(model, {"a": (1, 3)}, {"a": (4, 3)})
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool", "AveragePool<count_include_pad = 1>"])
+def test_pooling_rounds_up_behind_a_convolution_with_strides(kind: str) -> None:
+    pool = "kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1"
+    call = f"{kind[:-1]}, {pool}>" if kind.endswith(">") else f"{kind}<{pool}>"
+    model = graph(
+        "g (float[n,3,h,w] x) => (float[n,5,p,q] y) "
+        f"{{ a = Conv<strides = [2, 2], pads = [1, 1, 1, 1]>(x, k) y = {call}(a) }}",
+        k=KERNEL,
+    )
+    check(model, *({"x": (1, 3, *size)} for size in ((7, 9), (17, 31), (8, 8), (10, 12), (5, 14))))
+
+
+def test_automatic_padding_in_steps_of_one() -> None:
+    model = graph(
+        "g (float[n,3,h,w] x) => (float[n,5,h,w] y) "
+        '{ a = Conv<auto_pad = "SAME_LOWER">(x, k) b = MaxPool<kernel_shape = [2, 3], auto_pad = "SAME_UPPER">(a) '
+        'y = AveragePool<kernel_shape = [2, 2], auto_pad = "SAME_LOWER">(b) }',
+        k=KERNEL[:, :, :2],
+    )
+    check(model, *({"x": (2, 3, *size)} for size in ((1, 1), (2, 33), (7, 5))))
+
+
+@pytest.mark.parametrize("call", ["Conv<{}>(x, k)", "MaxPool<kernel_shape = [3, 3], {}>(x)"])
+def test_automatic_padding_that_depends_on_a_size_is_refused(call: str) -> None:
+    attributes = 'strides = [2, 2], auto_pad = "SAME_UPPER"'
+    model = graph(f"g (float[n,3,h,w] x) => (float[n,c,p,q] y) {{ y = {call.format(attributes)} }}", k=KERNEL)
+    with pytest.raises(UnsupportedOperatorError, match="automatic padding in steps of 2 depends on extent h"):
+        tvm_ext.import_model(model, dynamic="*")
+    tvm_ext.import_model(model, input_shapes={"x": (1, 3, 8, 9)})
+
+
+def test_sizes_are_computed_in_the_precision_of_their_floats() -> None:
+    model = graph(
+        "g (float[n,10] x) => (float[n,k] y) { shape = Shape(x) f = Cast<to = 1>(shape) m = Mul(f, share) "
+        "floor = Floor(m) e = Cast<to = 7>(floor) end = Gather(e, one) y = Slice(x, zero, end, one) }",
+        share=np.array([1, 0.7], "float32"),
+        one=np.array([1]),
+        zero=np.array([0]),
+    )
+    found = propagate(operator_graph(model, open_dimensions("*")))
+    assert found.facts["end"].value.tolist() == [7]  # type: ignore[union-attr]
+    check(model, {"x": (3, 10)})
+
+
+def test_filled_floats_are_divided_as_floats() -> None:
+    model = graph(
+        "g (float[n] x) => (float[2] y) { a = ConstantOfShape<value = float[1] {7}>(two) "
+        "b = ConstantOfShape<value = float[1] {2}>(two) y = Div(a, b) }",
+        two=np.array([2]),
+    )
+    assert propagate(operator_graph(model)).facts["y"].value.tolist() == [3.5, 3.5]  # type: ignore[union-attr]
