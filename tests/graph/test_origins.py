@@ -224,3 +224,77 @@ def test_notes_of_vta_name_nodes() -> None:
     compiled = tvm_ext.compile(model, "tvm-ext/vta-1x16x16", calibration=calibration)
     (note,) = (note for note in compiled.metadata["decisions"]["import"] if "stays on the CPU" in note)
     assert note.startswith("Conv node 'odd' stays on the CPU")
+
+
+def model_of(nodes: Sequence[Any], shapes: Mapping[str, Sequence[int]], result: str, *weights: Any) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    inputs = [value(name, 1, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", inputs, [value(result, 1, None)], list(weights))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_an_attention_names_all_that_it_computes() -> None:
+    """What lies between the operands of the kernel and its result, the transposes that it reads through included."""
+    node = helper.make_node
+    nodes = [
+        node("Transpose", ["k"], ["kt"], name="turned", perm=[0, 1, 3, 2]),
+        node("MatMul", ["q", "kt"], ["s"], name="scores"),
+        node("Mul", ["s", "half"], ["t"], name="scale"),
+        node("Softmax", ["t"], ["p"], name="soft"),
+        node("MatMul", ["p", "v"], ["o"], name="values"),
+        node("Transpose", ["o"], ["y"], name="back", perm=[0, 2, 1, 3]),
+    ]
+    half = numpy_helper.from_array(np.float32(0.5), "half")
+    (call,) = lowered_calls(model_of(nodes, {name: [1, 2, 9, 8] for name in "qkv"}, "y", half))
+    assert call[0] == "attention"
+    assert short(call[1]) == ["turned", "scores", "scale", "soft", "values", "back"]
+
+
+def test_nodes_beside_branches_keep_their_words() -> None:
+    """TVM's ``ConvertToDataflow``, which models with branches go through, makes variables without spans."""
+    node, value = helper.make_node, helper.make_tensor_value_info
+
+    def branch(name: str, operator: str) -> onnx.GraphProto:
+        nodes = [
+            node("MatMul", ["x", f"w_{name}"], [f"m_{name}"], name=f"product_{name}"),
+            node(operator, [f"m_{name}"], [f"o_{name}"], name=f"bend_{name}"),
+        ]
+        return helper.make_graph(nodes, name, [], [value(f"o_{name}", 1, [3, 8])], [positive(f"w_{name}", 8, 8)])
+
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], name="total", keepdims=0),
+        node("Greater", ["s", "zero"], ["c"], name="test"),
+        node("If", ["c"], ["y"], name="choice", then_branch=branch("a", "Relu"), else_branch=branch("b", "Tanh")),
+    ]
+    zero = numpy_helper.from_array(np.float32(0), "zero")
+    lowered, _, _ = lower(
+        import_model(model_of(nodes, {"x": [3, 8]}, "y", zero)).mod, native_target(), PipelineOptions()
+    )
+    found = nodes_of_kernels(lowered)
+    text = " ".join(word for words in found.values() for word in words)
+    assert all(name in text for name in ("total", "test", "product_a", "bend_a", "product_b", "bend_b")), found
+
+
+def quantised_convolution(node: Any = helper.make_node) -> onnx.ModelProto:
+    """A convolution between integers, as onnxruntime's quantisation writes it."""
+    nodes = [
+        node("QuantizeLinear", ["x", "step", "zero"], ["q"], name="begun"),
+        node("DequantizeLinear", ["q", "step", "zero"], ["f"], name="opened"),
+        node("DequantizeLinear", ["w", "step", "none"], ["g"], name="weight"),
+        node("Conv", ["f", "g"], ["c"], name="layer", pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"], name="bend"),
+        node("QuantizeLinear", ["r", "step", "zero"], ["z"], name="closed"),
+        node("DequantizeLinear", ["z", "step", "zero"], ["y"], name="ended"),
+    ]
+    constants = {
+        "step": np.float32(0.1), "zero": np.uint8(3), "none": np.int8(0),
+        "w": np.random.default_rng(0).integers(-99, 99, (16, 16, 3, 3)).astype(np.int8),
+    }  # fmt: skip
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    return model_of(nodes, {"x": [1, 16, 9, 9]}, "y", *weights)
+
+
+def test_integer_kernels_name_the_layer_that_they_compute() -> None:
+    calls = dict(lowered_calls(quantised_convolution()))
+    (words,) = (short(words) for kernel, words in calls.items() if "conv2d_int8" in kernel)
+    assert words == ["opened", "layer", "bend", "closed", "ended"]

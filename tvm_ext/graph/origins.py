@@ -7,7 +7,7 @@ words is equal to one without. What a pass emits anew has none: rewriters of thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,7 +88,7 @@ def all_origins(function: relax.Function) -> dict[Any, tuple[str, ...]]:
     """
     bindings = list(bindings_of(function.body))
     found = {binding.var: words_of(binding.var) for binding in bindings}
-    reads = {binding.var: [other for other in _variables(binding.value) if other in found] for binding in bindings}
+    reads = {binding.var: [other for other in variables_of(binding.value) if other in found] for binding in bindings}
     first_reader: dict[Any, Any] = {}
     for binding in bindings:
         for other in reads[binding.var]:
@@ -100,6 +100,31 @@ def all_origins(function: relax.Function) -> dict[Any, tuple[str, ...]]:
         if not found[binding.var]:
             found[binding.var] = next((found[other] for other in reads[binding.var] if found[other]), ())
     return found
+
+
+def words_between(last: Any, read: Iterable[Any], values: Mapping[Any, Any]) -> tuple[str, ...]:
+    """List words for what a kernel computes that gives ``last`` and reads ``read``, in the order of the computation.
+
+    Parameters
+    ----------
+    last : Var
+    read : iterable of Expr
+        Where the way back ends, as at parameters.
+    values : mapping
+        What variables are bound to.
+    """
+    seen = {expr for expr in read if isinstance(expr, tvm.ir.Var)}
+    words: list[str] = []
+
+    def visit(variable: Any) -> None:
+        if variable not in seen and variable in values:
+            seen.add(variable)
+            for other in variables_of(values[variable]):
+                visit(other)
+            words.extend(words_of(variable))
+
+    visit(last)
+    return tuple(dict.fromkeys(words))
 
 
 def with_origins(function: relax.Function, words: Mapping[Any, Sequence[str]]) -> relax.Function:
@@ -137,7 +162,8 @@ def nodes_of_kernels(mod: tvm.IRModule) -> dict[str, tuple[str, ...]]:
     return {kernel: tuple(words) for kernel, words in found.items()}
 
 
-def _variables(value: Any) -> list[Any]:
+def variables_of(value: Any) -> list[Any]:
+    """List the variables in an expression."""
     found: list[Any] = []
     tvm_ffi.structural_walk(value, [(tvm.ir.Var, found.append)])
     return found

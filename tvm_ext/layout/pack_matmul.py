@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.origins import emit_from, span_of, words_of
+from tvm_ext.graph.origins import emit_from, span_of, words_between
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, calls
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
@@ -102,10 +102,14 @@ class PackMatmulMutator(PyExprMutator):
             super().visit_var_binding_(binding)
             return
         found = find_attention(self.bindings, call, lambda expr: self._visible(expr, binding.var))
-        span = binding.var.span if product is None else span_of([*words_of(product), *words_of(binding.var)])
         new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
+        read = [part.expr for part in operands]
         if new_call is None:
             new_call = self._kernel(*operands, out_axes)
+        elif found is not None:
+            scored = (self._operand(binding.var, arg) for arg in found.scores.args)
+            read = [read[1], *found.others, *(part.expr for part in scored if part is not None)]
+        span = span_of(words_between(binding.var, read, self.bindings.values))
         leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, emit_from(self.builder_, new_call, span, leaves=leaves))
 

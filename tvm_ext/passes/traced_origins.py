@@ -47,6 +47,29 @@ def traced_grouping(grouping: tvm.transform.Pass) -> tvm.transform.Pass:
     return _traced
 
 
+def with_kept_origins(renewing: tvm.transform.Pass) -> tvm.transform.Pass:
+    """Make a pass that keeps words where TVM makes variables anew and leaves bindings in their order.
+
+    Parameters
+    ----------
+    renewing : Pass
+        Such as ``ConvertToDataflow``, which turns variables into those of dataflow blocks.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.KeptOrigins")
+    def _kept(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        renewed = renewing(mod)
+        updated = tvm.IRModule(renewed.functions, attrs=renewed.attrs)
+        for variable, func in renewed.functions_items():
+            if isinstance(func, relax.Function):
+                before = bindings_of(mod[variable.name_hint].body)
+                pairs = zip(before, bindings_of(func.body), strict=True)
+                updated.update_func(variable, with_origins(func, {new.var: words_of(old.var) for old, new in pairs}))
+        return updated
+
+    return _kept
+
+
 def lowered_origins() -> tvm.transform.Pass:
     """Make a pass that gives calls of kernels the words of their results, right behind ``CallTIRRewrite``.
 

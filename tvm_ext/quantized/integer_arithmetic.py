@@ -16,6 +16,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_ext.graph.origins import all_origins
 from tvm_ext.quantized.mutator import IntegerMutator
 from tvm_ext.quantized.operators import OPERATOR_RULES
 from tvm_ext.quantized.rules import RULES
@@ -30,6 +31,7 @@ def integer_arithmetic() -> tvm.transform.Pass:
         rewriter = IntegerMutator(mod, (OPERATOR_RULES, RULES))
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _has_bytes(function):
+                rewriter.origins = all_origins(function)
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return rewriter.builder_.finalize()
 

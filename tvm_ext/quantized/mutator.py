@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.origins import OriginBuilder
+from tvm_ext.graph.origins import OriginBuilder, span_of, variables_of
 from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
 from tvm_ext.relax_utils import constant
 
@@ -27,6 +27,8 @@ class IntegerMutator(PyExprMutator):
 
     Attributes
     ----------
+    origins, waiting : dict
+        Words for the nodes of variables, and those of what nothing was emitted for yet.
     constants, arrays : dict
         Constants that stand quantised in the model, and other values that are known now.
     integers : dict
@@ -45,6 +47,9 @@ class IntegerMutator(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, rules: Sequence[Mapping[str, Rule]]) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
+        self.origins: dict[relax.Var, tuple[str, ...]] = {}
+        self.waiting: dict[relax.Var, tuple[str, ...]] = {}
+        self._emitted = 0
         self.rules = rules
         self.constants: dict[relax.Var, QuantizedConstant] = {}
         self.arrays: dict[relax.Var, np.ndarray] = {}
@@ -58,8 +63,13 @@ class IntegerMutator(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
-        with self.builder_.coming_from(binding.var.span):
+        inherited = [word for operand in variables_of(binding.value) for word in self.waiting.get(operand, ())]
+        words = (*inherited, *self.origins.get(binding.var, ()))
+        before = self._emitted
+        with self.builder_.coming_from(span_of(words)):
             self._rewrite(binding)
+        if self._emitted == before:  # it becomes part of what reads it
+            self.waiting[binding.var] = words
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
         value = binding.value
@@ -68,6 +78,7 @@ class IntegerMutator(PyExprMutator):
             for rule in filter(None, (table.get(name) for table in self.rules)):
                 if rule(self, binding.var, value):
                     return
+        self._emitted += 1
         super().visit_var_binding_(binding)
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
@@ -100,6 +111,7 @@ class IntegerMutator(PyExprMutator):
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an expression in the new function."""
+        self._emitted += 1
         return self.builder_.emit(expr)
 
     def dequantize(self, value: Quantized) -> relax.Var:

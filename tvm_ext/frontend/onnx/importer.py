@@ -37,6 +37,7 @@ from tvm_ext.frontend.onnx.values import element_count, element_type, known_shap
 from tvm_ext.frontend.relax.check import error_line
 from tvm_ext.frontend.relax.indexing import clip_indices
 from tvm_ext.graph.origins import OriginBuilder, span_of
+from tvm_ext.passes.traced_origins import with_kept_origins
 
 # Operators and the position from which on their inputs stand for dimensions. TVM's converters make a variable for each
 # element of those that are not constant.
@@ -118,7 +119,7 @@ class OnnxImporter(ControlFlowConverter):
             self.notes = (self._known.note(),)
         mod = clip_indices(mod)
         if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
-            mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
+            mod = with_kept_origins(relax.transform.ConvertToDataflow(min_size=1))(mod)
         return mod
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
