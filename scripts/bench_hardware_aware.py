@@ -25,7 +25,7 @@ import numpy as np
 
 from scripts.results import add_json_option, result_path, store
 from scripts.vta_landscapes import TABLE, template
-from tvm_ext.tuners.initialisers import ValidityInitialiser
+from tvm_ext.tuners.initialisers import Start, ValidityInitialiser
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.convergence import TRIALS, Convergence, converge, quartiles
 from tvm_ext.tuners.replay.experiment import bootstrap_interval
@@ -43,6 +43,12 @@ ARMS = (
     "validity_without_bias",
     "validity_asked",
 )
+DRAWN = (48, 53, 92, 106)
+CURVES = {  # label, style and width, the widest below
+    BASELINE: ("without an oracle", "-", 2.6),
+    "validity": ("validity", "-", 1.8),
+    "validity_asked": ("validity, asked first", "--", 1.4),
+}
 PRINTED = {  # table 5.4: trials to the best and interquartile range, relative to the tuner without
     "validity": (0.416, 0.424),
     "validity_without_distance": (0.483, 0.541),
@@ -150,7 +156,7 @@ def shares_part(arguments: argparse.Namespace) -> Part:
         for seed in range(5):
             validity, rng = Validity(landscape.space, oracle), np.random.default_rng(seed)
             start = time.perf_counter()
-            first = ValidityInitialiser().propose(landscape.space, BATCH, set(), rng, validity)
+            first = ValidityInitialiser().propose(BATCH, Start(landscape.space, set(), rng, validity))
             seconds.append(time.perf_counter() - start)
             found.append(float(landscape.works(first).mean()))
         rows.append(
@@ -182,31 +188,33 @@ def shares_part(arguments: argparse.Namespace) -> Part:
 
 
 def chart(runs: Sequence[Convergence], numbers: Sequence[int], path: Path) -> None:
-    """Draw the best speed against trials: medians over the seeds, with quartiles, of four layers."""
+    """Draw the share of the runs that have found the best configuration against trials, for four layers.
+
+    Curves may lie upon each other: each has its own style and width, so that those below are seen.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    chosen = [number for number in (42, 59, 92, 106) if number in numbers]
+    chosen = [number for number in DRAWN if number in numbers]
+    if not chosen:
+        raise SystemExit(f"--chart draws layers {', '.join(map(str, DRAWN))}: give --layers one of them")
     figure, axes = pyplot.subplots(1, len(chosen), figsize=(3.2 * len(chosen), 3), sharey=True, layout="constrained")
-    steps = np.arange(10, TRIALS + 1, 10)
-    names = {BASELINE: "without an oracle", "validity": "validity", "validity_asked": "validity, asked first"}
+    steps = np.arange(TRIALS + 1)
     for axis, number in zip(np.atleast_1d(axes), chosen, strict=True):
         landscape = landscapes()[number]
-        for arm, label in names.items():
-            rows = [row for row in runs if (row.tuner, row.landscape) == (arm, landscape.name)]
-            if not rows:
-                continue
-            table = np.array([[row.speed_after(int(step)) for step in steps] for row in rows])
-            low, middle, high = np.quantile(table, [0.25, 0.5, 0.75], axis=0)
-            (line,) = axis.plot(steps, middle, label=label)
-            axis.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
+        for arm, (label, style, width) in CURVES.items():
+            found = [row.trials for row in runs if (row.tuner, row.landscape) == (arm, landscape.name)]
+            if found:
+                needed = np.array([np.inf if trials is None else trials for trials in found])
+                share = (needed[:, None] <= steps).mean(axis=0)
+                axis.step(steps, share, where="post", label=label, linestyle=style, linewidth=width)
         axis.set_title(f"layer {number}, {landscape.valid_share:.1%} valid", fontsize=10)
         axis.set_xlabel("trials")
-        axis.set_ylim(0.5, 1.01)
-    np.atleast_1d(axes)[0].set_ylabel("best speed, relative")
-    np.atleast_1d(axes)[-1].legend(fontsize=8, loc="lower right")
+        axis.set_ylim(-0.02, 1.04)
+    np.atleast_1d(axes)[0].set_ylabel("runs that found the best")
+    np.atleast_1d(axes)[0].legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=110)
 
 

@@ -13,37 +13,49 @@ from tvm_ext.tuners.space import ConfigSpace, Vector
 from tvm_ext.tuners.validity import Validity
 
 
+@dataclass(frozen=True)
+class Start:
+    """What first configurations are chosen from.
+
+    Attributes
+    ----------
+    space : ConfigSpace
+    taken : set of int
+        Indices of configurations that are not to be proposed; those that are proposed are added.
+    rng : numpy.random.Generator
+    validity : Validity, optional
+        Tells what works; not every initialiser asks.
+    """
+
+    space: ConfigSpace
+    taken: set[int]
+    rng: np.random.Generator
+    validity: Validity | None = None
+
+    def random(self, count: int) -> np.ndarray:
+        """Draw up to ``count`` vectors (n x knobs)."""
+        return random_unvisited(self.space, count, self.taken, self.rng)
+
+    def take(self, vectors: np.ndarray) -> np.ndarray:
+        """Note that vectors (n x knobs) are proposed, and give them back."""
+        self.taken.update(self.space.keys(vectors))
+        return vectors
+
+
 class Initialiser(Protocol):
     """Proposes first configurations."""
 
-    def propose(
-        self,
-        space: ConfigSpace,
-        count: int,
-        taken: set[int],
-        rng: np.random.Generator,
-        validity: Validity | None = None,
-    ) -> np.ndarray:
-        """Give up to ``count`` vectors (n x knobs) that are not in ``taken``, and add them.
-
-        ``validity`` tells what works; not every initialiser asks.
-        """
+    def propose(self, count: int, start: Start) -> np.ndarray:
+        """Give up to ``count`` vectors (n x knobs) that are not taken, and take them."""
 
 
 @dataclass
 class RandomInitialiser:
     """Uniformly random configurations."""
 
-    def propose(
-        self,
-        space: ConfigSpace,
-        count: int,
-        taken: set[int],
-        rng: np.random.Generator,
-        validity: Validity | None = None,
-    ) -> np.ndarray:
+    def propose(self, count: int, start: Start) -> np.ndarray:
         """See :class:`Initialiser`."""
-        return random_unvisited(space, count, taken, rng)
+        return start.random(count)
 
 
 @dataclass
@@ -57,20 +69,12 @@ class SpaceFillingInitialiser:
 
     pool: int = 8
 
-    def propose(
-        self,
-        space: ConfigSpace,
-        count: int,
-        taken: set[int],
-        rng: np.random.Generator,
-        validity: Validity | None = None,
-    ) -> np.ndarray:
+    def propose(self, count: int, start: Start) -> np.ndarray:
         """See :class:`Initialiser`."""
-        pool = random_unvisited(space, self.pool * count, set(taken), rng)
+        space = start.space
+        pool = random_unvisited(space, self.pool * count, set(start.taken), start.rng)
         chosen = farthest_points(pool / np.maximum(space.radices - 1, 1), count) if len(pool) else []
-        vectors = pool[chosen]
-        taken.update(space.keys(vectors))
-        return vectors
+        return start.take(pool[chosen])
 
 
 @dataclass
@@ -88,21 +92,14 @@ class LocalInitialiser:
 
     share: float = 0.5
 
-    def propose(
-        self,
-        space: ConfigSpace,
-        count: int,
-        taken: set[int],
-        rng: np.random.Generator,
-        validity: Validity | None = None,
-    ) -> np.ndarray:
+    def propose(self, count: int, start: Start) -> np.ndarray:
         """See :class:`Initialiser`."""
+        space = start.space
         near = np.empty((0, len(space.knobs)), dtype=np.int64)
         if space.default is not None:
-            near = unvisited(space, _changes_in_turns(space, space.default, rng), set(taken))
-            near = near[: round(self.share * count)]
-            taken.update(space.keys(near))
-        return np.concatenate([near, SpaceFillingInitialiser().propose(space, count - len(near), taken, rng)])
+            near = unvisited(space, _changes_in_turns(space, space.default, start.rng), set(start.taken))
+            near = start.take(near[: round(self.share * count)])
+        return np.concatenate([near, SpaceFillingInitialiser().propose(count - len(near), start)])
 
 
 @dataclass
@@ -133,20 +130,14 @@ class ValidityInitialiser:
     share: float = 0.5
     maximise: bool = True
 
-    def propose(
-        self,
-        space: ConfigSpace,
-        count: int,
-        taken: set[int],
-        rng: np.random.Generator,
-        validity: Validity | None = None,
-    ) -> np.ndarray:
+    def propose(self, count: int, start: Start) -> np.ndarray:
         """See :class:`Initialiser`."""
+        space, validity, rng = start.space, start.validity, start.rng
         if validity is None or not validity.has_oracle or count < 1 or not self._presampled(space, validity, rng):
-            return random_unvisited(space, count, taken, rng)
+            return start.random(count)
         keys = sorted(validity.answers)
         vectors, works = space.vectors(keys), np.array([validity.answers[key] for key in keys])
-        free = np.array([key not in taken for key in keys])
+        free = np.array([key not in start.taken for key in keys])
         kinds = [vectors[free & works], vectors[free & ~works]]
         wanted = round(self.share * count)
         # What one kind lacks the other gives.
@@ -154,9 +145,8 @@ class ValidityInitialiser:
         chosen = [
             rows[self._choose(rows, number, rng)] for rows, number in zip(kinds, (first, count - first), strict=True)
         ]
-        taken.update(space.keys(np.concatenate(chosen)))
-        missing = count - sum(map(len, chosen))
-        return np.concatenate([*chosen, random_unvisited(space, missing, taken, rng)])
+        found = start.take(np.concatenate(chosen))
+        return np.concatenate([found, start.random(count - len(found))])
 
     def _presampled(self, space: ConfigSpace, validity: Validity, rng: np.random.Generator) -> bool:
         """Ask the oracle, unless it was asked before; tells whether it has answered."""

@@ -14,7 +14,7 @@ import numpy as np
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.cost_model import CostModel
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
-from tvm_ext.tuners.initialisers import Initialiser
+from tvm_ext.tuners.initialisers import Initialiser, Start
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
 from tvm_ext.tuners.shared_model import Peers, SharedModel
@@ -239,7 +239,7 @@ class Tuner:
     def _first(self, count: int) -> np.ndarray:
         vectors = self._default()
         taken = {*self._history.visited, *self.space.keys(vectors)}
-        others = self.initialiser.propose(self.space, count - len(vectors), taken, self._rng, self.validity)
+        others = self.initialiser.propose(count - len(vectors), Start(self.space, taken, self._rng, self.validity))
         return np.concatenate([vectors, others])
 
     def _explore(self, count: int) -> np.ndarray:

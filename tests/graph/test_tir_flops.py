@@ -161,3 +161,16 @@ def test_vector_lanes_count():
         i, 0, 4, tirx.ForKind.SERIAL, tirx.BufferStore(y, tirx.BufferLoad(x, [i]) + tirx.BufferLoad(x, [i]), [i])
     )
     assert prim_func_flops(tirx.PrimFunc([x, y], body)) == Flops(add=32)
+
+
+def test_rounding_by_an_instruction_counts_as_one_operation():
+    """Kernels of quantised models end with it: without it, nothing of them would be counted."""
+    x, y = tirx.decl_buffer((4,), "float32", "x"), tirx.decl_buffer((4,), "int32", "y")
+    i = tirx.Var("i", "int32")
+
+    def kernel(intrinsic):
+        value = tirx.call_llvm_pure_intrin("int32", intrinsic, tirx.BufferLoad(x, [i]) * tirx.const(2, "float32"))
+        return tirx.PrimFunc([x, y], tirx.For(i, 0, 4, tirx.ForKind.SERIAL, tirx.BufferStore(y, value, [i])))
+
+    assert prim_func_flops(kernel("llvm.lrint")) == Flops(multiply=4, other=4)
+    assert prim_func_flops(kernel("llvm.fptosi.sat")) is None

@@ -19,6 +19,7 @@ from tests.report.samples import small_inspection
 from tvm_ext.errors import InputError, OptionError, TargetError
 from tvm_ext.report import profile as profiling
 from tvm_ext.report.collect import inspect_model
+from tvm_ext.report.html import seconds_text
 from tvm_ext.report.inspection import Kernel
 from tvm_ext.report.profile import KernelCall, Limits, Profile, rate
 from tvm_ext.report.profile_chart import profile_chart
@@ -143,7 +144,7 @@ def test_the_picture_is_as_wide_as_the_run() -> None:
     assert widths == pytest.approx([480, 240], abs=1)  # half and a quarter of the run; the third is too short to draw
     assert {"kernel fair", "kernel unknown", "run outside"} <= set(boxes)
     assert "add&lt;b&gt;" in chart
-    assert "50.0 GFLOP/s" in chart
+    assert "50.0 GOP/s" in chart
 
 
 def test_a_run_without_kernels_is_drawn() -> None:
@@ -185,3 +186,17 @@ def test_command(tmp_path: Path) -> None:
     assert found["kernel_seconds"] > 0
     np.save(tmp_path / "x.npy", np.zeros((1, 2), "float32"))
     real_command("profile", model, "--input", f"x={tmp_path / 'x.npy'}").error(5, "x")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.5, "2.50 s"), (0.25, "250.0 ms"), (1e-3, "1.0 ms"), (49e-6, "49.0 µs"), (1.4e-7, "0.1 µs"), (0.0, "0.0 µs")],
+)
+def test_short_times_are_not_nought(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_what_is_not_known_is_said_to_be_so() -> None:
+    section = time_section(profile(call(), call("loop", flops=None, limit=None)))
+    assert section.count(">n/a<") == 2
+    assert "does not tell" in section

@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuners.spaces import convolution_space, small_spaces
-from tvm_ext.tuners.initialisers import Initialiser, LocalInitialiser, RandomInitialiser, SpaceFillingInitialiser
+from tvm_ext.tuners.initialisers import (
+    Initialiser,
+    LocalInitialiser,
+    RandomInitialiser,
+    SpaceFillingInitialiser,
+    Start,
+)
 from tvm_ext.tuners.space import ConfigSpace
 
 
@@ -16,7 +22,7 @@ def test_proposals_are_new_and_as_many_as_there_can_be(space: ConfigSpace, seed:
         rng = np.random.default_rng(seed)
         taken = set(space.keys(space.random(rng, 5)))
         before = set(taken)
-        keys = space.keys(initialiser.propose(space, count, taken, rng))
+        keys = space.keys(initialiser.propose(count, Start(space, taken, rng)))
         assert not set(keys) & before
         assert taken == before | set(keys)
         assert len(set(keys)) == len(keys) == min(count, space.size - len(before))
@@ -31,7 +37,9 @@ def test_filling_is_wider_than_random() -> None:
         return float(distances[~np.eye(len(points), dtype=bool)].min())
 
     def proposals(initialiser: Initialiser) -> list[float]:
-        return [least_distance(initialiser.propose(space, 32, set(), np.random.default_rng(seed))) for seed in (0, 1)]
+        return [
+            least_distance(initialiser.propose(32, Start(space, set(), np.random.default_rng(seed)))) for seed in (0, 1)
+        ]
 
     assert min(proposals(SpaceFillingInitialiser())) > max(proposals(RandomInitialiser()))
 
@@ -41,7 +49,7 @@ def test_local_ones_begin_with_the_nearest_change_of_every_knob() -> None:
     default = [len(knob.choices) // 2 for knob in plain.knobs]
     space = ConfigSpace(plain.knobs, default)
     taken = {space.index(default)}
-    vectors = LocalInitialiser(share=0.5).propose(space, 32, taken, np.random.default_rng(0))
+    vectors = LocalInitialiser(share=0.5).propose(32, Start(space, taken, np.random.default_rng(0)))
     near = vectors[:16]
     assert ((near != default).sum(axis=1) == 1).all()
     assert set(np.nonzero(near != default)[1][: len(space.knobs)].tolist()) == set(range(len(space.knobs)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuners.spaces import small_spaces
-from tvm_ext.tuners.initialisers import ValidityInitialiser
+from tvm_ext.tuners.initialisers import Start, ValidityInitialiser
 from tvm_ext.tuners.presampling import farthest_in_turn, presample
 from tvm_ext.tuners.space import ConfigSpace, Knob
 from tvm_ext.tuners.validity import Validity
@@ -82,7 +82,7 @@ def test_proposals_are_new_and_as_many_as_there_can_be(space: ConfigSpace, seed:
     before = set(taken)
     validity = Validity(space, lambda vectors: vectors.sum(axis=1) < limit)
     for initialiser in (ValidityInitialiser(samples=50, parallel=7), ValidityInitialiser(20, 3, maximise=False)):
-        keys = space.keys(initialiser.propose(space, count, taken, rng, validity))
+        keys = space.keys(initialiser.propose(count, Start(space, taken, rng, validity)))
         assert not set(keys) & before
         assert taken == before | set(keys)
         assert len(set(keys)) == len(keys) == min(count, space.size - len(before))
@@ -91,7 +91,7 @@ def test_proposals_are_new_and_as_many_as_there_can_be(space: ConfigSpace, seed:
 
 def test_half_of_the_first_ones_work() -> None:
     for initialiser, share in ((ValidityInitialiser(), 0.5), (ValidityInitialiser(share=0.25), 0.25)):
-        first = initialiser.propose(GRID, 48, set(), np.random.default_rng(0), Validity(GRID, ball))
+        first = initialiser.propose(48, Start(GRID, set(), np.random.default_rng(0), Validity(GRID, ball)))
         assert float(ball(first).mean()) == share
-    without = ValidityInitialiser().propose(GRID, 48, set(), np.random.default_rng(0), Validity(GRID))
+    without = ValidityInitialiser().propose(48, Start(GRID, set(), np.random.default_rng(0), Validity(GRID)))
     assert ball(without).mean() < 0.1

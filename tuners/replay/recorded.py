@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def load_landscapes(path: Path | None = None) -> dict[int, RecordedLandscape]:
         shipped = importlib.resources.files("tvm_ext.tuners.replay") / VTA_LAYERS
         with importlib.resources.as_file(shipped) as own:
             return _read(own)
-    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise TuningError(f"{path or VTA_LAYERS}: no landscapes can be read from it ({error})") from None
 
 

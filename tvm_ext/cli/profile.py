@@ -95,7 +95,7 @@ def _print(model: str, target: str, profile: Profile, top: int) -> None:
     )
     table = Table()
     table.add_column("kernel")
-    for title in ("calls", "ms", "share", "GFLOP/s", "GB/s", "of limit"):
+    for title in ("calls", "ms", "share", "GOP/s", "GB/s", "of limit"):
         table.add_column(title, justify="right")
     table.add_column("schedule")
     table.add_column("nodes of the model, or operators")
@@ -119,8 +119,8 @@ def _cells(call: KernelCall, count: int, total: float) -> list[str]:
         str(count),
         f"{call.seconds * 1e3:.3f}",
         f"{call.seconds / total:.1%}" if total else "",
-        *("?" if speed is None else f"{speed:.1f}" for speed in speeds),
-        "?" if call.share is None else f"{call.share:.0%}",
+        *("n/a" if speed is None else f"{speed:.1f}" for speed in speeds),
+        "n/a" if call.share is None else f"{call.share:.0%}",
         call.rule or "no rule",
         ", ".join(words[:2]) + more,
     ]

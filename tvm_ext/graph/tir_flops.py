@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import target, tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import SBlock, SBlockRealize
 
@@ -49,6 +49,7 @@ _INTRINSICS: dict[str, Flops] = {
         _ONE_OTHER,
     ),
     "fma": Flops(multiply=1, add=1),
+    "llvm.lrint": _ONE_OTHER,
     # Four 8-bit products added to a 32-bit sum.
     "dp4a": Flops(multiply=4, add=4),
     "reinterpret": Flops(),
@@ -270,9 +271,12 @@ class _Counter:
         name = _intrinsic(call)
         if name == "if_then_else":
             return self._choice(*call.args)
+        operands = call.args
+        if name == "call_llvm_pure_intrin":
+            name, operands = str(target.codegen.llvm_get_intrinsic_name(int(call.args[0]))), call.args[1:]
         if name not in _INTRINSICS:
             raise _Uncountable(name)
-        return self._operation(_INTRINSICS[name], call.args)
+        return self._operation(_INTRINSICS[name], operands)
 
 
 def _intrinsic(call: Any) -> str:

@@ -70,5 +70,7 @@ def share_cell(value: Dim | None, all_values: Sequence[Dim | None]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Write a time, in milliseconds below a second."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+    """Write a time, in milliseconds below a second and in microseconds below a millisecond."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.1f} µs"

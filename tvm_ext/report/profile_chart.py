@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from tvm_ext.report.html import seconds_text
 from tvm_ext.report.profile import KernelCall, Profile, rate
 
 _WIDTH, _ROW, _GAP = 960, 26, 2
@@ -32,14 +33,15 @@ def profile_chart(profile: Profile) -> str:
     """
     total = max(profile.seconds, profile.inside) or 1.0
     scale = _WIDTH / total
+    inside = seconds_text(profile.inside)
     parts = [
         f'<svg class="chart flame" viewBox="0 0 {_WIDTH} {3 * (_ROW + _GAP)}" role="img" '
         f'aria-label="kernels of a run, as wide as they take long">',
-        _box(0, 0, profile.inside * scale, f"kernels {_ms(profile.inside)}", "run", _ms(profile.inside)),
+        _box(0, 0, profile.inside * scale, f"kernels {inside}", "run", inside),
     ]
     outside = total - profile.inside
     if outside * scale > _NARROWEST:
-        words = f"outside of kernels {_ms(outside)}: calls, allocation, results"
+        words = f"outside of kernels {seconds_text(outside)}: calls, allocation, results"
         parts.append(_box(profile.inside * scale, 0, outside * scale, "outside", "run outside", words))
     start, pending = 0.0, 0.0
     for call in profile.calls:
@@ -64,18 +66,14 @@ def _level(call: KernelCall) -> str:
 
 
 def _words(call: KernelCall) -> str:
-    figures = [f"{call.kernel}: {_ms(call.seconds)}"]
+    figures = [f"{call.kernel}: {seconds_text(call.seconds)}"]
     if (gflops := rate(call.flops, call)) is not None:
-        figures.append(f"{gflops:.1f} GFLOP/s")
+        figures.append(f"{gflops:.1f} GOP/s")
     if (gbytes := rate(call.nbytes, call)) is not None:
         figures.append(f"{gbytes:.1f} GB/s")
     if call.share is not None:
         figures.append(f"{call.share:.0%} of the limit")
     return ", ".join([*figures, call.rule or "no rule", *call.layers[:3]])
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
 
 
 def _box(x: float, row: int, width: float, text: str, style: str, title: str) -> str:

@@ -18,11 +18,13 @@ def time_section(profile: Profile) -> str:
         f"A run takes {seconds_text(profile.seconds)} (the median of {profile.runs}) with {profile.threads} threads, "
         f"its kernels {seconds_text(profile.inside)}. The limit of a kernel is what this machine needs at best for its "
         f"arithmetic or its traffic, whichever is more: {limits.flops / 1e9:.0f} GFLOP/s of multiply-adds from "
-        f"registers, copies at {copies}. Of kernels on integers only the traffic counts."
+        f"registers, copies at {copies}. Of convolutions and products of 8-bit integers only the traffic counts. A "
+        "multiply-add is two operations (OP), of floats and of integers alike; n/a where the code of a kernel does not "
+        "tell how much it computes or moves."
     )
     key = "".join(f'<span class="key flame {style}"><i></i>{escape(words)}</span>' for style, words in LEGEND)
     rows = [_row(call, count, profile) for call, count in profile.by_kernel()]
-    heads = ["kernel", "#calls", "#time", "", "#GFLOP/s", "#GB/s", "#of the limit", "schedule", "nodes or operators"]
+    heads = ["kernel", "#calls", "#time", "", "#GOP/s", "#GB/s", "#of the limit", "schedule", "nodes or operators"]
     chart = f'<figure>{profile_chart(profile)}</figure><div class="legend">{key}</div>'
     return f"<p>{escape(intro)}</p>{chart}{html_table(heads, rows)}"
 
@@ -37,11 +39,11 @@ def _row(call: KernelCall, count: int, profile: Profile) -> list[str]:
         bar_cell(call.seconds / profile.inside if profile.inside else 0.0),
         _rate(rate(call.flops, call)),
         _rate(rate(call.nbytes, call)),
-        number_cell("?" if call.share is None else f"{call.share:.0%}", -1 if call.share is None else call.share),
+        number_cell("n/a" if call.share is None else f"{call.share:.0%}", -1 if call.share is None else call.share),
         text_cell(escape(call.rule or "no rule"), call.rule),
         text_cell(escape(", ".join(words[:3]) + more), ""),
     ]
 
 
 def _rate(value: float | None) -> str:
-    return number_cell("?" if value is None else f"{value:,.1f}", -1 if value is None else value)
+    return number_cell("n/a" if value is None else f"{value:,.1f}", -1 if value is None else value)
