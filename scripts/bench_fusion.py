@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tvm import relax
 from scripts.compiled_counts import compiled_row
 from scripts.fusion_latency import ABLATION, STAGES, ablation_row, latency_row, possible_row
 from scripts.fusion_summary import CNNS, TRANSFORMERS, summarise
-from scripts.results import add_json_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from scripts.study_models import SOURCE, export, operators_of, sample
 from tests.zoo import ZOO, get
 from tests.zoo.nets import shape_graphs
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two models of the study, the tiny ones of the zoo")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models only")
     parser.add_argument("--part", choices=PARTS, help="only these figures")
+    add_keep_option(parser)
     add_json_option(parser, "fusion")
     arguments = parser.parse_args()
     path = result_path("fusion", arguments.json, is_whole=not arguments.quick and not arguments.only)
@@ -200,7 +202,8 @@ def main() -> None:
         rows = []
         for make, names in of_part:
             for name in names if not arguments.only else [name for name in names if name in arguments.only]:
-                rows.append(make(name))
+                kinds = {"kind": make.__name__.removesuffix("_row"), "model": name}
+                rows.append(kept_or(arguments.keep, kinds, partial(make, name)))
                 show(rows[-1])
         store(path, "fusion", rows, summarise(rows, [*STAGES][1:]), part)
 

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from scripts import bench_int8, kernel_shares, model_batches, unknown_machine
-from scripts.results import add_json_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, result_path, store
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -228,6 +228,7 @@ def main() -> None:
         help="seconds that a run of stock TVM may be expected to take; 0: none",
     )
     parser.add_argument("--budget", type=float, default=4.0, help="seconds of timed runs for each engine")
+    add_keep_option(parser)
     add_json_option(parser, "models")
     arguments = parser.parse_args()
     path = result_path("models", arguments.json, is_whole=not arguments.quick and not arguments.only)
@@ -255,7 +256,7 @@ def main() -> None:
     if "batches" in arguments.part:
         chosen = arguments.only or (model_batches.QUICK_MODELS if arguments.quick else model_batches.MODELS)
         counts = sorted({1, physical_cores()})
-        rows = model_batches.measure(chosen, counts, arguments.budget)
+        rows = model_batches.measure(chosen, counts, arguments.budget, keep=arguments.keep)
         show(model_batches.summarise(rows))
         store(path, "models", rows, model_batches.summarise(rows), "batches")
     if "unknown" in arguments.part:

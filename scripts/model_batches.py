@@ -7,11 +7,14 @@ has to guess them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
+from scripts.results import kept_or
 from tests.zoo import ZOO
 from tests.zoo.torch_nets import export_onnx
 from tvm_ext.bench import compare
@@ -31,7 +34,11 @@ def batch_inputs(name: str, batch: int) -> dict[str, np.ndarray]:
 
 
 def measure(
-    names: Sequence[str], threads: Sequence[int], budget: float, batches: Sequence[int] = BATCHES
+    names: Sequence[str],
+    threads: Sequence[int],
+    budget: float,
+    batches: Sequence[int] = BATCHES,
+    keep: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Measure models, and print a line for each number of samples and of threads.
 
@@ -45,6 +52,8 @@ def measure(
         Seconds of timed runs for each engine.
     batches : sequence of int
         Numbers of samples.
+    keep : path, optional
+        Rows that were measured before, and where to add others.
 
     Returns
     -------
@@ -62,7 +71,8 @@ def measure(
             outputs = tuple(output.name for output in entry.onnx_model().graph.output)
             model = export_onnx(entry.torch_module(), inputs, outputs)
             for count in threads:
-                rows.append(_measure_one(name, batch, count, model, inputs, budget))
+                key = {"model": name, "batch": batch, "threads": count}
+                rows.append(kept_or(keep, key, partial(_measure_one, name, batch, count, model, inputs, budget)))
     return rows
 
 

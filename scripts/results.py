@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,37 @@ def store(
     """Put the figures of a part into their section of a file, if there is one."""
     if path is not None:
         update_result(path, name=name, part=part, rows=rows, summary=summary, notes=notes)
+
+
+def add_keep_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--keep``, with which a run that was stopped goes on."""
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines of rows: those there are not measured anew, others are added",
+    )
+
+
+def read_rows(path: Path | None) -> list[dict[str, Any]]:
+    """Read rows that were kept; a file that is not there, or none, has none."""
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def add_row(path: Path | None, row: Mapping[str, Any]) -> None:
+    """Keep one more row, if there is a file for them."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def kept_or(path: Path | None, key: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Give the kept row that has the values of ``key``, or measure one and keep it."""
+    for row in read_rows(path):
+        if all(row.get(name) == value for name, value in key.items()):
+            return row
+    row = measure()
+    add_row(path, row)
+    return row

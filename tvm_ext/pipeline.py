@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
-from tvm_ext.backends.registry import backend_of
+from tvm_ext.backends.registry import BACKENDS, backend_of
 from tvm_ext.database.folders import open_earlier
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.options import PipelineOptions
@@ -42,8 +42,9 @@ def checked_options(keywords: Mapping[str, Any]) -> PipelineOptions:
 def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tuple[Phase, tvm.transform.Pass]]:
     """List the phases that are switched on, each with one pass that runs it; instruments see it as ``tvm_ext.NAME``."""
     backend = backend_of(target)
-    if options.calibration is not None and "partition" not in backend.phases:
-        raise OptionError(f"calibration data is for VTA targets; target {target.kind.name} computes in floats")
+    if options.calibration is not None and not backend.calibrated:
+        takers = " and ".join(row.name.upper() for row in BACKENDS if row.calibrated)
+        raise OptionError(f"calibration data is for {takers} targets; target {target.kind.name} computes in floats")
     backend.check_options(target, options)
     enabled = [phase for phase in PHASES if phase.name not in options.disable]
     chain = []

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.results import add_keep_option, add_row, read_rows
 from scripts.trust.isolated import Outcome, run_isolated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", type=int, default=8, help="inputs that are compared")
     parser.add_argument("--seconds", type=float, default=1800, help="limit for one model")
     parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="JSON lines of rows: those there are not measured anew"
-    )
+    add_keep_option(parser)
     parser.add_argument("--kept-only", action="store_true", help="measure nothing: write what --keep has")
     parser.add_argument("--note", default="", help="a paragraph for the page: what is special about these figures")
 
@@ -68,7 +67,7 @@ def names() -> list[str]:
 def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Run the models, each in a process of its own, and write the page."""
     chosen = arguments.only or names()
-    kept = _kept(arguments.keep)
+    kept = {row["model"]: row for row in read_rows(arguments.keep)}
     missing = [name for name in chosen if name not in kept]
     if arguments.kept_only:
         chosen = [name for name in chosen if name in kept]
@@ -76,21 +75,11 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     for index, outcome in run_isolated(measured, cases, seconds=arguments.seconds, memory=12 << 30, calls=1):
         row = kept[cases[index].name] = _row(cases[index], outcome)
         print(json.dumps({key: value for key, value in row.items() if key != "notes"}), flush=True)
-        if arguments.keep is not None:
-            with arguments.keep.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        add_row(arguments.keep, row)
     rows = [kept[name] for name in chosen]
     if not arguments.only:
         arguments.page.write_text(page(rows, missing if arguments.kept_only else [], arguments.note), encoding="utf-8")
     return rows, summary(rows)
-
-
-def _kept(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Read rows that were measured before."""
-    if path is None or not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row["model"]: row for row in rows}
 
 
 def _row(case: Case, outcome: Outcome) -> dict[str, Any]:

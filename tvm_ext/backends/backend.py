@@ -132,6 +132,8 @@ class Backend:
         For processors whose kernels are tuned without being run: makes, of a target, what counts their cycles.
     profile_with : str
         The command that says where the time goes, for kernels that are not timed on this machine.
+    calibrated : bool
+        Whether layers are moved to integers, whose ranges calibration data tells.
     runs_here : bool
         Whether this machine can run what is compiled for such a target, given that it is the one the target names.
     shares_storage : bool
@@ -159,6 +161,7 @@ class Backend:
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     profile_with: str = ""
+    calibrated: bool = False
     runs_here: bool = False
     shares_storage: bool = False
     independent_kernels: bool = False

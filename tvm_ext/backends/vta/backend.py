@@ -52,4 +52,5 @@ VTA = replace(
     instructions=instructions,
     measurer=_measurer,
     profile_with="tvm-ext vta profile",
+    calibrated=True,
 )
