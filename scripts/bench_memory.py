@@ -28,7 +28,7 @@ from rich.table import Table
 from tvm import relax
 
 from scripts.memory import c_sources, planned
-from scripts.results import add_json_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, result_path, store
 from tests.memory.graphs import large_graph, stacked_cells, wide_graph
 from tests.zoo import get
 from tests.zoo.nets.cells import cells
@@ -186,7 +186,7 @@ def measure_part(options: argparse.Namespace) -> None:
     path = result_path("memory", options.json, not (options.names or options.quick or options.no_latency))
     names = options.names or (("tiny_cnn", "mobilenet_v2", "darts_normal") if options.quick else ())
     if options.part == "c":
-        rows, summary = c_sources.measure(names, not options.no_latency)
+        rows, summary = c_sources.measure(names, not options.no_latency, options.keep)
     else:
         rows, summary = planned.measure(planned.NETS if options.part == "planned" else planned.CELLS, names)
     store(path, "memory", rows, summary, part=options.part)
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--part", choices=["planned", "cells", "c"], help="what to measure instead of irregular graphs")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--no-latency", action="store_true", help="do not time the modules")
+    add_keep_option(parser)
     add_json_option(parser, "memory")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw bytes alive over time, one PNG a graph")
     options = parser.parse_args()

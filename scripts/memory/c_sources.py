@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ import numpy as np
 import tvm
 
 import tvm_ext
+from scripts.results import kept_or
 from tests.zoo import ZOO
 from tests.zoo.entry import Entry
 from tvm_ext.backends.c.compiled import CModel, build
@@ -105,11 +107,13 @@ def _times(library: Any, written: CModel, folder: Path, given: Sequence[np.ndarr
     }
 
 
-def measure(only: Sequence[str], timed: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Measure every model; gives a row for each."""
+def measure(
+    only: Sequence[str], timed: bool, keep: Path | None = None
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure every model that ``keep`` has no row of; gives a row for each."""
     rows = []
     for entry in entries(only):
-        rows.append(measure_model(entry, timed))
+        rows.append(kept_or(keep, {"kind": "c", "name": entry.name}, partial(measure_model, entry, timed)))
         print(rows[-1], flush=True)
     return rows, summarise(rows)
 
