@@ -21,9 +21,9 @@ TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2", "n
 
 CASES = [
     (2, 2, 3, 40, (17, 31), [2, 0, 1, 1]),
-    (4, 1, 33, 7, (31, 3), [0, 1, 3, 2]),
+    (4, 1, 33, 7, (31, 7), [0, 1, 3, 2]),
     (4, 3, 17, 33, (33, 33), [1, 1, 1, 1]),
-    (2, 5, 16, 5, (23, 7), [1, 2, 0, 0]),
+    (2, 3, 7, 31, (17, 33), [1, 0, 0, 2]),
 ]
 """Outputs of a tile, rows of tiles in a strip, channels, extents and padding of a convolution."""
 
