@@ -48,11 +48,11 @@ class RowReduction:
             return None
         try:
             return _schedule(schedule, machine_of(target))
-        except (tvm.s_tir.ScheduleError, _NotRows):
+        except (tvm.s_tir.ScheduleError, NotRows):
             return None
 
 
-class _NotRows(Exception):
+class NotRows(Exception):
     """Raised inside the rule when a kernel does not have the form it is for."""
 
 
@@ -61,29 +61,29 @@ def _schedule(schedule: Schedule, machine: Machine) -> Schedule:
     outputs = schedule.get_output_blocks(schedule.get_sblock("root"))
     reductions = [block for block in blocks if not is_spatial(schedule, block)]
     if len(outputs) != 1 or not reductions:
-        raise _NotRows
+        raise NotRows
     axes = axes_of(schedule, reductions[0])
     for block in reductions:
-        _check_single_pass(schedule, block)
+        check_single_pass(schedule, block)
     seconds = sum(block_seconds(schedule, block, machine) for block in blocks)
     if not is_spatial(schedule, blocks[-1]):
         schedule.cache_write(blocks[-1], 0, "global")
         blocks = top_blocks(schedule)
-    if _contiguous_axis_reduces(axes):
+    if contiguous_axis_reduces(axes):
         _along_rows(schedule, blocks, seconds, machine)
     else:
         _across_rows(schedule, blocks, seconds, machine)
     return schedule
 
 
-def _check_single_pass(schedule: Schedule, block: SBlockRV) -> None:
+def check_single_pass(schedule: Schedule, block: SBlockRV) -> None:
     """Refuse reductions such as products of matrices and windows, which read an element more than once."""
     axes = axes_of(schedule, block)
     if not any(not access.written and access.meets_elements_once(axes.extents) for access in axes.accesses):
-        raise _NotRows
+        raise NotRows
 
 
-def _contiguous_axis_reduces(axes: Axes) -> bool:
+def contiguous_axis_reduces(axes: Axes) -> bool:
     """Whether neighbours in memory are reduced with one another."""
     best: tuple[int, bool] | None = None
     for access in axes.accesses:
@@ -95,11 +95,11 @@ def _contiguous_axis_reduces(axes: Axes) -> bool:
             if extent != 1 and stride is not None and (best is None or stride < best[0]):
                 best = (stride, reduces)
     if best is None:
-        raise _NotRows
+        raise NotRows
     return best[1]
 
 
-def _row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV], list[LoopRV]]:
+def row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV], list[LoopRV]]:
     """Split the loops of the last block into those over rows and those within a row.
 
     The rows are what the results of reductions are indexed with.
@@ -112,7 +112,7 @@ def _row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV]
     variables = [iter_var.var for iter_var in body.iter_vars]
     loops = list(schedule.get_loops(last))
     within = {number: 1 for number in range(len(loops))}
-    row_buffers = _row_buffers(schedule, blocks)
+    row_buffers = row_buffers_of(schedule, blocks)
     for region in body.reads:
         if not any(region.source.same_as(buffer) for buffer in row_buffers):
             continue
@@ -125,7 +125,7 @@ def _row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV]
                 continue
             position = next((number for number, variable in enumerate(variables) if variable.same_as(index)), None)
             if position is None:
-                raise _NotRows
+                raise NotRows
             within[position] = 0 if part == 1 else part
     rows: list[LoopRV] = []
     inside: list[LoopRV] = []
@@ -141,7 +141,7 @@ def _row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV]
     return rows, inside
 
 
-def _row_buffers(schedule: Schedule, blocks: list[SBlockRV]) -> list[Any]:
+def row_buffers_of(schedule: Schedule, blocks: list[SBlockRV]) -> list[Any]:
     """Find the tensors with one element a row: results of reductions, and what is computed from nothing else."""
     found: list[Any] = []
     for block in blocks[:-1]:
@@ -156,7 +156,7 @@ def _row_buffers(schedule: Schedule, blocks: list[SBlockRV]) -> list[Any]:
 
 def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, machine: Machine) -> None:
     """Run everything for one row after another, and vectors along the row."""
-    rows, inside = _row_loops(schedule, blocks)
+    rows, inside = row_loops(schedule, blocks)
     if not rows:
         for block in blocks:
             vectorize_along(schedule, block, 0, machine)
@@ -181,7 +181,7 @@ def _fetch_next_row(schedule: Schedule, blocks: list[SBlockRV], machine: Machine
     Memory would otherwise be idle in all passes but the first.
     """
     own = [region.source for block in blocks for region in schedule.get(block).writes]
-    row_buffers = _row_buffers(schedule, blocks)
+    row_buffers = row_buffers_of(schedule, blocks)
     for block in reversed(blocks):
         row = _next_row(schedule, block, own, row_buffers, machine) if is_spatial(schedule, block) else None
         if row is None:
@@ -248,10 +248,10 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     """Run everything for a strip of neighbouring rows, and vectors across them."""
     last = blocks[-1]
     column = _contiguous_axis(axes_of(schedule, last))
-    rows, inside = _row_loops(schedule, blocks)
+    rows, inside = row_loops(schedule, blocks)
     position = next((number for number, loop in enumerate(rows) if _is_loop(schedule, last, loop, column)), None)
     if position is None:
-        raise _NotRows
+        raise NotRows
     strip = rows.pop(position)
     lanes = vector_lanes(schedule, last, machine)
     width = int(schedule.get(strip).extent)
@@ -292,7 +292,7 @@ def _contiguous_axis(axes: Axes) -> int:
     for position, (extent, reduces) in enumerate(zip(axes.extents, axes.reduces, strict=True)):
         if not reduces and extent != 1 and written.strides is not None and written.strides[position] == 1:
             return position
-    raise _NotRows
+    raise NotRows
 
 
 def _is_loop(schedule: Schedule, block: SBlockRV, loop: LoopRV, position: int) -> bool:

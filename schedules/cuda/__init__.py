@@ -4,5 +4,8 @@ What none of them takes goes to TVM's own rules for GPUs (DLight).
 """
 
 from tvm_ext.schedules.cuda.elementwise import Elementwise
+from tvm_ext.schedules.cuda.matmul import Matmul
+from tvm_ext.schedules.cuda.row_reduction import RowReduction
+from tvm_ext.schedules.cuda.window import Window
 
-RULES = (Elementwise(),)
+RULES = (Matmul(), RowReduction(), Window(), Elementwise())

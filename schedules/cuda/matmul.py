@@ -1,0 +1,160 @@
+"""Products on ordinary arithmetic: tiles in shared memory, a part of the tile in the registers of each thread."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
+from tvm_ext.schedules.cuda.blocks import extent
+from tvm_ext.schedules.cuda.elementwise import bind_flat
+from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_behind, inline_into
+from tvm_ext.schedules.cuda.product_tile import Tile, arithmetic_tile
+from tvm_ext.schedules.rule import new_schedule
+
+SMALLEST_SIDE = 4
+"""Rows and columns from which on a tile is shared by enough threads; a product of fewer reads a matrix once."""
+
+
+class Matmul:
+    """Schedule a product of matrices, a dense layer or a convolution with what was fused to it."""
+
+    name = "cuda.matmul"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Schedule ``func`` when it is one product with data-parallel neighbours and one result."""
+        schedule = new_schedule(func, tunable)
+        product = find_product(schedule)
+        if product is None or min(product.rows, product.columns) < SMALLEST_SIDE:
+            return None
+        machine = machine_of(target)
+        tile = arithmetic_tile(product, machine)
+        try:
+            return schedule_product(schedule, product, tile, machine)
+        except ScheduleError:
+            return None
+
+
+def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: GpuMachine) -> Schedule:
+    """Schedule a product with a tile; see :class:`Tile`."""
+    block = product.block
+    as_matrices(schedule, product)
+    schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])
+    target = block
+    if tile.parts > 1:
+        target = divide_depth(schedule, block, tile.parts)
+    *outer, i, j, k = schedule.get_loops(target)
+    grid = schedule.fuse(*outer) if len(outer) > 1 else outer[0]
+    across = tile.thread_columns if tile.thread_columns <= 4 else 4
+    down = tile.thread_rows if tile.thread_rows <= 4 else 4
+    i0, iv, ty, ii = schedule.split(i, [None, tile.thread_rows // down, tile.rows // tile.thread_rows, down])
+    j0, jv, tx, jj = schedule.split(
+        j, [None, tile.thread_columns // across, tile.columns // tile.thread_columns, across]
+    )
+    k0, k1 = schedule.split(k, [None, tile.depth])
+    schedule.reorder(grid, i0, j0, iv, jv, ty, tx, k0, k1, ii, jj)
+    for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (j0, "blockIdx.x")):
+        schedule.bind(loop, thread)
+    for loop, thread in ((iv, "vthread.y"), (jv, "vthread.x")):
+        if extent(schedule, loop) > 1:
+            schedule.bind(loop, thread)
+    thread = schedule.fuse(ty, tx)
+    schedule.bind(thread, "threadIdx.x")
+    store = schedule.cache_write(target, 0, "local")
+    schedule.reverse_compute_at(store, thread, preserve_unit_loops=True)
+    for operand, vector, wide in (
+        (product.row_operand, product.row_vector, down),
+        (1 - product.row_operand, product.column_vector, across),
+    ):
+        shared = schedule.cache_read(target, operand, "shared")
+        _to_depth_first(schedule, shared)
+        kept = schedule.cache_read(target, operand, "local")
+        schedule.compute_at(kept, k1, preserve_unit_loops=True)
+        if wide > 1:
+            schedule.vectorize(schedule.get_loops(kept)[-1])
+        schedule.compute_at(shared, k0, preserve_unit_loops=True)
+        inline_into(schedule, shared)
+        fill_shared(schedule, shared, tile.threads, vector)
+    schedule.unroll(ii)
+    schedule.unroll(jj)
+    schedule.annotate(k1, "pragma_auto_unroll_max_step", 16)
+    schedule.annotate(k1, "pragma_unroll_explicit", 1)
+    schedule.decompose_reduction(target, k0)
+    if tile.parts > 1:
+        _add_up(schedule, block, machine)
+    else:
+        finish(schedule, store, machine)
+    return schedule
+
+
+def divide_depth(schedule: Schedule, block: SBlockRV, parts: int) -> SBlockRV:
+    """Compute parts of the depth apart; gives the block that does, ``block`` adds them up."""
+    *_, k = schedule.get_loops(block)
+    part, _ = schedule.split(k, [parts, None])
+    made = schedule.rfactor(part, factor_axis=0)
+    loops = schedule.get_loops(made)
+    # The axes of the block are batch, rows, columns, part and depth.
+    batch, i, j, part, k = loops
+    schedule.reorder(part, batch, i, j, k)
+    return made
+
+
+def _to_depth_first(schedule: Schedule, shared: SBlockRV) -> None:
+    """Store a tile with its depth outermost, so that a thread loads neighbouring rows or columns at once."""
+    schedule.transform_layout(shared, ("write", 0), lambda b, i, k: [b, k, i])
+
+
+def fill_shared(schedule: Schedule, shared: SBlockRV, threads: int, vector: tuple[bool, int]) -> None:
+    """Spread the elements of a tile over threads, neighbours in memory to neighbouring threads."""
+    deep, side_by_side = vector
+    *_, i, k = schedule.get_loops(shared)
+    if not deep:
+        schedule.reorder(k, i)
+    inner = extent(schedule, k if deep else i)
+    total = extent(schedule, i) * extent(schedule, k)
+    wide = min(4, side_by_side, inner & -inner)
+    while total % (threads * wide) and wide > 1:
+        wide //= 2
+    fused = schedule.fuse(k, i) if not deep else schedule.fuse(i, k)
+    pieces = schedule.split(fused, [None, threads, wide])
+    schedule.bind(pieces[1], "threadIdx.x")
+    schedule.unroll(pieces[0])
+    if wide > 1:
+        schedule.vectorize(pieces[2])
+
+
+def finish(schedule: Schedule, store: SBlockRV, machine: GpuMachine) -> None:
+    """Inline what was fused behind a product into the block that stores it; what cannot be is a kernel of its own."""
+    for block in inline_behind(schedule, store):
+        _rest(schedule, block, machine)
+
+
+def _add_up(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> None:
+    """Add the parts of a divided depth up, one thread an element, and go on with what was fused behind."""
+    store = schedule.cache_write(block, 0, "local")
+    left = inline_behind(schedule, store)
+    loop = schedule.fuse(*schedule.get_loops(store))
+    grid, thread = schedule.split(loop, [None, 128])
+    schedule.bind(grid, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    schedule.compute_at(block, thread, preserve_unit_loops=True)
+    schedule.unroll(schedule.get_loops(block)[-1])
+    for item in left:
+        _rest(schedule, item, machine)
+
+
+def _rest(schedule: Schedule, first: SBlockRV, machine: GpuMachine) -> None:
+    """Schedule the data-parallel blocks that could not be inlined, each as a kernel."""
+    names = [schedule.get(block).name_hint for block in top_blocks(schedule)]
+    behind = top_blocks(schedule)[names.index(schedule.get(first).name_hint) :]
+    for block in behind[:-1]:
+        try:
+            schedule.compute_inline(block)
+        except ScheduleError:
+            bind_flat(schedule, block, machine)
+    if not is_spatial(schedule, behind[-1]):
+        raise ScheduleError("a reduction behind a product")
+    bind_flat(schedule, behind[-1], machine)

@@ -1,0 +1,271 @@
+"""Products of any form as batched products of matrices: ``C[b, i, j] += A[b, i, k] * B[b, j, k]``.
+
+A matrix product, a batched one, a dense layer and a convolution are one block that multiplies and adds. Its axes are
+sorted by which operands they index: both and the result (batch), one operand and the result (rows, columns), both
+operands only (depth). For a convolution of NCHW the rows are output channels, the columns pixels, the depth input
+channels and window: an implicit product, whose matrix of pixels is put together in shared memory and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir.prim import expr as prim
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import IterVar
+
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cpu.cost import is_simple
+from tvm_ext.schedules.cuda.blocks import element_bytes, has_condition
+
+
+@dataclass(frozen=True)
+class Product:
+    """A block that multiplies and adds, as a product of matrices.
+
+    Attributes
+    ----------
+    block : SBlockRV
+    batch, rows, columns, depth : int
+        Extents. The last axis of the result is a column.
+    row_operand : int
+        Which of what the block reads has the rows: 0 or 1.
+    row_bytes, column_bytes, result_bytes : int
+        Of an element.
+    row_vector, column_vector : tuple of (bool, int)
+        Of each operand whether neighbours in memory are neighbours in depth, and how many of them surely lie side by
+        side and aligned.
+    unique_bytes : int
+        Of both operands and the result, each element once: a convolution reads a pixel for every place of the window.
+    """
+
+    block: SBlockRV
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    row_operand: int
+    row_bytes: int
+    column_bytes: int
+    result_bytes: int
+    row_vector: tuple[bool, int]
+    column_vector: tuple[bool, int]
+    unique_bytes: int
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of the whole product."""
+        return self.batch * self.rows * self.columns * self.depth
+
+
+def find_product(schedule: Schedule) -> Product | None:
+    """Find the one product of a kernel; None when it holds none, more than one, or anything else that reduces."""
+    blocks = top_blocks(schedule)
+    summing = [block for block in blocks if not is_spatial(schedule, block)]
+    if len(summing) != 1 or len(schedule.get_output_blocks("root")) != 1:
+        return None
+    if not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
+        return None
+    (block,) = summing
+    groups = _groups(schedule, block)
+    if groups is None:
+        return None
+    body = schedule.get(block)
+    extents = {name: prod(_size(axis) for axis in axes) for name, axes in groups.items() if name != "row_operand"}
+    row = groups["row_operand"]
+    regions = (body.reads[row], body.reads[1 - row])
+    unique = sum(_elements(region) * element_bytes(region.source.dtype) for region in (*body.reads, *body.writes))
+    producers = [_producer(schedule, block, region) for region in regions]
+    vectors = [
+        _side_by_side(region, body.iter_vars, groups["depth"], conditional=producer)
+        for region, producer in zip(regions, producers, strict=True)
+    ]
+    return Product(
+        block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
+        *(element_bytes(region.source.dtype) for region in (*regions, body.writes[0])), *vectors, unique,
+    )  # fmt: skip
+
+
+def as_matrices(schedule: Schedule, product: Product) -> None:
+    """Rewrite a product over axes batch, rows, columns and depth, between blocks that bring its operands into order.
+
+    Those blocks are still to be inlined, as is the one that brings the result into the order it is stored in.
+    """
+    block, row = product.block, product.row_operand
+    rows = schedule.reindex(block, ("read", row))
+    columns = schedule.reindex(block, ("read", 1 - row))
+    result = schedule.reindex(block, ("write", 0))
+    # From here on a tensor is indexed by axes of the block, without those of one element that were only added.
+    body = schedule.get(block)
+    groups = _groups(schedule, block, row)
+    assert groups is not None
+    axes = {str(axis.var.name): axis for axis in body.iter_vars}
+    orders = (("batch", "rows", "depth"), ("batch", "columns", "depth"), ("batch", "rows", "columns"))
+    maps = [
+        _index_map([axes[str(item.min.name)] for item in region.region], groups, order)
+        for region, order in zip((body.reads[row], body.reads[1 - row], body.writes[0]), orders, strict=True)
+    ]
+    whole = _index_map(body.iter_vars, groups, ("batch", "rows", "columns", "depth"))
+    schedule.transform_layout(rows, ("write", 0), maps[0])
+    schedule.transform_layout(columns, ("write", 0), maps[1])
+    schedule.transform_layout(result, ("read", 0), maps[2])
+    schedule.transform_block_layout(block, whole)
+
+
+def inline_into(schedule: Schedule, block: SBlockRV) -> None:
+    """Inline all that a block reads into it, as far as that is computed in this kernel and nobody else reads it."""
+    while True:
+        producers = [item for item in schedule.get_producers(block) if is_spatial(schedule, item)]
+        done = False
+        for producer in producers:
+            try:
+                schedule.compute_inline(producer)
+                done = True
+            except ScheduleError:
+                continue
+        if not done:
+            return
+
+
+def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """Inline what is computed from a block's result into it; gives the blocks of the kernel that are left behind it."""
+    while True:
+        consumers = list(schedule.get_consumers(block))
+        if len(consumers) != 1:
+            return consumers
+        try:
+            schedule.reverse_compute_inline(consumers[0])
+        except ScheduleError:
+            return consumers
+
+
+def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None) -> dict[str, Any] | None:
+    """Sort the axes of a block; None when it is no product of two tensors with rows, columns and depth.
+
+    Which operand has the rows is ``row_operand``; by default the one that does not have the last axis of the result.
+    """
+    body = schedule.get(block)
+    if len(body.reads) != 2 or len(body.writes) != 1 or not _multiplies_and_adds(body):
+        return None
+    if any(not all(_is_one(item.extent) for item in region.region) for region in (*body.reads, *body.writes)):
+        return None
+    left, right, result = (_variables(region) for region in (*body.reads, body.writes[0]))
+    found: dict[str, Any] = {"batch": [], "left": [], "right": [], "depth": []}
+    for axis in body.iter_vars:
+        if _size(axis) == 1:
+            continue
+        inside = tuple(_among(axis.var, variables) for variables in (left, right, result))
+        reduces = int(axis.iter_type) == IterVar.CommReduce
+        name = {
+            (True, True, True): "batch", (True, False, True): "left", (False, True, True): "right",
+            (True, True, False): "depth",
+        }.get(inside)  # fmt: skip
+        if name is None or reduces != (name == "depth"):
+            return None
+        found[name].append(axis)
+    if not all(found[name] for name in ("left", "right", "depth")):
+        return None
+    last = next(
+        (axis for axis in reversed(list(body.writes[0].region)) if tvm.tirx.analysis.undefined_vars(axis.min)), None
+    )
+    names = [] if last is None else [str(variable.name) for variable in tvm.tirx.analysis.undefined_vars(last.min)]
+    left_is_last = any(str(axis.var.name) in names for axis in found["left"])
+    row = (1 if left_is_last else 0) if row_operand is None else row_operand
+    rows, columns = ("right", "left") if row else ("left", "right")
+    return {
+        "batch": found["batch"], "rows": found[rows], "columns": found[columns], "depth": found["depth"],
+        "row_operand": row,
+    }  # fmt: skip
+
+
+def _multiplies_and_adds(body: Any) -> bool:
+    """Whether a block computes ``c = c + a * b``, with conversions of the operands."""
+    store = body.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, prim.Add):
+        return False
+    for own, product in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
+        if isinstance(own, tvm.ir.TensorLoad) and own.source.same_as(store.buffer) and isinstance(product, prim.Mul):
+            return all(isinstance(_converted(factor), tvm.ir.TensorLoad) for factor in (product.a, product.b))
+    return False
+
+
+def _converted(factor: Any) -> Any:
+    while isinstance(factor, prim.Cast):
+        factor = factor.value
+    return factor
+
+
+def _index_map(axes: Sequence[Any], groups: dict[str, Any], order: Sequence[str]) -> tirx.IndexMap:
+    """Map axes to one index for each group, its first axis outermost."""
+    variables = [tirx.Var(f"i{number}", axis.dom.extent.ty) for number, axis in enumerate(axes)]
+    indices: dict[str, Any] = {}
+    for axis, variable in zip(axes, variables, strict=True):
+        for name in order:
+            if any(axis.var.same_as(item.var) for item in groups[name]):
+                indices[name] = variable if name not in indices else indices[name] * axis.dom.extent + variable
+    zero = tirx.IntImm(axes[0].dom.extent.ty, 0)
+    return tirx.IndexMap(variables, [indices.get(name, zero) for name in order], None)
+
+
+def _side_by_side(region: Any, axes: Sequence[Any], depth: Sequence[Any], conditional: bool) -> tuple[bool, int]:
+    """Whether neighbours of a tensor are neighbours in depth, and how many lie side by side whatever their index."""
+    sized = [axis for axis in axes if _size(axis) > 1]
+    last = region.region[-1].min
+    for axis in sized:
+        found = tvm.sym.detect_linear_equation(last, [axis.var])
+        if len(found) != 2 or not (isinstance(found[0], tirx.IntImm) and int(found[0]) == 1):
+            continue
+        deep = any(axis.var.same_as(item.var) for item in depth)
+        alone = not [item for item in sized if not item.var.same_as(axis.var) and _among(item.var, _free(last))]
+        innermost = depth[-1] if deep else None
+        if conditional or not alone or (innermost is not None and not innermost.var.same_as(axis.var)):
+            return deep, 1
+        shape_step = int(region.source.shape[-1]) if isinstance(region.source.shape[-1], tirx.IntImm) else 1
+        size = _size(axis) & -_size(axis)
+        return deep, min(size, shape_step & -shape_step)
+    return False, 1
+
+
+def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:
+    """Whether what makes an operand in this kernel loads it under a condition."""
+    waiting = [
+        item
+        for item in schedule.get_producers(block)
+        if any(written.source.same_as(region.source) for written in schedule.get(item).writes)
+    ]
+    while waiting:
+        item = waiting.pop()
+        if has_condition(schedule, item):
+            return True
+        waiting += list(schedule.get_producers(item))
+    return False
+
+
+def _variables(region: Any) -> list[Any]:
+    return [variable for item in region.region for variable in _free(item.min)]
+
+
+def _free(expression: Any) -> list[Any]:
+    return list(tvm.tirx.analysis.undefined_vars(expression))
+
+
+def _among(variable: Any, variables: Sequence[Any]) -> bool:
+    return any(variable.same_as(item) for item in variables)
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _size(axis: Any) -> int:
+    return int(axis.dom.extent)
+
+
+def _elements(region: Any) -> int:
+    return prod(int(size) for size in region.source.shape)

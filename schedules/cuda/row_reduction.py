@@ -1,0 +1,217 @@
+"""Reductions with what is computed from them, in one kernel: softmax, normalisations, means, products with a vector.
+
+Where the reduced elements lie side by side, the threads of a block go along a row; otherwise neighbouring threads have
+neighbouring rows, and further threads share the elements of each.
+"""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+import tvm
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IterVar, PrimFunc
+
+from tvm_ext.schedules.cpu.access import axes_of
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cpu.cost import is_simple
+from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.row_reduction import (
+    NotRows,
+    check_single_pass,
+    contiguous_axis_reduces,
+    row_buffers_of,
+    row_loops,
+)
+from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, has_condition, touched
+from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine, machine_of
+from tvm_ext.schedules.rule import new_schedule
+
+ELEMENTS = 8
+"""Elements of a row that a thread takes, about: enough loads under way, and few steps of the tree that adds up."""
+
+MOST_SERIAL = 64
+"""Elements up to which one thread reduces a row of its own where there are rows enough."""
+
+
+class RowReduction:
+    """Schedule a kernel of reductions over single tensors, or products with a vector, and data-parallel blocks."""
+
+    name = "cuda.row_reduction"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Schedule ``func`` when its reductions share their rows and read an element once."""
+        schedule = new_schedule(func, tunable)
+        blocks = top_blocks(schedule)
+        if not blocks or all(is_spatial(schedule, block) for block in blocks):
+            return None
+        if not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
+            return None
+        try:
+            return _schedule(schedule, machine_of(target))
+        except (ScheduleError, NotRows):
+            return None
+
+
+def _schedule(schedule: Schedule, machine: GpuMachine) -> Schedule:
+    blocks = _few_blocks(schedule)
+    reductions = [block for block in blocks if not is_spatial(schedule, block)]
+    if len(schedule.get_output_blocks("root")) != 1 or not reductions:
+        raise NotRows
+    for block in reductions:
+        check_single_pass(schedule, block)
+    along = contiguous_axis_reduces(axes_of(schedule, reductions[0]))
+    if not is_spatial(schedule, blocks[-1]):
+        schedule.cache_write(blocks[-1], 0, "local")
+        blocks = top_blocks(schedule)
+    rows, inside = row_loops(schedule, blocks)
+    count = prod(extent(schedule, loop) for loop in rows)
+    length = max(_reduced(schedule, block) for block in reductions)
+    if not rows:
+        loops = schedule.get_loops(blocks[-1])
+        rows = [schedule.add_unit_loop(loops[0] if loops else blocks[-1])]
+        inside = list(loops)
+    schedule.reorder(*rows, *inside)
+    if not inside:
+        schedule.add_unit_loop(blocks[-1])
+    row = schedule.fuse(*rows) if len(rows) > 1 else rows[0]
+    if along:
+        _along_rows(schedule, blocks, row, count, length, machine)
+    else:
+        _across_rows(schedule, blocks, row, count, length, machine)
+    return schedule
+
+
+def _few_blocks(schedule: Schedule) -> list[SBlockRV]:
+    """Inline what is worth it, and what has one element a row; a thread computes that again for nothing."""
+    inline_producers(schedule)
+    blocks = top_blocks(schedule)
+    of_rows = row_buffers_of(schedule, blocks)
+    for block in blocks[:-1]:
+        written = schedule.get(block).writes[0].source
+        if is_spatial(schedule, block) and any(written.same_as(buffer) for buffer in of_rows):
+            schedule.compute_inline(block)
+    return top_blocks(schedule)
+
+
+def _reduced(schedule: Schedule, block: SBlockRV) -> int:
+    """Count the elements that one element of the result is made of."""
+    axes = schedule.get(block).iter_vars
+    return prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) == IterVar.CommReduce)
+
+
+def _along_rows(
+    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: int, length: int, machine: GpuMachine
+) -> None:
+    """Give each row to the threads of a block or, when rows are short, of a warp."""
+    share = ELEMENTS if count >= machine.multiprocessors else 2
+    threads = min(1024, max(WARP, _next_power_of_two(-(-length // share))))
+    together = gcd(count, 8 if threads == WARP else 1)
+    while together > 1 and count // together < 2 * machine.multiprocessors:
+        together //= 2
+    block, inner = schedule.split(row, [None, together])
+    schedule.bind(block, "blockIdx.x")
+    if together > 1:
+        schedule.bind(inner, "threadIdx.y")
+    for item in reversed(blocks[:-1]):
+        schedule.compute_at(item, inner, preserve_unit_loops=False)
+    for item in blocks:
+        _spread(schedule, item, inner, threads, "threadIdx.x", vectors=True)
+    _keep_in_shared(schedule, blocks, length * together)
+
+
+def _across_rows(
+    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: int, length: int, machine: GpuMachine
+) -> None:
+    """Give neighbouring rows to neighbouring threads, and each row to as many as keep the machine busy."""
+    columns, sharing = _shape(count, length, machine)
+    # A row shared by one thread keeps its sums in registers.
+    if sharing == 1:
+        for item in blocks[:-1]:
+            if is_spatial(schedule, item):
+                schedule.compute_inline(item)
+                continue
+            for number in range(len(schedule.get(item).writes)):
+                schedule.set_scope(item, number, "local")
+        blocks = top_blocks(schedule)
+    block, thread = schedule.split(row, [None, columns])
+    schedule.bind(block, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    for item in reversed(blocks[:-1]):
+        schedule.compute_at(item, thread, preserve_unit_loops=False)
+    if sharing > 1:
+        for item in blocks:
+            _spread(schedule, item, thread, sharing, "threadIdx.y", vectors=False)
+        _keep_in_shared(schedule, blocks, length * columns)
+
+
+def _shape(count: int, length: int, machine: GpuMachine) -> tuple[int, int]:
+    """Choose how many rows are side by side in a block, and how many threads share each."""
+    wanted = machine.multiprocessors * machine.threads_per_multiprocessor // 2
+    sharing = 1
+    while sharing < 32 and count * sharing < wanted and length >= 2 * ELEMENTS * sharing:
+        sharing *= 2
+    most = 128 if sharing == 1 else 32
+    while most > 8 and -(-count // most) < machine.multiprocessors:
+        most //= 2
+    # A part of a block without rows would be a condition around barriers, which there are none of where nothing is
+    # shared.
+    columns = max(size for size in range(1, most + 1) if count % size == 0)
+    return (columns, sharing) if columns >= min(8, count) else (32, 1)
+
+
+def _keep_in_shared(schedule: Schedule, blocks: list[SBlockRV], elements: int) -> None:
+    """Keep what is passed between threads in shared memory, as long as it fits.
+
+    This comes last: what is in shared memory is computed for all threads of a block at once where it is computed.
+    """
+    used = 0
+    for block in blocks[:-1]:
+        for number, region in enumerate(schedule.get(block).writes):
+            used += element_bytes(region.source.dtype) * (elements if is_spatial(schedule, block) else 64)
+            # The last reduction before a copy of its result keeps it in registers already.
+            if str(region.source.scope()) in ("global", "local"):
+                schedule.set_scope(block, number, "shared")
+    if used > STATIC_SHARED // 2:
+        raise NotRows
+
+
+def _spread(schedule: Schedule, block: SBlockRV, row: LoopRV, threads: int, thread: str, vectors: bool) -> None:
+    """Share what a block does for one row among threads."""
+    loops = schedule.get_loops(block)
+    names = [schedule.get(loop).loop_var.name for loop in loops]
+    position = names.index(schedule.get(row).loop_var.name)
+    # Axes of one element stay apart: a reduction across threads is recognised by loops of nothing but it.
+    inner = [loop for loop in loops[position + 1 :] if extent(schedule, loop) > 1]
+    if not inner:
+        inner = [schedule.add_unit_loop(block)]
+    fused = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
+    total = extent(schedule, fused)
+    wide = 1
+    if vectors and is_spatial(schedule, block) and not has_condition(schedule, block):
+        wide = _vector(schedule, block, total, threads)
+    pieces = schedule.split(fused, [None, threads, wide]) if wide > 1 else schedule.split(fused, [None, threads])
+    schedule.bind(pieces[1], thread)
+    if wide > 1:
+        schedule.vectorize(pieces[2])
+    if extent(schedule, pieces[0]) > 1:
+        schedule.annotate(pieces[0], "pragma_auto_unroll_max_step", 16)
+        schedule.annotate(pieces[0], "pragma_unroll_explicit", 1)
+
+
+def _vector(schedule: Schedule, block: SBlockRV, total: int, threads: int) -> int:
+    """Count the elements of an access where a row is stored: as many as lie side by side in every tensor."""
+    widest = max(element_bytes(buffer.dtype) for buffer in touched(schedule, block))
+    wide = VECTOR_BYTES // widest
+    axes = axes_of(schedule, block)
+    for access in axes.accesses:
+        if not access.strides or access.strides[-1] not in (0, 1):
+            return 1
+        row_size = int(access.buffer.shape[-1]) if access.strides[-1] == 1 else wide
+        wide = gcd(wide, row_size)
+    return wide if total >= threads * wide else 1
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
