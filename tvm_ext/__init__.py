@@ -15,6 +15,7 @@ from tvm_ext.version import __version__
 
 __all__ = [
     "CompiledModel",
+    "Generator",
     "__version__",
     "compile",
     "errors",
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from tvm_ext.artifact.compiled_model import CompiledModel, load
     from tvm_ext.compiler import compile
     from tvm_ext.frontend import import_model
+    from tvm_ext.generation.generator import Generator
 
 # Public name -> "module:attribute" ("module" alone: the module itself).
 _LAZY = {
     "CompiledModel": "tvm_ext.artifact.compiled_model:CompiledModel",
+    "Generator": "tvm_ext.generation.generator:Generator",
     "compile": "tvm_ext.compiler:compile",
     "errors": "tvm_ext.errors",
     "graph": "tvm_ext.graph",

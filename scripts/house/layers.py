@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("bench", "torch_compile", "tuning"),
     ("", "torch_compile"),
+    ("generation",),
     ("compiler",),
     ("code_generation", "registration"),
     ("pipeline",),

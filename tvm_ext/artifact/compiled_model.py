@@ -323,11 +323,22 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     Raises
     ------
     ModelError
-        If the folder is missing, is not an artifact, or was damaged.
+        If the folder is missing, is not an artifact, was damaged, or holds a decoder.
     TargetError
         If its code is for another machine, or for a processor that only an emulator has here.
     """
     folder = as_path(folder, ModelError)
+    module, metadata = load_library(folder)
+    if "decoder" in metadata:
+        raise ModelError(
+            f"{folder} holds a decoder, which generates tokens; load it with tvm_ext.Generator.load(folder), or run "
+            "`tvm-ext generate`"
+        )
+    return CompiledModel(module, metadata, origin=folder / LIBRARY)
+
+
+def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Check an artifact, and load its code; gives the module and the metadata. Errors as :func:`load`."""
     path = folder / METADATA
     if not os.path.isfile(path):
         what = "is not an artifact (it has no metadata.json)" if os.path.isdir(folder) else "is not a folder"
@@ -350,7 +361,7 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
     except (RuntimeError, ValueError, OSError) as error:
         meaning = device_error(str(error)) or first_line(error)
         raise TargetError(f"{library} cannot be loaded on this machine: {meaning}") from None
-    return CompiledModel(module, metadata, origin=library)
+    return module, metadata
 
 
 _MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")

@@ -38,6 +38,36 @@ def _with_calibration(
     return {"model": imported, "calibration": read_calibration(imported.inputs, calibration)}
 
 
+def _check_unused(names: list[str]) -> None:
+    """Refuse options that mean nothing for a decoder."""
+    from tvm_ext.errors import OptionError
+
+    if names:
+        raise OptionError(f"{names[0].replace('_', '-')} is not for decoders; leave it out")
+
+
+def _compile_decoder(
+    folder: Path, target: Any, output: Path, force: bool, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Compile a checkpoint to an artifact that `tvm-ext generate` takes."""
+    from tvm_ext.generation.generator import Generator
+    from tvm_ext.graph.units import bytes_text
+
+    start = time.perf_counter()
+    with step_display(quiet=as_json) as report:
+        generator = Generator.compile(folder, target, progress=report, **options)
+        report("write")
+        generator.save(output, force)
+    metadata = generator.model.metadata
+    if as_json:
+        print_json(metadata)
+        return
+    facts = metadata["decoder"]
+    click.echo(f"{output}: compiled {folder} for {metadata['target']['kind']} in {elapsed(start)}")
+    click.echo(f"  weights  {facts['weights']}, {bytes_text(facts['bytes_per_token'])} read for a token")
+    click.echo(f"  cache    {facts['context']} tokens")
+
+
 @click.command()
 @model_options
 @dynamic_option
@@ -50,6 +80,12 @@ def _with_calibration(
     help="What to make: a library that TVM's runtime runs, or C sources that need neither TVM nor a heap.",
 )
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
+@click.option(
+    "--weights",
+    metavar="FORMAT",
+    help="For a decoder: float32, bfloat16, int8, int4, int4-128, int4-32-asymmetric.  [default: float32]",
+)
+@click.option("--context", type=click.IntRange(min=1), help="For a decoder: tokens that its cache has room for.")
 @calibrate_option
 @pipeline_options()
 @json_flag
@@ -61,15 +97,18 @@ def command(
     output: Path,
     emit: str,
     force: bool,
+    weights: str | None,
+    context: int | None,
     calibration: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compile MODEL (.onnx or .pt2) to an artifact folder: model.so and metadata.json, or C sources."""
+    """Compile MODEL (.onnx, .pt2, or a decoder's checkpoint folder) to an artifact folder, or to C sources."""
     from tvm_ext.artifact.destination import check_destination
     from tvm_ext.artifact.shared_object import find_compiler
     from tvm_ext.backends.registry import backend_of
     from tvm_ext.compiler import LIBRARY, check_emit, compile
+    from tvm_ext.errors import OptionError
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
     from tvm_ext.target import resolve_target
@@ -78,13 +117,28 @@ def command(
     check_destination(output, force)
     resolved = resolve_target(target)
     check_emit(emit, resolved)
+    given = given_options(options)
+    if model.is_dir():
+        refused = {
+            "--input-shape": input_shapes,
+            "--dynamic": dynamic,
+            "--emit": emit != LIBRARY,
+            "--calibrate": calibration,
+        }
+        _check_unused([*(name for name, value in refused.items() if value), *(f"--{name}" for name in given)])
+        _compile_decoder(
+            model, resolved, output, force, as_json, given_options({"weights": weights, "context": context})
+        )
+        return
+    if weights is not None or context is not None:
+        raise OptionError(f"--weights and --context are for decoders, and {model} is no checkpoint's folder")
     if backend_of(resolved).standalone is None and emit == LIBRARY:
         find_compiler(str((resolved.host or resolved).attrs.get("mtriple", "")))  # it would be missed at the end only
     with step_display(quiet=as_json) as report:
         source: dict[str, Any] = {"model": model, "input_shapes": input_shapes or None, "dynamic": dynamic}
         if calibration:
             source = _with_calibration(model, input_shapes, dynamic, calibration, report)
-        compiled = compile(target=resolved, progress=report, emit=emit, **source, **given_options(options))
+        compiled = compile(target=resolved, progress=report, emit=emit, **source, **given)
         report("write")
         compiled.save(output, force=force)
     if as_json:

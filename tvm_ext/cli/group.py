@@ -13,6 +13,7 @@ COMMANDS = {
     "calibrate": "Measure this machine for the compiler's cost models.",
     "compile": "Compile a model file to an artifact folder.",
     "embed": "Show how a target's instructions fit the operators of a model.",
+    "generate": "Generate tokens with a compiled decoder.",
     "hexagon": "Run models for Hexagon DSPs under an emulator.",
     "inspect": "Write one HTML page that shows what a compilation does.",
     "memory": "Show how little memory a model can run in, planned and measured.",

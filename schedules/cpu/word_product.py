@@ -1,0 +1,320 @@
+"""Products with weights that are kept in few bits: words of 32 bits per lane, which are unpacked in registers.
+
+One row is multiplied while the weights pass by, once, as fast as memory gives them; of more rows, weights are unpacked
+into a panel that stays in the L2 cache, over which register tiles go.
+"""
+
+# mypy: ignore-errors
+# (what the script builder gives has no types)
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.schedules.compute.weight_words import TILE_VECTORS, WORD_BITS, WeightShape
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.schedules.simd.imported import PREFETCH, import_definitions
+
+RULE = "cpu.word_product"
+"""Stands as the schedule rule of these kernels: they are written as they should be."""
+
+AHEAD = 1024
+"""Bytes that weights are fetched ahead of their use."""
+
+LINE = 64
+"""Bytes of a cache line."""
+
+UNROLLED = 16
+"""Weights of a column that are multiplied in one step of a loop, at least."""
+
+SUMS = 2
+"""Sums of a vector that are added to in turns, so that none has to wait for the one before."""
+
+PANEL_VECTORS = 2
+"""Vectors of a register tile over the panel of unpacked weights."""
+
+PANEL_PART = 4
+"""The panel takes one part in so many of the L2 cache."""
+
+ROWS, SMALL_ROWS = (6, 12), 3
+"""Rows of a register tile with 16 and with 32 registers, and of the tiles for what is left over."""
+
+_DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
+
+
+def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> tirx.PrimFunc:
+    """Make the kernel ``out[m, n] = sum(data[m, k] * weight[k, n])``.
+
+    Parameters
+    ----------
+    weights : WeightShape
+        How the weights are stored.
+    rows : int or None
+        1, or None: any number of them.
+    machine : Machine
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Arguments: data ``[m, k]``, what :attr:`WeightShape.stored` lists, result ``[m, n]``.
+    """
+    with IRBuilder() as builder:
+        with T.prim_func(is_private=True, s_tir=True):
+            T.func_name("word_product")
+            count = T.int64() if rows is None else rows
+            data = T.arg("data", T.buffer((count, weights.reduction), "float32"))
+            stored = [
+                T.arg(name, T.buffer(shape, dtype))
+                for name, (shape, dtype) in zip(("words", "scales", "offsets"), weights.stored, strict=False)
+            ]
+            out = T.arg("out", T.buffer((count, weights.columns), "float32"))
+            with T.sblock("root"):
+                kernel = _Kernel(weights, machine, data, stored, out)
+                if rows == 1:
+                    kernel.one_row()
+                else:
+                    with T.If(count == 1):
+                        with T.Then():
+                            kernel.one_row()
+                        with T.Else():
+                            kernel.many_rows()
+    return import_definitions(builder.get().with_attrs(_DONE))
+
+
+class _Kernel:
+    """Emits the statements of one kernel."""
+
+    def __init__(self, weights: WeightShape, machine: Machine, data: Any, stored: list[Any], out: Any) -> None:
+        self.weights, self.machine, self.data, self.out = weights, machine, data, out
+        self.words, self.scales, self.offsets = (*stored, None, None)[:3]
+        self.lanes = weights.lanes
+
+    def vectors(self):
+        """Loop over the vectors of a tile; gives pairs of the vector and its first column."""
+        return [(c, c * self.lanes) for c in range(TILE_VECTORS)]
+
+    def unpacked(self, word: Any, place: int) -> Any:
+        """Take a weight out of a word, as a float32; an integer is multiplied by :meth:`magnified`."""
+        bits = self.weights.format.bits
+        if bits == WORD_BITS:
+            return T.reinterpret("float32", word)
+        if bits == 16:
+            return T.reinterpret("float32", word & T.uint32(0xFFFF0000) if place else word << T.uint32(16))
+        if place == self.weights.format.per_word - 1:
+            integer = word >> T.uint32(WORD_BITS - bits)
+        else:
+            integer = word & T.uint32(((1 << bits) - 1) << (bits * place))
+        return T.Cast("float32", T.reinterpret("int32", integer))
+
+    def magnified(self, place: int) -> float:
+        """Say what :meth:`unpacked` multiplies an integer by: its bits are left where they are in the word."""
+        weights = self.weights.format
+        return 1.0 if not weights.is_integer or place == weights.per_word - 1 else 2.0 ** (weights.bits * place)
+
+    # One row
+
+    def one_row(self) -> None:
+        """Multiply one row; what integers were multiplied by is taken from the data before."""
+        shape = self.weights
+        row = self.data
+        if shape.format.is_integer:
+            row = T.sblock_alloc_buffer((1, shape.words * shape.format.per_word), "float32")
+            totals = T.sblock_alloc_buffer((shape.groups,), "float32")
+            self._prepare(row, totals)
+        else:
+            totals = None
+        with T.parallel(0, shape.tiles) as task, T.sblock("stream"):
+            tile = T.axis.spatial(shape.tiles, task)
+            sums = T.sblock_alloc_buffer((TILE_VECTORS, self.lanes), "float32", scope="local")
+            parts = T.sblock_alloc_buffer((SUMS, TILE_VECTORS, self.lanes), "float32", scope="local")
+            self._clear(sums, None)
+            if totals is None:
+                self._group(row, parts, tile, 0, shape.reduction)
+                self._add(sums, parts, None, None, None)
+            else:
+                group = shape.format.group
+                with T.serial(0, shape.reduction // group) as g:
+                    self._group(row, parts, tile, g * (group // shape.format.per_word), group)
+                    self._add(sums, parts, totals, tile, g)
+                rest = shape.reduction % group
+                if rest:
+                    g = shape.groups - 1
+                    self._group(row, parts, tile, g * (group // shape.format.per_word), rest)
+                    self._add(sums, parts, totals, tile, g)
+            self._store(tile, 0, 0, [_element(sums, c) for c, _ in self.vectors()])
+
+    def _prepare(self, row: Any, totals: Any) -> None:
+        """Divide the data by what integers are multiplied by, and sum them up group by group."""
+        shape, per_word = self.weights, self.weights.format.per_word
+        last = shape.reduction - 1
+        with T.serial(0, shape.groups) as g:
+            T.buffer_store(totals, T.float32(0), [g])
+            with T.serial(0, shape.format.group) as k:
+                index = g * shape.format.group + k
+                with T.If(index <= last), T.Then():
+                    T.buffer_store(totals, totals[g] + self.data[0, index], [g])
+        with T.serial(0, shape.words) as word:
+            for place in range(per_word):
+                index = word * per_word + place
+                value = self.data[0, index if shape.reduction % per_word == 0 else tirx.min(index, last)]
+                T.buffer_store(row, value * T.float32(1 / self.magnified(place)), [0, index])
+
+    def _clear(self, sums: Any, part: int | None) -> None:
+        for c, _ in self.vectors():
+            with T.vectorized(0, self.lanes) as x:
+                T.buffer_store(sums, T.float32(0), [c, x] if part is None else [part, c, x])
+
+    def _group(self, row: Any, parts: Any, tile: Any, first: Any, count: int) -> None:
+        """Sum up products of ``count`` places of the reduction, from the word ``first`` on."""
+        per_word = self.weights.format.per_word
+        for part in range(SUMS):
+            self._clear(parts, part)
+        step = min(max(1, UNROLLED // per_word), count // per_word)
+        turns = count // (step * per_word) if step else 0
+        if turns:
+            with T.serial(0, turns) as turn:
+                for number in range(step):
+                    self._word(row, parts, tile, first + turn * step + number, per_word, number)
+        done = turns * step
+        for number in range(done, -(-count // per_word)):
+            self._word(row, parts, tile, first + number, min(per_word, count - number * per_word), number)
+
+    def _word(self, row: Any, parts: Any, tile: Any, word: Any, places: int, number: int) -> None:
+        """Add the products of one word of each column."""
+        per_word = self.weights.format.per_word
+        bytes_of_word = 4 * TILE_VECTORS * self.lanes
+        for line in range(0, bytes_of_word, LINE):
+            address = T.address_of(self.words[tile, word + AHEAD // bytes_of_word, line // 4])
+            T.evaluate(T.call_extern("void", PREFETCH, address))
+        for place in range(places):
+            part = (number * per_word + place) % SUMS
+            for c, column in self.vectors():
+                with T.vectorized(0, self.lanes) as x:
+                    weight = self.unpacked(self.words[tile, word, column + x], place)
+                    value = parts[part, c, x] + row[0, word * per_word + place] * weight
+                    T.buffer_store(parts, value, [part, c, x])
+
+    def _add(self, sums: Any, parts: Any, totals: Any, tile: Any, g: Any) -> None:
+        """Add the sum of a group to that of a column."""
+        for c, column in self.vectors():
+            with T.vectorized(0, self.lanes) as x:
+                value = parts[0, c, x]
+                for part in range(1, SUMS):
+                    value = value + parts[part, c, x]
+                if totals is not None:
+                    scale = self.scales[tile, g, column + x]
+                    if self.offsets is None:
+                        value = scale * (value - totals[g] * T.float32(self.weights.format.middle))
+                    else:
+                        value = scale * value - totals[g] * self.offsets[tile, g, column + x]
+                T.buffer_store(sums, sums[c, x] + value, [c, x])
+
+    def _store(self, tile: Any, row: Any, first: int, sums: list[Any]) -> None:
+        """Store vectors of a row, from column ``first`` of a tile on, but for columns that only fill up the last tile.
+
+        ``sums`` are functions from the lane to the value.
+        """
+        shape = self.weights
+        whole = shape.columns % shape.tile_columns == 0
+        for number, value in enumerate(sums):
+            column = tile * shape.tile_columns + first + number * self.lanes
+            if whole:
+                self._vector(row, column, value)
+                continue
+            with T.If(column + self.lanes <= shape.columns):
+                with T.Then():
+                    self._vector(row, column, value)
+                with T.Else(), T.serial(0, self.lanes) as x, T.If(column + x < shape.columns), T.Then():
+                    T.buffer_store(self.out, value(x), [row, column + x])
+
+    def _vector(self, row: Any, column: Any, value: Any) -> None:
+        with T.vectorized(0, self.lanes) as x:
+            T.buffer_store(self.out, value(x), [row, column + x])
+
+    # Several rows
+
+    def many_rows(self) -> None:
+        """Unpack weights into a panel, block by block of the reduction, and multiply the rows by it."""
+        shape, block = self.weights, self._block()
+        blocks = -(-shape.reduction // block)
+        rows = self.data.shape[0]
+        tile_rows = ROWS[self.machine.vector_registers >= 32]
+        with T.parallel(0, shape.tiles) as task, T.sblock("panel"):
+            tile = T.axis.spatial(shape.tiles, task)
+            panel = T.sblock_alloc_buffer((block, shape.tile_columns), "float32")
+            sums = T.sblock_alloc_buffer((tile_rows, PANEL_VECTORS, self.lanes), "float32", scope="local")
+            with T.serial(0, blocks) as b:
+                self._unpack(panel, tile, b, block)
+                with T.serial(0, TILE_VECTORS // PANEL_VECTORS) as half:
+                    place = (tile, half * (PANEL_VECTORS * self.lanes), b, block)
+                    begin: Any = 0
+                    for count in (tile_rows, SMALL_ROWS, 1):
+                        left = rows - begin
+                        with T.serial(0, left // count) as turn:
+                            self._register_tile(panel, sums, place, begin + turn * count, count)
+                        begin = begin + left // count * count
+
+    def _block(self) -> int:
+        """Choose how many places of the reduction are unpacked at once: whole words and groups."""
+        shape = self.weights
+        unit = max(shape.format.per_word, shape.format.group)
+        most = self.machine.l2 // PANEL_PART // (4 * shape.tile_columns)
+        return max(1, min(most, shape.reduction + unit - 1) // unit) * unit
+
+    def _unpack(self, panel: Any, tile: Any, b: Any, block: int) -> None:
+        """Fill the panel with weights of a block."""
+        shape, per_word = self.weights, self.weights.format.per_word
+        first = b * (block // per_word)
+        with T.serial(0, tirx.min(block // per_word, shape.words - first)) as word:
+            for place in range(per_word):
+                for _, column in self.vectors():
+                    with T.vectorized(0, self.lanes) as x:
+                        weight = self.unpacked(self.words[tile, first + word, column + x], place)
+                        if shape.format.is_integer:
+                            weight = self._scaled(weight, place, tile, first + word, column + x)
+                        T.buffer_store(panel, weight, [word * per_word + place, column + x])
+
+    def _scaled(self, weight: Any, place: int, tile: Any, word: Any, column: Any) -> Any:
+        """Give the weight that an integer stands for."""
+        weights = self.weights.format
+        g = word // (weights.group // weights.per_word)
+        integer = weight * T.float32(1 / self.magnified(place))
+        scale = self.scales[tile, g, column]
+        if self.offsets is None:
+            return scale * (integer - T.float32(weights.middle))
+        return scale * integer - self.offsets[tile, g, column]
+
+    def _register_tile(self, panel: Any, sums: Any, place: tuple[Any, Any, Any, int], first: Any, count: int) -> None:
+        """Multiply ``count`` rows by vectors of the panel, and add them to what earlier blocks gave."""
+        tile, column, b, block = place
+        shape = self.weights
+        with T.If(b == 0):
+            with T.Then():
+                for i, c in _pairs(count):
+                    with T.vectorized(0, self.lanes) as x:
+                        T.buffer_store(sums, T.float32(0), [i, c, x])
+            with T.Else():
+                for i, c in _pairs(count):
+                    begin = tile * shape.tile_columns + column + c * self.lanes
+                    with T.serial(0, self.lanes) as x:
+                        inside = tirx.min(begin + x, shape.columns - 1)
+                        T.buffer_store(sums, self.out[first + i, inside], [i, c, x])
+        with T.serial(0, tirx.min(block, shape.reduction - b * block)) as k:
+            for i, c in _pairs(count):
+                with T.vectorized(0, self.lanes) as x:
+                    value = self.data[first + i, b * block + k] * panel[k, column + c * self.lanes + x]
+                    T.buffer_store(sums, sums[i, c, x] + value, [i, c, x])
+        for i in range(count):
+            self._store(tile, first + i, column, [_element(sums, i, c) for c in range(PANEL_VECTORS)])
+
+
+def _pairs(rows: int) -> list[tuple[int, int]]:
+    return [(i, c) for i in range(rows) for c in range(PANEL_VECTORS)]
+
+
+def _element(sums: Any, *place: int) -> Any:
+    return lambda x: sums[(*place, x)]

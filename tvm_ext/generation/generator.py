@@ -1,0 +1,331 @@
+"""``tvm_ext.Generator``: a compiled decoder with its weights and its cache, which gives logits token by token."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from tvm_ext.artifact.compiled_model import LIBRARY, METADATA, CompiledModel, load_library
+from tvm_ext.artifact.destination import as_path
+from tvm_ext.artifact.metadata import FORMAT, REMEDY, check_file, file_record
+from tvm_ext.backends.registry import backend_of
+from tvm_ext.compiler import generate_code, lower, recorded_versions
+from tvm_ext.errors import InputError, ModelError, OptionError, TargetError
+from tvm_ext.generation.decoder import Decoder, DecoderConfig
+from tvm_ext.generation.module import Layout, decoder_module
+from tvm_ext.generation.quantization import weight_format
+from tvm_ext.pipeline import checked_options
+from tvm_ext.relax_utils import plain
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.system.threads import with_pool
+from tvm_ext.target import resolve_target
+
+WEIGHTS = "weights.bin"
+"""File of an artifact that holds the weights, one after the other, as they are read at run time."""
+
+MOST_TOKENS = 512
+"""Tokens that are prefilled at once; a longer prompt is taken in parts."""
+
+ALIGNMENT = 64
+
+
+class Generator:
+    """A compiled decoder; it keeps one sequence of tokens, whose keys and values are in its cache.
+
+    Attributes
+    ----------
+    config : DecoderConfig
+    context : int
+        Tokens that the cache has room for.
+    length : int
+        Tokens that are in it.
+    """
+
+    def __init__(self, model: CompiledModel, arrays: Sequence[np.ndarray]) -> None:
+        self.model = model
+        facts = model.metadata["decoder"]
+        self.config = DecoderConfig(**facts["config"])
+        self.context, self.length = int(facts["context"]), 0
+        self._arrays = list(arrays)
+        self._weights = [tvm_ffi.from_dlpack(array) for array in arrays]
+        self._caches = [tvm_ffi.from_dlpack(_aligned(tuple(shape), "float32")) for shape in facts["caches"]]
+        self._position = _aligned((1,), "int64")
+        self._functions: dict[str, Any] = {}
+        self._turn = threading.Lock()
+
+    @classmethod
+    def compile(
+        cls,
+        decoder: Any,
+        target: Any = None,
+        *,
+        weights: str = "float32",
+        context: int | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Generator:
+        """Compile a decoder.
+
+        Parameters
+        ----------
+        decoder : Decoder, path or torch.nn.Module
+            A path is a checkpoint's folder (``config.json`` and ``*.safetensors``); a module is one of
+            :mod:`tvm_ext.generation.definitions`, or has a ``config`` as checkpoints do.
+        target : optional
+            A CPU; see :func:`tvm_ext.target.resolve_target`.
+        weights : str
+            What weights of products are kept in: ``float32``, ``bfloat16``, ``int8`` or ``int4``; integers share scales
+            in groups (``int4-128``; 32 by default), symmetric, or not (``int4-32-asymmetric``).
+        context : int, optional
+            Tokens that the cache has room for; as many as the model was made for by default, 4096 at most.
+        progress : callable, optional
+            Called with the name of each step as it begins.
+
+        Raises
+        ------
+        ModelError, OptionError, TargetError, CompileError
+        """
+        if isinstance(decoder, str | os.PathLike):
+            decoder = Decoder.from_folder(as_path(decoder, ModelError))
+        elif not isinstance(decoder, Decoder):
+            decoder = Decoder.from_module(decoder)
+        config = decoder.config
+        if context is None:
+            context = min(config.positions, 4096)
+        if not isinstance(context, int) or isinstance(context, bool) or not 1 <= context <= config.positions:
+            raise OptionError(f"option context: {context!r} is no number of tokens from 1 to {config.positions}")
+        resolved = resolve_target(target)
+        machine = backend_of(resolved).machine
+        if machine is None or not backend_of(resolved).runs_here:
+            raise TargetError(f"decoders are compiled for CPUs, and target {resolved.kind.name} is none")
+        form = weight_format(weights)
+        report = progress or (lambda step: None)
+        facts: Machine = machine(resolved)
+        biased = any(name.endswith("q_proj.bias") for name in decoder.weights)
+        layout = Layout(config, form, context, facts, biased)
+        report("write kernels")
+        module = decoder_module(layout, min(MOST_TOKENS, context))
+        start = time.perf_counter()
+        lowered, statistics, seconds = lower(module, resolved, checked_options({}), report)
+        report("generate code")
+        executable = generate_code(lowered, resolved)
+        seconds["generate code"] = time.perf_counter() - start
+        report("pack weights")
+        arrays = [_copied(array) for array in layout.arrays(decoder)]
+        metadata = {
+            "format": FORMAT,
+            "name": decoder.name,
+            "source": decoder.name,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "target": plain(resolved.export()),
+            "device": "cpu",
+            "inputs": [],
+            "outputs": [],
+            "versions": recorded_versions(),
+            "decoder": {
+                "config": config.to_json(),
+                "weights": str(form),
+                "context": context,
+                "caches": [list(shape) for shape in layout.caches],
+                "tensors": [[list(shape), dtype] for shape, dtype in layout.shapes],
+                "bytes_per_token": layout.bytes_per_token(),
+            },
+            "decisions": {
+                "import": [],
+                "memory": {},
+                "machine": asdict(facts),
+                "seconds": {name: round(value, 4) for name, value in seconds.items()},
+                "statistics": None if statistics is None else vars(statistics) | {},
+            },
+        }
+        return cls(_DecoderModel(executable, metadata, arrays), arrays)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Generator:
+        """Load what :meth:`save` wrote.
+
+        Raises
+        ------
+        ModelError
+            If the folder is missing, holds no decoder, or was damaged.
+        TargetError
+            If its code is for another machine.
+        """
+        path = as_path(folder, ModelError)
+        module, metadata = load_library(path)
+        facts = metadata.get("decoder")
+        if facts is None:
+            raise ModelError(f"{path} holds no decoder; `tvm-ext compile FOLDER` of a checkpoint makes one")
+        if WEIGHTS not in metadata["files"]:
+            raise ModelError(f"{path / METADATA} is damaged, field files.{WEIGHTS} is missing; {REMEDY}")
+        check_file(path / WEIGHTS, metadata["files"][WEIGHTS])
+        try:
+            arrays = list(_read(path / WEIGHTS, facts["tensors"]))
+            loaded = _DecoderModel(module, metadata, arrays, path / LIBRARY)
+            return cls(loaded, arrays)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{path / METADATA} is damaged, field decoder ({error}); {REMEDY}") from None
+
+    def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
+        """Write ``model.so``, ``metadata.json`` and ``weights.bin``; errors as :meth:`CompiledModel.save`."""
+        return self.model.save(folder, force)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.length = 0
+
+    def prefill(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Take in tokens behind those that are in the cache.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            At least one.
+
+        Returns
+        -------
+        numpy.ndarray
+            Logits of the token after the last, float32 ``[vocabulary]``.
+
+        Raises
+        ------
+        InputError
+            If an id is none of the vocabulary, there is none, or the cache has no room for them; the cache then holds
+            what it held.
+        """
+        with self._turn:
+            checked = self._checked(ids)
+            for begin in range(0, len(checked), MOST_TOKENS):
+                logits = self._step("prefill", checked[begin : begin + MOST_TOKENS])
+        return logits
+
+    def decode(self, token: int) -> np.ndarray:
+        """Take in one token; as :meth:`prefill`, by kernels for one."""
+        with self._turn:
+            checked = self._checked([token])
+            return self._step("decode", checked)
+
+    def generate(self, prompt_ids: Sequence[int], count: int) -> Iterator[int]:
+        """Forget all tokens, take in a prompt, and give tokens one by one, each the one with the highest logit.
+
+        Raises
+        ------
+        InputError
+            As :meth:`prefill`; before anything is computed if prompt and new tokens do not fit the cache.
+        """
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise InputError(f"count: {count!r} is no number of tokens; give 0 or more")
+        self.reset()
+        prompt = self._checked(prompt_ids)
+        if len(prompt) + count - 1 > self.context:
+            raise InputError(
+                f"count: {count} tokens behind a prompt of {len(prompt)} do not fit a cache of {self.context} tokens; "
+                "ask for fewer, or compile with a larger context"
+            )
+        return self._generated(prompt, int(count))
+
+    def _generated(self, prompt: np.ndarray, count: int) -> Iterator[int]:
+        logits = self.prefill(prompt) if count else None
+        for number in range(count):
+            assert logits is not None
+            token = int(logits.argmax())
+            yield token
+            if number + 1 < count:
+                logits = self.decode(token)
+
+    def _checked(self, ids: Any) -> np.ndarray:
+        try:
+            array = np.asarray(ids)
+        except ValueError as error:
+            raise InputError(f"prompt ids: no array can be made of them: {error}") from None
+        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+            raise InputError(
+                f"prompt ids: {array.dtype}{list(array.shape)} is given where a sequence of at least one whole number "
+                "is expected"
+            )
+        wrong = array[(array < 0) | (array >= self.config.vocabulary)]
+        if wrong.size:
+            raise InputError(
+                f"prompt ids: {wrong[0]} is no token of this model; ids go from 0 to {self.config.vocabulary - 1}"
+            )
+        if self.length + array.size > self.context:
+            raise InputError(
+                f"prompt ids: {array.size} more tokens do not fit the cache, which holds {self.length} of "
+                f"{self.context}; call reset(), or compile with a larger context"
+            )
+        return array.astype("int64")
+
+    def _step(self, function: str, ids: np.ndarray) -> np.ndarray:
+        self._position[0] = self.length
+        given = _aligned((len(ids),), "int64")
+        given[:] = ids
+
+        def call() -> np.ndarray:
+            run = self._functions.get(function)
+            if run is None:
+                run = self._functions[function] = self.model.virtual_machine[function]
+            result = run(tvm_ffi.from_dlpack(given), tvm_ffi.from_dlpack(self._position), *self._caches, *self._weights)
+            return np.array(np.from_dlpack(result)).reshape(-1)
+
+        logits = with_pool(call)
+        self.length += len(ids)
+        return logits
+
+
+class _DecoderModel(CompiledModel):
+    """The code of a decoder, which is saved with its weights."""
+
+    def __init__(
+        self, executable: Any, metadata: Mapping[str, Any], arrays: Sequence[np.ndarray], origin: Path | None = None
+    ) -> None:
+        super().__init__(executable, metadata, origin)
+        self._arrays = arrays
+
+    def _write(self, partial: Path) -> None:
+        super()._write(partial)
+        with (partial / WEIGHTS).open("wb") as stream:
+            for array in self._arrays:
+                stream.write(array.reshape(-1).view("uint8").data)
+                stream.write(bytes(-array.nbytes % ALIGNMENT))
+        self.metadata["files"][WEIGHTS] = file_record(partial / WEIGHTS)
+        (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
+
+
+def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Make an array of zeros as kernels want it: at the beginning of a cache line, on large pages if it is large."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = mmap.mmap(-1, max(size, 1))
+    if size >= 1 << 21 and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    copy = _aligned(array.shape, str(array.dtype))
+    copy[...] = array
+    return copy
+
+
+def _read(path: Path, tensors: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Read the weights of an artifact."""
+    shapes = [tuple(int(extent) for extent in shape) for shape, _ in tensors]
+    sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, (_, dtype) in zip(shapes, tensors, strict=True)]
+    begins = accumulate((size + -size % ALIGNMENT for size in sizes), initial=0)
+    with path.open("rb") as stream:
+        for begin, shape, (_, dtype) in zip(begins, shapes, tensors, strict=False):
+            array = _aligned(shape, dtype)
+            stream.seek(begin)
+            if stream.readinto(array.reshape(-1).view("uint8").data) != array.nbytes:
+                raise ValueError(f"{path.name} ends inside a tensor")
+            yield array
