@@ -84,7 +84,7 @@ def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: 
     schedule.annotate(k1, "pragma_unroll_explicit", 1)
     schedule.decompose_reduction(target, k0)
     if tile.parts > 1:
-        _add_up(schedule, block, machine)
+        add_parts(schedule, block, machine)
     else:
         finish(schedule, store, machine)
     return schedule
@@ -132,7 +132,7 @@ def finish(schedule: Schedule, store: SBlockRV, machine: GpuMachine) -> None:
         _rest(schedule, block, machine)
 
 
-def _add_up(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> None:
+def add_parts(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> None:
     """Add the parts of a divided depth up, one thread an element, and go on with what was fused behind."""
     store = schedule.cache_write(block, 0, "local")
     left = inline_behind(schedule, store)

@@ -43,6 +43,13 @@ _SHAPES = (
     Tile(32, 16, 16, 4, 2), Tile(16, 16, 16, 2, 2), Tile(8, 64, 32, 2, 4), Tile(64, 8, 32, 4, 2),
 )  # fmt: skip
 
+_TENSOR_SHAPES = (
+    Tile(128, 128, 32, 64, 32), Tile(128, 64, 32, 32, 32),
+    Tile(64, 128, 32, 32, 32), Tile(64, 64, 32, 32, 32), Tile(64, 64, 64, 32, 16), Tile(32, 64, 32, 16, 32),
+    Tile(64, 32, 32, 32, 16), Tile(32, 32, 64, 16, 16), Tile(16, 64, 64, 16, 16), Tile(64, 16, 64, 16, 16),
+    Tile(16, 32, 64, 16, 16), Tile(32, 16, 64, 16, 16), Tile(16, 16, 64, 16, 16),
+)  # fmt: skip
+
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -77,6 +84,46 @@ def arithmetic_seconds(product: Product, tile: Tile, machine: GpuMachine) -> flo
         bytes=product.unique_bytes,
         l2_bytes=blocks * steps * tile.depth * (tile.rows * product.row_bytes + tile.columns * product.column_bytes),
         in_flight=4 * filled,
+    )
+    return kernel_seconds(launch, machine) + joining_seconds(product, tile.parts, machine)
+
+
+def tensor_tile(product: Product, machine: GpuMachine) -> Tile:
+    """Choose the tile of a product that is computed on tensor cores."""
+    candidates = [
+        Tile(shape.rows, shape.columns, shape.depth, shape.thread_rows, shape.thread_columns, parts)
+        for shape in _TENSOR_SHAPES
+        for parts in _PARTS
+        if parts == 1 or product.depth >= 2 * parts * shape.depth
+    ]
+    return min(candidates, key=lambda tile: tensor_seconds(product, tile, machine))
+
+
+def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
+    """Estimate the seconds of a product with such a tile on tensor cores."""
+    blocks = product.batch * tile.parts * _up(product.rows, tile.rows) * _up(product.columns, tile.columns)
+    steps = _up(_up(product.depth, tile.parts), tile.depth)
+    threads = tile.threads * WARP
+    accumulators = tile.thread_rows * tile.thread_columns // WARP
+    fragments = (tile.thread_rows + tile.thread_columns) // 16
+    # A fragment is one ldmatrix; what fills shared memory takes a load, a store and addresses for each access, which
+    # is of one element where a window is put together.
+    accesses = (
+        tile.rows * tile.depth / max(1, min(8, product.row_vector[1]))
+        + tile.columns * tile.depth / max(1, min(8, product.column_vector[1]))
+    ) / threads
+    products = (tile.thread_rows // 16) * (tile.thread_columns // 8)
+    issue = steps * tile.threads * (tile.depth / 16 * (2 * fragments + products) + 10 * accesses + 20)
+    launch = Launch(
+        blocks,
+        threads,
+        registers=min(255, accumulators + 4 * fragments + 40),
+        shared=4 * (tile.rows + tile.columns) * (tile.depth + 8),
+        issue=issue,
+        tensor=float(steps * tile.depth * tile.rows * tile.columns),
+        bytes=product.unique_bytes,
+        l2_bytes=blocks * steps * tile.depth * (tile.rows * product.row_bytes + tile.columns * product.column_bytes),
+        in_flight=2.0 * (tile.rows + tile.columns) * tile.depth / threads,
     )
     return kernel_seconds(launch, machine) + joining_seconds(product, tile.parts, machine)
 
