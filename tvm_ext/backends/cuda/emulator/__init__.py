@@ -1,0 +1,1 @@
+"""Scheduled CUDA functions on the CPU: values, and what is wrong with them."""
