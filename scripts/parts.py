@@ -19,7 +19,7 @@ def parts(name: str) -> list[str]:
     return [file.stem for file in files if "\ndef measure(" in file.read_text(encoding="utf-8")]
 
 
-def run_part(name: str, faults: Sequence[str]) -> int:
+def run_part(name: str, faults: Sequence[str], script: str | None = None) -> int:
     """Measure the part that the command line names, and write its section of ``docs/results/NAME.json``.
 
     Parameters
@@ -28,13 +28,15 @@ def run_part(name: str, faults: Sequence[str]) -> int:
         Of the result, and of the folder of the parts.
     faults : sequence of str
         How the keys of a summary end whose value has to be 0.
+    script : str, optional
+        What the user runs; ``check_NAME.py`` by default.
 
     Returns
     -------
     int
         The exit code: 1 when something that must be none was found, 2 when no part is named.
     """
-    script, names = f"check_{name}.py", parts(name)
+    script, names = script or f"check_{name}.py", parts(name)
     if len(sys.argv) < 2 or sys.argv[1] not in names:
         print(f"usage: {script} PART ...; parts are {', '.join(names)}", file=sys.stderr)
         return 2

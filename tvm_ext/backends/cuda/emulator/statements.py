@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.backends.cuda.emulator.expressions import CHANGING, THREAD, Expressions, Pointer, View, operation, own
@@ -279,7 +280,7 @@ def wait(lanes: Lanes, left: int) -> None:
 
 def same_structure(first: Any, second: Any) -> bool:
     """Compare expressions by their structure."""
-    return bool(tvm.ir.structural_equal(first, second, map_free_vars=True))
+    return bool(tvm_ffi.structural_equal(first, second, map_free_vars=True))
 
 
 def _nothing(lanes: Lanes) -> None:
