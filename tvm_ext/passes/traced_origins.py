@@ -48,7 +48,9 @@ def traced_grouping(grouping: tvm.transform.Pass) -> tvm.transform.Pass:
 
 
 def with_kept_origins(renewing: tvm.transform.Pass) -> tvm.transform.Pass:
-    """Make a pass that keeps words where TVM makes variables anew and leaves bindings in their order.
+    """Make a pass that keeps words where TVM makes variables anew and leaves calls and branches in their order.
+
+    before: ``b = If(c, ...) [If]; i = b[0]; y = i``, after: ``b = If(c, ...) [If]; y = b[0]``
 
     Parameters
     ----------
@@ -62,8 +64,7 @@ def with_kept_origins(renewing: tvm.transform.Pass) -> tvm.transform.Pass:
         updated = tvm.IRModule(renewed.functions, attrs=renewed.attrs)
         for variable, func in renewed.functions_items():
             if isinstance(func, relax.Function):
-                before = bindings_of(mod[variable.name_hint].body)
-                pairs = zip(before, bindings_of(func.body), strict=True)
+                pairs = zip(_computing(mod[variable.name_hint]), _computing(func), strict=True)
                 updated.update_func(variable, with_origins(func, {new.var: words_of(old.var) for old, new in pairs}))
         return updated
 
@@ -93,6 +94,11 @@ def lowered_origins() -> tvm.transform.Pass:
         return updated
 
     return _lowered
+
+
+def _computing(func: relax.Function) -> list[Any]:
+    """Return the bindings of calls and branches; others may go when a function is put in order, as ``y = x`` does."""
+    return [binding for binding in bindings_of(func.body) if isinstance(binding.value, (relax.Call, relax.If))]
 
 
 def _is_group(func: relax.Function) -> bool:

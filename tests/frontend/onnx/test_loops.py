@@ -145,6 +145,24 @@ def test_many_iterations_of_an_unbounded_loop() -> None:
     check(model, {"n": np.asarray(40_000)})
 
 
+def test_a_loop_with_one_result() -> None:
+    model = graph(
+        """g (float[3] x, float bound) => (float[3] y) {
+          one = Constant <value_int = 1> ()
+          begin = Cast <to = 9> (one)
+          y = Loop (, begin, x) <
+            body = step (int64 i, bool c, float[3] s) => (bool d, float[3] t) {
+              t = Mul (s, half)
+              total = ReduceSum <keepdims = 0> (t)
+              d = Greater (total, bound)
+            }
+          >
+        }""",
+        half=np.asarray(0.9, "float32"),
+    )
+    check(model, {"x": np.asarray([3, 4, 5], "float32"), "bound": np.asarray(0.1, "float32")})
+
+
 STACKED = """g (float[2] x, int64 n, int64 stop) => (float[r,2] all, float[2] last) {
   true = Constant <value_int = 1> ()
   go = Cast <to = 9> (true)
