@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+import tvm_ext
 from tests.frontend.onnx.ops.harness import (
     check_stored,
     check_with_onnxruntime,
@@ -90,10 +92,38 @@ def test_aspect_ratio_is_kept(policy):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_integers_are_interpolated(dtype):
+def test_integers_of_the_nearest_element(dtype):
     x = np.random.default_rng(3).integers(0, 100, (1, 1, 5, 5)).astype(dtype)
     model, values = model_of(x, {"mode": "nearest"}, scales=[1, 1, 2, 1.5])
     check_with_onnxruntime(model, values)
+
+
+@pytest.mark.parametrize("scales", [(2, 2), (0.5, 0.5), (4, 2), (0.25, 1)])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
+def test_integers_are_interpolated_and_lose_their_fraction(dtype, scales):
+    """Scales whose weights and sums float32 holds, so that nothing is whole by rounding."""
+    least = 0 if dtype == "uint8" else -100
+    x = np.random.default_rng(3).integers(least, 100, (1, 2, 8, 12)).astype(dtype)
+    model, values = model_of(x, {"mode": "linear"}, scales=[1, 1, *scales])
+    check_with_onnxruntime(model, values)
+
+
+@pytest.mark.parametrize("scale", [1.5, 2, 2.2])
+def test_even_pictures_stay_even(scale):
+    x = np.full((1, 1, 11, 13), 255, "uint8")
+    for mode in ("linear", "cubic"):
+        model, _ = model_of(x, {"mode": mode}, scales=[1, 1, scale, scale])
+        (found,) = tvm_ext.compile(model).run({"X": x}).values()
+        np.testing.assert_array_equal(found, np.full_like(found, 255))
+
+
+@pytest.mark.parametrize("scale", [1.5, 2])
+def test_cubic_interpolation_stays_inside_the_type(scale):
+    x = (255 * np.random.default_rng(7).integers(0, 2, (1, 1, 8, 8))).astype("uint8")
+    model, _ = model_of(x, {"mode": "cubic"}, scales=[1, 1, scale, scale])
+    (found,) = tvm_ext.compile(model).run({"X": x}).values()
+    (expected,) = ReferenceEvaluator(model).run(None, {"X": x})
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
 
 
 def test_region_with_extrapolation():

@@ -302,6 +302,8 @@ class Resize(Converter):
             and rule.coordinates in _STOCK_COORDINATES
             and rule.nearest in _NEAREST
             and dtype in _STOCK_TYPES
+            # Its cubic operator lets an element of a picture of integers pass the limits of their type.
+            and (rule.mode == "nearest" or not np.issubdtype(np.dtype(dtype), np.integer))
             and (
                 rule.mode != "nearest"
                 or all(stock_finds(rule, shape[axis], sizes[axis], scales[axis]) for axis in changed)
@@ -332,8 +334,12 @@ class Resize(Converter):
             x = bb.emit(relax.op.where(constant(outside), beyond, x))
         if dtype_of(x) != dtype and np.issubdtype(np.dtype(dtype), np.integer):
             limits = np.iinfo(dtype)
-            x = relax.op.clip(relax.op.round(x), float(limits.min), float(limits.max))
-            x = bb.emit(x)
+            if node.text("mode", "nearest") == "linear" and not node.integer("antialias", 0):
+                # onnxruntime drops the fraction; a sum that is whole but for rounding keeps what it is.
+                x = relax.op.trunc(relax.op.multiply(x, constant(np.asarray(1 + 2**-21), dtype_of(x))))
+            else:
+                x = relax.op.round(x)
+            x = bb.emit(relax.op.clip(x, float(limits.min), float(limits.max)))
         return astype(bb, x, dtype)
 
 
