@@ -30,6 +30,22 @@ NEW = (
     "tvm_ext/bench/calibrate.py",
     "tvm_ext/cli/calibrate.py",
     "schedules/cpu/calibration.py",
+    "tvm_ext/shapes/",
+    "tvm_ext/dynamic.py",
+    "tvm_ext/layout/open_products.py",
+    "tvm_ext/backends/c/",
+    "tvm_ext/backends/cuda/",
+    "tvm_ext/backends/vta/codegen/description.py",
+    "tvm_ext/backends/description.py",
+    "schedules/cuda/",
+    "schedules/cpu/winograd_strips.py",
+    "tvm_ext/fusion/relax/prologues.py",
+    "tvm_ext/generation/",
+    "tuners/presampling.py",
+    "tuners/validity.py",
+    "tuners/replay/recorded.py",
+    "tuners/replay/convergence.py",
+    "tuners/glimpse/",
 )
 """What did not exist in any form before."""
 
