@@ -1,6 +1,6 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
-Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--quick] [--workers N] [--json PATH]
+Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--quick] [--workers N] [--json PATH]
 
 All parts without a choice. Nothing is measured on this machine but the time of presampling: cycles are those of VTA's
 model, so that runs may go on beside other work. Runs are kept in the log, line by line, and not run again.
@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
+from scripts.glimpse.compare import glimpse_part
 from scripts.results import add_json_option, result_path, store
 from scripts.vta_landscapes import TABLE, template
 from tvm_ext.tuners.initialisers import Start, ValidityInitialiser
@@ -218,7 +219,11 @@ def chart(runs: Sequence[Convergence], numbers: Sequence[int], path: Path) -> No
     figure.savefig(path, dpi=110)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {"shares": shares_part, "validity": validity_part}
+PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
+    "shares": shares_part,
+    "validity": validity_part,
+    "glimpse": glimpse_part,
+}
 
 
 def main() -> int:
@@ -233,6 +238,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--chart", type=Path, metavar="PATH", help="picture of the runs")
     parser.add_argument("--log", type=Path, default=ROOT / "docs/results/hardware_aware_runs.jsonl")
+    parser.add_argument(
+        "--folds", type=Path, default=ROOT / "build/glimpse", help="what is trained for each pair left out"
+    )
     add_json_option(parser, "hardware_aware")
     arguments = parser.parse_args()
     if arguments.quick:

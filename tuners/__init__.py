@@ -70,6 +70,15 @@ def validity(**options: Any) -> Any:
     return strategy("validity", **options)
 
 
+def glimpse(**options: Any) -> Any:
+    """Search that begins with what was learnt on other machines and layers; see :func:`strategy`.
+
+    MetaSchedule's own search says nothing of the kernel that a prior could be asked with: there, another tuner is used.
+    ``tvm-ext tune`` for VTA describes the kernel.
+    """
+    return strategy("glimpse", **options)
+
+
 def options(tuner: str = "chameleon", **more: Any) -> dict[str, Any]:
     """Give the keyword arguments that one of MetaSchedule's tuning functions needs for a tuner of this package.
 

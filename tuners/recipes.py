@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tvm_ext.errors import OptionError
+from tvm_ext.backends.description import KernelDescription
+from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
+from tvm_ext.tuners.glimpse.artefact import Artefact
+from tvm_ext.tuners.glimpse.guide import Guide
+from tvm_ext.tuners.glimpse.parts import GuidedModel, GuidedSampler, PriorInitialiser
+from tvm_ext.tuners.glimpse.tuner import GuidedTuner
 from tvm_ext.tuners.initialisers import (
     Initialiser,
     LocalInitialiser,
@@ -68,7 +73,12 @@ class Recipe:
         return asking or self.asks_first or self.validity_bonus is not None
 
     def tuner(
-        self, space: ConfigSpace, seed: int = 0, peers: Peers | None = None, oracle: Oracle | None = None
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        peers: Peers | None = None,
+        oracle: Oracle | None = None,
+        description: KernelDescription | None = None,
     ) -> Tuner:
         """Put the parts to work on a space.
 
@@ -80,6 +90,8 @@ class Recipe:
             Whose measurements the cost model learns from, if it can.
         oracle : callable, optional
             Tells which configurations work; not asked by recipes without use for it.
+        description : KernelDescription, optional
+            What the target says of the kernel; only recipes with a guide look at it.
         """
         return Tuner(
             space,
@@ -185,6 +197,83 @@ RECIPES: dict[str, Recipe] = {
     "sa_as_step_1": Recipe(_annealing, lambda: _adaptive(step=1), pool=4),
     "sa_as_threshold_1.5": Recipe(_annealing, lambda: _adaptive(threshold=1.5), pool=4),
     "sa_as_threshold_5": Recipe(_annealing, lambda: _adaptive(threshold=5.0), pool=4),
+}
+
+
+@dataclass(frozen=True)
+class GuidedRecipe(Recipe):
+    """Parts that follow what was trained on other machines and layers; without that, another recipe.
+
+    Attributes
+    ----------
+    artefact : Artefact, optional
+        What was trained; that of the package if left out.
+    begins, chooses, rejects : bool
+        Whether the prior, the acquisition function and the validity ensemble are used.
+    plain, plain_asking : str
+        Recipe to use when there is nothing to follow, and with a validity oracle.
+    """
+
+    artefact: Artefact | None = None
+    begins: bool = True
+    chooses: bool = True
+    rejects: bool = True
+    plain: str = "evolution_shared"
+    plain_asking: str = "validity"
+
+    @property
+    def shares(self) -> bool:
+        """Whether the recipe that is used when there is nothing to follow learns from others."""
+        return RECIPES[self.plain].shares
+
+    @property
+    def asks(self) -> bool:
+        """Whether a validity oracle is asked at all."""
+        return False
+
+    def tuner(
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        peers: Peers | None = None,
+        oracle: Oracle | None = None,
+        description: KernelDescription | None = None,
+    ) -> Tuner:
+        """See :meth:`Recipe.tuner`; the tuner's notes say why another recipe is used."""
+        try:
+            if description is None:
+                raise TuningError("the target says nothing of the kernel that a prior could be asked with")
+            guide = Guide(description, space, self.artefact)
+        except TuningError as error:
+            name = self.plain if oracle is None else self.plain_asking
+            tuner = RECIPES[name].tuner(space, seed, peers, oracle)
+            tuner.remarks.append(f"no prior is used: {error}; the tuner is {name}")
+            return tuner
+        model = GuidedModel(guide=guide, rejects=self.rejects) if self.begins else self.cost_model()
+        inner = None if self.sampler is GreedySampler else self.sampler()
+        return GuidedTuner(
+            space,
+            self.explorer(seed),
+            GuidedSampler(guide, model, self.rejects, self.chooses, inner),
+            PriorInitialiser(guide, self.rejects) if self.begins else self.initialiser(),
+            model,
+            seed=seed,
+            batch=self.batch,
+            initial=self.initial,
+            pool=self.pool,
+            random_share=0.0,
+            guide=guide,
+        )
+
+
+RECIPES |= {
+    # Ahn, dissertation, UC San Diego, 2022, chapter 4; batches half as large as annealing's, as the first ones count.
+    "glimpse": GuidedRecipe(_annealing, batch=32, initial=32, pool=4),
+    "chameleon_glimpse": GuidedRecipe(_agent, _adaptive, batch=32, initial=32, pool=4, chooses=False),
+    # The same without one of its parts each.
+    "glimpse_without_prior": GuidedRecipe(_annealing, batch=32, initial=32, pool=4, begins=False),
+    "glimpse_without_acquisition": GuidedRecipe(_annealing, batch=32, initial=32, pool=4, chooses=False),
+    "glimpse_without_ensemble": GuidedRecipe(_annealing, batch=32, initial=32, pool=4, rejects=False),
 }
 
 

@@ -140,6 +140,8 @@ class Tuner:
         measured.
     model_seconds : float
         What training the cost model has taken.
+    remarks : list of str
+        What the run should say of how the tuner was made.
     random_share : float
         Each configuration of a batch is replaced by a random one with this probability (ε-greedy).
     refined_share : float
@@ -168,6 +170,7 @@ class Tuner:
     measurements: list[Measurement] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
     model_seconds: float = 0.0
+    remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -222,8 +225,8 @@ class Tuner:
 
     @property
     def notes(self) -> list[str]:
-        """What the run should say: why an oracle was not asked any more."""
-        return [] if self.validity is None else list(self.validity.notes)
+        """What the run should say: why another tuner is used, why an oracle was not asked any more."""
+        return [*self.remarks, *([] if self.validity is None else self.validity.notes)]
 
     @property
     def best(self) -> Measurement | None:

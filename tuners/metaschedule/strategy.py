@@ -74,6 +74,8 @@ class TunerStrategy(PySearchStrategy):
     ----------
     search_seconds, model_seconds : float
         What proposing candidates has taken, and what of it was training of cost models; known when the task has ended.
+    notes : list of str
+        What the tuners have to say of the run, known when the task has ended.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class TunerStrategy(PySearchStrategy):
         self._pending: list[tuple[int, Vector]] = []
         self._seen: dict[int, float | None] = {}
         self.search_seconds = self.model_seconds = 0.0
+        self.notes: list[str] = []
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         self.mod, self.context = context.mod, context
@@ -167,6 +170,7 @@ class TunerStrategy(PySearchStrategy):
     def post_tuning(self) -> None:
         """Let go of what belongs to the task."""
         self.model_seconds += sum(tuner.model_seconds for _, tuner in self.sketches)
+        self.notes += [note for _, tuner in self.sketches for note in tuner.notes]
         self.sketches, self._pending, self._seen = [], [], {}
         self.context = None  # it holds this strategy
 

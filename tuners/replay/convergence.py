@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.backends.description import KernelDescription
+from tvm_ext.tuners.glimpse.tuner import GuidedTuner
 from tvm_ext.tuners.recipes import Recipe
 from tvm_ext.tuners.replay.recorded import RecordedLandscape
 from tvm_ext.tuners.tuner import Measurement
@@ -70,9 +72,12 @@ def converge(
     seed: int,
     budget: int = TRIALS,
     oracle: Oracle | None = None,
+    description: KernelDescription | None = None,
 ) -> Convergence:
     """Let a tuner measure a landscape until it has found the best configuration, or the budget is spent."""
-    tuner = recipe.tuner(landscape.space, seed, oracle=oracle)
+    tuner = recipe.tuner(landscape.space, seed, oracle=oracle, description=description)
+    if isinstance(tuner, GuidedTuner) and tuner.guide is not None:
+        tuner.guide.budget = budget
     best, measured, invalid = landscape.best_seconds, 0, 0
     rises: list[tuple[int, float]] = []
     fastest = np.inf

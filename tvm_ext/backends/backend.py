@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
+from tvm_ext.backends.description import KernelDescription
 from tvm_ext.embedding.choice import Offer
 from tvm_ext.errors import OptionError
 from tvm_ext.options import PipelineOptions
@@ -80,6 +81,9 @@ class CountingMeasurer(Protocol):
 
     def oracle(self, func: tvm.tirx.PrimFunc, choices: Choices) -> ValidityOracle | None:
         """Give what tells, without scheduling any, which candidates can run; None where that is not known."""
+
+    def describe(self, func: tvm.tirx.PrimFunc, sketch: str, choices: Choices) -> KernelDescription | None:
+        """Describe a kernel and its candidates for what has learnt from others; None where that is not known."""
 
     def count(self, scheduled: tvm.tirx.PrimFunc) -> tuple[int | None, str]:
         """Count the cycles of a scheduled kernel; None and the reason if it cannot run."""

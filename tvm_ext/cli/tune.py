@@ -160,6 +160,8 @@ def command(
     if result.beside:
         click.echo(f"  beside   {result.beside} was tuning into this folder, too: what both measured is kept, and what")
         click.echo("           they measured at once on one machine is less exact")
+    for note in result.notes:
+        click.echo(f"  note     {note}")
     if result.noise:
         noise = sorted(result.noise)[len(result.noise) // 2]
         hint = "; the machine is busy, differences below that mean nothing" if noise > NOISY else ""
@@ -206,6 +208,7 @@ def _document(result: TuningResult) -> dict[str, Any]:
         "curve": result.curve,
         "others": result.others,
         "beside": result.beside,
+        "notes": result.notes,
         "comparison": _comparison(result.kernels),
         "kernels": [vars(kernel) for kernel in result.kernels],
     }

@@ -93,8 +93,10 @@ class KernelSearch:
         self._sketches = []
         for number, (name, schedule) in enumerate(self.measurer.sketches(self.func).items()):
             space = TraceSpace.of(schedule, workload)
-            oracle = self.measurer.oracle(self.func, [knob.choices for knob in space.space.knobs])
-            tuner = self.recipe.tuner(space.space, self.seed + number, oracle=oracle)
+            choices = [knob.choices for knob in space.space.knobs]
+            oracle = self.measurer.oracle(self.func, choices)
+            described = self.measurer.describe(self.func, name, choices)
+            tuner = self.recipe.tuner(space.space, self.seed + number, oracle=oracle, description=described)
             self._sketches.append(_Sketch(name, space, tuner))
 
     def batches(self, trials: int) -> Iterator[list[Candidate]]:
@@ -137,7 +139,7 @@ class KernelSearch:
 
     @property
     def notes(self) -> list[str]:
-        """Why an oracle of the measurer was not asked any more, by sketch."""
+        """Why another tuner is used or an oracle was not asked any more, by sketch."""
         return [f"{sketch.name}: {note}" for sketch in self._sketches for note in sketch.tuner.notes]
 
     def _measurement(self, candidate: Candidate) -> Measurement:
@@ -222,4 +224,5 @@ class CountedSearch(Search):
                 new = len(search.candidates) - kept
                 self._measurer.keep(self._folder, task, best.sketch, schedule, search.best.cycles, new)
                 kept += new
+            course.outcome.note(search.notes)
             course.note(number, [(row.cycles and row.cycles / self._measurer.clock, row.reason) for row in tried])

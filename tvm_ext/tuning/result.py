@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -55,6 +56,8 @@ class TuningResult:
         Records of other kernels in the database.
     beside : str or None
         Which other run was at work in the folder when this one began.
+    notes : list of str
+        Why another tuner was used than the one asked for, or an oracle was not asked any more.
     """
 
     kernels: list[KernelResult]
@@ -64,6 +67,11 @@ class TuningResult:
     resumed: int = 0
     others: int = 0
     beside: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, notes: Iterable[str]) -> None:
+        """Keep each note once."""
+        self.notes += [row for row in dict.fromkeys(notes) if row not in self.notes]
 
     @property
     def trials(self) -> int:

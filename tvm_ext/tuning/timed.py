@@ -106,6 +106,7 @@ class TimedSearch(Search):
             if request.trials > self._known:
                 strategies = self._strategies(request)
                 self._tune(request, strategies, measurer, course)
+                outcome.note(note for strategy in strategies for note in strategy.notes)
                 model = sum(strategy.model_seconds for strategy in strategies)
                 searched = sum(strategy.search_seconds for strategy in strategies) - model
                 seconds = {"search": searched, "model": model}

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from tvm.s_tir import Schedule
 
 from tvm_ext.backends.backend import Choices, CountedKernel, ValidityOracle
+from tvm_ext.backends.description import KernelDescription
 from tvm_ext.backends.vta.codegen.compute import Epilogue
+from tvm_ext.backends.vta.codegen.description import describe
 from tvm_ext.backends.vta.codegen.estimate import count_cycles
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.codegen.plans import default_plan, layer_function
-from tvm_ext.backends.vta.codegen.resources import oracle_of
+from tvm_ext.backends.vta.codegen.resources import known_tiles, oracle_of
 from tvm_ext.backends.vta.codegen.rules import sketch_rules
 from tvm_ext.backends.vta.codegen.tuned import TunedLayer, layer_key, read_tuned, write_tuned
 from tvm_ext.backends.vta.codegen.unrolling import plan_program
@@ -31,10 +33,16 @@ from tvm_ext.backends.vta.model.offload import layers_on_vta
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
 from tvm_ext.database.files import locked
 from tvm_ext.errors import TuningError, VTAProgramError
-from tvm_ext.schedules.vta.conv2d import ConvKnobs
+from tvm_ext.schedules.vta.conv2d import ORDERS, ConvKnobs
 
 MOST_TURNS = 256
 """Turns of the loops over tiles up to which a candidate is counted: each waits for memory, more are never good."""
+
+
+KNOBS_OF_TRACE = (
+    ("tile_b",), ("tile_co", "oc_nthread"), ("tile_h", "h_nthread"), ("tile_w",), ("tile_ci",)
+)  # fmt: skip
+"""What the sampling instructions of a convolution without groups decide."""
 
 
 class CycleMeasurer:
@@ -111,6 +119,22 @@ class CycleMeasurer:
 
         return oracle
 
+    def describe(self, func: tvm.tirx.PrimFunc, sketch: str, choices: Choices) -> KernelDescription | None:
+        """Describe the convolutions that :meth:`oracle` knows of."""
+        known, order = known_tiles(func, choices), ORDERS.get(_order(sketch))
+        if known is None or order is None:
+            return None
+        conv, epilogue, tiles = known
+        orders = np.array(order)
+        return describe(
+            self.config,
+            self.costs,
+            conv,
+            epilogue,
+            lambda vectors: (tiles(vectors), np.tile(orders, (len(vectors), 1))),
+            KNOBS_OF_TRACE,
+        )
+
     def count(self, scheduled: tvm.tirx.PrimFunc) -> tuple[int | None, str]:
         """Count the cycles of a scheduled function; None and the reason if it cannot run."""
         return counted(scheduled, self.config, self.costs)
@@ -149,11 +173,15 @@ def _layer_name(conv: Conv2d, epilogue: Epilogue) -> str:
     return f"{conv.in_blocks}->{conv.out_blocks} {conv.height}x{conv.width} {window}{groups}{extra}"
 
 
+def _order(sketch: str) -> str:
+    return sketch.partition("(")[2].rstrip(")")
+
+
 def _knobs(sketch: str, schedule: Schedule) -> tuple[str, ConvKnobs]:
     """Read order and knobs of a tuned convolution off the decisions of its trace."""
     trace = schedule.trace
     rows = [[int(factor) for factor in trace.decisions[step]] for step in trace.insts if step in trace.decisions]
     batch, *group, (_, oc_nthread, tile_co), (_, h_nthread, tile_h), width, inputs = rows
-    order = sketch.partition("(")[2].rstrip(")")
+    order = _order(sketch)
     tile_g = group[0][-1] if group else 1
     return order, ConvKnobs(batch[-1], tile_co, tile_h, width[-1], inputs[-1], oc_nthread, h_nthread, tile_g)

@@ -112,6 +112,23 @@ def oracle_of(
         Factors that each sampling instruction of :class:`~tvm_ext.schedules.vta.conv2d.Conv2d` may decide, the middle
         ones of output blocks and rows being virtual threads.
     """
+    known = known_tiles(func, choices)
+    if known is None:
+        return None
+    conv, epilogue, tiles = known
+    return lambda vectors: fits(config, conv, epilogue, tiles(vectors))
+
+
+def known_tiles(
+    func: tirx.PrimFunc, choices: Sequence[Sequence[Any]]
+) -> tuple[Conv2d, Epilogue, Callable[[Counts], Tiles]] | None:
+    """Give the convolution of a function and the tiles of its choices; None where needs are not in closed form.
+
+    Parameters
+    ----------
+    func, choices
+        See :func:`oracle_of`.
+    """
     conv, names = geometry_of(func), {str(parameter.name) for parameter in func.params}
     if conv is None or len(choices) != KNOBS:
         return None
@@ -121,9 +138,9 @@ def oracle_of(
         return None
     factors = [np.array(rows, np.int64) for rows in choices]
 
-    def oracle(vectors: Counts) -> NDArray[np.bool_]:
+    def tiles(vectors: Counts) -> Tiles:
         batches, out_blocks, rows, columns, in_blocks = (table[vectors[:, knob]] for knob, table in enumerate(factors))
-        tiles = Tiles(
+        return Tiles(
             batches[:, -1],
             out_blocks[:, -1],
             rows[:, -1],
@@ -132,6 +149,5 @@ def oracle_of(
             out_blocks[:, 1],
             rows[:, 1],
         )
-        return fits(config, conv, epilogue, tiles)
 
-    return oracle
+    return conv, epilogue, tiles
