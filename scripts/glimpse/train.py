@@ -45,10 +45,10 @@ SLOWEST = -3.0
 """Logarithm of the relative speed below which configurations are equally bad."""
 
 HIDDEN = 96
-EPOCHS = 10
+EPOCHS = 6
 BATCH = 2048
 
-RUNS, BATCH_OF_WALK, STEPS_OF_WALK = 36, 16, 4
+RUNS, BATCH_OF_WALK, STEPS_OF_WALK = 24, 16, 4
 """Of the runs that the acquisition function learns from: how many, trials of a batch, batches."""
 
 INVALID_COSTS = 0.2
@@ -154,7 +154,7 @@ def train_acquisition(keys: Sequence[Key], blueprint: Blueprint, prior: Network)
     states: list[tuple[np.ndarray, np.ndarray]] = []
     for network, members in groups.items():
         others = [key for key in keys if LAYERS[key[1]].network != network]
-        crossed = train_prior(others, blueprint, epochs=5) if others else prior
+        crossed = train_prior(others, blueprint, epochs=EPOCHS // 2) if others else prior
         rough = Artefact(FAMILY, blueprint, crossed, prior, ensemble, {})
         for at in rng.permutation(len(members))[: max(RUNS // len(groups), 1)].tolist():
             states += walk(members[at], rough, rng)

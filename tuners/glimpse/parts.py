@@ -12,13 +12,16 @@ from tvm_ext.tuners.cost_model import CostModel, TileModel
 from tvm_ext.tuners.explorers.simulated_annealing import SimulatedAnnealing
 from tvm_ext.tuners.glimpse import acquisition
 from tvm_ext.tuners.glimpse.guide import TABULATED, Guide
+from tvm_ext.tuners.initialisers import Start
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
 from tvm_ext.tuners.shared_model import LOGISTIC, SLOWEST, SUREST
 from tvm_ext.tuners.space import ConfigSpace
-from tvm_ext.tuners.validity import Validity
 
 DRAWN = 1024
 """So many random configurations the ensemble is asked for where too few candidates are left."""
+
+REJECTED = -1e6
+"""Score of what the ensemble rejects."""
 
 MEMBERS = 3
 """Forests that the mean and the spread of predictions are taken of."""
@@ -38,32 +41,27 @@ class PriorInitialiser:
     guide: Guide
     rejects: bool = True
 
-    def propose(
-        self,
-        space: ConfigSpace,
-        count: int,
-        taken: set[int],
-        rng: np.random.Generator,
-        validity: Validity | None = None,
-    ) -> np.ndarray:
+    def propose(self, count: int, start: Start) -> np.ndarray:
         """See :class:`~tvm_ext.tuners.initialisers.Initialiser`."""
+        space = start.space
         if count < 1:
             return np.empty((0, len(space.knobs)), dtype=np.int64)
         if space.size <= TABULATED:
             everything = space.vectors(np.arange(space.size))
             scores = self._scores(everything)
-            order = np.argsort(-scores, kind="stable")[: count + len(taken)]
-            ranked = everything[order[np.isfinite(scores[order])]]
+            order = np.argsort(-scores, kind="stable")[: count + len(start.taken)]
+            ranked = everything[order[scores[order] > REJECTED]]
         else:
             none = np.empty((0, len(space.knobs)), dtype=np.int64)
-            ranked = SimulatedAnnealing().explore(space, self._scores, count, taken, none, rng).vectors
-        vectors = unvisited(space, ranked, set(taken))[:count]
-        taken.update(space.keys(vectors))
-        return np.concatenate([vectors, random_unvisited(space, count - len(vectors), taken, rng)])
+            annealing = SimulatedAnnealing()
+            found = annealing.explore(space, self._scores, count, start.taken, none, start.rng)
+            ranked = found.vectors[found.scores > REJECTED]
+        vectors = start.take(unvisited(space, ranked, set(start.taken))[:count])
+        return np.concatenate([vectors, start.random(count - len(vectors))])
 
     def _scores(self, vectors: np.ndarray) -> np.ndarray:
         scores = self.guide.density(vectors)
-        return np.where(self.guide.accepted(vectors), scores, -np.inf) if self.rejects else scores
+        return np.where(self.guide.accepted(vectors), scores, REJECTED) if self.rejects else scores
 
 
 @dataclass

@@ -26,6 +26,7 @@ from tvm_ext.tuners.glimpse.guide import Guide
 from tvm_ext.tuners.glimpse.networks import Network
 from tvm_ext.tuners.glimpse.parts import PriorInitialiser
 from tvm_ext.tuners.glimpse.tuner import GuidedTuner
+from tvm_ext.tuners.initialisers import Start
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import RECIPES, recipe
 from tvm_ext.tuners.replay.convergence import converge
@@ -85,7 +86,7 @@ def test_the_prior_begins_with_what_works_and_is_fast() -> None:
     landscape = load()[KEY]
     guide = Guide(described(), landscape.space)
     taken: set[int] = {0}
-    first = PriorInitialiser(guide).propose(landscape.space, 50, taken, np.random.default_rng(0))
+    first = PriorInitialiser(guide).propose(50, Start(landscape.space, taken, np.random.default_rng(0)))
     keys = landscape.space.keys(first)
     assert len(set(keys)) == 50
     assert 0 not in keys
@@ -93,9 +94,9 @@ def test_the_prior_begins_with_what_works_and_is_fast() -> None:
     assert landscape.works(first).mean() > 0.9
     assert landscape.best_seconds / landscape.seconds(first).min() > 0.95
     assert guide.accepted(first).all()
-    others = PriorInitialiser(guide).propose(landscape.space, 5, taken, np.random.default_rng(0))
+    others = PriorInitialiser(guide).propose(5, Start(landscape.space, taken, np.random.default_rng(0)))
     assert not set(landscape.space.keys(others)) & set(keys)
-    assert PriorInitialiser(guide).propose(landscape.space, 0, taken, np.random.default_rng(0)).shape == (0, 8)
+    assert PriorInitialiser(guide).propose(0, Start(landscape.space, taken, np.random.default_rng(0))).shape == (0, 8)
 
 
 def test_numbers_of_a_large_space_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def test_numbers_of_a_large_space_are_those_of_the_table(monkeypatch: pytest.Mon
     monkeypatch.setattr("tvm_ext.tuners.glimpse.parts.TABULATED", 0)
     guide = Guide(described(), space)
     np.testing.assert_allclose(guide.numbers(vectors), table, atol=1e-4)
-    first = PriorInitialiser(guide).propose(space, 20, set(), np.random.default_rng(0))
+    first = PriorInitialiser(guide).propose(20, Start(space, set(), np.random.default_rng(0)))
     assert len(set(space.keys(first))) == 20
     assert load()[KEY].works(first).mean() > 0.8
 
