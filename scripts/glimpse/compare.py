@@ -173,6 +173,8 @@ def compared(rows: Sequence[Convergence], names: Sequence[str], keys: Sequence[K
                     "to_95": float(np.median([row.trials_to(0.95, BUDGET) for row in of])),
                     "to_99": float(np.median([row.trials_to(0.99, BUDGET) for row in of])),
                     "invalid": sum(row.invalid for row in of) / sum(row.measured for row in of),
+                    "failed": sum(row.invalid for row in of),
+                    "trials": sum(row.measured for row in of),
                     "final": float(np.median([row.speed_after(BUDGET) for row in of])),
                     "measured": float(np.median([row.measured for row in of])),
                 }
@@ -186,6 +188,12 @@ def ratio_of(rows: Sequence[Mapping[str, Any]], of: str, to: str, column: str) -
     logs = [np.log(by[to, *key[1:]] / by[key]) for key in by if key[0] == of]
     interval = bootstrap_interval([float(value) for value in logs], lambda values: float(np.exp(np.mean(values))))
     return float(np.exp(np.mean(logs))), [round(value, 3) for value in interval]
+
+
+def invalid_share(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Give the share of a tuner's trials that did not work; one more is counted, so that none is no division by zero."""
+    of = [row for row in rows if row["tuner"] == name]
+    return (sum(row["failed"] for row in of) + 1) / (sum(row["trials"] for row in of) + 1)
 
 
 def hyper_volumes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -244,13 +252,13 @@ def glimpse_part(arguments: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                 ratio, interval = ratio_of(rows, name, baseline, column)
                 summary[f"{name}_{end}_{short}"] = round(ratio, 3)
                 ratios.append({"figure": f"{name}_{end}_{short}", "ratio": round(ratio, 3), "interval": interval})
-    invalid = {name: float(np.mean([row["invalid"] for row in rows if row["tuner"] == name])) for name in names}
+    invalid = {name: invalid_share(rows, name) for name in names}
     for name, share in invalid.items():
         summary[f"{name}_invalid"] = round(share, 4)
         summary[f"{name}_final"] = round(float(np.mean([row["final"] for row in rows if row["tuner"] == name])), 4)
     for name in GUIDED:
         for baseline, short in others.items():
-            summary[f"{name}_invalid_{short}"] = round(invalid[baseline] / max(invalid[name], 1e-4), 2)
+            summary[f"{name}_invalid_{short}"] = round(invalid[baseline] / invalid[name], 2)
     volumes = hyper_volumes(rows, (PLAIN[1], *GUIDED))
     parts = ("first", first), ("runs", rows), ("ratios", ratios), ("hyper_volume", volumes)
     return [{"table": name, **row} for name, found in parts for row in found], summary

@@ -30,7 +30,7 @@ class InOrder:
     measured: list[Measurement] = field(default_factory=list)
     validity: Any = None
 
-    def tuner(self, space: ConfigSpace, seed: int, oracle: Any = None) -> InOrder:
+    def tuner(self, space: ConfigSpace, seed: int, oracle: Any = None, description: Any = None) -> InOrder:
         return self
 
     def suggest(self, count: int) -> list[Vector]:
