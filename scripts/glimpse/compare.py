@@ -191,7 +191,7 @@ def ratio_of(rows: Sequence[Mapping[str, Any]], of: str, to: str, column: str) -
 
 
 def invalid_share(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Give the share of a tuner's trials that did not work; one more is counted, so that none is no division by zero."""
+    """Give the share of a tuner's trials that did not work; one is added, so that none is no division by zero."""
     of = [row for row in rows if row["tuner"] == name]
     return (sum(row["failed"] for row in of) + 1) / (sum(row["trials"] for row in of) + 1)
 
