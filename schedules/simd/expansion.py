@@ -18,8 +18,6 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.schedules.simd.transcendental import expand, expands
 from tvm_ext.schedules.simd.vector import element_type, lanes_of
 
-WITHOUT_LIBRARY = ("tirx.erf",)
-"""Functions that no library has in TVM's code for a processor: they are expanded however large their argument is."""
 LARGEST_ARGUMENT = 300
 """Nodes of an argument, names substituted, beyond which a function that has to stay in its place is not expanded."""
 
@@ -82,7 +80,7 @@ class _Expander:
         if not expands(call):
             return call
         in_place = self._conditional or not self._has_room()
-        if in_place and call.op.name not in WITHOUT_LIBRARY and _size(call.args[0]) > LARGEST_ARGUMENT:
+        if in_place and _size(call.args[0]) > LARGEST_ARGUMENT:
             return call
         self.expanded = True
         return expand(call, self._isa) if in_place else self._in_steps(expand(call, self._isa))
