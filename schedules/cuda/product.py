@@ -98,6 +98,7 @@ def as_matrices(schedule: Schedule, product: Product) -> None:
     Those blocks are still to be inlined, as is the one that brings the result into the order it is stored in.
     """
     block, row = product.block, product.row_operand
+    _join_behind(schedule, block)
     rows = schedule.reindex(block, ("read", row))
     columns = schedule.reindex(block, ("read", 1 - row))
     result = schedule.reindex(block, ("write", 0))
@@ -120,17 +121,29 @@ def as_matrices(schedule: Schedule, product: Product) -> None:
 
 def inline_into(schedule: Schedule, block: SBlockRV) -> None:
     """Inline all that a block reads into it, as far as that is computed in this kernel and nobody else reads it."""
+    refused: set[str] = set()
     while True:
-        producers = [item for item in schedule.get_producers(block) if is_spatial(schedule, item)]
-        done = False
-        for producer in producers:
-            try:
-                schedule.compute_inline(producer)
-                done = True
-            except ScheduleError:
-                continue
-        if not done:
+        # One at a time: inlining one may take another away.
+        waiting = [item for item in schedule.get_producers(block) if is_spatial(schedule, item)]
+        waiting = [item for item in waiting if str(schedule.get(item).name_hint) not in refused]
+        if not waiting:
             return
+        name = str(schedule.get(waiting[0]).name_hint)
+        try:
+            schedule.compute_inline(waiting[0])
+        except ScheduleError:
+            refused.add(name)
+
+
+def _join_behind(schedule: Schedule, product: SBlockRV) -> None:
+    """Make what is fused behind a product one block, also where a value is used twice, as in GELU."""
+    names = [str(schedule.get(block).name_hint) for block in top_blocks(schedule)]
+    behind = top_blocks(schedule)[names.index(str(schedule.get(product).name_hint)) + 1 : -1]
+    for block in behind:
+        try:
+            schedule.compute_inline(block)
+        except ScheduleError:
+            continue
 
 
 def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:

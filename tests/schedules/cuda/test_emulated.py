@@ -1,0 +1,82 @@
+"""Kernels of every rule as the emulator runs them, with the barriers and shuffles that TVM puts in: no races."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from tvm import relax
+
+from tests.schedules.cuda_kernels import CUDA, kernels_of, schedule_graph
+from tvm_ext.backends.cuda.emulator.emulate import Emulator
+from tvm_ext.schedules.cuda import RULES
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+
+op = relax.op
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def check(build: Callable, inputs: Sequence[np.ndarray], expected: np.ndarray, rule: str) -> None:
+    (kernel,) = kernels_of(schedule_graph(build, inputs, RULES)).values()
+    assert kernel.attrs[RULE_ATTRIBUTE] == rule
+    run = Emulator(kernel.with_attr("global_symbol", "main"), CUDA["sm_90"])
+    result = run([*inputs, np.zeros(expected.shape, expected.dtype)])
+    found = str(result.report)
+    assert "race" not in found, found
+    assert "bounds" not in found, found
+    np.testing.assert_allclose(result.arrays[-1], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [3, 33, 129, 1000])
+def test_softmax(width: int) -> None:
+    x = values(8, width)
+    expected = torch.softmax(torch.from_numpy(x), -1).numpy()
+    check(lambda _, a: op.nn.softmax(a), [x], expected, "cuda.row_reduction")
+
+
+def test_layer_norm_and_sums_across_rows() -> None:
+    x, scale, shift = values(9, 768), values(768, seed=1), values(768, seed=2)
+    expected = torch.layer_norm(*map(torch.from_numpy, (x,)), (768,), *map(torch.from_numpy, (scale, shift))).numpy()
+    build = lambda _, a, g, b: op.nn.layer_norm(a, g, b, axes=[-1])  # noqa: E731
+    check(build, [x, scale, shift], expected, "cuda.row_reduction")
+    x = values(4, 100, 33)
+    check(lambda _, a: op.sum(a, 1), [x], x.sum(1), "cuda.row_reduction")
+    check(lambda _, a: op.max(a, 1), [x], x.max(1), "cuda.row_reduction")
+
+
+def test_product_with_a_vector() -> None:
+    x, w = values(1, 300), values(300, 200, seed=1)
+    check(lambda _, a, b: op.matmul(a, b), [x, w], x @ w, "cuda.row_reduction")
+
+
+@pytest.mark.parametrize("shape", [(33, 17, 129), (64, 300, 31), (7, 1024, 9)])
+def test_products(shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    x, w, b = values(rows, depth), values(depth, columns, seed=1), values(columns, seed=2)
+    build = lambda _, a, c, d: op.nn.relu(op.add(op.matmul(a, c), d))  # noqa: E731
+    check(build, [x, w, b], np.maximum(x @ w + b, 0), "cuda.matmul")
+
+
+def test_gelu_behind_a_product() -> None:
+    """What uses a value twice is still computed where the product is stored."""
+    x, w = values(33, 40), values(40, 31, seed=1)
+    expected = functional.gelu(torch.from_numpy(x @ w)).numpy()
+    check(lambda _, a, b: op.nn.gelu(op.matmul(a, b)), [x, w], expected, "cuda.matmul")
+
+
+def test_convolution_and_pooling() -> None:
+    x, w = values(1, 16, 15, 9), values(24, 16, 3, 3, seed=1)
+    tensors = torch.from_numpy(x), torch.from_numpy(w)
+    expected = functional.relu(functional.conv2d(*tensors, stride=2, padding=1)).numpy()
+    build = lambda _, a, b: op.nn.relu(op.nn.conv2d(a, b, strides=2, padding=1))  # noqa: E731
+    check(build, [x, w], expected, "cuda.matmul")
+    expected = functional.max_pool2d(tensors[0], 3, 2, 1).numpy()
+    check(lambda _, a: op.nn.max_pool2d(a, (3, 3), strides=2, padding=1), [x], expected, "cuda.window")
+    x, y = values(3, 17, 31), values(17, 1, seed=1)
+    check(lambda _, a, b: op.exp(op.add(a, b)), [x, y], np.exp(x + y), "cuda.elementwise")
