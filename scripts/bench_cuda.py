@@ -1,6 +1,6 @@
 """Measure what is compiled for CUDA, without a GPU: meaning in the emulator, resources by ptxas.
 
-Run: python scripts/bench_cuda.py PART [options]; the parts are the modules of ``scripts/cuda``, --help has their options.
+Run: python scripts/bench_cuda.py PART [options]; the parts are the modules of ``scripts/cuda``.
 """
 
 from __future__ import annotations

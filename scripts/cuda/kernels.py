@@ -11,16 +11,14 @@ from tvm import relax, tirx
 from tvm.script import relax as R
 
 from tests.zoo import get
+from tests.zoo.quantized import quantized
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.phases import Phase
 from tvm_ext.pipeline import checked_options
 from tvm_ext.target import resolve_target
 
-TINY = (
-    "tiny_cnn", "tiny_cell", "tiny_lstm", "tiny_mlp", "tiny_transformer", "tiny_cnn_int8", "tiny_cnn_int8_qop",
-    "tiny_cnn_uint8", "tiny_cnn_uint8_qop", "tiny_cnn_uint8_tensor",
-)  # fmt: skip
+TINY = ("tiny_cnn", "tiny_cell", "tiny_lstm", "tiny_mlp", "tiny_transformer", "tiny_cnn_int8", "tiny_cnn_uint8")
 """The small models of the zoo: each operator of the large ones, in a size that a CPU emulates in seconds."""
 
 AWKWARD = (1, 3, 7, 17, 33, 127, 129)
@@ -60,7 +58,10 @@ def kernels_of(model: str, mod: tvm.IRModule, target: tvm.target.Target, **optio
 
 def model_kernels(name: str, target: tvm.target.Target, **options: Any) -> list[Kernel]:
     """Take a model of the zoo through the pipeline."""
-    return kernels_of(name, import_model(get(name).onnx_path()).mod, target, **options)
+    plain, _, kind = name.rpartition("_")
+    entry = quantized(plain, activations=kind) if kind in ("int8", "uint8") else get(name)
+    label = " ".join([name, *map(str, options.values())])
+    return kernels_of(label, import_model(entry.onnx_path()).mod, target, **options)
 
 
 def operator_modules(sizes: tuple[int, ...] = AWKWARD) -> Iterator[tuple[str, tvm.IRModule]]:
@@ -89,7 +90,8 @@ def operator_modules(sizes: tuple[int, ...] = AWKWARD) -> Iterator[tuple[str, tv
         for name, (shapes, build) in cases.items():
             builder = relax.BlockBuilder()
             variables = [relax.Var(f"x{i}", R.Tensor(shape, "float32")) for i, shape in enumerate(shapes)]
-            with builder.function("main", variables), builder.dataflow():
-                result = builder.emit_output(builder.emit(build(*variables)))
+            with builder.function("main", variables):
+                with builder.dataflow():
+                    result = builder.emit_output(builder.emit(build(*variables)))
                 builder.emit_func_output(result)
             yield f"{name} {size}", builder.get()

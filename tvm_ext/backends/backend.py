@@ -61,6 +61,24 @@ class CountedKernel:
     cycles: int
 
 
+@dataclass(frozen=True)
+class ResourceTable:
+    """What kernels take of a processor, found without one.
+
+    Attributes
+    ----------
+    summary : str
+        A sentence or two; why there is no row, where there is none.
+    columns : tuple of str
+    rows : tuple of tuple
+        Words and numbers, a kernel each.
+    """
+
+    summary: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str | int, ...], ...] = ()
+
+
 class CountingMeasurer(Protocol):
     """Measures candidates by counting cycles, exactly and without a machine, and keeps what was found in a folder."""
 
@@ -132,6 +150,8 @@ class Backend:
         Refuses options that a target of this kind does not have, with an ``OptionError``.
     instructions : callable
         Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
+    resources : callable, optional
+        Compiles scheduled kernels, by name, and tells what they take of the processor.
     measurer : callable, optional
         For processors whose kernels are tuned without being run: makes, of a target, what counts their cycles.
     profile_with : str
@@ -163,6 +183,7 @@ class Backend:
     machine: Callable[[tvm.target.Target], Machine | GpuMachine] | None = None
     check_options: Callable[[tvm.target.Target, PipelineOptions], None] = _in_float32
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
+    resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     profile_with: str = ""
     calibrated: bool = False

@@ -83,6 +83,8 @@ def command(
     click.echo(f"{output}: page of {model} for {found.target}, made in {elapsed(start)}")
     click.echo(f"  operators {found.operator_uses}, {count_text(found.flops['total'])}")
     click.echo(f"  kernels   {len(found.kernels)} ({calls} calls), {scheduled} scheduled by a rule")
+    if found.resources is not None:
+        click.echo(f"  resources {found.resources.summary.partition('. ')[0]}")
     click.echo(f"  memory    {bytes_text(found.planned_bytes)} planned for intermediate tensors")
 
 

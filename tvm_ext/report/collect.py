@@ -13,6 +13,8 @@ import tvm
 from tvm import relax
 
 from tvm_ext.algebra.relax.rewrite import AlgebraReport, rewrite_algebra
+from tvm_ext.backends.backend import ResourceTable
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import lower, recorded_versions
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.fusion.relax.fuse import kernel_mappings
@@ -108,6 +110,7 @@ def inspect_model(
         rewrite_algebra(parsed.rewrite, algebra)(arithmetic.module)
     counted = {} if "fuse" not in modules else _flops(from_relax(modules["fuse"]))
     found = kernels(kernel_module, kernel_graph, groups.module, counted)
+    resources = _resources(kernel_module, found, resolved, report)
     profile = None
     if profile_runs:
         report("time kernels")
@@ -132,8 +135,22 @@ def inspect_model(
         phases=tuple(_phase_time(name, summaries[name], times[name], mod) for name, mod in modules.items()),
         rewritings=_rewritings(algebra),
         rewritten_flops=(algebra.flops_before, algebra.flops_after),
+        resources=resources,
         profile=profile,
     )
+
+
+def _resources(
+    mod: tvm.IRModule, found: Sequence[Kernel], target: tvm.target.Target, report: Callable[[str], None]
+) -> ResourceTable | None:
+    """Ask the target's backend what the kernels take of the processor, where that can be told without one."""
+    ask = backend_of(target).resources
+    if ask is None:
+        return None
+    report("compile kernels")
+    names = {kernel.name for kernel in found}
+    functions = {variable.name_hint: func for variable, func in mod.functions_items() if variable.name_hint in names}
+    return ask(functions, target)
 
 
 def _rewritings(report: AlgebraReport) -> tuple[Rewriting, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvm_ext.backends.backend import ResourceTable
 from tvm_ext.graph.symbolic import Dim, Symbolic
 
 if TYPE_CHECKING:
@@ -213,6 +214,8 @@ class Inspection:
         What the option ``rewrite`` did, most frequent first; none where it is off.
     rewritten_flops : tuple of two int
         Operations of the rewritten parts of the model, before and after.
+    resources : ResourceTable, optional
+        What the kernels take of a processor for which that is found by compiling them.
     profile : Profile, optional
         Where the time of a run goes, if it was run.
     """
@@ -235,6 +238,7 @@ class Inspection:
     phases: tuple[PhaseTime, ...]
     rewritings: tuple[Rewriting, ...] = ()
     rewritten_flops: tuple[int, int] = (0, 0)
+    resources: ResourceTable | None = None
     profile: Profile | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from tvm_ext.backends.backend import ResourceTable
 from tvm_ext.graph.symbolic import Dim, sort_value, total_of
 from tvm_ext.graph.units import bytes_text, count_text
 from tvm_ext.report.charts import Line, lines_of, memory_chart
@@ -28,6 +29,7 @@ _SECTIONS = (
     ("operators", "Operators"),
     ("time", "Time"),
     ("kernels", "Kernels"),
+    ("resources", "Registers and shared memory"),
     ("groups", "Fusion groups"),
     ("rewriting", "Rewriting"),
     ("memory", "Memory over time"),
@@ -47,7 +49,8 @@ def render(inspection: Inspection) -> str:
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     title = escape(Path(inspection.model).name)
-    shown = [row for row in _SECTIONS if row[0] != "time" or inspection.profile]
+    optional = {"time": inspection.profile, "resources": inspection.resources}
+    shown = [row for row in _SECTIONS if optional.get(row[0], True)]
     links = "".join(f'<a href="#{name}">{text}</a>' for name, text in shown)
     body = "".join(
         (
@@ -55,6 +58,7 @@ def render(inspection: Inspection) -> str:
             _section("operators", _operators(inspection)),
             _section("time", time_section(inspection.profile)) if inspection.profile else "",
             _section("kernels", _kernels(inspection)),
+            _section("resources", _resources(inspection.resources)) if inspection.resources else "",
             _section("groups", _groups(inspection)),
             _section("rewriting", _rewriting(inspection)),
             _section("memory", "".join(_chart(number, chart) for number, chart in enumerate(inspection.memory))),
@@ -158,6 +162,19 @@ def _kernels(inspection: Inspection) -> str:
     )
     heads = ["kernel", "#calls", "#FLOPs a call", "#FLOPs", "share", "#bytes a call", "#FLOP/byte", "schedule"]
     return f"<p>{intro}</p>" + html_table(heads, rows)
+
+
+def _resources(table: ResourceTable) -> str:
+    rows = [
+        [
+            text_cell(escape(str(cell)), str(cell))
+            if not head.startswith("#")
+            else number_cell(f"{cell:,}" if isinstance(cell, int) else escape(cell), float(str(cell).rstrip("%")))
+            for head, cell in zip(table.columns, row, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return f"<p>{escape(table.summary)}</p>" + (html_table(table.columns, rows) if rows else "")
 
 
 def _groups(inspection: Inspection) -> str:

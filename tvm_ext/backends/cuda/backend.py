@@ -8,6 +8,7 @@ from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cuda.kernel_limits import check_kernels
+from tvm_ext.backends.cuda.resources import resource_table
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.gpu.backend import default_schedules
 from tvm_ext.embedding.choice import Offer, throughput_cost
@@ -93,4 +94,5 @@ CUDA = Backend(
     machine=machine_of,
     check_options=check_precision,
     instructions=_offers,
+    resources=resource_table,
 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_ext.backends.backend import ResourceTable
 from tvm_ext.backends.cuda.emulator.lowering import LaunchedKernels
-from tvm_ext.backends.cuda.toolkit import Toolkit
+from tvm_ext.backends.cuda.toolkit import MISSING, Toolkit, find_toolkit
 from tvm_ext.errors import CompileError, first_line
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 
@@ -69,7 +70,7 @@ class KernelResources:
 
 
 def kernel_resources(
-    functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, toolkit: Toolkit
+    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, toolkit: Toolkit
 ) -> list[KernelResources]:
     """Compile scheduled functions for a CUDA target, and read what their kernels take.
 
@@ -144,7 +145,7 @@ def occupied(machine: GpuMachine, threads: int, registers: int, shared: int) -> 
     return min(limits[limit] * warps / most, 1.0), limit
 
 
-def _source(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target) -> tuple[str, LaunchedKernels]:
+def _source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tuple[str, LaunchedKernels]:
     """Print CUDA C++ of functions; with the kernels as the printer had them."""
     kept = LaunchedKernels()
     module = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
@@ -201,6 +202,38 @@ def _dynamic(kernel: tirx.PrimFunc) -> int:
 
     tvm_ffi.structural_walk(kernel.body, (tirx.AllocBuffer, note))
     return total[0]
+
+
+def resource_table(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> ResourceTable:
+    """Tell what kernels take, for people; a sentence where no toolkit is installed or it refuses them."""
+    toolkit = find_toolkit()
+    if toolkit is None:
+        return ResourceTable(MISSING)
+    try:
+        rows = kernel_resources(functions, target, toolkit)
+    except CompileError as error:
+        return ResourceTable(f"resources of kernels are not known: {error}")
+    spilled = len(spilling(rows))
+    summary = (
+        f"Machine code for {target.attrs.get('arch', 'sm_80')} by ptxas {toolkit.version()}: {len(rows)} kernels, "
+        f"{spilled} of which keep registers in memory. Occupancy is the share of a multiprocessor's warps that blocks "
+        "of the kernel hold, were there blocks enough."
+    )
+    columns = (
+        "kernel", "#threads a block", "#registers a thread", "#bytes spilled", "#shared bytes a block", "#occupancy",
+        "limited by",
+    )  # fmt: skip
+    return ResourceTable(
+        summary,
+        columns,
+        tuple(
+            (
+                row.kernel, row.threads, row.registers, row.spill_stores + row.spill_loads,
+                row.static_shared + row.dynamic_shared, f"{row.occupancy:.0%}", row.limited_by,
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
 
 
 def spilling(rows: Sequence[KernelResources]) -> list[KernelResources]:
