@@ -7,6 +7,7 @@ from tvm_ext.schedules.cuda.elementwise import Elementwise
 from tvm_ext.schedules.cuda.matmul import Matmul
 from tvm_ext.schedules.cuda.row_reduction import RowReduction
 from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
+from tvm_ext.schedules.cuda.transpose import Transpose
 from tvm_ext.schedules.cuda.window import Window
 
-RULES = (TensorMatmul(), Matmul(), RowReduction(), Window(), Elementwise())
+RULES = (TensorMatmul(), Matmul(), RowReduction(), Window(), Transpose(), Elementwise())

@@ -80,3 +80,24 @@ def test_convolution_and_pooling() -> None:
     check(lambda _, a: op.nn.max_pool2d(a, (3, 3), strides=2, padding=1), [x], expected, "cuda.window")
     x, y = values(3, 17, 31), values(17, 1, seed=1)
     check(lambda _, a, b: op.exp(op.add(a, b)), [x, y], np.exp(x + y), "cuda.elementwise")
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "rule"),
+    [
+        ((64, 96), (1, 0), "cuda.transpose"),
+        ((1, 128, 12, 64), (0, 2, 3, 1), "cuda.transpose"),
+        ((3, 40, 7, 24), (0, 3, 2, 1), "cuda.transpose"),
+        ((2, 12, 64, 16), (0, 2, 1, 3), "cuda.elementwise"),  # rows stay rows
+        ((31, 17), (1, 0), "cuda.transpose"),
+        ((7, 127), (1, 0), "cuda.elementwise"),  # a prime has no tiles
+    ],
+)
+def test_transposes(shape: tuple[int, ...], order: tuple[int, ...], rule: str) -> None:
+    x = values(*shape)
+    check(lambda _, a: op.nn.relu(op.permute_dims(a, order)), [x], np.maximum(x.transpose(order), 0), rule)
+
+
+def test_a_transpose_with_a_sum_of_another_tensor() -> None:
+    x, y = values(64, 96), values(96, 64, seed=1)
+    check(lambda _, a, b: op.add(op.permute_dims(a), b), [x, y], x.T + y, "cuda.transpose")
