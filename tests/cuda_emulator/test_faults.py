@@ -197,3 +197,14 @@ def test_bad_arguments() -> None:
         emulator([random(64), random(64)], check="most")
     with pytest.raises(TargetError, match="kind 'llvm'"):
         Emulator(func, tvm.target.Target("llvm"))
+
+
+def test_a_vector_that_cuda_has_no_type_for() -> None:
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def func(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+        for x in T.thread_binding(4, thread="threadIdx.x"):
+            with T.sblock("all"):
+                B[T.Ramp(x * 16, 1, 16)] = A[T.Ramp(x * 16, 1, 16)]
+
+    with pytest.raises(CompileError, match="vector float32x16, for which CUDA has no type"):
+        Emulator(func, TARGET)

@@ -22,6 +22,9 @@ from tvm_ext.backends.cuda.emulator.memory import Access, Storage, numpy_type
 from tvm_ext.errors import CompileError
 
 Value = Callable[[Lanes], Any]
+LONGEST = 32
+"""Bytes of the longest vectors that TVM's printer of CUDA knows."""
+
 CONSTANT, THREAD, CHANGING = range(3)
 
 _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
@@ -285,7 +288,16 @@ class Expressions:
         width, steps = view.width, np.arange(view.width)[:, None]
         return lambda lanes: index(lanes) * width + steps
 
+    def printable(self, dtype: str) -> None:
+        """Refuse vectors that CUDA has no type for, as its printer does."""
+        element, _, lanes = dtype.partition("x")
+        if lanes and numpy_type(element).itemsize * int(lanes) > LONGEST:
+            raise CompileError(
+                f"kernel {self.kernel} moves a vector {dtype}, of which CUDA has no type; make it shorter"
+            )
+
     def _load(self, e: Any) -> Value:
+        self.printable(dtype_of(e))
         view = self.view(e.source)
         index, access = self.element(e.indices, view), self.access(e.source, e.indices[0], view)
         slot, dtype = view.slot, view.dtype

@@ -14,7 +14,16 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ext.backends.cuda.emulator.expressions import CHANGING, THREAD, Expressions, Pointer, View, operation, own
+from tvm_ext.backends.cuda.emulator.expressions import (
+    CHANGING,
+    THREAD,
+    Expressions,
+    Pointer,
+    View,
+    dtype_of,
+    operation,
+    own,
+)
 from tvm_ext.backends.cuda.emulator.lanes import Lanes
 from tvm_ext.backends.cuda.emulator.memory import Fragments, Local, Shared, numpy_type
 
@@ -158,6 +167,7 @@ class Statements(Expressions):
         return run
 
     def _store(self, s: Any) -> Step:
+        self.printable(dtype_of(s.value))
         view = self.view(s.buffer)
         index, value = self.element(s.indices, view), self.value(s.value)
         access = self.access(s.buffer, s.indices[0], view)
