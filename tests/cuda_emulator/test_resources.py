@@ -92,7 +92,7 @@ def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_occupancy(threads: int, registers: int, shared: int, occupancy: float, limit: str) -> None:
-    """Against the figures of CUDA's occupancy calculator for sm_90."""
+    """Against what NVIDIA's ``cuda_occupancy.h`` gives for sm_90."""
     machine = machine_of(kernels.TARGET)
     found, limited_by = occupied(machine, threads, registers, shared)
     assert (found, limited_by) == (occupancy, limit)
