@@ -237,6 +237,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--chart", type=Path, metavar="PATH", help="picture of the runs")
+    parser.add_argument("--glimpse-chart", type=Path, metavar="PATH", help="picture of the runs with Glimpse")
     parser.add_argument("--log", type=Path, default=ROOT / "docs/results/hardware_aware_runs.jsonl")
     parser.add_argument(
         "--folds", type=Path, default=ROOT / "build/glimpse", help="what is trained for each pair left out"

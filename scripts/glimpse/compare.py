@@ -225,12 +225,45 @@ def hyper_volumes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> li
     return table
 
 
+CHARTED = (("1x16b", "vgg16"), ("2x16c", "vgg16"), ("1x32d", "resnet18"), ("2x32a", "resnet18"))
+LABELS = {"autotvm_sa": "annealing", "chameleon": "Chameleon", "glimpse": "Glimpse"}
+
+
+def chart(rows: Sequence[Convergence], keys: Sequence[Key], path: Path) -> None:
+    """Draw the best speed against trials: medians over the seeds, with quartiles, of four landscapes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [key for key in keys if (key[0], LAYERS[key[1]].network) in CHARTED]
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(3.2 * len(shown), 3), sharey=True, layout="constrained")
+    steps = np.unique(np.geomspace(1, BUDGET, 40).astype(int))
+    for axis, key in zip(np.atleast_1d(axes), shown, strict=True):
+        landscape = load()[key]
+        for name, label in LABELS.items():
+            of = [row for row in rows if (row.tuner, row.landscape) == (name, landscape.name)]
+            table = np.array([[row.speed_after(int(step)) for step in steps] for row in of])
+            low, middle, high = np.quantile(table, [0.25, 0.5, 0.75], axis=0)
+            (line,) = axis.plot(steps, middle, label=label)
+            axis.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
+        axis.set_title(f"{key[1]} on {key[0]}, {landscape.valid_share:.1%} valid", fontsize=9)
+        axis.set_xscale("log")
+        axis.set_xlabel("trials")
+    np.atleast_1d(axes)[0].set_ylabel("best speed, relative")
+    np.atleast_1d(axes)[0].legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=110)
+
+
 def glimpse_part(arguments: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Glimpse against annealing, Chameleon and transfer learning: designs of VTA and networks it has never seen."""
     folder, keys = arguments.folds, chosen_landscapes()[:2] if arguments.quick else chosen_landscapes()
     first = first_rows(folder)
     names = (*PLAIN, *GUIDED, *ABLATIONS)
-    rows = compared(runs(names, keys, arguments.seeds, arguments.log, folder), names, keys)
+    made = runs(names, keys, arguments.seeds, arguments.log, folder)
+    rows = compared(made, names, keys)
+    if arguments.glimpse_chart is not None:
+        chart(made, keys, arguments.glimpse_chart)
     gains = [row["prior_best"] / max(row["transfer_best"], 1e-3) for row in first]
     over_random = [row["prior_best"] / max(row["random_best"], 1e-3) for row in first]
     summary: dict[str, Any] = {

@@ -13,19 +13,22 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.commands import Commands
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    weights = np.random.default_rng(0).standard_normal((32, 16, 1, 1)).astype("float32") * 0.1
+def convolution(path: Path, inputs: int, outputs: int, size: int, kernel: int) -> Path:
+    weights = np.random.default_rng(0).standard_normal((outputs, inputs, kernel, kernel)).astype("float32") * 0.1
     graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[kernel // 2] * 4)],
         "convolution",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 8, 8])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, inputs, size, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, outputs, size, size])],
         [numpy_helper.from_array(weights, "w")],
     )
-    path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return convolution(tmp_path / "model.onnx", 16, 32, 8, 1)
 
 
 def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path) -> None:
@@ -91,3 +94,23 @@ def test_a_full_disk_is_said(model: Path, tmp_path: Path) -> None:
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 7, result.stderr
     assert "database" in result.stderr
+
+
+def test_a_tuner_without_its_prior_says_which_one_is_used(commands: Commands, model: Path, tmp_path: Path) -> None:
+    options = ["--trials", "6", "--batch", "3", "--threads", "1", "--tuner", "glimpse"]
+    result = commands("tune", str(model), *options, "--work-dir", str(tmp_path / "database"))
+    assert (result.code, result.stderr) == (0, "")
+    (note,) = (line for line in result.stdout.splitlines() if line.startswith("  note"))
+    assert "no prior is used: the target says nothing of the kernel" in note
+    assert note.endswith("the tuner is evolution_shared")
+
+
+def test_vta_has_a_prior(commands: Commands, tmp_path: Path) -> None:
+    model = convolution(tmp_path / "model.onnx", 128, 128, 14, 3)
+    options = ["--trials", "6", "--tuner", "glimpse", "--target", "tvm-ext/vta-1x16x16", "--json"]
+    result = commands("tune", str(model), *options, "--work-dir", str(tmp_path / "database"))
+    assert (result.code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["notes"] == []
+    assert document["trials"] == 6
+    assert document["kernels"][0]["failed"] == 0
