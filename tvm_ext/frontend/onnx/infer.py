@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import onnx
 from onnx import checker, helper, shape_inference
 
@@ -14,6 +15,8 @@ INFERENCE_DATA_LIMIT = 4096
 """Elements; larger constants are never shapes, axes or pads, so shape inference is not shown them."""
 
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+_SCALED = ("Resize", "Upsample")
 
 _RIGHT_CEILING = 22
 """Opset from which inference leaves out windows that begin behind the input, as all runtimes do at any opset."""
@@ -130,9 +133,40 @@ class TypeInference:
             return unknown
         except (RuntimeError, ValueError):  # what inference functions throw when an input has no type
             return unknown
+        if domain == "" and node.op_type in _SCALED and node.output[0] in found:
+            _scale_as_runtimes(node, inputs, found[node.output[0]])
         if strict and all(value is None or value.shape is not None for value in inputs):
             _check_extents(found, label)
         return [found.get(name) for name in node.output]
+
+
+def _scale_as_runtimes(node: onnx.NodeProto, inputs: Sequence[Value | None], found: onnx.TypeProto) -> None:
+    """Round a scaled extent down from the product in float32, as onnxruntime does: 40 scaled by 2.3 is 92.
+
+    Inference takes the product of the numbers that float32 has for these scales, and has 91.
+    """
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    operands = dict(enumerate(inputs))
+    dims = partial_shape(inputs[0].type) if inputs and inputs[0] is not None else None
+    if operands.get(3) is not None and operands[3].size != 0:  # sizes are taken as they are
+        return
+    scales = operands.get(2 if len(inputs) > 2 else 1)
+    values = given.get("scales") if scales is None else scales.array
+    extents = found.tensor_type.shape.dim
+    if values is None or dims is None or len(dims) != len(extents):
+        return
+    axes = given.get("axes") or range(len(dims))
+    if np.shape(values) != (len(axes),) or not all(-len(dims) <= axis < len(dims) for axis in axes):
+        return
+    for axis, scale in zip(axes, np.asarray(values, "float32"), strict=True):
+        dim = dims[axis]
+        if dim is not None:
+            extents[axis].dim_value = scaled_extent(dim, float(scale))
+
+
+def scaled_extent(extent: int, scale: float) -> int:
+    """Extent of an axis after scaling, rounded down from the product in float32."""
+    return int(np.floor(np.float32(extent) * np.float32(scale)))
 
 
 def _check_extents(found: Mapping[str, onnx.TypeProto], label: str) -> None:

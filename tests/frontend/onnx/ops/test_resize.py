@@ -230,6 +230,52 @@ def test_corners_are_as_far_apart_as_there_are_elements():
         check_with_onnxruntime(model, values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("opset", "scale", "size"),
+    [(9, 2.3, 92), (10, 2.3, 92), (11, 2.3, 92), (11, 0.7, 28), (13, 0.7, 28), (18, 2.3, 92), (19, 0.7, 28)],
+)
+def test_extents_that_inference_rounds_otherwise(opset, scale, size):
+    """Inference has 91 and 27; the file may declare what that gives, what onnxruntime gives, or nothing."""
+    x = np.random.default_rng(8).standard_normal((1, 1, 40, 41)).astype("float32")
+    values = {"X": x, "scales": np.array([1, 1, scale, scale], "float32")}
+    if opset > 10:
+        values = {"X": x, "roi": np.zeros(0, "float32"), "scales": values["scales"]}
+    kind = "Upsample" if opset == 9 else "Resize"
+    model = node_model(kind, values, ["Y"], {"mode": "linear"}, ("roi", "scales"), opset=opset)
+    model.graph.node.append(helper.make_node("Relu", ["Y"], ["Z"]))
+    (expected,) = run_onnxruntime(model, {"X": x})
+    for extent in (size, size - 1, None):
+        del model.graph.output[:]
+        model.graph.output.append(helper.make_tensor_value_info("Z", 1, [1, 1, extent, None]))
+        (found,) = tvm_ext.compile(model).run({"X": x}).values()
+        assert found.shape == (1, 1, size, int(np.float32(scale) * np.float32(41)))
+        np.testing.assert_allclose(found, np.maximum(expected, 0), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_open_extents_are_rounded_as_fixed_ones(mode):
+    """A scale of tenths of float32 is the fraction that gives the same extents."""
+    inputs = [helper.make_tensor_value_info("X", 1, [1, 1, "height", 41])]
+    nodes, outputs, scales = [], [], {}
+    for index, scale in enumerate((2.3, 0.7, 1.1, 0.61)):
+        scales[f"s{index}"] = np.array([1, 1, scale, scale], "float32")
+        nodes.append(helper.make_node("Resize", ["X", "", f"s{index}"], [f"Y{index}"], mode=mode))
+        outputs.append(helper.make_tensor_value_info(f"Y{index}", 1, None))
+    weights = [numpy_helper.from_array(value, name) for name, value in scales.items()]
+    graph = helper.make_graph(nodes[:3], "open", inputs, outputs[:3], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    compiled = tvm_ext.compile(model, dynamic={"height": (1, 64)})
+    for height in (10, 40, 41, 60):
+        x = np.random.default_rng(height).standard_normal((1, 1, height, 41)).astype("float32")
+        for found, expected in zip(compiled.run({"X": x}).values(), run_onnxruntime(model, {"X": x}), strict=True):
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, 1e-4, 1e-4)
+    graph = helper.make_graph(nodes[3:], "hundredths", inputs, outputs[3:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    with pytest.raises(UnsupportedOperatorError, match=r"scales an open extent by 0\.61"):
+        tvm_ext.compile(model, dynamic={"height": (1, 64)})
+
+
 def test_exact_upsampling_is_left_to_the_operator():
     """Graph passes know it; the tables are for what it cannot do."""
     x = np.zeros((1, 2, 4, 4), "float32")

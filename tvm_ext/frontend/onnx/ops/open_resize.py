@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 from tvm import relax, tirx
 
 from tvm_ext.frontend.onnx.ops.base import Node, astype, constant, dtype_of, emit
@@ -26,6 +27,9 @@ from tvm_ext.frontend.onnx.ops.extents import (
 
 FINEST_SCALE = 64
 """Denominator up to which a scale times a size is the same in float32 and in integers."""
+
+_LONGEST = 2**17
+"""Elements along an axis, before and after, up to which a fraction has to give the extents that float32 does."""
 
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 
@@ -80,14 +84,28 @@ def open_axes(node: Node, bb: relax.BlockBuilder, inputs: Any, axes: Sequence[in
         node.damaged(f"input scales has {len(scales)} elements, {len(axes)} were expected")
     found = {}
     for axis, scale in zip(axes, scales, strict=True):
-        ratio = Fraction(scale)
+        ratio = _ratio(scale)
         if ratio == 1:
             continue
-        if ratio.denominator > FINEST_SCALE:
+        if ratio is None:
             node.refuse(f"it scales an open extent by {scale}; bind the model's input shapes, or scale by a fraction")
         outputs = tirx.floordiv(dims[axis] * number(ratio.numerator), number(ratio.denominator))
         found[axis] = OpenAxis(dims[axis], normal(outputs), scale)
     return found
+
+
+def _ratio(scale: float) -> Fraction | None:
+    """Fraction that scales extents as the product in float32 does, rounded down: 23/10 for the 2.3 of float32.
+
+    None if none has a small enough denominator.
+    """
+    ratio = Fraction(scale)
+    if ratio.denominator <= FINEST_SCALE:
+        return ratio
+    ratio = ratio.limit_denominator(FINEST_SCALE)
+    extents = np.arange(int(_LONGEST / max(scale, 1.0)))
+    same = np.floor(extents.astype("float32") * np.float32(scale)) == extents * ratio.numerator // ratio.denominator
+    return ratio if same.all() else None
 
 
 def resized(node: Node, bb: relax.BlockBuilder, x: Any, axes: dict[int, OpenAxis], rule: Any) -> Any:
@@ -150,10 +168,19 @@ def _coordinates(bb: relax.BlockBuilder, rule: str, item: OpenAxis) -> Any:
         steps = compute(relax.op.maximum, compute(relax.op.subtract, outputs, one), one)
         whole = compute(relax.op.multiply, position, compute(relax.op.subtract, inputs, one))
         return compute(relax.op.divide, whole, steps)
-    scale = constant(item.scale, "float32") if item.scale is not None else compute(relax.op.divide, outputs, inputs)
+
+    def scaled(place: Any) -> Any:
+        if item.scale is None:
+            return compute(relax.op.divide, place, compute(relax.op.divide, outputs, inputs))
+        # TVM multiplies by the inverse of a number; that of float64 rounds to the quotient that float32 has.
+        wide = compute(
+            relax.op.divide, astype(bb, place, "float64"), constant(float(np.float32(item.scale)), "float64")
+        )
+        return astype(bb, wide, "float32")
+
     if rule == "asymmetric":
-        return compute(relax.op.divide, position, scale)
-    place = compute(relax.op.divide, compute(relax.op.add, position, half), scale)
+        return scaled(position)
+    place = scaled(compute(relax.op.add, position, half))
     place = compute(relax.op.subtract, place, half)
     if rule == "pytorch_half_pixel":
         single = compute(relax.op.less_equal, outputs, one)
