@@ -78,6 +78,10 @@ def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: 
         schedule.compute_at(shared, k0, preserve_unit_loops=True)
         inline_into(schedule, shared)
         fill_shared(schedule, shared, tile.threads, vector)
+        if vector[0]:
+            # Neighbours in depth go to different rows; four elements more keep most of them in different banks, and
+            # vectors of four aligned.
+            schedule.storage_align(shared, 0, axis=-2, factor=32, offset=4)
     schedule.unroll(ii)
     schedule.unroll(jj)
     schedule.annotate(k1, "pragma_auto_unroll_max_step", 16)

@@ -79,7 +79,7 @@ def arithmetic_seconds(product: Product, tile: Tile, machine: GpuMachine) -> flo
         blocks,
         tile.threads,
         registers=min(255, 2 * (per_thread // 2 + tile.thread_rows + tile.thread_columns) + 40),
-        shared=4 * (tile.rows + tile.columns) * tile.depth,
+        shared=4 * (tile.rows + tile.columns + 8) * tile.depth,
         issue=issue,
         bytes=product.unique_bytes,
         l2_bytes=blocks * steps * tile.depth * (tile.rows * product.row_bytes + tile.columns * product.column_bytes),

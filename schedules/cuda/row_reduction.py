@@ -31,8 +31,8 @@ from tvm_ext.schedules.rule import new_schedule
 ELEMENTS = 8
 """Elements of a row that a thread takes, about: enough loads under way, and few steps of the tree that adds up."""
 
-MOST_SERIAL = 64
-"""Elements up to which one thread reduces a row of its own where there are rows enough."""
+MOST_SERIAL = 16
+"""Elements up to which a thread for each row is better than a warp, as in pooling, where there are rows enough."""
 
 
 class RowReduction:
@@ -68,6 +68,8 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> Schedule:
     rows, inside = row_loops(schedule, blocks)
     count = prod(extent(schedule, loop) for loop in rows)
     length = max(_reduced(schedule, block) for block in reductions)
+    if along and len(reductions) == 1 and length <= MOST_SERIAL and count >= MOST_SERIAL * length:
+        raise NotRows
     if not rows:
         loops = schedule.get_loops(blocks[-1])
         rows = [schedule.add_unit_loop(loops[0] if loops else blocks[-1])]

@@ -7,10 +7,12 @@ lies in different banks.
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.schedules.cpu.access import axes_of
 from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
@@ -90,6 +92,11 @@ def _schedule(schedule: Schedule, block: SBlockRV, number: int, axis: int) -> No
     schedule.bind(grid, "blockIdx.x")
     shared = schedule.cache_read(block, number, "shared")
     schedule.compute_at(shared, grid, preserve_unit_loops=True)
+    tile = _side(axes.extents[axis] or 1) * _side(axes.extents[-1] or 1)
+    filled = [schedule.get(loop).extent for loop in schedule.get_loops(shared)[1:]]
+    if not all(isinstance(size, IntImm) for size in filled) or prod(map(int, filled)) != tile:
+        # Behind a reshape the elements of a tile are not known to be a tile of the tensor.
+        raise ScheduleError("what a tile reads is no tile")
     # The tile is filled in the order of the tensor, whose last axis with more than one element is the columns.
     for item, inner in ((shared, list(schedule.get_loops(shared))[1:]), (block, [column1, row1])):
         fused = schedule.fuse(*inner)

@@ -78,6 +78,8 @@ def test_convolution_and_pooling() -> None:
     check(build, [x, w], expected, "cuda.matmul")
     expected = functional.max_pool2d(tensors[0], 3, 2, 1).numpy()
     check(lambda _, a: op.nn.max_pool2d(a, (3, 3), strides=2, padding=1), [x], expected, "cuda.window")
+    expected = functional.avg_pool2d(tensors[0], (3, 3), 3).numpy()
+    check(lambda _, a: op.nn.avg_pool2d(a, (3, 3), strides=3), [x], expected, "cuda.window")
     x, y = values(3, 17, 31), values(17, 1, seed=1)
     check(lambda _, a, b: op.exp(op.add(a, b)), [x, y], np.exp(x + y), "cuda.elementwise")
 
@@ -96,6 +98,17 @@ def test_convolution_and_pooling() -> None:
 def test_transposes(shape: tuple[int, ...], order: tuple[int, ...], rule: str) -> None:
     x = values(*shape)
     check(lambda _, a: op.nn.relu(op.permute_dims(a, order)), [x], np.maximum(x.transpose(order), 0), rule)
+
+
+def test_a_transpose_behind_a_reshape_is_left_to_another_rule() -> None:
+    """What is read of the tensor for a tile is then known to be somewhere in all of it only."""
+    x = values(1, 128, 312)
+    expected = x.reshape(1, 128, 12, 26).transpose(0, 2, 3, 1)
+
+    def build(_: relax.BlockBuilder, a: relax.Var) -> relax.Expr:
+        return op.permute_dims(op.reshape(a, (1, 128, 12, 26)), [0, 2, 3, 1])
+
+    check(build, [x], expected, "cuda.elementwise")
 
 
 def test_a_transpose_with_a_sum_of_another_tensor() -> None:
