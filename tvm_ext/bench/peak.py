@@ -161,6 +161,52 @@ class Copy:
         return self._moved / self._kernel.best(seconds, clock)
 
 
+class Read:
+    """Bytes read side by side by all threads and summed up, which nothing that reads weights once can beat.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        This machine's CPU.
+    nbytes : int
+        Bytes of the array; more than the caches hold.
+    threads : int
+        Threads that work at once.
+    """
+
+    def __init__(self, target: tvm.target.Target, nbytes: int, threads: int) -> None:
+        lanes, sums = machine_of(target).lanes("float32"), 8
+        parts, loop = 4 * threads, _loop(threads)
+        steps = max(1, nbytes // (4 * lanes * sums * parts))
+
+        @T.prim_func(s_tir=True)
+        def kernel(
+            source: T.Buffer((parts, steps, sums, lanes), "float32"), out: T.Buffer((parts, sums, lanes), "float32")
+        ):
+            T.func_attr({"tirx.noalias": True})
+            for p in loop(parts):
+                with T.sblock("read"):
+                    v = T.axis.spatial(parts, p)
+                    total = T.sblock_alloc_buffer((sums, lanes), "float32", scope="local")
+                    for s in T.unroll(sums):
+                        for i in T.vectorized(lanes):
+                            total[s, i] = T.float32(0)
+                    for k in range(steps):
+                        for s in T.unroll(sums):
+                            for i in T.vectorized(lanes):
+                                total[s, i] = total[s, i] + source[v, k, s, i]
+                    for s in T.unroll(sums):
+                        for i in T.vectorized(lanes):
+                            out[v, s, i] = total[s, i]
+
+        self._kernel = _Timed(kernel, target, [(parts, steps, sums, lanes), (parts, sums, lanes)])
+        self.nbytes = 4 * parts * steps * sums * lanes
+
+    def once(self) -> None:
+        """Read all of it once."""
+        self._kernel.once()
+
+
 class _Timed:
     """A compiled kernel and its arguments."""
 
@@ -168,6 +214,9 @@ class _Timed:
         self._library = tvm.compile(tvm.IRModule({"main": kernel}), target=target)
         self._run = self._library["main"]
         self._arguments = [tvm.runtime.tensor(np.full(shape, 0.5, "float32")) for shape in shapes]
+        self._run(*self._arguments)
+
+    def once(self) -> None:
         self._run(*self._arguments)
 
     def best(self, seconds: float, clock: Clock) -> float:

@@ -107,11 +107,11 @@ class Generator:
             raise OptionError(f"option context: {context!r} is no number of tokens from 1 to {config.positions}")
         resolved = resolve_target(target)
         machine = backend_of(resolved).machine
-        if machine is None or not backend_of(resolved).runs_here:
+        facts = None if machine is None else machine(resolved)
+        if not isinstance(facts, Machine):
             raise TargetError(f"decoders are compiled for CPUs, and target {resolved.kind.name} is none")
         form = weight_format(weights)
         report = progress or (lambda step: None)
-        facts: Machine = machine(resolved)
         biased = any(name.endswith("q_proj.bias") for name in decoder.weights)
         layout = Layout(config, form, context, facts, biased)
         report("write kernels")
