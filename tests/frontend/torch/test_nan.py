@@ -73,3 +73,71 @@ def test_order(dtype: torch.dtype) -> None:
         ],
         VALUES.to(dtype),
     )
+
+
+SWEPT = torch.tensor([NAN, float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 0.3, -0.3, 2.5, -2.5, 1e30, -1e30, 100.0])
+
+OF_ONE: dict[str, Callable[[Any], Any]] = {
+    "sign": torch.sign,
+    "sgn": torch.sgn,
+    "sign of integers": lambda x: torch.sign(torch.arange(-2, 3, device=x.device)),
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "frac": torch.frac,
+    "relu": torch.relu,
+    "relu6": nn.functional.relu6,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "softplus": nn.functional.softplus,
+    "hardtanh": nn.functional.hardtanh,
+    "hardswish": nn.functional.hardswish,
+    "softshrink": nn.functional.softshrink,
+    "threshold": lambda x: nn.functional.threshold(x, 0.5, 2.0),
+    "nan_to_num": torch.nan_to_num,
+    "floor_divide": lambda x: (x // 0.3, x // -0.3),
+    "remainder": lambda x: (x % 0.7, x % -0.7),
+    "remainder of doubles": lambda x: x.double() % 0.7,
+    "remainder of a number": lambda x: torch.remainder(2.5, x),
+    "remainder of integers": lambda x: torch.arange(-5, 5, device=x.device) % -3,
+    "fmod": lambda x: torch.fmod(x, 0.7),
+    "divided down": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+    "divided to zero": lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+    "powers": lambda x: (x**2, x**3, x**0.5, x**-0.5, x**-1),
+}
+
+OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "floor_divide": torch.floor_divide,
+    "divided down": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "divided to zero": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
+    "heaviside": torch.heaviside,
+    "copysign": torch.copysign,
+    "hypot": torch.hypot,
+    "logaddexp": torch.logaddexp,
+    "atan2": torch.atan2,
+    "power": torch.pow,
+    "clamp": lambda x, y: torch.clamp(x, y, y + 1),
+}
+
+
+def test_sweep_of_operators() -> None:
+    """Each on numbers that are not finite, zeros of both signs and large numbers."""
+    left = SWEPT[:, None].expand(14, 14).contiguous()
+    right = left.T.contiguous()
+    cases = {name: (case, (SWEPT,)) for name, case in OF_ONE.items()}
+    cases |= {f"{name} of two": (case, (left, right)) for name, case in OF_TWO.items()}
+
+    def compute(x: Any, y: Any, z: Any) -> list[Any]:
+        return [case(*((x,) if len(values) == 1 else (y, z))) for case, values in cases.values()]
+
+    found = torch.compile(compute, backend="tvm_ext")(SWEPT, left, right)
+    for (name, (case, values)), ours in zip(cases.items(), found, strict=True):
+        wanted = case(*values)
+        pairs = zip(ours, wanted, strict=True) if isinstance(wanted, tuple) else [(ours, wanted)]
+        for one, other in pairs:
+            assert one.dtype == other.dtype, name
+            np.testing.assert_allclose(one.numpy(), other.numpy(), 1e-5, 1e-6, err_msg=name)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.fx import Node
 from tvm import relax, te, tirx
+from tvm.ir.prim import expr as prim
 
 from tvm_ext.frontend.torch.arguments import static_size
 from tvm_ext.frontend.torch.promotion import relax_dtype
@@ -46,6 +47,57 @@ def of_c_library(function: Callable[[Any, Any], Any], importer: Any, node: Node)
 
     result = importer.block_builder.emit_te(compute, left, right, primfunc_name_hint=function.__name__)
     return result if dtype in ("float32", "float64") else emit(relax.op.astype(result, dtype))
+
+
+def floor_quotient(x: Any, y: Any) -> Any:
+    """Quotient of two floats, rounded down: from what ``fmod`` leaves, as PyTorch has it; of infinity it is NaN."""
+    rest = _fmod(x, y)
+    zero, one = tirx.const(0.0, x.dtype), tirx.const(1.0, x.dtype)
+    quotient = (x - rest) / y - prim.Select(_is_of_other_sign(rest, y), one, zero)
+    down = tirx.floor(quotient)
+    down = down + prim.Select(quotient - down > tirx.const(0.5, x.dtype), one, zero)
+    down = prim.Select(quotient == zero, tirx.copysign(zero, x / y), down)
+    return prim.Select(y == zero, x / y, down)
+
+
+def floor_remainder(x: Any, y: Any) -> Any:
+    """Rest that a quotient rounded down leaves, with the sign of the divisor."""
+    rest = _fmod(x, y)
+    return rest + prim.Select(_is_of_other_sign(rest, y), y, tirx.const(0.0, x.dtype))
+
+
+def _fmod(x: Any, y: Any) -> Any:
+    dtype = str(x.dtype)
+    return tirx.call_pure_extern(dtype, "fmod" if dtype == "float64" else "fmodf", x, y)
+
+
+def _is_of_other_sign(rest: Any, y: Any) -> Any:
+    zero = tirx.const(0.0, rest.dtype)
+    return tirx.any(tirx.all(rest > zero, y < zero), tirx.all(rest < zero, y > zero))
+
+
+def of_floats(function: Callable[[Any, Any], Any], stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Compute floats by a function of two numbers, and leave integers to TVM's converter."""
+    if not node.meta["val"].is_floating_point():
+        return stock(node)
+    return of_c_library(function, importer, node)
+
+
+def sign(importer: Any, node: Node) -> Any:
+    """``torch.sign``, which takes NaN for 0."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    signs = emit(relax.op.sign(data))
+    if not node.meta["val"].is_floating_point():
+        return signs
+    return emit(relax.op.where(emit(relax.op.isnan(data)), relax.const(0.0, str(data.ty.dtype)), signs))
+
+
+def power_of_number(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x ** 0.5`` is a square root in PyTorch, also of -inf; other powers are TVM's."""
+    roots = {0.5: relax.op.sqrt, -0.5: relax.op.rsqrt}
+    if node.args[1] not in roots or not node.args[0].meta["val"].is_floating_point():
+        return stock(node)
+    return importer.block_builder.emit(roots[node.args[1]](importer.env[node.args[0]]))
 
 
 def function_of_c_library(name: str, importer: Any, node: Node) -> Any:
@@ -178,6 +230,18 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "hypot.default": partial(of_c_library, tirx.hypot),
     "lgamma.default": partial(function_of_c_library, "lgamma"),
     "logcumsumexp.default": logcumsumexp,
+    "sgn.default": sign,
+    "sign.default": sign,
     **_SHIFTS,
 }
 """By name of operator and overload."""
+
+REFINED_ARITHMETIC: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "floor_divide.default": partial(of_floats, floor_quotient),
+    "fmod.Scalar": partial(of_floats, _fmod),
+    "fmod.Tensor": partial(of_floats, _fmod),
+    "pow.Tensor_Scalar": power_of_number,
+    "remainder.Scalar": partial(of_floats, floor_remainder),
+    "remainder.Tensor": partial(of_floats, floor_remainder),
+}
+"""Those that leave to TVM's converter what it does right."""

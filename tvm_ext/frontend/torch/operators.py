@@ -18,7 +18,7 @@ from torch.fx import Node
 from tvm import relax
 
 from tvm_ext.frontend.torch.arguments import argument, counted_from_start, static_size
-from tvm_ext.frontend.torch.arithmetic import ARITHMETIC
+from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, floor_quotient, of_c_library
 from tvm_ext.frontend.torch.order import ORDER
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
@@ -121,6 +121,8 @@ def divide_rounded(importer: Any, node: Node) -> Any:
     dtype = relax_dtype(node.meta["val"].dtype)
     left, right = (_operand(importer, value, dtype) for value in node.args[:2])
     mode = argument(node, 2, "rounding_mode")
+    if mode == "floor" and node.meta["val"].is_floating_point():
+        return of_c_library(floor_quotient, importer, node)
     if mode == "floor":
         return emit(relax.op.floor_divide(left, right))
     quotient = emit(relax.op.divide(left, right))
@@ -338,6 +340,7 @@ CONVERTERS: Mapping[str, Converter] = {
 """By name of operator and overload. They take the place of TVM's, or add to them."""
 
 REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    **REFINED_ARITHMETIC,
     "avg_pool2d.default": partial(average_pool, 2),
     "avg_pool3d.default": partial(average_pool, 3),
     "convolution.default": convolution,
