@@ -86,9 +86,12 @@ def find_product(schedule: Schedule) -> Product | None:
         _side_by_side(region, body.iter_vars, groups["depth"], conditional=producer)
         for region, producer in zip(regions, producers, strict=True)
     ]
+    row_bytes, column_bytes, result_bytes = (
+        element_bytes(region.source.dtype) for region in (*regions, body.writes[0])
+    )
     return Product(
         block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
-        *(element_bytes(region.source.dtype) for region in (*regions, body.writes[0])), *vectors, unique,
+        row_bytes, column_bytes, result_bytes, vectors[0], vectors[1], unique,
     )  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
     for axis in body.iter_vars:
         if _size(axis) == 1:
             continue
-        inside = tuple(_among(axis.var, variables) for variables in (left, right, result))
+        inside = (_among(axis.var, left), _among(axis.var, right), _among(axis.var, result))
         reduces = int(axis.iter_type) == IterVar.CommReduce
         name = {
             (True, True, True): "batch", (True, False, True): "left", (False, True, True): "right",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def array_of(elements: Sequence[Element], shape: Sequence[int] | None = None) ->
 
 def elements_of(constant: np.ndarray) -> list[Any]:
     """Give the elements of a constant, floating-point numbers in its precision."""
-    return list(constant.ravel()) if constant.dtype.kind == "f" else constant.ravel().tolist()  # type: ignore[no-any-return]
+    return list(constant.ravel()) if constant.dtype.kind == "f" else constant.ravel().tolist()
 
 
 def substituted(shape: Shape, values: dict[str, int]) -> tuple[Any, ...] | None:
@@ -184,7 +184,7 @@ def is_dim(element: object) -> bool:
     return isinstance(element, int | np.integer | Symbolic) and not isinstance(element, bool | np.bool_)
 
 
-def is_float(element: object) -> bool:
+def is_float(element: object) -> TypeGuard[float | np.floating]:
     """Whether an element is a floating-point number; it has the precision of its tensor."""
     return isinstance(element, float | np.floating)
 

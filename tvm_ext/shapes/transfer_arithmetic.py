@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def cast(step: Step) -> list[Fact]:
     return of_shape(fact.shape)
 
 
-def rounding(function: Callable[[float], float]) -> Transfer:
+def rounding(function: Callable[[Any], Any]) -> Transfer:
     """Make the transfer function of ``Floor``, ``Ceil`` or ``Round``."""
 
     def transfer(step: Step) -> list[Fact]:
@@ -107,7 +107,7 @@ def _truncated(item: object) -> Any:
     return int(item) if _is_finite(item) else NOT_CONSTANT
 
 
-def _is_finite(item: Any) -> bool:
+def _is_finite(item: object) -> TypeGuard[float | np.floating]:
     return is_float(item) and math.isfinite(item)
 
 

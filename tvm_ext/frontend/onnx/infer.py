@@ -148,7 +148,8 @@ def _scale_as_runtimes(node: onnx.NodeProto, inputs: Sequence[Value | None], fou
     given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     operands = dict(enumerate(inputs))
     dims = partial_shape(inputs[0].type) if inputs and inputs[0] is not None else None
-    if operands.get(3) is not None and operands[3].size != 0:  # sizes are taken as they are
+    sizes = operands.get(3)
+    if sizes is not None and sizes.size != 0:  # sizes are taken as they are
         return
     scales = operands.get(2 if len(inputs) > 2 else 1)
     values = given.get("scales") if scales is None else scales.array
