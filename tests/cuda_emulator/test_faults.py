@@ -206,5 +206,5 @@ def test_a_vector_that_cuda_has_no_type_for() -> None:
             with T.sblock("all"):
                 B[T.Ramp(x * 16, 1, 16)] = A[T.Ramp(x * 16, 1, 16)]
 
-    with pytest.raises(CompileError, match="vector float32x16, for which CUDA has no type"):
+    with pytest.raises(CompileError, match="vector float32x16, of which CUDA has no type"):
         Emulator(func, TARGET)
