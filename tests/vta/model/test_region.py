@@ -115,6 +115,20 @@ def check(drawn: tuple[VTAConfig, IntegerNetwork, dict[str, np.ndarray]]) -> Non
     assert not lint(program.instructions, config, program.image.data, program.image.base)
 
 
+@pytest.mark.parametrize("across", [(3, 2, 1), (1, 1, 0), (3, 3, 1)], ids=str)
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 4), (4, 1)])
+def test_a_transposed_convolution_of_one_row_or_column(height: int, width: int, across: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(0)
+    kernel, stride, padding = across
+    out_shape = (1, 2, 2 * height - 1, (width - 1) * stride + kernel - 2 * padding)
+    weights = rng.integers(-99, 99, (2, 1, 3, kernel)).astype(np.int8)
+    shape = (1, 1, height, width)
+    layer = Layer("t", "conv2d_transpose", "x", shape, out_shape, 3, 2, 1, 1, weights, None, across=across)
+    integer = IntegerLayer(layer, weights, rng.integers(-99, 99, 2).astype(np.int32), 0, 0, -128, 127)
+    network = IntegerNetwork((integer,), {"x": 0, "t": 0})
+    check((load_config("sim"), network, {"x": rng.integers(-128, 128, shape).astype(np.int8)}))
+
+
 def small_region(padding: int = 1) -> tuple[VTAConfig, IntegerNetwork, dict[str, np.ndarray]]:
     """A convolution, a maximum over what it gives, and a convolution with the first one's result added."""
     rng = np.random.default_rng(0)
