@@ -7,7 +7,7 @@ ONNX frontend.
 from __future__ import annotations
 
 from tvm_ext.frontend.onnx.contrib import attention as contrib_attention
-from tvm_ext.frontend.onnx.contrib import blockwise, fused, quantized
+from tvm_ext.frontend.onnx.contrib import fused, quantized
 from tvm_ext.frontend.onnx.ops import (
     attention,
     blocked,
@@ -38,7 +38,6 @@ _FAMILIES = (
     blocked,
     attention,
     contrib_attention,
-    blockwise,
     fused,
     normalization,
     elementwise,

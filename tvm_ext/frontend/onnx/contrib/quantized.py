@@ -226,13 +226,25 @@ class MatMulNBits(Converter):
             node.refuse(f"weights of {bits} bits are not supported, only 2, 4 and 8")
         if order is not None:
             node.refuse("reordered weights (input g_idx) are not supported")
+        if columns < 1 or depth < 1 or size < 1:
+            node.refuse(f"N {columns}, K {depth} and block_size {size} describe no weights; expected numbers above 0")
         blocks = -(-depth // size)
-        levels = _unpack(node.constant(packed, "B").reshape(columns, blocks, -1), bits)[..., :size].astype("float32")
-        scale = node.constant(scales, "scales").reshape(columns, blocks, 1).astype("float32")
+        weight_bytes = node.constant(packed, "B")
+        wanted = [columns, blocks, -(-size * bits // 8)]
+        if weight_bytes.dtype != np.uint8 or weight_bytes.size != np.prod(wanted):
+            node.refuse(f"input B is {weight_bytes.dtype}{list(weight_bytes.shape)}; expected uint8{wanted}")
+        levels = _unpack(weight_bytes.reshape(wanted), bits)[..., :size].astype("float32")
+        scale = node.constant(scales, "scales")
+        if scale.size != columns * blocks:
+            node.refuse(f"input scales has {scale.size} elements; expected {columns * blocks}")
+        scale = scale.reshape(columns, blocks, 1).astype("float32")
         if zero_points is None:
             middle: Any = np.float32(2 ** (bits - 1))
         else:
             middle = node.constant(zero_points, "zero_points")
+            count = columns * (-(-blocks * bits // 8) if middle.dtype == np.uint8 else blocks)
+            if middle.size != count:
+                node.refuse(f"input zero_points has {middle.size} elements; expected {count}")
             if middle.dtype == np.uint8:
                 middle = _unpack(middle.reshape(columns, -1), bits)[:, :blocks]
             middle = middle.reshape(columns, blocks, 1).astype("float32")

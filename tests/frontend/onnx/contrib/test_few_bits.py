@@ -53,7 +53,7 @@ def test_values(reduction: int, columns: int, bits: int, size: int, zeros: bool)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 3}, "bits 3"),
+        ({"bits": 3}, "weights of 3 bits"),
         ({"K": 65}, "input B is uint8"),
         ({"N": 8}, "input B is uint8"),
         ({"block_size": 0}, "block_size 0"),
