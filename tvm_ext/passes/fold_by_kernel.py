@@ -15,6 +15,7 @@ from tvm import relax
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.exact_reductions import infinite_identities
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 
 
 def kernel_value(call: relax.Call, most: int) -> np.ndarray | None:
@@ -66,7 +67,9 @@ def _known_shape(call: relax.Call) -> tuple[int, ...] | None:
 
 def _compiled(kernel: tvm.tirx.PrimFunc) -> tvm.runtime.Module:
     mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
-    passes = [infinite_identities(), protect_cancellations(), propagate_nan(), defined_integers()]
+    passes = [
+        drop_scope_pragmas(), infinite_identities(), protect_cancellations(), propagate_nan(), defined_integers(),
+    ]  # fmt: skip
     with tvm.target.Target("llvm"):
         mod = tvm.transform.Sequential(passes)(mod)
     return tvm.compile(mod, tvm.target.Target("llvm"))

@@ -36,6 +36,7 @@ from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.running_sums import running_sums
+from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.vector_code import vector_code
@@ -97,6 +98,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
 
 def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return [
+        drop_scope_pragmas(),
         protect_cancellations(),
         vector_code(),
         propagate_nan(),
