@@ -52,10 +52,10 @@ def of_c_library(function: Callable[[Any, Any], Any], importer: Any, node: Node)
 def floor_quotient(x: Any, y: Any) -> Any:
     """Quotient of two floats, rounded down: from what ``fmod`` leaves, as PyTorch has it; of infinity it is NaN."""
     rest = _fmod(x, y)
-    zero, one = tirx.const(0.0, x.dtype), tirx.const(1.0, x.dtype)
+    zero, one = tirx.const(0.0, x.ty.dtype), tirx.const(1.0, x.ty.dtype)
     quotient = (x - rest) / y - prim.Select(_is_of_other_sign(rest, y), one, zero)
     down = tirx.floor(quotient)
-    down = down + prim.Select(quotient - down > tirx.const(0.5, x.dtype), one, zero)
+    down = down + prim.Select(quotient - down > tirx.const(0.5, x.ty.dtype), one, zero)
     down = prim.Select(quotient == zero, tirx.copysign(zero, x / y), down)
     return prim.Select(y == zero, x / y, down)
 
@@ -63,16 +63,16 @@ def floor_quotient(x: Any, y: Any) -> Any:
 def floor_remainder(x: Any, y: Any) -> Any:
     """Rest that a quotient rounded down leaves, with the sign of the divisor."""
     rest = _fmod(x, y)
-    return rest + prim.Select(_is_of_other_sign(rest, y), y, tirx.const(0.0, x.dtype))
+    return rest + prim.Select(_is_of_other_sign(rest, y), y, tirx.const(0.0, x.ty.dtype))
 
 
 def _fmod(x: Any, y: Any) -> Any:
-    dtype = str(x.dtype)
+    dtype = str(x.ty.dtype)
     return tirx.call_pure_extern(dtype, "fmod" if dtype == "float64" else "fmodf", x, y)
 
 
 def _is_of_other_sign(rest: Any, y: Any) -> Any:
-    zero = tirx.const(0.0, rest.dtype)
+    zero = tirx.const(0.0, rest.ty.dtype)
     return tirx.any(tirx.all(rest > zero, y < zero), tirx.all(rest < zero, y > zero))
 
 
