@@ -118,7 +118,7 @@ def command(
     resolved = resolve_target(target)
     check_emit(emit, resolved)
     given = given_options(options)
-    if model.is_dir():
+    if (model / "config.json").is_file():
         refused = {
             "--input-shape": input_shapes,
             "--dynamic": dynamic,

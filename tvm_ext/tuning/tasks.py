@@ -60,7 +60,7 @@ def kernels_to_tune(
         If the target is not a CPU, or not one of this machine's kind where they are.
     """
     backend = backend_of(target)
-    if not backend.rules:
+    if not (backend.rules and backend.runs_here):
         raise TargetError(
             f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
         )
