@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import BufferStore, IntImm
 
+from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine
 
 _FUNCTIONS = frozenset("exp tanh sigmoid log log1p erf pow sin cos sqrt rsqrt".split())
@@ -22,6 +23,16 @@ def is_simple(schedule: Schedule, block: SBlockRV) -> bool:
     body = schedule.get(block).body
     statements = body.seq if isinstance(body, tvm.tirx.SeqStmt) else [body]
     return all(isinstance(statement, BufferStore | tvm.tirx.Bind) for statement in statements)
+
+
+def data_parallel_blocks(schedule: Schedule) -> list[SBlockRV]:
+    """List the blocks of a kernel all of which compute single elements over known extents; none of any other kernel."""
+    blocks = top_blocks(schedule)
+    fit = (
+        is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)
+        for block in blocks
+    )
+    return blocks if all(fit) else []
 
 
 def expensive_operations(schedule: Schedule, block: SBlockRV) -> int:

@@ -20,8 +20,8 @@ from tvm.tirx import For, IntImm, PrimFunc, SeqStmt
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import block_work, is_simple
+from tvm_ext.schedules.cpu.blocks import top_blocks
+from tvm_ext.schedules.cpu.cost import block_work, data_parallel_blocks
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.transpose import transposed_axes
@@ -147,11 +147,8 @@ def pointwise_cost(func: PrimFunc, machine: Machine) -> PrologueCost | None:
     if tvm.relax.analysis.has_reshape_pattern(func):
         return None
     schedule = new_schedule(func)
-    blocks = top_blocks(schedule)
-    if not blocks or not all(
-        is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)
-        for block in blocks
-    ):
+    blocks = data_parallel_blocks(schedule)
+    if not blocks:
         return None
     blocks = inline_producers(schedule)
     if len(blocks) != 1:

@@ -16,8 +16,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.access import Axes, axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
+from tvm_ext.schedules.cpu.cost import block_seconds, data_parallel_blocks
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -50,11 +49,8 @@ class Transpose:
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when all blocks compute single elements and one of them transposes."""
         schedule = new_schedule(func, tunable)
-        blocks = top_blocks(schedule)
-        if not blocks or not all(
-            is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)
-            for block in blocks
-        ):
+        blocks = data_parallel_blocks(schedule)
+        if not blocks:
             return None
         machine = machine_of(target)
         try:

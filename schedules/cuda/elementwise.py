@@ -8,8 +8,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import is_simple
+from tvm_ext.schedules.cpu.cost import data_parallel_blocks
 from tvm_ext.schedules.cpu.elementwise import flat_suffix
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cuda.blocks import (
@@ -38,11 +37,8 @@ class Elementwise:
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when no block reduces, every block computes single elements, and extents are known."""
         schedule = new_schedule(func, tunable)
-        blocks = top_blocks(schedule)
-        if not blocks or not all(
-            is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)
-            for block in blocks
-        ):
+        blocks = data_parallel_blocks(schedule)
+        if not blocks:
             return None
         machine = machine_of(target)
         for block in inline_producers(schedule):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine
@@ -53,15 +54,17 @@ _TENSOR_SHAPES = (
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
+def _candidates(shapes: Sequence[Tile], product: Product) -> Iterator[Tile]:
+    """Yield tiles with the depth whole, and divided into as many parts as have two steps each."""
+    for shape in shapes:
+        for parts in _PARTS:
+            if parts == 1 or product.depth >= 2 * parts * shape.depth:
+                yield replace(shape, parts=parts)
+
+
 def arithmetic_tile(product: Product, machine: GpuMachine) -> Tile:
     """Choose the tile of a product that is computed by multiply-adds of single elements."""
-    candidates = [
-        Tile(shape.rows, shape.columns, shape.depth, shape.thread_rows, shape.thread_columns, parts)
-        for shape in _SHAPES
-        for parts in _PARTS
-        if parts == 1 or product.depth >= 2 * parts * shape.depth
-    ]
-    return min(candidates, key=lambda tile: arithmetic_seconds(product, tile, machine))
+    return min(_candidates(_SHAPES, product), key=lambda tile: arithmetic_seconds(product, tile, machine))
 
 
 def arithmetic_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
@@ -90,13 +93,7 @@ def arithmetic_seconds(product: Product, tile: Tile, machine: GpuMachine) -> flo
 
 def tensor_tile(product: Product, machine: GpuMachine) -> Tile:
     """Choose the tile of a product that is computed on tensor cores."""
-    candidates = [
-        Tile(shape.rows, shape.columns, shape.depth, shape.thread_rows, shape.thread_columns, parts)
-        for shape in _TENSOR_SHAPES
-        for parts in _PARTS
-        if parts == 1 or product.depth >= 2 * parts * shape.depth
-    ]
-    return min(candidates, key=lambda tile: tensor_seconds(product, tile, machine))
+    return min(_candidates(_TENSOR_SHAPES, product), key=lambda tile: tensor_seconds(product, tile, machine))
 
 
 def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:

@@ -15,8 +15,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import is_simple
+from tvm_ext.schedules.cpu.cost import data_parallel_blocks
 from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cuda.blocks import has_condition
 from tvm_ext.schedules.rule import new_schedule
@@ -38,11 +37,8 @@ class Transpose:
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when tiles of at least 8 x 8 divide the two axes."""
         schedule = new_schedule(func, tunable)
-        blocks = top_blocks(schedule)
-        if not blocks or not all(
-            is_spatial(schedule, block) and is_simple(schedule, block) and static_extents(schedule, block)
-            for block in blocks
-        ):
+        blocks = data_parallel_blocks(schedule)
+        if not blocks:
             return None
         (block, *rest) = inline_producers(schedule)
         found = None if rest or has_condition(schedule, block) else _turned(schedule, block)

@@ -6,6 +6,7 @@ Indices are those of elements: one number for all lanes, an array (lanes), or an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ class Access:
     together: int = 1
 
 
-class Storage:
+class Storage(ABC):
     """Memory of one allocation, read and written as elements of some type.
 
     Parameters
@@ -77,13 +78,13 @@ class Storage:
         """Count the elements of a type that it holds."""
         return self.nbytes // dtype.itemsize
 
+    @abstractmethod
     def load(self, lanes: Lanes, dtype: np.dtype[Any], index: Any, access: Access) -> Any:
         """Read elements; lanes that are not active get any value."""
-        raise NotImplementedError
 
+    @abstractmethod
     def store(self, lanes: Lanes, dtype: np.dtype[Any], index: Any, value: Any, access: Access) -> None:
         """Write elements of the active lanes."""
-        raise NotImplementedError
 
     def inside(self, lanes: Lanes, dtype: np.dtype[Any], index: Any, access: Access) -> tuple[Any, Any]:
         """Check indices; gives them with those out of bounds replaced by 0, and the mask of lanes that may be used."""
