@@ -1,6 +1,6 @@
 """Measure decoders token by token: bandwidth, peers with the same shapes and bits, prefill, the same tokens as torch.
 
-Run: python scripts/bench_generation.py [--quick] [--models NAMES] [--formats NAMES] [--folder FOLDER] [--json PATH]
+Run: python scripts/bench_generation.py [--quick] [--models NAMES] [--formats NAMES] [--folder FOLDER] [--keep FILE]
 
 Models have made-up weights of a fixed seed. The peers run the same torch model exported to ONNX, its weights in blocks
 of MatMulNBits. Exported and compiled models are kept in the folder, so that a second run begins with measuring. All
@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 
 from scripts.generation_peers import exported, peers
-from scripts.results import add_json_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tvm_ext import Generator
 from tvm_ext.bench.peak import MultiplyAdds, Read
 from tvm_ext.generation.decoder import DecoderConfig
@@ -83,6 +84,7 @@ def measured(name: str, text: str, folder: Path, turns: int) -> dict[str, Any]:
     read = Read(target, 256 << 20, cores)
     contenders = {"tvm_ext": step, "read": lambda: with_pool(read.once), **peers(file, cores)}
     row: dict[str, Any] = {
+        "kind": "speed",
         "model": name,
         "weights": text,
         **{k: round(v, 3) for k, v in times(contenders, turns).items()},
@@ -145,7 +147,8 @@ def same(name: str, text: str, folder: Path) -> dict[str, Any]:
     first = next((number for number in range(STEPS) if expected[number] != found[number]), STEPS)
     deviation = float(np.std(generator.prefill([expected[0]]))) if generator.length < CONTEXT else 1.0
     row = {
-        "model": name, "weights": text, "steps": STEPS, "same_steps": first, "distinct_tokens": len(set(expected)),
+        "kind": "tokens", "model": name, "weights": text, "steps": STEPS,
+        "same_steps": first, "distinct_tokens": len(set(expected)),
         "margin": 0.0 if first == STEPS else margins[first] / deviation,
     }  # fmt: skip
     row["same"] = int(first == STEPS or row["margin"] < TIE)
@@ -184,6 +187,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "generation", help="where models are kept")
     parser.add_argument("--prepare", action="store_true", help="compile and export only")
     parser.add_argument("--quick", action="store_true", help="fewer turns, for the screen")
+    add_keep_option(parser)
     add_json_option(parser, "dynamic")
     arguments = parser.parse_args()
     names, texts = arguments.models.split(","), arguments.formats.split(",")
@@ -196,10 +200,15 @@ def main() -> int:
         for name, text in cases:
             prepared(name, text, arguments.folder)
         return 0
-    rows = [measured(name, text, arguments.folder, 2 if arguments.quick else TURNS) for name, text in cases]
+
+    def row_of(kind: str, name: str, text: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return kept_or(arguments.keep, {"kind": kind, "model": name, "weights": text}, measure)
+
+    turns = 2 if arguments.quick else TURNS
+    rows = [row_of("speed", *case, partial(measured, *case, arguments.folder, turns)) for case in cases]
     # GPT-2 has one matrix for embedding and logits, of which only the second use is rounded: not to be had in torch.
     kept = [(name, text) for name, text in cases if text == "float32" or not MODELS[name].tied]
-    tokens = [same(name, text, arguments.folder) for name, text in kept]
+    tokens = [row_of("tokens", *case, partial(same, *case, arguments.folder)) for case in kept]
     summary = summary_of(rows, tokens)
     print(summary)
     notes = ("milliseconds a token, two threads; peers get the cache as inputs and outputs of 32 tokens",)
