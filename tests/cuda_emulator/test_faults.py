@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.cuda_emulator import kernels
 from tvm_ext.backends.cuda.emulator import findings
 from tvm_ext.backends.cuda.emulator.emulate import Emulation, Emulator
 from tvm_ext.backends.cuda.emulator.lowering import Lowered, lower
+from tvm_ext.backends.cuda.emulator.memory import Access, Fragments
 from tvm_ext.errors import CompileError, InputError, TargetError
 
 TARGET, random = kernels.TARGET, kernels.random
@@ -208,3 +210,12 @@ def test_a_vector_that_cuda_has_no_type_for() -> None:
 
     with pytest.raises(CompileError, match="vector float32x16, of which CUDA has no type"):
         Emulator(func, TARGET)
+
+
+@pytest.mark.parametrize("call", [lambda f, *at: f.load(*at), lambda f, *at: f.store(*at[:-1], 0, at[-1])])
+def test_single_elements_of_a_fragment(call: Callable[..., Any]) -> None:
+    fragment = Fragments(256, np.dtype("float16"), 2, "wmma.matrix_a")
+    access = Access("main_kernel", "tile", "tile[0]", 0, 2)
+    lanes: Any = None  # nothing of a thread is asked
+    with pytest.raises(CompileError, match="kernel main_kernel takes single elements of tile, a fragment of wmma"):
+        call(fragment, lanes, np.dtype("float16"), 0, access)

@@ -236,3 +236,17 @@ class Fragments(Storage):
                 f"a kernel uses fragment {index} of {self.scope}, which has {self.values.shape[1] // size}"
             )
         return self.values[:, index * size : (index + 1) * size].reshape(-1, rows, columns)
+
+    def load(self, lanes: Lanes, dtype: np.dtype[Any], index: Any, access: Access) -> Any:
+        """Refuse: which thread has an element is not told."""
+        raise self._refusal(access)
+
+    def store(self, lanes: Lanes, dtype: np.dtype[Any], index: Any, value: Any, access: Access) -> None:
+        """Refuse: which thread has an element is not told."""
+        raise self._refusal(access)
+
+    def _refusal(self, access: Access) -> CompileError:
+        return CompileError(
+            f"kernel {access.kernel} takes single elements of {access.buffer}, a fragment of {self.scope}, of which CUDA "
+            "does not tell where they are; load or store the whole fragment"
+        )
