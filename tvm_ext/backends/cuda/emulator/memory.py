@@ -247,6 +247,6 @@ class Fragments(Storage):
 
     def _refusal(self, access: Access) -> CompileError:
         return CompileError(
-            f"kernel {access.kernel} takes single elements of {access.buffer}, a fragment of {self.scope}, of which CUDA "
-            "does not tell where they are; load or store the whole fragment"
+            f"kernel {access.kernel} takes single elements of {access.buffer}, a fragment of {self.scope}, of which "
+            "CUDA does not tell where they are; load or store the whole fragment"
         )

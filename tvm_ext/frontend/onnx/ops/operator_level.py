@@ -83,4 +83,4 @@ class Sum(OnnxOpConverter):
         return total
 
 
-CONVERTERS: dict[tuple[str, str], type] = {("", "Clip"): Clip, ("", "Pad"): Pad, ("", "Sum"): Sum}
+CONVERTERS: dict[tuple[str, str], type] = {("", "Clip"): Clip, ("", "Sum"): Sum}
