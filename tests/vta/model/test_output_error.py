@@ -141,13 +141,13 @@ def test_no_other_assignment_has_a_smaller_sum(
 
 @pytest.mark.slow
 def test_a_layer_whose_error_grows_stays_on_the_cpu() -> None:
-    """One that is subtracted from itself nearly; the others, as large, stay on VTA, and the outputs are near."""
+    """One that is subtracted from itself nearly; another, as large, stays on VTA, and the outputs are near."""
 
     def body(e: Emitter, x: Any) -> Any:
         first = e.relu(e.conv(x, 64))
         delicate = e.conv(first, 64)
         offset = e.emit(relax.op.mean(delicate, [2, 3], keepdims=True))
-        amplified = e.emit(relax.op.multiply(e.emit(relax.op.subtract(delicate, offset)), relax.const(30.0)))
+        amplified = e.emit(relax.op.multiply(e.emit(relax.op.subtract(delicate, offset)), relax.const(20.0)))
         sharp = e.emit(relax.op.tanh(amplified))
         return e.emit(relax.op.multiply(sharp, e.relu(e.conv(first, 64))))
 

@@ -175,7 +175,7 @@ def plan_partition(
             continue
         vta, cpu = seconds_of[node.name]
         device: Device = "vta" if node.name in on_vta else "cpu"
-        reason = _reason(node, device, vta, cpu, config.block, problems, forced)
+        reason = _reason(node, device, vta, cpu, config.block, problems, forced, penalties is not None)
         if device == "cpu" and vta is not None and penalties is not None and counted.layers.get(node.name):
             added = counted.layers[node.name] ** 0.5
             reason = f"{reason}; in integers it would add {added:.2%} to the error of the outputs"
@@ -241,6 +241,7 @@ def _reason(
     block: int,
     problems: Mapping[str, str],
     forced: Mapping[str, Device],
+    is_judged: bool,
 ) -> str:
     if node.name in forced:
         return "as asked for"
@@ -253,7 +254,11 @@ def _reason(
     if layer is not None and layer.unfold is not None:
         padded += ", with an unfolded input"
     faster = (vta < cpu) == (device == "vta")
-    why = "" if faster else ", but conversions at the border, and starting programs, would take longer than it saves"
+    why = ""
+    if not faster and is_judged:
+        why = ", but conversions at the border, their errors, and starting programs would weigh more than it saves"
+    elif not faster:
+        why = ", but conversions at the border, and starting programs, would take longer than it saves"
     return f"{vta * 1e3:.3g} ms on VTA{padded}, {cpu * 1e3:.3g} ms on the CPU{why}"
 
 
