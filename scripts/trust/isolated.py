@@ -6,6 +6,7 @@ past the time limit or holds too much memory is replaced, and its call is report
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -56,13 +57,17 @@ class _Worker:
         self.process = context.Process(target=_serve, args=(theirs, function), daemon=True)
         self.process.start()
         theirs.close()
+        with contextlib.suppress(EOFError, OSError):  # one that dies at once is found dead at its first call
+            self.pipe.recv()  # it has imported what it needs: neither time nor memory of that is a call's
         self.index = -1
         self.started = self.used = 0.0
         self.peak = 0
+        self.idle = self.sample()
 
     def begin(self, index: int, argument: Any) -> None:
         self.index, self.started, self.used, self.peak = index, time.monotonic(), self.processor_seconds(), 0
-        self.pipe.send(argument)
+        with contextlib.suppress(OSError):
+            self.pipe.send(argument)
 
     def processor_seconds(self) -> float:
         """Read how long the worker, and the processes that it waited for, have computed; 0 when it is gone."""
@@ -110,7 +115,8 @@ def run_isolated(
     seconds : float
         Limit for one call, of processor time; by the clock it may take ``BY_THE_CLOCK`` times as long.
     memory : int
-        Resident bytes at which a worker is ended.
+        Resident bytes, beyond those that it began with, at which a worker is ended: the server of workers may have
+        imported more than ``preload``, for somebody else.
     calls : int
         Calls after which a worker is replaced, so that what one leaves behind does not pile up.
     preload : sequence of str
@@ -181,7 +187,7 @@ def _look(worker: _Worker, ready: bool, seconds: float, memory: int) -> Outcome 
             return Outcome(None, "crashed", detail, used, worker.peak)
     if used > seconds or elapsed > BY_THE_CLOCK * seconds:
         return Outcome(None, "hung", f"longer than {seconds:g} s", used, worker.peak)
-    if held > memory:
+    if held - worker.idle > memory:
         return Outcome(None, "memory", f"more than {memory / 2**30:g} GiB", used, worker.peak)
     return None
 
@@ -191,6 +197,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+    pipe.send(None)
     while True:
         try:
             argument = pipe.recv()

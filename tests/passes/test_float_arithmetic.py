@@ -250,3 +250,32 @@ def test_functions_of_the_c_library_behind_a_product(name: str) -> None:
     with np.errstate(invalid="ignore"):
         expected = getattr(np, name.replace("a", "arc", 1) if name.startswith("a") else name)(x @ y)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [3.0, 4.0, 5.0, 7.5])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("rows", [7, "rows"])
+def test_large_constant_powers(
+    capfd: pytest.CaptureFixture[str], exponent: float, dtype: str, rows: int | str
+) -> None:
+    """TVM writes a line for each that it makes or simplifies."""
+    mod = relax_power(rows, exponent, dtype)
+    x = np.linspace(-2, 2, 7 * 5).reshape(7, 5).astype(dtype)
+    x[0] = 0, -0.0, INF, -INF, NAN
+    (found,) = run(tvm_ext.compile(mod).executable, [x])
+    with np.errstate(invalid="ignore"):
+        expected = np.power(x.astype("float64"), exponent)
+    tolerance = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=1e-4 * tolerance)
+    assert capfd.readouterr().err == ""
+
+
+def relax_power(rows: int | str, exponent: float, dtype: str) -> tvm.IRModule:
+    """``main``: the power of a matrix with five columns."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([tvm.tirx.Var(rows, "int64") if isinstance(rows, str) else rows, 5], dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(op.power(x, relax.const(exponent, dtype)))
+        builder.emit_func_output(result)
+    return builder.get()

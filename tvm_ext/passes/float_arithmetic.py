@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -33,6 +34,7 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.relax_utils import constant
 from tvm_ext.schedules.simd.vector import constant_like, element_type
 
 _OPPOSITE = {
@@ -90,6 +92,51 @@ def legalize_leaky_relu(builder: relax.BlockBuilder, call: relax.Call) -> relax.
     return builder.call_te(topi.nn.leaky_relu, call.args[0], slope, primfunc_name_hint="leaky_relu")
 
 
+def legalize_power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make a kernel of ``relax.power``; of constant exponents of 3 or more without TVM's own power.
+
+    TVM writes a line to stderr whenever something makes or simplifies one of those. Small powers are products, as
+    the vector code of smaller exponents is; others are the C library's.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    call : relax.Call
+        Of ``relax.power``.
+    """
+    base, exponent = call.args[0], constant(call.args[1])
+    if exponent is None or exponent.ndim or not str(base.ty.dtype).startswith("float") or not exponent >= _WARNED_FROM:
+        return call.op.get_attr("FLegalize")(builder, call)
+    number = float(exponent)
+
+    def power(value: Any) -> Any:
+        if number not in _PRODUCTS:
+            return _c_function("pow", value, tirx.const(number, element_type(value)))
+        square = value * value
+        return square * value if number == 3 else square * square
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *indices: _in_single(power, x(*indices)), name="power")
+
+    return builder.call_te(compute, base, primfunc_name_hint="power")
+
+
+_WARNED_FROM, _PRODUCTS = 3, (3, 4)
+
+
+def _in_single(function: Callable[[Any], Any], value: Any) -> Any:
+    """Compute with single precision where the value has half of it."""
+    if element_type(value) not in ("float16", "bfloat16"):
+        return function(value)
+    return function(value.astype("float32")).astype(element_type(value))
+
+
+def _c_function(name: str, *values: Any) -> Any:
+    """Call a function by its name in C: TVM widens calls of its own functions where it cannot compile the wide ones."""
+    dtype = element_type(values[0])
+    return tirx.call_pure_extern(dtype, f"{name}f" if dtype == "float32" else name, *values)
+
+
 def _in_c_library(name: str) -> Any:
     """Make the legalisation of a function that LLVM lacks and the C library has for single and double precision.
 
@@ -97,18 +144,10 @@ def _in_c_library(name: str) -> Any:
     """
 
     def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        def function(value: Any) -> Any:
-            # Called by its name in C: TVM widens calls of its own functions where it cannot compile the wide ones.
-            dtype = element_type(value)
-            return tirx.call_pure_extern(dtype, f"{name}f" if dtype == "float32" else name, value)
-
-        def element(value: Any) -> Any:
-            if element_type(value) not in ("float16", "bfloat16"):
-                return function(value)
-            return function(value.astype("float32")).astype(element_type(value))
-
         def compute(x: te.Tensor) -> te.Tensor:
-            return te.compute(x.shape, lambda *indices: element(x(*indices)), name=name)
+            return te.compute(
+                x.shape, lambda *indices: _in_single(lambda value: _c_function(name, value), x(*indices)), name=name
+            )
 
         return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
 
@@ -119,6 +158,7 @@ _IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sin
 
 FLOAT_LEGALIZATIONS = {
     "relax.nn.leakyrelu": legalize_leaky_relu,
+    "relax.power": legalize_power,
     "relax.sign": legalize_sign,
     **{f"relax.{name}": _in_c_library(name) for name in _IN_C_LIBRARY},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -10,6 +10,8 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.shapes.batch_axis import MixedImagesError, images_of, prove_image_wise, prove_reshape, uses
+
+Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 _SAME_ORDER = frozenset({"relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims"})
 """Operators that leave all elements where they are in memory."""
@@ -23,11 +25,14 @@ class OperatorProof:
     mod : tvm.IRModule
         Holds the kernels that are called.
     batch : tvm.tirx.Var
+    customized : mapping from str to function
+        Rules of operators that go before TVM's own.
     """
 
-    def __init__(self, mod: tvm.IRModule, batch: tirx.Var) -> None:
+    def __init__(self, mod: tvm.IRModule, batch: tirx.Var, customized: Mapping[str, Legalization]) -> None:
         self._mod = mod
         self._batch = batch
+        self._customized = customized
 
     def prove(self, value: Any) -> bool | None:
         """Say whether an image-wise value reduces; None for any other value, also one without images.
@@ -73,7 +78,7 @@ class OperatorProof:
             if any(isinstance(argument.ty, tvm.ir.PrimType) for argument in call.args[1].fields):
                 raise MixedImagesError("the kernel takes numbers")
             return self._kernel_proof(call, self._mod)
-        legalize = call.op.get_attr("FLegalize")
+        legalize = self._customized.get(call.op.name) or call.op.get_attr("FLegalize")
         if legalize is None:
             raise MixedImagesError("TVM has no kernel for it")
         builder = relax.BlockBuilder()

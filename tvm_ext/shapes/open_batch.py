@@ -29,7 +29,7 @@ from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.shapes.batch_axis import Images, images_of
-from tvm_ext.shapes.batch_operators import OperatorProof, tensor_shapes
+from tvm_ext.shapes.batch_operators import Legalization, OperatorProof, tensor_shapes
 from tvm_ext.shapes.batch_size import images_at_once
 
 OVER_BATCH = "tvm_ext.over_batch."
@@ -39,8 +39,14 @@ IMAGES_ATTRIBUTE = "tvm_ext.images"
 """Attribute of a body: for each parameter, then each result, the axis of its images (-1: none) and the rows of one."""
 
 
-def open_batch() -> tvm.transform.Pass:
-    """Make the pass; functions without an open batch are left as they are."""
+def open_batch(customized: Mapping[str, Legalization] | None = None) -> tvm.transform.Pass:
+    """Make the pass; functions without an open batch are left as they are.
+
+    Parameters
+    ----------
+    customized : mapping from str to function, optional
+        Rules of operators that go before TVM's own where an operator's kernel is looked at.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenBatch")
     def _open_batch(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -54,7 +60,7 @@ def open_batch() -> tvm.transform.Pass:
         for global_var in entries:
             if (func := mod.functions.get(global_var)) is not None:
                 for batch in _candidates(func):
-                    changed = _Splitter(mod, global_var.name_hint, func, batch).run()
+                    changed = _Splitter(mod, global_var.name_hint, func, batch, customized or {}).run()
                     if changed is not None:
                         mod = changed
                         break
@@ -86,11 +92,19 @@ class _Region:
 class _Splitter:
     """Splits one function into what is computed image by image and what is not."""
 
-    def __init__(self, mod: tvm.IRModule, name: str, func: relax.Function, batch: tirx.Var) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        name: str,
+        func: relax.Function,
+        batch: tirx.Var,
+        customized: Mapping[str, Legalization],
+    ) -> None:
         self._mod = mod
         self._name = name
         self._func = func
         self._batch = batch
+        self._customized = customized
         self._repeated: dict[Any, Any] = {}
 
     def run(self) -> tvm.IRModule | None:
@@ -103,7 +117,7 @@ class _Splitter:
             return None
         proved: dict[int, bool] = {}
         proved_variables: set[Any] = set()
-        proof = OperatorProof(self._mod, self._batch)
+        proof = OperatorProof(self._mod, self._batch, self._customized)
         for index, binding in enumerate(bindings):
             if isinstance(binding.value, relax.TupleGetItem):
                 reduces = False if binding.value.tuple_value in proved_variables else None
