@@ -255,9 +255,7 @@ def test_functions_of_the_c_library_behind_a_product(name: str) -> None:
 @pytest.mark.parametrize("exponent", [3.0, 4.0, 5.0, 7.5])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("rows", [7, "rows"])
-def test_large_constant_powers(
-    capfd: pytest.CaptureFixture[str], exponent: float, dtype: str, rows: int | str
-) -> None:
+def test_large_constant_powers(capfd: pytest.CaptureFixture[str], exponent: float, dtype: str, rows: int | str) -> None:
     """TVM writes a line for each that it makes or simplifies."""
     mod = relax_power(rows, exponent, dtype)
     x = np.linspace(-2, 2, 7 * 5).reshape(7, 5).astype(dtype)

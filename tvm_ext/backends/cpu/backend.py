@@ -51,7 +51,9 @@ from tvm_ext.shapes.open_batch import open_batch
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     arithmetic = [single_precision(), order_of_nan(), running_sums()]
     return common.inference_form(
-        [open_batch(FLOAT_LEGALIZATIONS)], integer_arithmetic(), [*common.rewritten(options), *arithmetic, *common.flushed(options)]
+        [open_batch(FLOAT_LEGALIZATIONS)],
+        integer_arithmetic(),
+        [*common.rewritten(options), *arithmetic, *common.flushed(options)],
     )
 
 
