@@ -76,6 +76,8 @@ class Expressions(Arithmetic):
         if isinstance(e, tvm.ir.Var):
             if e in self.values:
                 return literal(self.values[e], type_of(e))
+            if e not in self.names:
+                raise self.refuse(f"a variable {e.name} without a value")
             return self.names[e]
         if isinstance(e.ty, tvm.ir.PointerType):
             return self._address(e)

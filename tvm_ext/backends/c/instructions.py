@@ -40,6 +40,9 @@ def instruction(helpers: Helpers, name: str, result: CType, operands: Sequence[C
     parameters = ", ".join(f"{kind.name} {letter}" for kind, letter in zip(operands, "abcdef", strict=False))
 
     def made(body: str) -> str:
+        # Masks, rounding modes: what LLVM's intrinsic takes besides, and the compiler's has in its name or not at all.
+        unused = [letter for letter in "abcdef"[: len(operands)] if not re.search(rf"\b{letter}\b", body)]
+        body = "".join(f"  (void){letter};\n" for letter in unused) + body
         return helpers.intrinsic(c_name, lambda known: (f"{result.name} {known}({parameters})", body))
 
     if name.startswith("llvm.fma."):

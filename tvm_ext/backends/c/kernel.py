@@ -108,6 +108,9 @@ class _Writer:
             kind = type_of_buffer(param)
             pointer = self._expressions.named(param)
             self._pointers[param] = pointer
+            offset = getattr(param.ty, "elem_offset", None)
+            if isinstance(offset, tvm.ir.Var):  # where TVM's callers may give a part of a tensor; ours give all
+                self._expressions.values[offset] = 0
             parameters.append(f"{'' if written else 'const '}{self._helpers.memory(kind)} *restrict {pointer}")
         self._statement(self._func.body)
         self._lines = without_unused(self._lines, [self._pointers[param] for param in self._func.params])

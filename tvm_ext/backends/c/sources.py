@@ -221,7 +221,7 @@ def _described(spec: TensorSpec) -> str:
 
 
 def _comment(text: str) -> str:
-    return text.replace("*/", "* /").replace("\n", " ")
+    return text.replace("*/", "* /").replace("/*", "/ *").replace("\n", " ")
 
 
 _FENCE = """#if defined(__SSE2__)

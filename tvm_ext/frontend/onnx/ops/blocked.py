@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,30 @@ def spread(node: Node, bb: relax.BlockBuilder, value: Any, shape: tuple[int, ...
     return take_slice(bb, value, axis, 0, shape[axis])
 
 
+_HALF = ("float16", "bfloat16")
+
+
 class DequantizeLinear(onnx_frontend.DequantizeLinear):
-    """Integers to floats; TVM's converter does all but blocks."""
+    """Integers to floats; TVM's converter does all but blocks, and the arithmetic of halves.
+
+    Differences of integers of 16 bits are no halves: they are computed in single precision, as onnxruntime does.
+    """
+
+    @classmethod
+    def _impl_v19(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._in_single(super()._impl_v19, bb, inputs, attr, params)
+
+    @staticmethod
+    def _in_single(
+        stock: Callable[..., Any], bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]
+    ) -> Any:
+        dtype = dtype_of(inputs[1])
+        if dtype not in _HALF:
+            return stock(bb, inputs, attr, params)
+        code = attr.get("output_dtype", 0)
+        single = [inputs[0], emit(bb, astype(bb, inputs[1], "float32")), *inputs[2:]]
+        plain = {name: value for name, value in attr.items() if name != "output_dtype"}
+        return astype(bb, emit(bb, stock(bb, single, plain, params)), element_type(code) if code else dtype)
 
     @classmethod
     def _impl_v21(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
@@ -44,7 +67,7 @@ class DequantizeLinear(onnx_frontend.DequantizeLinear):
         if dtype_of(inputs[0]) in SMALL_FLOATS and not node.integer("block_size", 0):
             return cls._small(node, bb, inputs)
         if not node.integer("block_size", 0):
-            return super()._impl_v21(bb, inputs, attr, params)
+            return cls._in_single(super()._impl_v21, bb, inputs, attr, params)
         return cls._blocked(node, bb, inputs)
 
     @classmethod
@@ -53,7 +76,7 @@ class DequantizeLinear(onnx_frontend.DequantizeLinear):
         if dtype_of(inputs[0]) in SMALL_FLOATS and not node.integer("block_size", 0):
             return cls._small(node, bb, inputs)
         if not node.integer("block_size", 0):
-            return super()._impl_v23(bb, inputs, attr, params)
+            return cls._in_single(super()._impl_v23, bb, inputs, attr, params)
         return cls._blocked(node, bb, inputs)
 
     @staticmethod
@@ -88,20 +111,36 @@ class DequantizeLinear(onnx_frontend.DequantizeLinear):
 
 
 class QuantizeLinear(onnx_frontend.QuantizeLinear):
-    """Floats to integers; TVM's converter does all but blocks."""
+    """Floats to integers; TVM's converter does all but blocks, and the arithmetic of halves.
+
+    The limits of integers of 16 bits are no halves: what is clipped to 32768 would become -32768.
+    """
+
+    @classmethod
+    def _impl_v19(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._in_single(super()._impl_v19, bb, inputs, attr, params)
+
+    @staticmethod
+    def _in_single(
+        stock: Callable[..., Any], bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]
+    ) -> Any:
+        if dtype_of(inputs[0]) not in _HALF:
+            return stock(bb, inputs, attr, params)
+        single = [emit(bb, astype(bb, value, "float32")) for value in inputs[:2]]
+        return stock(bb, [*single, *inputs[2:]], attr, params)
 
     @classmethod
     def _impl_v21(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         node = Node("QuantizeLinear", attr, params)
         if not node.integer("block_size", 0):
-            return super()._impl_v21(bb, inputs, attr, params)
+            return cls._in_single(super()._impl_v21, bb, inputs, attr, params)
         return cls._blocked(node, bb, inputs)
 
     @classmethod
     def _impl_v23(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
         node = Node("QuantizeLinear", attr, params)
         if not node.integer("block_size", 0):
-            return super()._impl_v23(bb, inputs, attr, params)
+            return cls._in_single(super()._impl_v23, bb, inputs, attr, params)
         return cls._blocked(node, bb, inputs)
 
     @staticmethod

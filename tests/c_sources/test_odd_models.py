@@ -1,0 +1,49 @@
+"""Sources of models with odd names, and of kernels that TVM writes for parts of tensors."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+
+SHAPE = (3, 7)
+
+
+def model(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto, name: str = "x") -> onnx.ModelProto:
+    """From one matrix to ``y``, which is one, too."""
+    given, result = (helper.make_tensor_value_info(which, TensorProto.FLOAT, SHAPE) for which in (name, "y"))
+    graph = helper.make_graph(nodes, "graph", [given], [result], list(constants))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+SCATTER = model(
+    [helper.make_node("ScatterElements", ["x", "at", "new"], ["y"], axis=1)],
+    numpy_helper.from_array(np.array([[0, -1], [2, 3], [6, 5]]), "at"),
+    numpy_helper.from_array(np.ones((3, 2), "float32"), "new"),
+)
+SUMS = model([helper.make_node("CumSum", ["x", "axis"], ["y"])], numpy_helper.from_array(np.array(1), "axis"))
+
+
+@pytest.mark.parametrize("made", [SCATTER, SUMS], ids=["scatter", "sums"])
+def test_kernels_that_take_parts_of_tensors(made: Any) -> None:
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
+    found = tvm_ext.compile(made, emit="c").run({"x": x})["y"]
+    np.testing.assert_array_equal(found, tvm_ext.compile(made).run({"x": x})["y"])
+
+
+@pytest.mark.parametrize("name", ["int", "/*", "*/", "/*/", 'a"b', "??/", "y.1"])
+def test_no_warning(tmp_path: Path, name: str) -> None:
+    """For a processor with AVX-512, whose instructions have masks that are not used."""
+    made = model([helper.make_node("Exp", [name], ["y"])], name=name)
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    tvm_ext.compile(made, target, emit="c").save(tmp_path / "out")
+    command = ["make", "-C", str(tmp_path / "out"), "CFLAGS=-std=c11 -O1 -Wall -Wextra -Werror"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
