@@ -20,6 +20,7 @@ Memory = Literal["stock", "arena", "optimal"]
 Rewrite = Literal["off", "strict", "fast"]
 Fuse = Literal["stock", "mapping-type"]
 Precision = Literal["float32", "float16", "bfloat16"]
+Embed = Literal["off", "uncovered", "all"]
 
 Kind = Literal["arrays", "choice", "flag", "names", "path", "size"]
 
@@ -78,6 +79,11 @@ class PipelineOptions:
     prologues : bool
         Whether data-parallel kernels on a CPU are computed inside the convolutions that read them, while these copy
         their input, where that takes less time.
+    embed : str
+        Which operators that multiply and add get kernels around an instruction of the CPU whose place in the operator a
+        constraint solver finds. ``uncovered``: those that no rule of the layout takes, where the kernel should be
+        faster; ``all``: every one that an instruction fits; ``off``: none. Needs the extra ``embed``; without its
+        packages none.
     work_dir : str or Path, optional
         Folder of a tuning database, as ``tvm-ext tune --work-dir`` and TVM's own tuners write them: the fastest
         schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.
@@ -144,6 +150,13 @@ class PipelineOptions:
     )
     prologues: bool = _option(
         "flag", True, "Compute what precedes a convolution while its input is copied, where that is faster."
+    )
+    embed: Embed = _option(
+        "choice",
+        "uncovered",
+        "Which products and convolutions get kernels around an instruction whose place in them a solver finds: those "
+        "that no other rule takes, all, or none.",
+        *get_args(Embed),
     )
     work_dir: str | Path | None = _option(
         "path", None, "Use the fastest schedules of this tuning database (see tvm-ext tune)."

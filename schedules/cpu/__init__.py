@@ -5,6 +5,7 @@ from tvm_ext.schedules.cpu.conv2d_int8 import Conv2DInt8
 from tvm_ext.schedules.cpu.convolution import Convolution
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.embedded import Embedded
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.matvec import Matvec
@@ -17,6 +18,7 @@ from tvm_ext.schedules.cpu.winograd_strips import WinogradStrips
 
 RULES = (
     Convolution(),
+    Embedded(),
     WinogradStrips(),
     Winograd(),
     Conv2DInt8(),

@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.simd.imported import seen_through
 from tvm_ext.schedules.simd.stream import PREFIX
 from tvm_ext.schedules.simd.vector import lanes_of
 
@@ -133,6 +134,7 @@ class _Checker:
             yield
 
     def _define(self, variable: Any, value: Any) -> None:
+        value = seen_through(value)
         self._values[variable] = value
         if lanes_of(value) == 1 and "int" in str(value.ty.dtype):
             self._analyzer.bind(variable, value, allow_override=True)

@@ -9,6 +9,8 @@ import tvm_ffi
 from tvm import tirx
 
 PREFETCH, STEP, SDOT, SUDOT = "tvm_ext_prefetch", "tvm_ext_step", "tvm_ext_sdot", "tvm_ext_sudot"
+OPAQUE = {"int32": "tvm_ext_opaque_32", "int64": "tvm_ext_opaque_64"}
+"""By the type of an index, the function that gives it back, but so that LLVM does not know that."""
 
 
 def _dot(name: str, instruction: str) -> str:
@@ -18,6 +20,15 @@ define linkonce_odr <4 x i32> @{name}(<4 x i32> %total, <16 x i8> %weights, floa
   %sum = call <4 x i32> asm "{instruction} $0.4s, $2.16b, $3.4b[0]", "=w,0,w,w"(
     <4 x i32> %total, <16 x i8> %weights, float %inputs) nounwind willreturn memory(none)
   ret <4 x i32> %sum
+}}
+"""
+
+
+def _opaque(name: str, dtype: str) -> str:
+    return f"""
+define linkonce_odr {dtype} @{name}({dtype} %index) alwaysinline {{
+  %same = call {dtype} asm "", "=r,0"({dtype} %index) nounwind willreturn memory(none)
+  ret {dtype} %same
 }}
 """
 
@@ -39,10 +50,19 @@ define linkonce_odr void @{STEP}() alwaysinline {{
   ret void
 }}
 """,
+    **{name: _opaque(name, f"i{dtype.removeprefix('int')}") for dtype, name in OPAQUE.items()},
     SDOT: _dot(SDOT, "sdot"),
     SUDOT: _dot(SUDOT, "sudot"),
 }
 """Text of each function by its name."""
+
+
+def seen_through(value: Any) -> Any:
+    """Give what LLVM is kept from knowing: the index that :data:`OPAQUE` gives back; other expressions as they are."""
+    if isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == "tirx.call_extern":
+        if str(getattr(value.args[0], "value", "")) in OPAQUE.values():
+            return value.args[1]
+    return value
 
 
 def import_definitions(func: tirx.PrimFunc) -> tirx.PrimFunc:

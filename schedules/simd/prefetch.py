@@ -27,7 +27,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from tvm_ext.relax_utils import substitute
-from tvm_ext.schedules.simd.imported import PREFETCH, STEP
+from tvm_ext.schedules.simd.imported import OPAQUE, PREFETCH, STEP
+from tvm_ext.schedules.simd.vector import element_type
 from tvm_ext.schedules.simd.widen import Widener, uses
 
 PREFETCH_ATTRIBUTE = "tvm_ext.prefetch"
@@ -45,6 +46,8 @@ PASS_ATTRIBUTE = "tvm_ext.prefetch_pass"
 STEP_ATTRIBUTE = "tvm_ext.step"
 """Annotation of the same loop: 1 to keep the loads of one step of the reduction behind the step before."""
 
+FORGET_ATTRIBUTE = "tvm_ext.forget"
+"""Annotation of the same loop: 1 to load anew in every step what the step before has loaded."""
 
 ROW_ATTRIBUTE = "tvm_ext.next_row"
 """Annotation of a loop made of vectors: a :class:`NextRow`, as text."""
@@ -113,6 +116,15 @@ def mark_steps(schedule: Schedule, reduction: LoopRV) -> None:
     schedule.annotate(reduction, STEP_ATTRIBUTE, 1)
 
 
+def mark_forgetful(schedule: Schedule, reduction: LoopRV) -> None:
+    """Ask for every step of a reduction, whose outermost loop is given, to load anew what it reads.
+
+    Where windows overlap, LLVM writes out the taps of a row, and keeps what one reads for the next in registers that it
+    does not have: accumulators are written to memory instead.
+    """
+    schedule.annotate(reduction, FORGET_ATTRIBUTE, 1)
+
+
 def mark_prefetch(
     schedule: Schedule,
     passes: Sequence[LoopRV],
@@ -154,6 +166,8 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
             return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes, is_part)
         if STEP_ATTRIBUTE in annotations:
             return _keep_apart(loop)
+        if FORGET_ATTRIBUTE in annotations:
+            return _forget(loop)
         if PASS_ATTRIBUTE not in annotations:
             return mutator.default_mutate(loop)
         passes.append(loop)
@@ -206,6 +220,24 @@ def _keep_apart(reduction: Any) -> Any:
     steps = _steps(_weights(reduction, "")[0])
     apart = tirx.Evaluate(tirx.call_extern("void", STEP))
     return _before_each(steps[-1], [apart], reduction) if steps else reduction
+
+
+def _forget(reduction: Any) -> Any:
+    """Hide from LLVM how the addresses of one step follow from those of another."""
+    steps = _steps(_weights(reduction, "")[0])
+    if not steps:
+        return reduction
+
+    def hide(loop: Any, mutator: Any) -> Any:
+        if not loop.loop_var.same_as(steps[-1].loop_var):
+            return mutator.default_mutate(loop)
+        dtype = element_type(loop.loop_var)
+        hidden = tirx.Var(f"{loop.loop_var.name}_hidden", dtype)
+        body = substitute(loop.body, {loop.loop_var: hidden})
+        value = tirx.call_extern(dtype, OPAQUE[dtype], loop.loop_var)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt([tirx.Bind(hidden, value), body]))
+
+    return tvm_ffi.structural_mutate(reduction, [(tirx.For, hide)])
 
 
 def _steps(loops: Sequence[Any]) -> list[Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
 
 from tvm_ext.embedding.dataflow import Dataflow
-from tvm_ext.embedding.program import STRICT, relaxed
+from tvm_ext.embedding.kernel import KernelPlan, Plan
+from tvm_ext.embedding.program import STRICT, Setting, relaxed
 from tvm_ext.embedding.ranking import Ranked, naive_waste, rank, stored_macs
 from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.embedding.solver import solve
@@ -23,10 +24,20 @@ Cost = Callable[[Strategy], float]
 
 @dataclass(frozen=True)
 class Offer:
-    """An instruction that a target has, and what a strategy with it costs there, in cycles."""
+    """An instruction that a target has.
+
+    Attributes
+    ----------
+    instruction : Instruction
+    cost : callable
+        What a strategy with it costs there, in cycles.
+    plan : callable, optional
+        Makes the plan of a kernel; None where the target makes no kernels of embeddings.
+    """
 
     instruction: Instruction
     cost: Cost
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,83 @@ def choose(operator: Dataflow, offer: Offer) -> Choice:
     ranked, refused = rank(found, cost=offer.cost)
     reasons = tuple((str(embedding), why) for embedding, why in refused)
     return Choice(name, tuple(ranked), reasons, "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}")
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernel that is best of all instructions of a target.
+
+    Attributes
+    ----------
+    instruction : Instruction
+    plan : KernelPlan
+    tried : int
+        Kernels that were planned.
+    """
+
+    instruction: Instruction
+    plan: KernelPlan
+    tried: int
+
+
+MOST_PLANS = 24
+"""Embeddings of one instruction that kernels are planned of: those that waste least."""
+
+
+def choose_kernel(operator: Dataflow, offers: Sequence[Offer], constant: tuple[bool, bool]) -> KernelChoice:
+    """Plan kernels with every instruction that a target makes them of, and take the one that should be fastest.
+
+    Parameters
+    ----------
+    operator : Dataflow
+    offers : sequence of Offer
+    constant : (bool, bool)
+        Which factors are constant, and stored when compiling.
+
+    Raises
+    ------
+    EmbeddingError
+        If there is none; the message says why of each instruction.
+    """
+    found: list[tuple[KernelPlan, Instruction]] = []
+    reasons = []
+    for offer in offers:
+        if offer.plan is None:
+            continue
+        try:
+            plans = list(_plans(operator, offer, constant))
+        except EmbeddingError as error:
+            reasons.append(str(error))
+            continue
+        found += [(plan, offer.instruction) for plan in plans]
+    if not found:
+        raise EmbeddingError("; ".join(dict.fromkeys(reasons)) or "the target makes no kernels of instructions")
+    plan, instruction = min(found, key=lambda item: item[0].cycles)
+    return KernelChoice(instruction, plan, len(found))
+
+
+def _plans(operator: Dataflow, offer: Offer, constant: tuple[bool, bool]) -> Iterator[KernelPlan]:
+    assert offer.plan is not None
+    instruction = instruction_dataflow(offer.instruction)
+    embeddings = solve(operator, instruction, _settings(operator))
+    refused = ""
+    for embedding in sorted(embeddings, key=lambda item: item.macs)[:MOST_PLANS]:
+        try:
+            yield offer.plan(embedding, constant)
+        except EmbeddingError as error:
+            refused = str(error)
+    if refused and not embeddings:
+        raise EmbeddingError(refused)
+
+
+def _settings(operator: Dataflow) -> list[Setting]:
+    """Search what hand-written layouts do, either factor as the vector, and the same padded."""
+    padded = Setting("unit", pad_to=(1,), waste=MOST_WASTE, memory=False, overlapping=True)
+    return [STRICT, replace(STRICT, swap=True), padded, replace(padded, swap=True)]
+
+
+MOST_WASTE = 2.0
+"""Largest ratio of padded extents to those of the operator: below half of its lanes an instruction does not pay."""
 
 
 def throughput_cost(instruction: Instruction, bytes_per_cycle: float) -> Cost:

@@ -6,30 +6,15 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
-from tvm.s_tir import Schedule, TensorIntrin
+from tvm.s_tir import Schedule
 
 from tvm_ext.embedding.function import BLOCK, stored_function
 from tvm_ext.embedding.strategy import Strategy
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.instructions.instruction import Instruction
+from tvm_ext.schedules.instructions.registered import tensor_intrinsic
 from tvm_ext.schedules.rule import new_schedule
-
-
-def tensor_intrinsic(instruction: Instruction) -> str:
-    """Register an instruction as a tensor intrinsic, unless it is there, and return its name.
-
-    Raises
-    ------
-    EmbeddingError
-        If the row has no implementation to make code of.
-    """
-    if instruction.emit is None:
-        raise EmbeddingError(f"no code is made of {instruction.name}: its row has no implementation")
-    name = f"tvm_ext.embedding.{instruction.name}"
-    if TensorIntrin.get(name, allow_missing=True) is None:
-        TensorIntrin.register(name, instruction.meaning(instruction.homes), instruction.emit(instruction.homes))
-    return name
 
 
 def schedule_strategy(found: Strategy, instruction: Instruction, accumulators: int) -> Schedule:

@@ -8,7 +8,7 @@ and fused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
@@ -121,15 +121,42 @@ class Strategy:
         return _features(self)
 
 
-def strategy(embedding: Embedding) -> Strategy:
+def strategy(embedding: Embedding, dense: bool = True) -> Strategy:
     """Derive how operands are stored and which loops remain.
+
+    Parameters
+    ----------
+    embedding : Embedding
+    dense : bool
+        Whether the taps of every window must lie next to each other (dilate pack), as accelerators want them.
 
     Raises
     ------
     EmbeddingError
         If a window moves in a way that no layout makes dense, or padding of a summed axis cannot be held off.
     """
-    loops = tuple(_without_dilation(embedding, _remaining(embedding)))
+    remaining = _remaining(embedding)
+    loops = tuple(_without_dilation(embedding, remaining) if dense else remaining)
+    return _with_loops(embedding, loops)
+
+
+def rounded(found: Strategy, extents: Mapping[int, int]) -> Strategy:
+    """Give loops more turns, as whole tiles need them; operands are stored with zeros beyond their ends.
+
+    Parameters
+    ----------
+    found : Strategy
+    extents : mapping of int to int
+        New extent by the number of the loop, which must be the outermost of its axis.
+    """
+    loops = tuple(
+        replace(loop, extent=extents.get(at, loop.extent), span=extents.get(at, loop.extent) * loop.step)
+        for at, loop in enumerate(found.loops)
+    )
+    return _with_loops(found.embedding, loops)
+
+
+def _with_loops(embedding: Embedding, loops: tuple[Loop, ...]) -> Strategy:
     operands = tuple(_store(embedding, number, loops) for number in range(3))
     found = Strategy(embedding, loops, operands)  # type: ignore[arg-type]
     for at, axis in enumerate(embedding.operator.axes):

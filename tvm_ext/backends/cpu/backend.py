@@ -10,8 +10,10 @@ from tvm import relax
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cpu.embedded import ordinary_cost
 from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.target import check_llvm
+from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
 from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.blocked_layout import blocked_layout
 from tvm_ext.layout.grouped_pointwise import grouped_pointwise
@@ -60,11 +62,15 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     # Winograd's algorithm trades memory for speed: its transformed tensors are larger than the tensors.
     winograd = options.winograd and options.memory != "optimal"
+    uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
+    offers = backend.instructions(target) if uncovered or everything else ()
     return [
         grouped_pointwise(),
+        *([embed_operators(offers)] if everything else []),
         blocked_layout(winograd),
         pack_matmul(),
         open_products(),
+        *([embed_operators(offers, ordinary_cost(machine_of(target)))] if uncovered else []),
         relax.transform.DeadCodeElimination(),
     ]
 

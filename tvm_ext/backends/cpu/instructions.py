@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import tvm
 
+from tvm_ext.backends.cpu.embedded import kernel_plan, planned_cost
 from tvm_ext.embedding.choice import Offer, throughput_cost
-from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.instructions import rows
 from tvm_ext.schedules.instructions.instruction import Instruction
 
@@ -34,9 +35,11 @@ def instructions(target: tvm.target.Target) -> Sequence[Offer]:
         for row in (rows.amx("int8", "int8"), rows.amx("uint8", "int8"), rows.amx("bfloat16", "bfloat16"))
         if set(row.requires) <= features
     ]
-    bytes_per_cycle = machine.stream_bandwidth / machine.clock
-    return [
-        Offer(row, throughput_cost(row, bytes_per_cycle))
-        for row in found
-        if row is not rows.SMMLA or "i8mm" in features
-    ]
+    return [_offer(row, machine) for row in found if row is not rows.SMMLA or "i8mm" in features]
+
+
+def _offer(row: Instruction, machine: Machine) -> Offer:
+    if row.emit is None:
+        return Offer(row, throughput_cost(row, machine.stream_bandwidth / machine.clock))
+    plan = kernel_plan(row, machine)
+    return Offer(row, planned_cost(plan), plan)

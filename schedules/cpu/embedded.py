@@ -1,0 +1,226 @@
+"""Operators around an embedded instruction: a register tile of its results, stored where the operator has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IterVar, PrimFunc
+
+from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, top_blocks
+from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
+from tvm_ext.schedules.cpu.embedded_tile import EmbeddedTasks, EmbeddedTile, embedded_tasks, embedded_tile
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.embedded_form import EMBEDDED, FORM_ATTRIBUTE, EmbeddedForm
+from tvm_ext.schedules.instructions.instruction import Instruction
+from tvm_ext.schedules.instructions.registered import instruction_named, tensor_intrinsic
+from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.prefetch import mark_forgetful
+from tvm_ext.schedules.simd.tiles import mark_tile
+
+
+class Embedded:
+    """Schedule an embedded operator with what stores its operands anew, and its element-wise epilogue.
+
+    Parallel tasks take a band of the results; each copies the data it needs. Inside, a tile of results is accumulated
+    in registers over the whole reduction, and stored in the operator's own layout, through the epilogue.
+    """
+
+    name = "cpu.embedded"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Schedule ``func`` when it holds an embedded operator."""
+        schedule = new_schedule(func, tunable)
+        product = annotated_block(schedule, EMBEDDED)
+        if product is None:
+            return None
+        machine = machine_of(target)
+        form = EmbeddedForm.read(str(schedule.get(product).annotations[FORM_ATTRIBUTE]))
+        steps, results = prod(form.steps), prod(loop.extent for loop in form.loops)
+        tile = embedded_tile(
+            form.loops, steps, machine, range(len(form.loops)), _left_is_vector(schedule, product, form)
+        )
+        copies = _copies(schedule, product)
+        store, rest = _stores(schedule, product)
+        copied = sum(prod(loop_extents(schedule, copy)) for copy in copies) / 4.0
+        lanes = prod(loop_extents(schedule, product)) // (results * steps)
+        tasks = embedded_tasks(form.loops, tile, steps, copied, lanes, machine)
+        _Scheduler(schedule, form, instruction_named(form.instruction), tile, tasks, machine).run(
+            product, store, copies
+        )
+        if rest is not None:
+            vectorize_and_divide(schedule, rest, machine)
+        return schedule
+
+
+def _left_is_vector(schedule: Schedule, product: SBlockRV, form: EmbeddedForm) -> bool:
+    """Whether the left factor moves along the lanes of the result."""
+    block = schedule.get(product)
+    left = next(read for read in block.reads if not read.source.same_as(block.writes[0].source))
+    used = [variable for extent in left.region for variable in tvm.tirx.analysis.undefined_vars(extent.min)]
+    lanes = [axis.var for axis in block.iter_vars[len(form.loops) :] if int(axis.iter_type) == IterVar.DataPar]
+    return any(lane.same_as(variable) for lane in lanes for variable in used)
+
+
+def _copies(schedule: Schedule, product: SBlockRV) -> list[SBlockRV]:
+    """Inline what comes before the product, but for the last block of each of its factors."""
+    kept = []
+    last = {str(schedule.get(block).name_hint) for block in schedule.get_producers(product)}
+    for block in top_blocks(schedule):
+        name = str(schedule.get(block).name_hint)
+        if name == str(schedule.get(product).name_hint):
+            break
+        if name in last:
+            kept.append(block)
+        else:
+            schedule.compute_inline(block)
+    return kept
+
+
+def _stores(schedule: Schedule, product: SBlockRV) -> tuple[SBlockRV, SBlockRV | None]:
+    """Inline what follows the product as far as it walks over the operator's result; what is behind stays apart."""
+    blocks = top_blocks(schedule)
+    names = [str(schedule.get(block).name_hint) for block in blocks]
+    _, *after = blocks[names.index(str(schedule.get(product).name_hint)) :]
+    # The first one splits axes of the instruction, the second one is the operator's result.
+    extents = loop_extents(schedule, after[1])
+    alike = [is_spatial(schedule, block) and loop_extents(schedule, block) == extents for block in after[2:]]
+    same = 2 + (alike.index(False) if False in alike else len(alike))
+    for block in (*after[: same - 1], *after[same:-1]):
+        schedule.compute_inline(block)
+    return after[same - 1], after[-1] if same < len(after) else None
+
+
+@dataclass
+class _Scheduler:
+    """Builds the schedule of one kernel."""
+
+    schedule: Schedule
+    form: EmbeddedForm
+    instruction: Instruction
+    tile: EmbeddedTile
+    tasks: EmbeddedTasks
+    machine: Machine
+
+    def run(self, product: SBlockRV, store: SBlockRV, copies: Sequence[SBlockRV]) -> None:
+        """Schedule product, store and copies."""
+        schedule, tile, tasks = self.schedule, self.tile, self.tasks
+        local = self.instruction.homes[2]
+        loops, lanes, units = self._parts(store)
+        outer, middle, inner = list(units), [], []
+        if tile.vector >= 0:
+            groups, vector = schedule.split(loops.pop(tile.vector), [None, tile.vectors])
+            part, group = schedule.split(groups, [tasks.parts, None])
+            inner.append(vector)
+            outer.append(part)
+            middle.append(group)
+        if tasks.row >= 0:
+            band, row = schedule.split(loops.pop(tasks.row), [tasks.bands, None])
+            outer.append(band)
+            middle.append(row)
+        if tile.column >= 0:
+            strips, column = schedule.split(loops.pop(tile.column), [None, tile.columns])
+            piece, strip = schedule.split(strips, [tasks.pieces, None])
+            inner.append(column)
+            outer.append(piece)
+            middle.append(strip)
+        outer = [*(loop for _, loop in sorted(loops.items())), *outer]
+        side_by_side = self._lanes_lie_together()
+        held = [*inner, *lanes] if side_by_side or tile.column < 0 else [*inner[:-1], *lanes, inner[-1]]
+        schedule.reorder(*outer, *middle, *held)
+        if not outer:
+            outer = [schedule.add_unit_loop([*middle, *held, store][0])]
+        if not middle:
+            middle = [schedule.add_unit_loop([*held, store][0])]
+        task = schedule.fuse(*outer) if len(outer) > 1 else outer[0]
+        if tasks.parallel:
+            schedule.parallel(task)
+        depth = 1 + len(middle)
+        if side_by_side:
+            schedule.compute_at(product, middle[-1], preserve_unit_loops=True)
+            schedule.set_scope(product, 0, local)
+            for loop in inner:
+                schedule.unroll(loop)
+            mark_simd(schedule, held[-1], int(schedule.get(held[-1]).extent))
+        else:
+            # Sums that are read along another axis than that of the vectors would not stay in registers.
+            staged = schedule.cache_write(product, 0, local)
+            schedule.compute_at(staged, middle[-1], preserve_unit_loops=True)
+            schedule.set_scope(staged, 0, local)
+            schedule.compute_at(product, middle[-1], preserve_unit_loops=True)
+            self._in_registers(staged, depth)
+            if tile.column >= 0 and lanes:
+                mark_simd(schedule, held[-1], self.machine.lanes(self._result_type(store)))
+                mark_tile(schedule, held[-2], self.machine.lanes(self._result_type(store)))
+        for copy in copies:
+            schedule.compute_at(copy, task, preserve_unit_loops=True)
+            innermost = schedule.get_loops(copy)[-1]
+            if int(schedule.get(innermost).extent) > 1:
+                mark_simd(schedule, innermost, vector_lanes(schedule, copy, self.machine))
+        self._sum_up(product, depth)
+
+    def _result_type(self, store: SBlockRV) -> str:
+        return str(self.schedule.get(store).writes[0].source.dtype)
+
+    def _parts(self, store: SBlockRV) -> tuple[dict[int, LoopRV], list[LoopRV], list[LoopRV]]:
+        """Split the dimensions of the result: loops by number, lanes in the order of the instruction, what is one."""
+        loops: dict[int, LoopRV] = {}
+        lanes: list[tuple[int, LoopRV]] = []
+        units = []
+        for loop, parts in zip(list(self.schedule.get_loops(store)), self.form.result, strict=True):
+            if not parts:
+                units.append(loop)
+                continue
+            pieces = [loop]
+            if len(parts) > 1:
+                pieces = list(self.schedule.split(loop, [None, *(part.extent for part in parts[1:])]))
+            elif parts[0].lane >= 0:  # a vector that is longer than the dimension
+                unit, piece = self.schedule.split(loop, [None, parts[0].extent])
+                units.append(unit)
+                pieces = [piece]
+            for piece, part in zip(pieces, parts, strict=True):
+                if part.lane >= 0:
+                    lanes.append((part.lane, piece))
+                else:
+                    loops[part.loop] = piece
+        return loops, [loop for _, loop in sorted(lanes, key=lambda item: item[0])], units
+
+    def _lanes_lie_together(self) -> bool:
+        """Whether the lanes of a vector of results are neighbours in the operator's result."""
+        lanes = [part for parts in self.form.result for part in parts if part.lane >= 0]
+        last = self.form.result[-1] if self.form.result else ()
+        return len(lanes) == 1 and bool(last) and last[-1] is lanes[0]
+
+    def _in_registers(self, block: SBlockRV, depth: int) -> None:
+        """Write out the loops of a block over a tile, and make vectors of the last."""
+        *outer, last = self.schedule.get_loops(block)[depth:]
+        for loop in outer:
+            self.schedule.unroll(loop)
+        self.schedule.vectorize(last)
+
+    def _sum_up(self, product: SBlockRV, depth: int) -> None:
+        """Sum up a tile in registers, the instruction innermost."""
+        schedule = self.schedule
+        every = list(schedule.get_loops(product))[depth:]
+        block = schedule.get(product)
+        count = len(self.form.loops)
+        lanes = sum(int(axis.iter_type) == IterVar.DataPar for axis in block.iter_vars) - count
+        outer, vector = every[:count], every[count : count + lanes]
+        sums = every[count + lanes : count + lanes + len(self.form.steps)]
+        inner = every[count + lanes + len(self.form.steps) :]
+        if not sums:
+            sums = [schedule.add_unit_loop(outer[0] if outer else vector[0])]
+        held = [outer[at] for at in (self.tile.column, self.tile.vector) if at >= 0]
+        others = [loop for at, loop in enumerate(outer) if at not in (self.tile.column, self.tile.vector)]
+        schedule.reorder(*others, *sums, *held, *vector, *inner)
+        for loop in held:
+            schedule.unroll(loop)
+        mark_forgetful(schedule, sums[0])
+        initial = schedule.decompose_reduction(product, sums[0])
+        self._in_registers(initial, depth + len(others))
+        schedule.tensorize(vector[0], tensor_intrinsic(self.instruction))

@@ -1,0 +1,162 @@
+"""Register tiles around an embedded instruction: results of one loop of each factor that are summed up side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm_ext.schedules.cpu.conv_tile import step_slots
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.divisors import divisors
+from tvm_ext.schedules.embedded_form import OuterLoop
+
+MOST_VECTORS = 4
+STORE_SLOTS, TILE_SLOTS = 2.0, 12.0
+"""Multiply-adds that could be issued while a vector of results is stored, and while a tile begins."""
+
+
+@dataclass(frozen=True)
+class EmbeddedTile:
+    """A register tile.
+
+    Attributes
+    ----------
+    column, vector : int
+        Loops over results that are cut into tiles, one that only the left and one that only the right factor moves
+        in; -1: none.
+    columns, vectors : int
+        Turns of these in a tile.
+    slots : float
+        Multiply-adds of vectors that could be issued while the whole operator runs on one core.
+    """
+
+    column: int
+    columns: int
+    vector: int
+    vectors: int
+    slots: float
+
+    def rounded(self, loops: Sequence[OuterLoop]) -> dict[int, int]:
+        """Give the loops that are no multiple of their tile, and the next multiple."""
+        cut = {self.column: self.columns, self.vector: self.vectors}
+        return {
+            at: -(-loops[at].extent // size) * size for at, size in cut.items() if at >= 0 and loops[at].extent % size
+        }
+
+
+def embedded_tile(
+    loops: Sequence[OuterLoop],
+    steps: int,
+    machine: Machine,
+    fixed: Collection[int] = (),
+    lanes_of_left: bool = False,
+) -> EmbeddedTile:
+    """Choose the register tile.
+
+    Parameters
+    ----------
+    loops : sequence of OuterLoop
+        Over results.
+    steps : int
+        Instructions that are summed up for one result.
+    fixed : collection of int
+        Loops that must be multiples of their tile.
+    lanes_of_left : bool
+        Whether the left factor is a vector as well, instead of one value for all lanes.
+    """
+    columns_of = [at for at, loop in enumerate(loops) if loop.kind == "left"] or [-1]
+    vectors_of = [at for at, loop in enumerate(loops) if loop.kind == "right"] or [-1]
+    best: EmbeddedTile | None = None
+    for column in reversed(columns_of):
+        for vector in reversed(vectors_of):
+            rest = prod(loop.extent for at, loop in enumerate(loops) if at not in (column, vector))
+            for columns, vectors in _sizes(loops, column, vector, machine, fixed, lanes_of_left):
+                width, depth = (loops[at].extent if at >= 0 else 1 for at in (column, vector))
+                panel = steps * vectors * machine.vector_bits // 8
+                step = step_slots(columns, vectors, panel, machine)
+                if lanes_of_left:
+                    step = max(step, columns * vectors * 1.1, 2.0 * (columns + vectors) / 2)
+                tiles = rest * -(-width // columns) * -(-depth // vectors)
+                slots = tiles * (steps * step + columns * vectors * STORE_SLOTS + TILE_SLOTS)
+                slots *= 1 + 0.05 * (columns + vectors) / (columns * vectors)
+                if best is None or slots < best.slots * 0.999:
+                    best = EmbeddedTile(column, columns, vector, vectors, slots)
+    assert best is not None  # a tile of one is always possible
+    return best
+
+
+def _sizes(
+    loops: Sequence[OuterLoop],
+    column: int,
+    vector: int,
+    machine: Machine,
+    fixed: Collection[int],
+    lanes_of_left: bool,
+) -> list[tuple[int, int]]:
+    registers = machine.vector_registers - 1
+    width, depth = (loops[at].extent if at >= 0 else 1 for at in (column, vector))
+    all_columns = divisors(width) if column in fixed else range(1, min(width, registers) + 1)
+    all_vectors = divisors(depth) if vector in fixed else range(1, min(depth, MOST_VECTORS) + 1)
+    return [
+        (columns, vectors)
+        for vectors in all_vectors
+        for columns in all_columns
+        if vectors <= MOST_VECTORS and columns * vectors + vectors + (2 if lanes_of_left else 1) <= registers
+    ]
+
+
+@dataclass(frozen=True)
+class EmbeddedTasks:
+    """How tiles are divided among cores.
+
+    Attributes
+    ----------
+    row : int
+        A loop that only the left factor moves in and that is not the tile's; -1: none.
+    bands, parts, pieces : int
+        Into how many parts the row loop, the tiles along vectors and the tiles along columns are divided.
+    parallel : bool
+    """
+
+    row: int
+    bands: int
+    parts: int
+    pieces: int
+    parallel: bool
+
+
+def embedded_tasks(
+    loops: Sequence[OuterLoop], tile: EmbeddedTile, steps: int, copied: float, lanes: int, machine: Machine
+) -> EmbeddedTasks:
+    """Divide the work so that the slowest core has the least to do.
+
+    Parameters
+    ----------
+    copied : float
+        Multiply-adds that could be issued while the left factor is stored anew, once.
+    lanes : int
+        Multiplications of one instruction.
+    """
+    extents = [loop.extent for loop in loops]
+    rows = [at for at, loop in enumerate(loops) if loop.kind == "left" and at != tile.column]
+    row = max(rows, key=lambda at: extents[at], default=-1)
+    others = prod(extent for at, extent in enumerate(extents) if at not in (row, tile.column, tile.vector))
+    height = extents[row] if row >= 0 else 1
+    groups = extents[tile.vector] // tile.vectors if tile.vector >= 0 else 1
+    strips = extents[tile.column] // tile.columns if tile.column >= 0 else 1
+    parallel = machine.divides(2.0 * prod(extents) * steps * lanes)
+    work = tile.slots / (others * height * groups * strips)  # of one tile
+    best, best_cost = (1, 1, 1), float("inf")
+    for bands in divisors(height):
+        for parts in divisors(groups):
+            for pieces in divisors(strips) if bands == height else [1]:
+                tasks = others * bands * parts * pieces
+                rounds = -(-tasks // machine.cores) if parallel else tasks
+                own = height // bands * (groups // parts) * (strips // pieces) * work
+                copy = copied / (others * bands * pieces)
+                weights = steps * tile.vectors * (groups // parts) * 2.0
+                cost = rounds * (own + copy + 0.02 * weights + 60)
+                if cost < best_cost * 0.999:
+                    best, best_cost = (bands, parts, pieces), cost
+    return EmbeddedTasks(row, *best, parallel)

@@ -1,0 +1,69 @@
+"""What a kernel around an embedded instruction says of itself, for the rules that schedule it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+EMBEDDED, EMBEDDED_COPY = "embedded", "embedded_copy"
+"""Values of :data:`tvm_ext.schedules.annotations.KERNEL_ATTRIBUTE`: the product, and an operand stored anew for it."""
+
+FORM_ATTRIBUTE = "tvm_ext.embedded_form"
+"""Annotation of the product: an :class:`EmbeddedForm` as JSON."""
+
+Kind = Literal["left", "right", "both"]
+
+
+@dataclass(frozen=True)
+class OuterLoop:
+    """A loop over results around the instruction: which of its factors it moves in, and how many turns it has."""
+
+    kind: Kind
+    extent: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a dimension of the result: a loop, or an axis of the instruction (a lane), by number."""
+
+    extent: int
+    loop: int = -1
+    lane: int = -1
+
+
+@dataclass(frozen=True)
+class EmbeddedForm:
+    """What is around the instruction.
+
+    Attributes
+    ----------
+    instruction : str
+        Name of its row.
+    loops : tuple of OuterLoop
+        Over results, in the order of the product's axes; the result's axes of the instruction come behind them.
+    result : tuple of tuple of Part
+        For each dimension of the operator's result what it consists of, outermost first.
+    steps : tuple of int
+        Extents of the summed loops around the instruction, outermost first.
+    """
+
+    instruction: str
+    loops: tuple[OuterLoop, ...]
+    result: tuple[tuple[Part, ...], ...]
+    steps: tuple[int, ...]
+
+    def text(self) -> str:
+        """Write it as the annotation has it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> EmbeddedForm:
+        """Read the annotation."""
+        found: dict[str, Any] = json.loads(text)
+        return cls(
+            found["instruction"],
+            tuple(OuterLoop(**loop) for loop in found["loops"]),
+            tuple(tuple(Part(**part) for part in parts) for parts in found["result"]),
+            tuple(found["steps"]),
+        )

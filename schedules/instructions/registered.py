@@ -1,0 +1,54 @@
+"""Instructions by name, and as tensor intrinsics of TVM."""
+
+from __future__ import annotations
+
+from tvm.s_tir import TensorIntrin
+
+from tvm_ext.errors import EmbeddingError
+from tvm_ext.schedules.instructions.instruction import Instruction
+from tvm_ext.schedules.instructions.rows import ROWS
+
+_REGISTERED: dict[str, Instruction] = {}
+
+
+def register(instruction: Instruction) -> None:
+    """Make an instruction known by its name, besides those of :data:`ROWS`; kernels name the one they are made for.
+
+    Raises
+    ------
+    EmbeddingError
+        If another one has that name.
+    """
+    known = _REGISTERED.setdefault(instruction.name, instruction)
+    if known is not instruction:
+        raise EmbeddingError(f"there is another instruction named {instruction.name}; give this one a name of its own")
+
+
+def instruction_named(name: str) -> Instruction:
+    """Find an instruction.
+
+    Raises
+    ------
+    EmbeddingError
+        If there is none of that name.
+    """
+    found = _REGISTERED.get(name) or next((row for row in ROWS if row.name == name), None)
+    if found is None:
+        raise EmbeddingError(f"there is no instruction {name!r}; register its row first")
+    return found
+
+
+def tensor_intrinsic(instruction: Instruction) -> str:
+    """Register an instruction as a tensor intrinsic, unless it is there, and return its name.
+
+    Raises
+    ------
+    EmbeddingError
+        If the row has no implementation to make code of.
+    """
+    if instruction.emit is None:
+        raise EmbeddingError(f"no code is made of {instruction.name}: its row has no implementation")
+    name = f"tvm_ext.embedding.{instruction.name}"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        TensorIntrin.register(name, instruction.meaning(instruction.homes), instruction.emit(instruction.homes))
+    return name

@@ -1,0 +1,135 @@
+"""Operators in the pipeline of a CPU with kernels around an instruction give what they give without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.backends.registry import backend_of
+from tvm_ext.embedding.relax.embed_operators import NOTES_ATTRIBUTE, embed_operators
+from tvm_ext.errors import OptionError
+
+Op = Callable[..., relax.Expr]
+nn = relax.op.nn
+
+CASES: dict[str, tuple[Op, list[tuple[tuple[int, ...], str]], list[tuple[tuple[int, ...], str]]]] = {
+    "padded": (lambda x, w: nn.conv2d(x, w, padding=1), [((2, 5, 7, 17), "float32")], [((33, 5, 3, 3), "float32")]),
+    "strided": (
+        lambda x, w: nn.conv2d(x, w, strides=2, padding=3), [((1, 3, 31, 33), "float32")], [((20, 3, 7, 7), "float32")],
+    ),
+    "grouped": (
+        lambda x, w: nn.conv2d(x, w, padding=1, groups=3, dilation=2), [((1, 9, 9, 12), "float32")],
+        [((15, 3, 3, 3), "float32")],
+    ),
+    "depthwise": (
+        lambda x, w: nn.conv2d(x, w, padding=1, groups=24), [((1, 24, 9, 11), "float32")], [((24, 1, 3, 3), "float32")],
+    ),
+    "conv1d": (lambda x, w: nn.conv1d(x, w, padding=1), [((1, 6, 37), "float32")], [((31, 6, 3), "float32")]),
+    "conv3d": (lambda x, w: nn.conv3d(x, w), [((1, 4, 5, 6, 9), "float32")], [((17, 4, 2, 3, 3), "float32")]),
+    "transposed": (
+        lambda x, w: nn.conv1d_transpose(x, w, strides=2, padding=1), [((1, 16, 17), "float32")],
+        [((16, 20, 3), "float32")],
+    ),
+    "NHWC": (
+        lambda x, w: nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO"),
+        [((1, 7, 9, 5), "float32")], [((3, 3, 5, 33), "float32")],
+    ),
+    "computed weights": (
+        lambda x, w: nn.conv2d(x, w, padding=1), [((1, 8, 9, 9), "float32"), ((31, 8, 3, 3), "float32")], [],
+    ),
+    "product": (lambda x, w: relax.op.matmul(x, w), [((127, 33), "float32")], [((33, 31), "float32")]),
+    "capsules": (
+        lambda x, w: relax.op.einsum((x, w), "bik,ijdk->bijd"), [((2, 9, 8), "float32")], [((9, 5, 16, 8), "float32")],
+    ),
+    "attention": (
+        lambda x, y: relax.op.einsum((x, y), "bhqd,bkhd->bhqk"),
+        [((2, 3, 17, 32), "float32"), ((2, 33, 3, 32), "float32")], [],
+    ),
+    "int8": (
+        lambda x, w: nn.conv2d(x, w, padding=1, out_dtype="int32"), [((1, 6, 9, 17), "int8")],
+        [((33, 6, 3, 3), "int8")],
+    ),
+    "uint8": (
+        lambda x, w: nn.conv3d(x, w, padding=1, out_dtype="int32"), [((1, 8, 4, 6, 9), "uint8")],
+        [((17, 8, 3, 3, 3), "int8")],
+    ),
+    "int8 depthwise": (
+        lambda x, w: nn.conv2d(x, w, padding=1, groups=17, out_dtype="int32"), [((1, 17, 9, 9), "int8")],
+        [((17, 1, 3, 3), "int8")],
+    ),
+    "int8 product": (
+        lambda x, w: relax.op.matmul(x, w, out_dtype="int32"), [((7, 33), "int8")], [((33, 17), "int8")],
+    ),
+}  # fmt: skip
+
+
+def draw(shape: tuple[int, ...], dtype: str, seed: int) -> NDArray:
+    rng = np.random.default_rng(seed)
+    if dtype == "float32":
+        return rng.integers(-8, 8, shape).astype(dtype)  # sums of their products are exact
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
+
+
+def module(op: Op, inputs: list[Any], constants: list[Any], epilogue: bool = False) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    variables = [relax.Var(f"x{at}", relax.TensorType(shape, dtype)) for at, (shape, dtype) in enumerate(inputs)]
+    with builder.function("main", variables):
+        with builder.dataflow():
+            out = builder.emit(op(*variables, *(relax.const(draw(*item, 7 + at)) for at, item in enumerate(constants))))
+            if epilogue:
+                out = builder.emit(relax.op.maximum(relax.op.add(out, out), relax.const(3, str(out.ty.dtype))))
+            out = builder.emit_output(out)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def run(mod: tvm.IRModule, inputs: list[Any], **options: Any) -> NDArray:
+    target = native_target()
+    with target:
+        executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext", winograd=False, **options))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    given = [tvm.runtime.tensor(draw(*item, at)) for at, item in enumerate(inputs)]
+    return machine["main"](*given).numpy()
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_around_an_instruction_compute_the_same(case: str, epilogue: bool) -> None:
+    op, inputs, constants = CASES[case]
+    mod = module(op, inputs, constants, epilogue)
+    np.testing.assert_array_equal(run(mod, inputs, embed="all"), run(mod, inputs, embed="off"))
+
+
+@pytest.mark.parametrize("case", ["padded", "capsules", "int8"])
+def test_every_operator_is_noted_with_its_instruction(case: str) -> None:
+    target = native_target()
+    offers = backend_of(target).instructions(target)
+    if not any(offer.plan for offer in offers):
+        pytest.skip("no kernels are made of this CPU's instructions")
+    embedded = embed_operators(offers)(module(*CASES[case]))
+    assert "cycles" in str(embedded.attrs[NOTES_ATTRIBUTE])
+    kept = embed_operators(offers, lambda operator: 1.0)(module(*CASES[case]))
+    assert "not embedded" in str(kept.attrs[NOTES_ATTRIBUTE])
+    assert "without" in str(kept.attrs[NOTES_ATTRIBUTE])
+
+
+def test_operators_that_cannot_be_embedded_keep_the_ordinary_route() -> None:
+    target = native_target()
+    offers = backend_of(target).instructions(target)
+    op, inputs = (lambda x, y: relax.op.matmul(x, y)), [((3, 4), "float64"), ((4, 5), "float64")]
+    kept = embed_operators(offers)(module(op, inputs, []))
+    assert "not embedded" in str(kept.attrs[NOTES_ATTRIBUTE])
+    assert "float64" in str(kept.attrs[NOTES_ATTRIBUTE])
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(OptionError, match="embed"):
+        relax.get_pipeline("tvm_ext", embed="some")

@@ -1,0 +1,1 @@
+"""Embeddings applied to Relax modules."""
