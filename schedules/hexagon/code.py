@@ -75,9 +75,9 @@ class Code:
         return buffer
 
     def wider(self, name: str, dtype: str) -> tirx.Buffer:
-        """Take a parameter of bytes for one of wider elements; every access must be to those."""
+        """Take a parameter for one of other elements, such as bytes for words; every access must be to those."""
         buffer = self.parameters[name]
-        size = int(buffer.shape[0]) // tvm.DataType(dtype).itemsize
+        size = int(buffer.shape[0]) * tvm.DataType(str(buffer.dtype)).itemsize // tvm.DataType(dtype).itemsize
         view = tirx.decl_buffer((size,), dtype, f"{name}_{dtype}", data_alignment=VECTOR)
         pointer = tirx.reinterpret(tvm.ir.PointerType(tvm.ir.PrimType(dtype)), buffer.data)
         self.add(tirx.DeclBuffer(view, data=pointer))

@@ -28,9 +28,15 @@ def _joined(code: Code, planes: Sequence[Any], columns: int) -> list[Any]:
     """Turn four columns of 128 rows into the vectors of a layout, columns before panels."""
     if columns == 1:
         return list(planes)
+    if columns == 4:
+        return joined_columns(code, planes)
     first, second = (_paired("vshuffvdd", planes[i], planes[i + 1], 1, code) for i in (0, 2))
-    if columns == 2:
-        return [*first, *second]
+    return [*first, *second]
+
+
+def joined_columns(code: Code, planes: Sequence[Any]) -> list[Any]:
+    """Make words of four registers: word i has byte i of each, and 32 follow each other in a register."""
+    first, second = (_paired("vshuffvdd", planes[i], planes[i + 1], 1, code) for i in (0, 2))
     return [item for low, high in zip(first, second, strict=True) for item in _paired("vshuffvdd", low, high, 2, code)]
 
 
@@ -100,15 +106,18 @@ def from_planes(target: Panels, rows: int, columns: int, name: str = "from_plane
     vectors = target.blocks(rows, columns)[1]
 
     def move(block: Any, quad: Any, kept_rows: int, kept_columns: int) -> None:
-        if (kept_rows, kept_columns) == (PIXELS, CHANNELS):
+        if kept_rows == PIXELS:
             place = quad * CHANNELS * rows + block * PIXELS
             planes = [
                 code.let("plane", words(code.load(code["data"], place + channel * rows, VECTOR)))
-                for channel in range(CHANNELS)
+                for channel in range(kept_columns)
             ]
-            joined = _joined(code, planes, target.columns)
+            zero = tirx.Broadcast(tirx.const(0, "int32"), WORDS)
+            joined = _joined(code, [*planes, *[zero] * (CHANNELS - kept_columns)], target.columns)
             for number, value in enumerate(joined):
                 group, panel = divmod(number, target.columns)
+                if group * target.columns >= kept_columns:
+                    continue
                 where = (block * target.columns + panel) * vectors + quad * (CHANNELS // target.columns) + group
                 code.store(code["result"], where * VECTOR, octets(value), VECTOR)
             return

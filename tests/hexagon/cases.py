@@ -11,10 +11,11 @@ from tvm import tirx
 
 from tvm_ext.backends.hexagon.code import build
 from tvm_ext.backends.hexagon.emulator import Counts, Script
-from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, packed_table, weighted_sum
+from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, multiply, packed_table, weighted_sum
 from tvm_ext.schedules.hexagon.fixed_point import Rescaling
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
+from tvm_ext.schedules.hexagon.quantize import quantize, threshold_table
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
 from tvm_ext.schedules.hexagon.windows import (
     Window,
@@ -299,6 +300,46 @@ def sum_case(random: Random, layout: Panels) -> Case:
     return case
 
 
+def multiply_case(random: Random, layout: Panels) -> Case:
+    """Products of two pictures, or of one and a number for each channel."""
+    rows, channels = int(random.integers(1, 200)), int(random.integers(1, 20))
+    by_channel = random.random() < 0.5
+    first, second = draw_bytes(random, rows, channels), draw_bytes(random, 1 if by_channel else rows, channels)
+    points = int(random.integers(0, 256)), int(random.integers(0, 256))
+    products = (first.astype(np.int64) - points[0]) * (second.astype(np.int64) - points[1])
+    rescaling = draw_rescaling(random, products.reshape(-1, 1))
+    case = Case(
+        f"multiply {layout.instruction} {rows}x{channels}",
+        rescaling.apply(products[..., None])[..., 0],
+        lambda out: layout.unpack(out, rows, channels),
+    )
+    scale = rescaling.left, rescaling.low, rescaling.high
+    kernel = multiply(layout, layout.blocks(rows, channels), points, scale, by_channel)
+    table = rescaling.table(np.zeros(1, np.int32), 1)
+    case.call(kernel, layout.pack(first, 7), layout.pack(second, 9), table, -layout.size(rows, channels))
+    return case
+
+
+def quantize_case(random: Random, layout: Panels) -> Case:
+    """Floats to bytes: ordinary ones, the neighbours of every border, and those that are no number."""
+    scale, point = np.float32(np.exp2(random.uniform(-40, 40))), int(random.integers(0, 256))
+    size = int(random.integers(1, 700))
+    halves = ((np.arange(-1, 257) - point - 0.5) * scale).astype(np.float32)
+    near = np.concatenate([np.nextafter(halves, np.float32(way)) for way in (-np.inf, 0, np.inf)])
+    special = np.array([0, -0.0, 1e-44, -1e-44, np.inf, -np.inf, 3e38, -3e38], np.float32)
+    some = (random.standard_normal(700) * 90 * scale).astype(np.float32)
+    data = random.permutation(np.concatenate([near, special, some]).astype(np.float32))[:size]
+    with np.errstate(all="ignore"):
+        expected = np.clip(np.rint(data / scale) + np.float32(point), 0, 255).astype(np.uint8)
+    whole = -(-size // 128) * 128
+    padded = np.zeros(whole, np.float32)
+    padded[:size] = data
+    case = Case(f"quantize {size}", expected, lambda out: out[:size])
+    case.call(quantize(size, float(scale), point), padded, threshold_table(float(scale), point), -whole)
+    return case
+
+
 OTHERS: tuple[Callable[[Random, Panels], Case], ...] = (
     convolution_case, depthwise_case, maximum_case, average_case, relayout_case, look_up_case, sum_case,
+    multiply_case, quantize_case,
 )  # fmt: skip

@@ -34,14 +34,29 @@ class Addition:
         return np.clip(self.first.floats + self.second.floats, np.float32(self.low), np.float32(self.high))
 
 
+@dataclass(frozen=True)
+class Multiplication(Addition):
+    """The product of two quantised tensors, clipped; one may have a number for each channel."""
+
+    @property
+    def floats(self) -> Array:
+        """The float32 values."""
+        return np.clip(self.first.floats * self.second.floats, np.float32(self.low), np.float32(self.high))
+
+
 def run_fixed_point(model: onnx.ModelProto, inputs: dict[str, Array]) -> dict[str, Array]:
     """Compute the outputs of a QDQ model."""
     values: dict[str, Any] = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     values |= inputs
+    roots: dict[str, str] = {}  # what a tensor is a function of, element by element
     for node in model.graph.node:
         attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
         operands = [values[name] if name else None for name in node.input]
-        values[node.output[0]] = _OPERATORS[node.op_type](attributes, *operands)
+        of = {roots.get(name, name) for name in node.input if name in roots or name in inputs}
+        is_function = node.op_type in _ELEMENTWISE and len(of) == 1
+        (roots[node.output[0]],) = of if is_function else {node.output[0]}
+        operator = _mul_of_two if node.op_type == "Mul" and not is_function else _OPERATORS[node.op_type]
+        values[node.output[0]] = operator(attributes, *operands)
     return {output.name: floats(values[output.name]) for output in model.graph.output}
 
 
@@ -74,6 +89,10 @@ def _quantize(attributes: Any, value: Any, scale: Array, zero_point: Array) -> A
             ]
             whole = np.moveaxis(np.stack(parts), 0, axis)
         return np.clip(whole + point, *bounds).astype(zero_point.dtype)
+    if isinstance(value, Multiplication):
+        parts = [part.values.astype(np.int64) - int(part.zero_point) for part in (value.first, value.second)]
+        factor = np.float32(value.first.scale) * np.float32(value.second.scale) / np.float32(scale)
+        return np.clip(rescaled(parts[0] * parts[1], float(factor)) + point, *bounds).astype(zero_point.dtype)
     if isinstance(value, Addition):
         factors = [float(np.float32(part.scale) / np.float32(scale)) for part in (value.first, value.second)]
         power = min(22, 15 - math.floor(math.log2(max(factors))))
@@ -92,6 +111,15 @@ def _add(attributes: Any, left: Any, right: Any) -> Any:
     if both and left.values.shape == right.values.shape and np.size(left.scale) == np.size(right.scale) == 1:
         return Addition(left, right)
     return integer_reference._OPERATORS["Add"](attributes, left, right)
+
+
+def _mul_of_two(_: Any, left: Any, right: Any) -> Any:
+    if isinstance(left, Steps) and isinstance(right, Steps):
+        shapes = sorted((left.values.shape, right.values.shape), key=math.prod)
+        by_channel = shapes[0] == (*shapes[1][:2], *[1] * (len(shapes[1]) - 2))
+        if np.size(left.scale) == np.size(right.scale) == 1 and (shapes[0] == shapes[1] or by_channel):
+            return Multiplication(left, right)
+    return floats(left) * floats(right)
 
 
 def _relu(attributes: Any, value: Any) -> Any:
@@ -124,6 +152,9 @@ def _hard_sigmoid(attributes: Any, value: Any) -> Array:
 def _hard_swish(_: Any, value: Any) -> Array:
     return floats(value) * _hard_sigmoid({"alpha": 1 / 6, "beta": 0.5}, value)
 
+
+_ELEMENTWISE = ("Add", "Clip", "DequantizeLinear", "Div", "HardSigmoid", "HardSwish", "Mul", "QuantizeLinear", "Relu",
+                "Sub")  # fmt: skip
 
 _OPERATORS = integer_reference._OPERATORS | {
     "Add": _add,

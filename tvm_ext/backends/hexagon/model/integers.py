@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tvm
@@ -25,7 +25,7 @@ from tvm_ext.quantized.rules import RULES
 from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized
 from tvm_ext.relax_utils import constant, scalar, static_shape
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum
-from tvm_ext.schedules.hexagon.fixed_point import Rescaling
+from tvm_ext.schedules.hexagon.fixed_point import MOST_RIGHT, Rescaling
 from tvm_ext.schedules.hexagon.panels import FOUR, Panels
 from tvm_ext.schedules.hexagon.windows import Window
 
@@ -53,9 +53,10 @@ def hvx_kernels(layout: Panels = FOUR) -> tvm.transform.Pass:
 
 
 @dataclass(frozen=True)
-class _Addition:
-    """A float tensor that is the sum of two quantised ones, clipped."""
+class _Pair:
+    """A float tensor that is the sum or the product of two quantised ones, clipped."""
 
+    operator: Literal["add", "multiply"]
     first: Quantized
     second: Quantized
     low: float = -np.inf
@@ -72,8 +73,8 @@ class _HvxMutator(_Base):
 
     Attributes
     ----------
-    additions : dict
-        Float tensors that are sums of two quantised ones.
+    pairs : dict
+        Float tensors that are sums or products of two quantised ones.
     functions : dict
         Float tensors that are a function of the elements of a quantised one, and its values for all bytes.
     tables : dict
@@ -85,7 +86,7 @@ class _HvxMutator(_Base):
     def __init__(self, mod: tvm.IRModule, layout: Panels) -> None:
         super().__init__(mod, (_HVX_RULES, OPERATOR_RULES, RULES))
         self.calls = Calls(self.builder_, layout)
-        self.additions: dict[relax.Var, _Addition] = {}
+        self.pairs: dict[relax.Var, _Pair] = {}
         self.functions: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.tables: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.maxima: dict[relax.Var, tuple[tuple[Quantized, np.ndarray], Window]] = {}
@@ -158,20 +159,25 @@ def _is_picture(value: Quantized) -> bool:
     return value.shape is not None and len(value.shape) >= 2 and value.shape[0] == 1 and 0 not in value.shape
 
 
-def _add(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
-    first, second = (rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args)
-    if first is not None and second is not None and _is_picture(first) and _is_picture(second):
-        if first.shape == second.shape == static_shape(call):
-            rewriter.additions[var] = _Addition(first, second)
+def _pair(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
+    """Note the sum of two quantised pictures, or the product of two or of one with a number for each channel."""
+    operator = "add" if call.op.name == "relax.add" else "multiply"
+    operands = [rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args]
+    shape = static_shape(call)
+    if all(item is not None and _is_picture(item) for item in operands):
+        first, second = sorted(operands, key=lambda item: item.shape != shape)
+        row = None if shape is None else (*shape[:2], *[1] * (len(shape) - 2))
+        if first.shape == shape and (second.shape == shape or (operator == "multiply" and second.shape == row)):
+            rewriter.pairs[var] = _Pair(operator, first, second)
     return _function(rewriter, var, call)
 
 
 def _clip(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
-    found = rewriter.additions.get(call.args[0])
+    found = rewriter.pairs.get(call.args[0])
     if found is not None:
         low, high = _bounds(call)
-        rewriter.additions[var] = _Addition(
-            found.first, found.second, min(max(low, found.low), found.high), max(min(high, found.high), found.low)
+        rewriter.pairs[var] = replace(
+            found, low=min(max(low, found.low), found.high), high=max(min(high, found.high), found.low)
         )
     return _function(rewriter, var, call)
 
@@ -232,8 +238,10 @@ def _quantize(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     if known is not None and known.same_steps(Quantized(data, float(scale), zero_point)):
         return False
     result = None
-    if data in rewriter.additions:
-        result = _sum(rewriter, rewriter.additions[data], step, zero_point)
+    if data in rewriter.pairs and data not in rewriter.functions:
+        result = _combined(rewriter, rewriter.pairs[data], step, zero_point)
+    if result is None and _is_plain(rewriter, data):
+        result = rewriter.calls.quantize(rewriter.visit_expr(data), float(step), zero_point)
     if result is None:
         found, window = rewriter.maxima.get(data) or (_as_function(rewriter, data), None)
         if found is None or not _is_picture(found[0]) or np.isnan(found[1]).any():
@@ -249,13 +257,37 @@ def _quantize(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     return True
 
 
-def _sum(rewriter: Any, value: _Addition, step: np.float32, zero_point: int) -> Any | None:
-    factors = [float(np.float32(part.scale) / step) for part in (value.first, value.second)]
+def _is_plain(rewriter: Any, data: relax.Expr) -> bool:
+    """Whether a tensor holds floats of which nothing is known, so that they are rounded as they are."""
+    shape = static_shape(data)
+    known = (rewriter.quantized, rewriter.sums, rewriter.joined, rewriter.rounded, rewriter.pairs, rewriter.functions,
+             rewriter.maxima)  # fmt: skip
+    return (
+        isinstance(data, relax.Var)
+        and shape is not None
+        and 0 not in shape
+        and str(data.ty.dtype) == "float32"
+        and not any(data in table for table in known)
+    )
+
+
+def _combined(rewriter: Any, value: _Pair, step: np.float32, zero_point: int) -> Any | None:
+    """Emit a sum or a product of two tensors; None if its factors are out of range."""
+    scales = np.float32(value.first.scale), np.float32(value.second.scale)
+    low, high = (float(np.rint(np.float32(bound) / step)) + zero_point for bound in (value.low, value.high))
+    bounds = int(min(max(low, 0), 255)), int(min(max(high, 0), 255))
+    points = (value.first.zero_point, value.second.zero_point)
+    if value.operator == "multiply":
+        with np.errstate(all="ignore"):
+            factor = scales[0] * scales[1] / step
+        if not 0 < factor < 1 << MOST_RIGHT:
+            return None
+        rescaling = Rescaling.of(np.array([factor]), zero_point, *bounds)
+        return rewriter.calls.multiply(value.first.data, value.second.data, points, rescaling)
+    factors = [float(scale / step) for scale in scales]
     if not all(0 < factor < 1 << 15 for factor in factors):
         return None
-    low, high = (float(np.rint(np.float32(bound) / step)) + zero_point for bound in (value.low, value.high))
-    points = (value.first.zero_point, value.second.zero_point, zero_point)
-    plan = WeightedSum.of((factors[0], factors[1]), points, int(min(max(low, 0), 255)), int(min(max(high, 0), 255)))
+    plan = WeightedSum.of((factors[0], factors[1]), (*points, zero_point), *bounds)
     return rewriter.calls.weighted_sum(value.first.data, value.second.data, plan)
 
 
@@ -306,7 +338,8 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 
 _HVX_RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _function),
-    "relax.add": _add,
+    "relax.add": _pair,
+    "relax.multiply": _pair,
     "relax.nn.relu": _clip,
     "relax.clip": _clip,
     "relax.quantize": _quantize,

@@ -14,10 +14,11 @@ from tvm import relax, tirx
 
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.hexagon.code import VECTOR
-from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, packed_table, weighted_sum
+from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, multiply, packed_table, weighted_sum
 from tvm_ext.schedules.hexagon.fixed_point import Rescaling
 from tvm_ext.schedules.hexagon.panels import FOUR, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
+from tvm_ext.schedules.hexagon.quantize import quantize, threshold_table
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
 from tvm_ext.schedules.hexagon.windows import (
     Window,
@@ -49,6 +50,7 @@ class Calls:
         self._layout = layout
         self._functions: dict[Hashable, Any] = {}
         self._panels: dict[Any, dict[Panels, Any]] = {}  # by the planes of a picture
+        self._flat: dict[Any, Any] = {}  # planes as a kernel gives them, by what they were reshaped to
 
     def convolution(self, data: Any, window: Window, padding: int, weight: np.ndarray, bias: np.ndarray,
                     rescaling: Rescaling) -> Any:  # fmt: skip
@@ -137,6 +139,33 @@ class Calls:
         )
         return self._planes(result, layout, static_shape(first))
 
+    def multiply(self, first: Any, second: Any, zero_points: tuple[int, int], rescaling: Rescaling) -> Any:
+        """Emit the product of two pictures of one shape, or of one and a number for each of its channels."""
+        layout, by_channel = self._layout, _pixels(second) < _pixels(first)
+        blocks = layout.blocks(_pixels(first), _channels(first))
+        arguments = (layout, blocks, zero_points, (rescaling.left, rescaling.low, rescaling.high), by_channel)
+        result = self._call(
+            f"{PREFIX}multiply", lambda name: multiply(*arguments, name=name), arguments,
+            [self.panels(first, layout), self.panels(second, layout), rescaling.table(np.zeros(1, np.int32), 1)],
+            layout.size(_pixels(first), _channels(first)),
+        )  # fmt: skip
+        return self._planes(result, layout, static_shape(first))
+
+    def quantize(self, data: Any, scale: float, zero_point: int) -> Any:
+        """Emit the rounding of floats, of any shape."""
+        shape = static_shape(data)
+        assert shape is not None
+        size = int(np.prod(shape))
+        flat = self._builder.emit(relax.op.reshape(data, (size,)))
+        arguments = (size, scale, zero_point)
+        result = self._call(
+            f"{PREFIX}quantize", lambda name: quantize(*arguments, name=name), arguments,
+            [flat, threshold_table(scale, zero_point)], size,
+        )  # fmt: skip
+        rounded = self._builder.emit(relax.op.reshape(result, shape))
+        self._flat[rounded] = result
+        return rounded
+
     def look_up(self, data: Any, table: np.ndarray) -> Any:
         """Emit a function of bytes, given by its 256 values."""
         layout = self._layout
@@ -160,7 +189,9 @@ class Calls:
                     (source, layout, rows, columns), [value], size,
                 )  # fmt: skip
             else:
-                flat = self._builder.emit(relax.op.reshape(data, (rows * columns,)))
+                flat = self._flat.get(data)
+                if flat is None:  # a reshape of a reshape would be a kernel that copies
+                    flat = self._builder.emit(relax.op.reshape(data, (rows * columns,)))
                 known[layout] = self._call(
                     f"{PREFIX}from_planes", lambda name: from_planes(layout, rows, columns, name=name),
                     (layout, rows, columns), [flat], size,
