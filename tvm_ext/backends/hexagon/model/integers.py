@@ -161,12 +161,13 @@ def _is_picture(value: Quantized) -> bool:
 
 def _pair(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     """Note the sum of two quantised pictures, or the product of two or of one with a number for each channel."""
-    operator = "add" if call.op.name == "relax.add" else "multiply"
-    operands = [rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args]
+    operator: Literal["add", "multiply"] = "add" if call.op.name == "relax.add" else "multiply"
+    known = (rewriter.quantized.get(arg) if isinstance(arg, relax.Var) else None for arg in call.args)
+    operands: list[Quantized] = [item for item in known if item is not None and _is_picture(item)]
     shape = static_shape(call)
-    if all(item is not None and _is_picture(item) for item in operands):
+    if len(operands) == 2 and shape is not None:
         first, second = sorted(operands, key=lambda item: item.shape != shape)
-        row = None if shape is None else (*shape[:2], *[1] * (len(shape) - 2))
+        row = (*shape[:2], *[1] * (len(shape) - 2))
         if first.shape == shape and (second.shape == shape or (operator == "multiply" and second.shape == row)):
             rewriter.pairs[var] = _Pair(operator, first, second)
     return _function(rewriter, var, call)
