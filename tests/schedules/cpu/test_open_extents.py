@@ -52,7 +52,7 @@ def build(name: str) -> tvm.IRModule:
 @pytest.mark.filterwarnings("error:a schedule rule failed")
 @pytest.mark.parametrize("name", cases(1))
 def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_ext.backends.cpu.backend.open_batch", lambda: tvm.transform.Sequential([]))
+    monkeypatch.setattr("tvm_ext.backends.cpu.backend.open_batch", lambda *_: tvm.transform.Sequential([]))
     executable = tvm.compile(build(name), native_target(), relax_pipeline="tvm_ext")
     for extent in (0, 1, 2, 7, 16, 33):
         shapes, _, meaning = cases(extent)[name]
