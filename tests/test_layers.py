@@ -19,6 +19,20 @@ def test_no_room_imports_one_above(graph: nx.DiGraph) -> None:
     assert layers.upward(graph) == []
 
 
+def test_no_target_lives_in_the_folder_of_another(graph: nx.DiGraph) -> None:
+    assert layers.between_targets(graph) == []
+    folders = {path.name for path in (layers.ROOT / "schedules").iterdir() if path.is_dir()}
+    assert set(layers.TARGET_FOLDERS) <= folders
+    seen = nx.DiGraph(
+        [
+            ("tvm_ext.schedules.cuda.a", "tvm_ext.schedules.cpu.b"),
+            ("tvm_ext.schedules.cuda.a", "tvm_ext.schedules.kernel.b"),
+            ("tvm_ext.schedules.cuda.a", "tvm_ext.schedules.cuda.b"),
+        ]
+    )
+    assert layers.between_targets(seen) == ["tvm_ext.schedules.cuda.a -> tvm_ext.schedules.cpu.b"]
+
+
 def test_no_circles(graph: nx.DiGraph) -> None:
     assert layers.circles(graph) == []
 

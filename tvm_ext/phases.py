@@ -64,7 +64,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "schedule",
         "tuned schedules from a MetaSchedule database (work_dir option, or the current one), then schedule rules",
-        ("tvm_ext/database", "schedules/rule.py", "schedules/cpu"),
+        ("tvm_ext/database", "schedules/rule.py", "schedules/kernel", "schedules/cpu"),
     ),
     Phase(
         "order",

@@ -16,12 +16,12 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import MatmulShape
-from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import DIRECT_ROWS, MOST_VECTORS, accumulate_in_registers, copy_at, tile_cost
 from tvm_ext.schedules.cpu.product import order_axes
 from tvm_ext.schedules.cpu.row_reduction import vectorize_along
 from tvm_ext.schedules.divisors import divisors
+from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 from tvm_ext.schedules.simd.functions import mark_function
 from tvm_ext.schedules.simd.loops import mark_simd

@@ -8,11 +8,11 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_product_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.kernel.blocks import annotated_block, loop_extents, top_blocks
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.prefetch import mark_steps

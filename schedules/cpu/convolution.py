@@ -13,12 +13,12 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc, Var
 
-from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
+from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd

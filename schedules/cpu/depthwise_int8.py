@@ -9,11 +9,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, depthwise_intrinsic, dot_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.window import divisor_strip, row_bands
+from tvm_ext.schedules.kernel.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 

@@ -9,13 +9,14 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_ext.schedules.cpu.access import Axes, axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
-from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
-from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
+from tvm_ext.schedules.kernel.access import Axes, axes_of
+from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 
@@ -46,7 +47,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     if not loops:
         return
     axes = axes_of(schedule, block)
-    flat = flat_suffix(axes)
+    flat = axes.flat_suffix()
     lanes = vector_lanes(schedule, block, machine)
     seconds = block_seconds(schedule, block, machine)
     outer, inner = loops[:-flat], loops[-flat:]
@@ -84,9 +85,3 @@ def vector_lanes(schedule: Schedule, block: SBlockRV, machine: Machine) -> int:
     body = schedule.get(block)
     bits = max(tvm.DataType(region.source.dtype).bits for region in (*body.reads, *body.writes))
     return max(2, machine.vector_bits // max(8, bits))
-
-
-def flat_suffix(axes: Axes) -> int:
-    """Count the last axes that walk every tensor as one axis would, or not at all; at least one."""
-    last = len(axes.extents) - 1
-    return next((count for count in range(1, last + 1) if not axes.flat(last - count, last)), last + 1)

@@ -11,13 +11,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
-from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.embedded_tile import EmbeddedTasks, EmbeddedTile, embedded_tasks, embedded_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.embedded_form import EMBEDDED, FORM_ATTRIBUTE, EmbeddedForm
 from tvm_ext.schedules.instructions.instruction import Instruction
 from tvm_ext.schedules.instructions.registered import instruction_named, tensor_intrinsic
+from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import mark_forgetful

@@ -11,15 +11,16 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.access import Axes, axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
+from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
-from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.joined_store import join_store, spread_rows
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.cpu.transpose import transpose
+from tvm_ext.schedules.kernel.access import Axes, axes_of
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 

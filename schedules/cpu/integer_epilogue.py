@@ -9,9 +9,9 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.schedules.cpu.blocks import inline_epilogue, top_blocks
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.kernel.blocks import inline_epilogue, top_blocks
 from tvm_ext.schedules.simd.transcendental import expands
 
 

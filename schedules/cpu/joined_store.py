@@ -19,8 +19,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import BufferRegion, IntImm
 
-from tvm_ext.schedules.cpu.blocks import is_spatial
-from tvm_ext.schedules.cpu.cost import is_simple
+from tvm_ext.schedules.kernel.blocks import is_spatial
+from tvm_ext.schedules.kernel.operations import is_simple
 
 
 def join_store(schedule: Schedule, reduction: SBlockRV) -> SBlockRV | None:

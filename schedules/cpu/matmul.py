@@ -11,14 +11,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, TILE_ATTRIBUTE
-from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import annotated_block
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.cpu.weights import fetch_next_weights
 from tvm_ext.schedules.divisors import divisors
+from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.blocks import annotated_block
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd

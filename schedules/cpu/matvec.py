@@ -9,13 +9,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.product import inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.cpu.transpose import transposed_axes
+from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 

@@ -11,11 +11,11 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.access import Axes, axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import is_simple
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.kernel.access import Axes, axes_of
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 

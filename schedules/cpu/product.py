@@ -15,7 +15,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE
 from tvm_ext.schedules.compute.matmul import flatten, unflatten
-from tvm_ext.schedules.cpu.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
+from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, loop_extents, static_extents, top_blocks
 from tvm_ext.schedules.rule import prepared_for
 
 

@@ -19,12 +19,13 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import For, IntImm, PrimFunc, SeqStmt
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import top_blocks
-from tvm_ext.schedules.cpu.cost import block_work, data_parallel_blocks
-from tvm_ext.schedules.cpu.inline import inline_producers
+from tvm_ext.schedules.cpu.cost import block_work
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.transpose import transposed_axes
+from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.blocks import top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import data_parallel_blocks
 from tvm_ext.schedules.rule import new_schedule
 
 ANCHORS = {

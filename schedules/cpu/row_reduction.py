@@ -14,14 +14,22 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.access import Axes, axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import block_seconds, is_simple
+from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes
-from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out
+from tvm_ext.schedules.kernel.access import Axes, axes_of
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import is_simple
+from tvm_ext.schedules.kernel.rows import (
+    NotRows,
+    check_single_pass,
+    contiguous_axis_reduces,
+    row_buffers_of,
+    row_loops,
+)
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import LINE, NextRow, mark_next_row
@@ -52,10 +60,6 @@ class RowReduction:
             return None
 
 
-class NotRows(Exception):
-    """Raised inside the rule when a kernel does not have the form it is for."""
-
-
 def _schedule(schedule: Schedule, machine: Machine) -> Schedule:
     blocks = inline_producers(schedule)
     outputs = schedule.get_output_blocks(schedule.get_sblock("root"))
@@ -74,84 +78,6 @@ def _schedule(schedule: Schedule, machine: Machine) -> Schedule:
     else:
         _across_rows(schedule, blocks, seconds, machine)
     return schedule
-
-
-def check_single_pass(schedule: Schedule, block: SBlockRV) -> None:
-    """Refuse reductions such as products of matrices and windows, which read an element more than once."""
-    axes = axes_of(schedule, block)
-    if not any(not access.written and access.meets_elements_once(axes.extents) for access in axes.accesses):
-        raise NotRows
-
-
-def contiguous_axis_reduces(axes: Axes) -> bool:
-    """Whether neighbours in memory are reduced with one another."""
-    best: tuple[int, bool] | None = None
-    for access in axes.accesses:
-        if access.written or access.strides is None:
-            continue
-        if any(stride == 0 for stride, extent in zip(access.strides, axes.extents, strict=True) if extent != 1):
-            continue
-        for stride, reduces, extent in zip(access.strides, axes.reduces, axes.extents, strict=True):
-            if extent != 1 and stride is not None and (best is None or stride < best[0]):
-                best = (stride, reduces)
-    if best is None:
-        raise NotRows
-    return best[1]
-
-
-def row_loops(schedule: Schedule, blocks: list[SBlockRV]) -> tuple[list[LoopRV], list[LoopRV]]:
-    """Split the loops of the last block into those over rows and those within a row.
-
-    The rows are what the results of reductions are indexed with.
-    """
-    last = blocks[-1]
-    body = schedule.get(last)
-    analyzer = tvm.sym.Analyzer()
-    for iter_var in body.iter_vars:
-        analyzer.bind(iter_var.var, iter_var.dom)
-    variables = [iter_var.var for iter_var in body.iter_vars]
-    loops = list(schedule.get_loops(last))
-    within = {number: 1 for number in range(len(loops))}
-    row_buffers = row_buffers_of(schedule, blocks)
-    for region in body.reads:
-        if not any(region.source.same_as(buffer) for buffer in row_buffers):
-            continue
-        for item in region.region:
-            index = analyzer.simplify(item.min)
-            part = 1
-            if isinstance(index, tvm.ir.prim.FloorDiv) and isinstance(index.b, tvm.tirx.IntImm):
-                index, part = index.a, int(index.b)
-            if isinstance(index, tvm.tirx.IntImm):
-                continue
-            position = next((number for number, variable in enumerate(variables) if variable.same_as(index)), None)
-            if position is None:
-                raise NotRows
-            within[position] = 0 if part == 1 else part
-    rows: list[LoopRV] = []
-    inside: list[LoopRV] = []
-    for number, loop in enumerate(loops):
-        if within[number] == 0:
-            rows.append(loop)
-        elif within[number] == 1:
-            inside.append(loop)
-        else:
-            outer, inner = schedule.split(loop, [None, within[number]])
-            rows.append(outer)
-            inside.append(inner)
-    return rows, inside
-
-
-def row_buffers_of(schedule: Schedule, blocks: list[SBlockRV]) -> list[Any]:
-    """Find the tensors with one element a row: results of reductions, and what is computed from nothing else."""
-    found: list[Any] = []
-    for block in blocks[:-1]:
-        body = schedule.get(block)
-        reads = [region.source for region in body.reads]
-        if not is_spatial(schedule, block) or (
-            reads and all(any(source.same_as(buffer) for buffer in found) for source in reads)
-        ):
-            found += [region.source for region in body.writes]
-    return found
 
 
 def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, machine: Machine) -> None:

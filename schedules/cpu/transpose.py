@@ -15,13 +15,14 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.access import Axes, axes_of
-from tvm_ext.schedules.cpu.cost import block_seconds, data_parallel_blocks
+from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
-from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
+from tvm_ext.schedules.kernel.access import Axes, axes_of
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import data_parallel_blocks
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.tiles import LINE, PAGE, mark_tile

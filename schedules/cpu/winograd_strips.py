@@ -18,12 +18,12 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.annotations import TILE_ATTRIBUTE
-from tvm_ext.schedules.cpu.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import apply_tile, matmul_task
 from tvm_ext.schedules.cpu.product import order_axes, product_extents
 from tvm_ext.schedules.cpu.winograd import transform_at
+from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
 
 STRIP_OF_L2 = 2

@@ -6,7 +6,6 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IntImm
@@ -44,15 +43,6 @@ def moved_bytes(schedule: Schedule, block: SBlockRV) -> int:
     """Bytes of a block's tensors, each counted once, as far as the block has points to touch them."""
     points = prod(int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
     return sum(min(elements(buffer), points) * element_bytes(buffer.dtype) for buffer in touched(schedule, block))
-
-
-def has_condition(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether the body of a block loads under a condition, as padding does."""
-
-    def find(call: tvm.ir.Call) -> tvm_ffi.VisitInterrupt | None:
-        return tvm_ffi.VisitInterrupt(True) if getattr(call.op, "name", "") == "prim.if_then_else" else None
-
-    return tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, find)) is not None
 
 
 def power_of_two(number: int) -> int:

@@ -7,21 +7,19 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.cost import data_parallel_blocks
-from tvm_ext.schedules.cpu.elementwise import flat_suffix
-from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cuda.blocks import (
     VECTOR_BYTES,
     element_bytes,
     extent,
-    has_condition,
     moved_bytes,
     power_of_two,
     touched,
 )
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import data_parallel_blocks, has_condition
 from tvm_ext.schedules.knobs import choose
 from tvm_ext.schedules.rule import new_schedule
 
@@ -69,7 +67,7 @@ def vector_elements(schedule: Schedule, block: SBlockRV) -> int:
     if has_condition(schedule, block):
         return 1  # a vector under a condition would be taken apart
     axes = axes_of(schedule, block)
-    suffix = flat_suffix(axes)
+    suffix = axes.flat_suffix()
     inner = 1
     for size in axes.extents[-suffix:]:
         inner *= size or 1

@@ -7,12 +7,12 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.cuda.blocks import extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_behind, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile, arithmetic_tile
+from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
 SMALLEST_SIDE = 4

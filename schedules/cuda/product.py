@@ -20,9 +20,9 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IterVar
 
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import is_simple
-from tvm_ext.schedules.cuda.blocks import element_bytes, has_condition
+from tvm_ext.schedules.cuda.blocks import element_bytes
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.operations import has_condition, is_simple
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,19 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
-from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import is_simple
-from tvm_ext.schedules.cpu.inline import inline_producers
-from tvm_ext.schedules.cpu.row_reduction import (
+from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, touched
+from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine, machine_of
+from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import has_condition, is_simple
+from tvm_ext.schedules.kernel.rows import (
     NotRows,
     check_single_pass,
     contiguous_axis_reduces,
     row_buffers_of,
     row_loops,
 )
-from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, has_condition, touched
-from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine, machine_of
 from tvm_ext.schedules.rule import new_schedule
 
 ELEMENTS = 8

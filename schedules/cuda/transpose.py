@@ -14,10 +14,9 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_ext.schedules.cpu.access import axes_of
-from tvm_ext.schedules.cpu.cost import data_parallel_blocks
-from tvm_ext.schedules.cpu.inline import inline_producers
-from tvm_ext.schedules.cuda.blocks import has_condition
+from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import data_parallel_blocks, has_condition
 from tvm_ext.schedules.rule import new_schedule
 
 SIDE = 32

@@ -13,13 +13,13 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
-from tvm_ext.schedules.cpu.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.cpu.cost import expensive_operations, is_simple
-from tvm_ext.schedules.cpu.inline import inline_producers
 from tvm_ext.schedules.cuda.blocks import extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.product import inline_behind
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.operations import expensive_operations, is_simple
 from tvm_ext.schedules.rule import new_schedule
 
 LARGEST_UNROLLED = 64

@@ -48,6 +48,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """Rooms, from the command line down: a room may import those of lower lines only (the empty name is the package)."""
 
+TARGET_FOLDERS = ("cpu", "cuda", "hexagon", "vta")
+"""Folders of ``schedules`` that are one target's: what two of them need stands in a folder that is no target's."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add no options: all there is to count is counted."""
@@ -111,6 +114,16 @@ def upward(graph: nx.DiGraph) -> list[str]:
     return sorted(f"{first} -> {second}" for first, second in pairs if line[room(first)] >= line[room(second)])
 
 
+def between_targets(graph: nx.DiGraph) -> list[str]:
+    """List imports of one target's folder of ``schedules`` by another's, as ``importer -> imported``."""
+
+    def folder(module: str) -> str:
+        parts = [*module.split("."), "", ""]
+        return parts[2] if parts[1] == "schedules" and parts[2] in TARGET_FOLDERS else ""
+
+    return sorted(f"{first} -> {second}" for first, second in graph.edges if "" != folder(first) != folder(second) != "")
+
+
 def kind_tests(known: dict[str, Path]) -> list[str]:
     """List comparisons of a target's kind or keys with a literal, outside ``backends``, as ``module:line``."""
     found = []
@@ -133,7 +146,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     graph = imports(known)
     found = {
         "import_circles": [" <-> ".join(circle) for circle in circles(graph)],
-        "upward_imports": upward(graph),
+        "upward_imports": [*upward(graph), *between_targets(graph)],
         "target_kind_tests_outside_backends": kind_tests(known),
     }
     rows = [{"kind": kind, "where": where} for kind, places in found.items() for where in places]

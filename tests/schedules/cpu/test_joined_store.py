@@ -10,9 +10,9 @@ from tvm.s_tir import Schedule
 
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.passes.vector_code import vector_code
-from tvm_ext.schedules.cpu.blocks import loop_extents, top_blocks
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.joined_store import join_store, spread_rows
+from tvm_ext.schedules.kernel.blocks import loop_extents, top_blocks
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
 
 GENERATOR = np.random.default_rng(0)

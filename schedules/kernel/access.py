@@ -73,6 +73,11 @@ class Axes:
                 expected = stride * extent if extent is not None else 0  # type: ignore[operator]
         return True
 
+    def flat_suffix(self) -> int:
+        """Count the last axes that walk every tensor as one axis would, or not at all; at least one."""
+        last = len(self.extents) - 1
+        return next((count for count in range(1, last + 1) if not self.flat(last - count, last)), last + 1)
+
 
 def axes_of(schedule: Schedule, block: SBlockRV) -> Axes:
     """Read the axes of a block off its iteration variables and its reads and writes."""

@@ -10,8 +10,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm
 
-from tvm_ext.schedules.cpu.blocks import is_spatial, top_blocks
-from tvm_ext.schedules.cpu.cost import expensive_operations, is_simple
+from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
+from tvm_ext.schedules.kernel.operations import expensive_operations, has_condition, is_simple
 
 LARGEST_BODY = 512
 """Loads in one element's expression beyond which nothing more is inlined into it."""
@@ -42,7 +42,7 @@ def inline_producers(schedule: Schedule) -> list[SBlockRV]:
 def _worth_keeping(schedule: Schedule, block: SBlockRV, consumers: list[SBlockRV]) -> bool:
     reductions = [consumer for consumer in consumers if not is_spatial(schedule, consumer)]
     if any(_points(schedule, consumer) >= 2 * _points(schedule, block) for consumer in reductions):
-        if _has_condition(schedule, block):
+        if has_condition(schedule, block):
             return True
     if not expensive_operations(schedule, block):
         return False
@@ -61,13 +61,6 @@ def _loads(schedule: Schedule, block: SBlockRV) -> int:
 
     tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.TensorLoad, load))
     return count[0]
-
-
-def _has_condition(schedule: Schedule, block: SBlockRV) -> bool:
-    def find(call: tvm.ir.Call) -> tvm_ffi.VisitInterrupt | None:
-        return tvm_ffi.VisitInterrupt(True) if getattr(call.op, "name", "") == "prim.if_then_else" else None
-
-    return tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, find)) is not None
 
 
 def _points(schedule: Schedule, block: SBlockRV) -> int:
