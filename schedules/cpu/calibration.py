@@ -13,8 +13,8 @@ from tvm_ext.errors import TvmExtWarning, warn
 from tvm_ext.system.files import write_atomically
 from tvm_ext.system.host import machine as this_machine
 
-FORMAT = 1
-"""Of the file; figures of another format mean something else."""
+FORMAT = 2
+"""Of the file. The first one held the figures of one machine; it is still read."""
 
 VARIABLE = "TVM_EXT_CALIBRATION"
 """Environment variable that names another file; none is read if it is empty."""
@@ -36,6 +36,10 @@ class Calibration:
     date: str
 
 
+class Stale(Exception):
+    """Raised inside this module: there is a file, and why its figures are not to be used."""
+
+
 def calibration_path() -> Path | None:
     """Return the file of the figures; None if none is to be read."""
     named = os.environ.get(VARIABLE)
@@ -52,19 +56,19 @@ def identity() -> dict[str, Any]:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write the figures of this machine.
+    """Write the figures of this machine; those of others that are in the file stay in it.
 
     Raises
     ------
     OutputError
         If the file cannot be written.
     """
-    document = {
-        "format": FORMAT,
-        "machine": identity(),
-        "date": calibration.date,
-        "figures": dict(calibration.figures),
-    }
+    row = {"machine": identity(), "date": calibration.date, "figures": dict(calibration.figures)}
+    try:
+        others = [other for other in _rows(path) or () if other["machine"] != row["machine"]]
+    except Stale:
+        others = []  # it is damaged, or of another version
+    document = {"format": FORMAT, "machines": [*others, row]}
     write_atomically(path, json.dumps(document, indent=1) + "\n", make_folders=True)
 
 
@@ -79,34 +83,56 @@ def read_calibration(names: Collection[str]) -> Calibration | None:
         The figures that there have to be.
     """
     path = calibration_path()
-    if path is None:
-        return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        fault = _fault(document, names)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        fault = f"it cannot be read ({' '.join(str(error).split())})"
-    if fault:
+        return None if path is None else _read(path, names)
+    except Stale as fault:
         warn(f"the calibration {path} is not used: {fault}; {REMEDY}", TvmExtWarning)
         return None
-    return Calibration(document["figures"], document["date"])
 
 
 REMEDY = "run 'tvm-ext calibrate' to measure this machine anew, or remove the file"
 
 
-def _fault(document: Any, names: Collection[str]) -> str:
-    """Say why the figures of a file are not to be used; nothing if they are."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        return f"it is not of format {FORMAT}"
-    if document.get("machine") != identity():
-        return "it is of another machine"
-    figures = document.get("figures")
+def stale(names: Collection[str]) -> str | None:
+    """Say why the file that there is does not have the figures of this machine; None if it has, or there is none."""
+    path = calibration_path()
+    try:
+        if path is not None:
+            _read(path, names)
+    except Stale as fault:
+        return str(fault)
+    return None
+
+
+def _read(path: Path, names: Collection[str]) -> Calibration | None:
+    rows = _rows(path)
+    if rows is None:
+        return None
+    mine = identity()
+    row = next((row for row in rows if row["machine"] == mine), None)
+    if row is None:
+        raise Stale("it is of another machine")
+    figures = row.get("figures")
     if not isinstance(figures, dict) or set(figures) != set(names):
-        return "it does not have the figures of this version"
+        raise Stale("it does not have the figures of this version")
     for name, value in figures.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            return f"its {name} is {value!r}, expected a positive number"
-    return "" if isinstance(document.get("date"), str) else "it has no date"
+            raise Stale(f"its {name} is {value!r}, expected a positive number")
+    if not isinstance(row.get("date"), str):
+        raise Stale("it has no date")
+    return Calibration(figures, row["date"])
+
+
+def _rows(path: Path) -> list[dict[str, Any]] | None:
+    """Read what a file has of each machine; None where there is no file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Stale(f"it cannot be read ({' '.join(str(error).split())})") from None
+    form = document.get("format") if isinstance(document, dict) else None
+    rows = {1: [document], FORMAT: document.get("machines")}.get(form) if isinstance(form, int) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "machine" in row for row in rows):
+        raise Stale(f"it is not of format {FORMAT}")
+    return rows

@@ -143,6 +143,11 @@ def machine_of(target: tvm.target.Target) -> Machine:
     )
 
 
+def is_this_cpu(target: tvm.target.Target) -> bool:
+    """Whether the figures that were measured on this machine are those of an LLVM target."""
+    return str(target.attrs.get("mcpu", "")) == native_cpu().name
+
+
 def forget_machines() -> None:
     """Read the calibration anew when a machine is asked for next."""
     _machine.cache_clear()

@@ -121,7 +121,8 @@ def between_targets(graph: nx.DiGraph) -> list[str]:
         parts = [*module.split("."), "", ""]
         return parts[2] if parts[1] == "schedules" and parts[2] in TARGET_FOLDERS else ""
 
-    return sorted(f"{first} -> {second}" for first, second in graph.edges if "" != folder(first) != folder(second) != "")
+    pairs = [(first, second) for first, second in graph.edges if folder(first) and folder(second)]
+    return sorted(f"{first} -> {second}" for first, second in pairs if folder(first) != folder(second))
 
 
 def kind_tests(known: dict[str, Path]) -> list[str]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tvm_ext.bench.calibrate
+from tests.zoo import get
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.main import run
-from tvm_ext.schedules.cpu.calibration import VARIABLE
-from tvm_ext.schedules.cpu.machine import FIGURES, forget_machines
+from tvm_ext.schedules.cpu.calibration import VARIABLE, Calibration, identity, write_calibration
+from tvm_ext.schedules.cpu.machine import FIGURES, forget_machines, machine_of
+from tvm_ext.system.files import exclusive
+from tvm_ext.target import resolve_target
 
 
 @pytest.fixture
@@ -67,3 +75,89 @@ def test_nowhere_to_write(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv(VARIABLE, "")
     assert run(["calibrate"]) == 2
     assert f"{VARIABLE} is empty" in capsys.readouterr().err
+
+
+def other_machine(path: Path) -> None:
+    """Keep figures of another machine, as the first version wrote them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figures = dict.fromkeys(FIGURES, 1.0)
+    known = {"format": 1, "machine": {"cpu": "another"}, "date": "2020-02-02T02:02:02+00:00", "figures": figures}
+    path.write_text(json.dumps(known), encoding="utf-8")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace the measurement, which takes seconds, by one that counts how often it is asked."""
+    asked: list[int] = []
+
+    def calibrate(*_: Any) -> dict[str, float]:
+        asked.append(1)
+        return dict.fromkeys(FIGURES, 2.0)
+
+    monkeypatch.setattr(tvm_ext.bench.calibrate, "calibrate", calibrate)
+    return asked
+
+
+def test_figures_of_another_machine_are_made_anew_and_kept_beside(
+    path: Path,
+    measured: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    other_machine(path)
+    entry = get("tiny_mlp")
+    shapes = [f"--input-shape={name}:{','.join(map(str, dims))}" for name, dims in (entry.input_shapes() or {}).items()]
+    command = ["compile", str(entry.onnx_path()), *shapes, "-o", str(tmp_path / "out"), "--force", "--json"]
+    for _ in range(2):
+        assert run(command) == 0
+        assert json.loads(capsys.readouterr().out)["decisions"]["machine"]["clock"] == 2.0
+    (said,) = [str(item.message) for item in recwarn if "calibration" in str(item.message)]
+    assert "it is of another machine; this machine was measured anew in" in said
+    assert len(measured) == 1
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert [row["machine"] for row in kept["machines"]] == [{"cpu": "another"}, identity()]
+    assert kept["machines"][0]["figures"] == dict.fromkeys(FIGURES, 1.0)
+
+
+@pytest.mark.parametrize("target", ["nvidia/h100", {"kind": "llvm", "mcpu": "x86-64-v3"}])
+def test_nothing_is_measured_for_another_processor(path: Path, measured: list[int], target: Any) -> None:
+    other_machine(path)
+    renew_calibration(target)
+    assert measured == []
+
+
+def test_nothing_is_measured_where_nobody_did(path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    renew_calibration("native")
+    assert measured == []
+    assert not path.exists()
+    other_machine(path)
+    monkeypatch.setenv(VARIABLE, "")
+    renew_calibration("native")
+    assert measured == []
+
+
+def test_a_folder_that_cannot_be_written_is_left_to_the_warning(path: Path, measured: list[int]) -> None:
+    path.mkdir(parents=True)
+    renew_calibration("native")
+    with pytest.warns(match="cannot be read"):
+        machine_of(resolve_target("native"))
+
+
+def _hold(path: Path, seconds: float) -> None:
+    with exclusive(path.with_name(f"{path.name}.lock")):
+        time.sleep(seconds)
+        write_calibration(path, Calibration(dict.fromkeys(FIGURES, 3.0), "d"))
+
+
+def test_two_commands_do_not_measure_at_a_time(path: Path, measured: list[int]) -> None:
+    other_machine(path)
+    beside = multiprocessing.get_context("spawn").Process(target=_hold, args=(path, 1.0))
+    beside.start()
+    lock = path.with_name(f"{path.name}.lock")
+    while not lock.exists():
+        time.sleep(0.01)
+    renew_calibration("native")
+    beside.join()
+    assert measured == []
+    assert machine_of(resolve_target("native")).clock == 3.0

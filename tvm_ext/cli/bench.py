@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     given_options,
@@ -93,6 +94,7 @@ def command(
     if json_path not in (None, "-"):
         check_writable(json_path)
         check_output(json_path, [model])
+    renew_calibration(target, quiet=json_path == "-")
     names = None if engines is None else [name.strip() for name in engines.split(",") if name.strip()]
     with _late_progress() as progress:
         result = compare(

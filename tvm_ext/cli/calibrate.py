@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tvm_ext.cli.common import json_flag, print_json, step_display
+from tvm_ext.cli.common import elapsed, json_flag, print_json, step_display
+from tvm_ext.errors import TvmExtWarning
+
+ROUNDS = 3
+"""Whose median counts: what else runs on the machine can slow down all runs of one."""
 
 _UNITS = {
     "clock": ("GHz", 1e9),
@@ -24,16 +32,14 @@ _UNITS = {
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, instead of the user's cache.")
 @click.option("--show", is_flag=True, help="Measure nothing: show what compilations use.")
 @click.option("--reset", is_flag=True, help="Measure nothing: remove the figures; shipped ones are used.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Their median counts.")
+@click.option("--rounds", default=ROUNDS, show_default=True, type=click.IntRange(min=1), help="Their median counts.")
 @json_flag
 def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: bool) -> None:
     """Measure clock, arithmetic, bandwidths and threads of this machine, for compilations for its CPU."""
-    from tvm_ext.bench.calibrate import calibrate
     from tvm_ext.bench.record import check_writable
     from tvm_ext.errors import OptionError
-    from tvm_ext.schedules.cpu import RULES
-    from tvm_ext.schedules.cpu.calibration import VARIABLE, Calibration, calibration_path, write_calibration
-    from tvm_ext.schedules.cpu.machine import FIGURES, forget_machines, machine_of
+    from tvm_ext.schedules.cpu.calibration import VARIABLE, calibration_path
+    from tvm_ext.schedules.cpu.machine import FIGURES, machine_of
     from tvm_ext.target import resolve_target
 
     if sum((show, reset, output is not None)) > 1:
@@ -47,18 +53,78 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
         click.echo(f"{path}: {'removed' if found else 'there was none'}")
         return
     target = resolve_target(None)
-    shipped = {name: float(getattr(machine_of(target), name)) for name in FIGURES}
     if show:
-        calibrated = machine_of(target).calibrated
-        _answer(shipped, {}, f"measured on {calibrated}" if calibrated else "shipped with the package", as_json)
+        used = machine_of(target)
+        origin = f"measured on {used.calibrated}" if used.calibrated else "shipped with the package"
+        _answer({name: getattr(used, name) for name in FIGURES}, {}, origin, as_json)
         return
     assert path is not None
     check_writable(path)
-    with step_display(quiet=as_json) as report:
-        figures = calibrate(target, RULES, rounds, report)
+    with step_display(quiet=as_json) as report, _no_warning():
+        before = {name: float(getattr(machine_of(target), name)) for name in FIGURES}
+        figures = _measure(path, rounds, report)
+    _answer(figures, before, str(path), as_json)
+
+
+def renew_calibration(target: Any, quiet: bool = False) -> None:
+    """Measure this machine anew where figures are kept that are not of it: whoever keeps some wants to have them used.
+
+    Nothing is done where none are kept, for a target that is not this machine's CPU, and where the file cannot be
+    written, of which the compilation warns.
+
+    Parameters
+    ----------
+    target : str, dict or tvm.target.Target
+        What is going to be compiled for.
+    quiet : bool
+        Whether to show no progress.
+    """
+    from tvm_ext.errors import OutputError, warn
+    from tvm_ext.schedules.cpu.calibration import VARIABLE, calibration_path, stale
+    from tvm_ext.schedules.cpu.machine import FIGURES, is_this_cpu
+    from tvm_ext.system.files import exclusive
+    from tvm_ext.target import resolve_target
+
+    path = calibration_path()
+    if path is None or not path.exists() or not is_this_cpu(resolve_target(target)) or stale(FIGURES) is None:
+        return
+    start = time.perf_counter()
+    try:
+        with exclusive(path.with_name(f"{path.name}.lock")):
+            fault = stale(FIGURES)
+            if fault is None:
+                return  # another command has measured meanwhile
+            with step_display(quiet) as report, _no_warning():
+                _measure(path, ROUNDS, lambda step: report(f"measure this machine anew: {step}"))
+    except OutputError:
+        return
+    warn(
+        f"the calibration {path} did not fit: {fault}; this machine was measured anew in {elapsed(start)} (set "
+        f"{VARIABLE} to an empty value to compile with the shipped figures)",
+        TvmExtWarning,
+    )
+
+
+@contextmanager
+def _no_warning() -> Iterator[None]:
+    """Say nothing of figures that do not fit, where they are going to be replaced."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TvmExtWarning)
+        yield
+
+
+def _measure(path: Path, rounds: int, report: Callable[[str], None]) -> dict[str, float]:
+    """Measure this machine, and keep the figures in a file."""
+    from tvm_ext.bench.calibrate import calibrate
+    from tvm_ext.schedules.cpu import RULES
+    from tvm_ext.schedules.cpu.calibration import Calibration, write_calibration
+    from tvm_ext.schedules.cpu.machine import forget_machines
+    from tvm_ext.target import resolve_target
+
+    figures = calibrate(resolve_target(None), RULES, rounds, report)
     write_calibration(path, Calibration(figures, datetime.now(UTC).isoformat(timespec="seconds")))
     forget_machines()
-    _answer(figures, shipped, str(path), as_json)
+    return figures
 
 
 def _answer(figures: Mapping[str, float], before: Mapping[str, float], origin: str, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     dynamic_option,
@@ -117,6 +118,7 @@ def command(
     check_destination(output, force)
     resolved = resolve_target(target)
     check_emit(emit, resolved)
+    renew_calibration(resolved, quiet=as_json)
     given = given_options(options)
     if (model / "config.json").is_file():
         refused = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     json_flag,
@@ -27,6 +28,7 @@ def command(model: Path, target: str, input_shapes: Shapes, as_json: bool) -> No
     from tvm_ext.frontend import import_model
     from tvm_ext.report.embeddings import embed_model
 
+    renew_calibration(target, quiet=as_json)
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     dynamic_option,
@@ -63,6 +64,7 @@ def command(
     if output is not None:
         check_output(output, [model])
         _check_destination(output)
+    renew_calibration(target, quiet=as_json)
     with step_display(quiet=as_json) as report:
         found = inspect_model(
             model,

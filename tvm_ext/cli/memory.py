@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     json_flag,
@@ -39,6 +40,7 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
         check_chart(plot)
         check_writable(plot)
         check_output(plot, [model])
+    renew_calibration(target, quiet=as_json)
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)

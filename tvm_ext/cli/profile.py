@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     given_options,
@@ -52,6 +53,8 @@ def command(
 
     if output is not None:
         check_output(output, [model, *input_files(inputs)])
+
+    renew_calibration(target, quiet=as_json)
 
     def arrays(specs: Any) -> Any:
         return read_inputs(specs, inputs) if inputs else random_inputs(specs, seed)

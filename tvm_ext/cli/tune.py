@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
     elapsed,
@@ -117,6 +118,7 @@ def command(
     resolved = resolve_target(target)
     if output is not None:
         check_destination(output, force)
+    renew_calibration(resolved, quiet=as_json)
     if chart is not None:
         check_chart(chart)
         check_writable(chart)

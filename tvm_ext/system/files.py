@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tvm_ext.errors import OutputError, TvmExtError
@@ -98,6 +100,24 @@ def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool 
             partial.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from None
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Wait until no other process is here with the same lock file, which stays: a lock on a removed file is none.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be made.
+    """
+    try:
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 _KINDS = (

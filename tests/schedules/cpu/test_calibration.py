@@ -68,14 +68,22 @@ def test_an_artifact_says_what_it_was_compiled_with(path: Path) -> None:
 
 
 def document(path: Path) -> dict[str, Any]:
+    """Write the figures as the first version did, which held one machine; it is still read."""
     write_calibration(path, MEASURED)
-    return json.loads(path.read_text(encoding="utf-8"))
+    assert read_calibration(FIGURES) == MEASURED
+    (row,) = json.loads(path.read_text(encoding="utf-8"))["machines"]
+    first = {"format": 1, **row}
+    path.write_text(json.dumps(first), encoding="utf-8")
+    assert read_calibration(FIGURES) == MEASURED
+    return first
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format", 2, "it is not of format 1"),
+        ("format", 3, "it is not of format 2"),
+        ("format", [1], "it is not of format 2"),
+        ("format", 2, "it is not of format 2"),
         ("machine", {"cpu": "another"}, "it is of another machine"),
         ("figures", {}, "it does not have the figures of this version"),
         ("figures", MEASURED.figures | {"more": 1.0}, "it does not have the figures of this version"),
