@@ -19,6 +19,8 @@ from tvm_ext.errors import InputError, first_line
 from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, check_values, describe, match_names
 from tvm_ext.tensor_spec import TensorSpec
 
+_CPU = tvm.cpu()
+
 
 def arguments(
     specs: Sequence[TensorSpec],
@@ -85,7 +87,7 @@ def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.r
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
         array = check_array(spec, _as_array(spec, value), bound)
         check_values(spec, array)
-        return _from_array(array, device)
+        return from_array(array, device)
     tensor, dtype = _from_dlpack(spec, value)
     check_type(spec, dtype, [int(extent) for extent in tensor.shape], bound)
     if spec.limits is not None and tensor.device.dlpack_device_type() == tvm.cpu().dlpack_device_type():
@@ -108,7 +110,8 @@ def _as_array(spec: TensorSpec, value: Any) -> np.ndarray:
         raise InputError(f"input {describe(spec)}: no array can be made of it: {first_line(error)}") from None
 
 
-def _from_array(array: np.ndarray, device: tvm.runtime.Device) -> Any:
+def from_array(array: np.ndarray, device: tvm.runtime.Device = _CPU) -> Any:
+    """Make a tensor of a contiguous array; it shares the memory where it is on the CPU, aligned and writable."""
     if device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
         return tvm.runtime.tensor(array, device)
     if not array.flags.writeable or array.ctypes.data % ALIGNMENT:

@@ -26,8 +26,10 @@ from tvm import relax
 from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination
 from tvm_ext.artifact.device_errors import device_error
+from tvm_ext.artifact.machine import Machine
 from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.artifact.shared_object import write_library
+from tvm_ext.artifact.staging import Staging
 from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError, first_line
 from tvm_ext.system.cleanup import temporary_folder
 from tvm_ext.system.files import ARTIFACT, exchange
@@ -67,10 +69,12 @@ class CompiledModel:
         self.metadata = dict(metadata)
         self.inputs = tensor_specs(metadata["inputs"])
         self.outputs = tensor_specs(metadata["outputs"])
+        self._is_on_cpu = metadata["device"] == "cpu"
         self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
         self.shared_results = tuple(shared_results) or (True,) * len(self.outputs)
         self._origin = origin  # the library file, where the model was loaded from one
-        self._idle: list[relax.VirtualMachine] = []
+        self._idle: list[Machine] = []
+        self._staging = Staging(self.inputs)
         self._own: relax.VirtualMachine | None = None
         self._instrument: Callable[..., int] | None = None
         self._renew_locks()
@@ -137,8 +141,14 @@ class CompiledModel:
             If it returns another number of tensors than its metadata lists.
         """
         self._check_device()
-        given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions))
-        values = self._in_thread(lambda: self._call(given, results))
+        arrays = self._staging.known(inputs) if self._is_on_cpu else None
+        if arrays is None:
+            given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions))
+            values = self._in_thread(lambda: self._call(lambda machine: given, results))
+            if self._is_on_cpu:
+                self._staging.remember(inputs)
+        else:
+            values = self._in_thread(lambda: self._call(lambda machine: machine.staged(arrays), results))
         if len(values) != len(self.outputs):
             raise ModelError(
                 f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "
@@ -165,13 +175,13 @@ class CompiledModel:
             As :meth:`run`.
         """
         self._check_device()
-        return self._in_thread(lambda: self._call(given, tensors))
+        return self._in_thread(lambda: self._call(lambda machine: given, tensors))
 
     def _in_thread(self, function: Callable[[], list[Any]]) -> list[Any]:
         # Elsewhere than on the CPU a thread has a stream of its own, and its kernels need no pool.
         return (with_pool if self._is_on_cpu else before_exit)(function)
 
-    def _call(self, given: Sequence[Any], taken: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    def _call(self, given: Callable[[Machine], Sequence[Any]], taken: Callable[[Any], Iterable[Any]]) -> list[Any]:
         # A virtual machine keeps where it is in the program, so each run has one to itself. On the CPU they share code
         # and constants; on other devices each would copy the constants.
         with nullcontext() if self._is_on_cpu and not self.is_offloaded else self._turn:
@@ -180,9 +190,9 @@ class CompiledModel:
                 machine = idle.pop()
             except IndexError:
                 with self._lock:
-                    idle, machine = self._idle, self._new_machine()
+                    idle, machine = self._idle, Machine(self._new_machine())
             try:
-                values = list(taken(machine["main"](*given)))
+                values = list(taken(machine.main(*given(machine))))
             except TvmExtError:
                 raise
             except AssertionError as error:  # by an operator of the model that checks values: relax.assert_op
@@ -218,10 +228,6 @@ class CompiledModel:
         except (RuntimeError, ValueError, OSError) as error:
             meaning = device_error(str(error)) or first_line(error)
             raise TargetError(f"the compiled code cannot be loaded on this machine: {meaning}") from error
-
-    @property
-    def _is_on_cpu(self) -> bool:
-        return bool(self.metadata["device"] == "cpu")
 
     @property
     def is_offloaded(self) -> bool:

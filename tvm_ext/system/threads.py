@@ -105,17 +105,21 @@ class _Running:
         own = threading.get_ident()
         if own in self._threads:
             return function()
-        with self._changed:
-            over = self._over and not _is_main()
-            if not over:
-                self._threads.add(own)
-        if over:
+        # No lock: a thread enters the set before it looks whether this is the end, and `finish` looks into the set
+        # after it has said so, so that one of them sees the other.
+        self._threads.add(own)
+        if self._over and not _is_main():
+            self._leave(own)
             self.wait_if_over()
         try:
             return function()
         finally:
+            self._leave(own)
+
+    def _leave(self, own: int) -> None:
+        self._threads.discard(own)
+        if self._over:
             with self._changed:
-                self._threads.discard(own)
                 self._changed.notify_all()
 
     def wait_if_over(self) -> None:

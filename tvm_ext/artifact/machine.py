@@ -1,0 +1,63 @@
+"""A Relax virtual machine of a compiled model, with aligned memory for small inputs.
+
+Compiled kernels expect data at a multiple of 64 bytes, where NumPy's small arrays seldom are. A machine keeps, for each
+input, one aligned place of the last shape, into which arrays are copied: much less work than new memory and a new
+tensor for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_ext.artifact.arguments import from_array
+from tvm_ext.inputs import aligned
+
+LARGEST_COPY = 1 << 16
+"""Bytes of an input that is copied to where the last one of its shape was; larger ones are taken as they are, or
+copied to memory that does not stay."""
+
+
+class Machine:
+    """A virtual machine, for one run at a time.
+
+    Parameters
+    ----------
+    virtual_machine : relax.VirtualMachine
+    """
+
+    def __init__(self, virtual_machine: relax.VirtualMachine) -> None:
+        self.main = virtual_machine["main"]
+        self._places: dict[int, tuple[np.ndarray, Any]] = {}
+
+    def staged(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """Make arguments of arrays that fit the model; small ones are copied, so that no run changes them.
+
+        Parameters
+        ----------
+        arrays : sequence of numpy.ndarray
+            In the order of the inputs, contiguous, checked before.
+
+        Returns
+        -------
+        list of tvm.runtime.Tensor
+            Good until the next call.
+        """
+        return [
+            self._placed(number, array) if array.nbytes <= LARGEST_COPY else from_array(array)
+            for number, array in enumerate(arrays)
+        ]
+
+    def _placed(self, number: int, array: np.ndarray) -> Any:
+        place = self._places.get(number)
+        if place is None or place[0].shape != array.shape:
+            memory = aligned(array)
+            place = memory, from_array(memory)
+            if place[1].data_ptr() == memory.ctypes.data:  # not where DLPack has no such type, and there is a copy
+                self._places[number] = place
+        else:
+            place[0][...] = array
+        return place[1]
