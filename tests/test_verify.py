@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
+from tests.processes import output_of
 from tests.zoo import get
 from tvm_ext.errors import CheckError, InputError, MissingPackageError, ModelError
 from tvm_ext.verify import OutputDifference, compare_outputs, onnxruntime_outputs, output_error, require_agreement
@@ -108,3 +109,19 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingPackageError, match=r"comparing needs onnxruntime: pip install 'tvm-ext\[bench\]'"):
         onnxruntime_outputs("x.onnx", {})
+
+
+def test_onnxruntime_writes_nothing_at_home(tmp_path: Path) -> None:
+    source = """
+        import os
+        import onnx.helper as helper
+        from tvm_ext.verify import onnxruntime_outputs
+        value = lambda name: helper.make_tensor_value_info(name, 1, [1])
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value("x")], [value("y")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        import numpy
+        print(onnxruntime_outputs(model, {"x": numpy.ones(1, "float32")}), "ORT_DISABLE_TELEMETRY" in os.environ)
+    """
+    environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert output_of(source, **environment) == "[array([1.], dtype=float32)] False"
+    assert list(tmp_path.iterdir()) == []

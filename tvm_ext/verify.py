@@ -92,10 +92,7 @@ def onnxruntime_outputs(model: str | Path | bytes | Any, inputs: Mapping[str, np
     InputError
         If it refuses the inputs.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingPackageError("comparing needs onnxruntime: pip install 'tvm-ext[bench]'") from None
+    onnxruntime = _import_onnxruntime()
     source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
     what = "the model" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not os.path.isfile(source):
@@ -114,3 +111,18 @@ def onnxruntime_outputs(model: str | Path | bytes | Any, inputs: Mapping[str, np
         raise InputError(
             f"onnxruntime cannot run {what} on these inputs: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+def _import_onnxruntime() -> Any:
+    """Import onnxruntime without its telemetry, which would write to the user's cache, and report the run."""
+    name = "ORT_DISABLE_TELEMETRY"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "1")  # it looks when it is imported, and not again
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingPackageError("comparing needs onnxruntime: pip install 'tvm-ext[bench]'") from None
+    finally:
+        if before is None:
+            del os.environ[name]
+    return onnxruntime

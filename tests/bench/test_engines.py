@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,3 +161,15 @@ def test_modules_run_in_the_tvm_engines() -> None:
     assert [row.engine for row in result.rows] == ["tvm", "tvm_ext"]
     assert [row.error for row in result.rows] == [None, None]
     assert result.reference is None
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_peers_write_nothing_at_home_and_report_nothing(name: str, tmp_path: Path) -> None:
+    """Both gather figures of their use, by default, as soon as they are imported."""
+    for package in ENGINES[name].packages["onnx"]:
+        pytest.importorskip(package)
+    environment = {key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")}
+    command = [sys.executable, "-c", f"import tvm_ext.bench.peers.{name}_engine as engine; print(engine.version())"]
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    subprocess.run(command, env=environment, check=True)
+    assert list(tmp_path.iterdir()) == []
