@@ -143,11 +143,11 @@ def test_the_folder_is_an_artifact(tmp_path: Path) -> None:
         written.save(folder, force=True)
 
 
-@pytest.mark.parametrize("seed", [1, 5])
-def test_random_nets(tmp_path: Path, seed: int) -> None:
-    """Concatenations and slices that copy nothing, results in place, several outputs."""
+@pytest.mark.parametrize(("seed", "memory"), [(1, "arena"), (5, "arena"), (5, "stock"), (1, "optimal")])
+def test_random_nets(tmp_path: Path, seed: int, memory: str) -> None:
+    """Concatenations and slices that copy nothing, results in place, several outputs; one arena or several storages."""
     mod = random_net(seed)
-    library, written = tvm_ext.compile(mod), tvm_ext.compile(mod, emit="c")
+    library, written = (tvm_ext.compile(mod, memory=memory, emit=emit) for emit in ("library", "c"))
     assert isinstance(written, CModel)
     written.write_to(tmp_path)
     build(tmp_path, "gcc", ["CFLAGS=-std=c11 -O0"])

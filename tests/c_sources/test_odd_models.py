@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
+from tvm_ext.backends.c.sources import write_sources
 
 SHAPE = (3, 7)
 
@@ -47,3 +48,14 @@ def test_no_warning(tmp_path: Path, name: str) -> None:
     command = ["make", "-C", str(tmp_path / "out"), "CFLAGS=-std=c11 -O1 -Wall -Wextra -Werror"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_function_that_nothing_calls() -> None:
+    """Clang warns of those: of a mode for denormal numbers, where no kernel needs one."""
+    moved = model([helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("Reshape", ["t", "s"], ["y"])],
+                  numpy_helper.from_array(np.array(SHAPE), "s"))  # fmt: skip
+    summed = model([helper.make_node("Softmax", ["x"], ["y"])])
+    for made, has in ((moved, False), (summed, True)):
+        compiled = tvm_ext.compile(made, emit="c")
+        files = write_sources(compiled.executable, compiled.inputs, compiled.outputs)
+        assert (b"flushing" in files[f"{compiled.executable.name}.c"]) == has

@@ -104,3 +104,17 @@ def test_bytes_that_nobody_wrote_cannot_be_destroyed() -> None:
     """A kernel that adds to its own result reads it, and begins it itself."""
     steps = [Step("a", (tensor("a", 0, 64, False, True),)), Step("b", (tensor("b", 64, 64, True, True),))]
     verify_plan(place_scratch(steps, 128, {"a": 64}))
+
+
+@pytest.mark.parametrize(("offset", "is_wrong"), [(0, False), (60, True), (64, False)])
+def test_a_tensor_over_one_that_is_read_later_is_noticed(offset: int, is_wrong: bool) -> None:
+    steps = (
+        Step("a", (tensor("a", 0, 64, False, True),)),
+        Step("b", (tensor("b/0+4", offset, 4, False, True),)),
+        Step("c", (tensor("a/8+56", 8, 56, True, False), tensor("c", 0, 64, False, True))),
+    )
+    if is_wrong:
+        with pytest.raises(GraphError, match=r"step 2 reads 'a/8\+56', over which step 1 wrote 'b/0\+4'"):
+            verify_plan(Plan(steps, 128, 128))
+    else:  # what is read is whole
+        verify_plan(Plan(steps, 128, 128))

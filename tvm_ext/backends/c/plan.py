@@ -190,6 +190,8 @@ def _alive(steps: Sequence[Step], copies: Sequence[tuple[Argument, int]]) -> lis
 def verify_plan(plan: Plan, granule: int = 64) -> None:
     """Run the calls on a shadow of the arena, with scratch and without: every read must find the same.
 
+    No tensor may be written between the write of another that shares bytes with it and a read of that.
+
     Parameters
     ----------
     plan : Plan
@@ -199,7 +201,8 @@ def verify_plan(plan: Plan, granule: int = 64) -> None:
     Raises
     ------
     GraphError
-        If a kernel would read what another kernel's scratch, or its own, destroyed, or reaches outside the arena.
+        If a kernel would read what another kernel's scratch, its own, or another tensor destroyed, or reaches outside
+        the arena.
     """
     shadows = [np.full(-(-plan.arena // granule), -1, np.int64) for _ in range(2)]
     last = len(plan.steps)
@@ -225,6 +228,34 @@ def verify_plan(plan: Plan, granule: int = 64) -> None:
                     shadow[part] = number
         if step is not None and step.scratch is not None and not np.all(shadows[0][own] == -2 - number):
             raise GraphError(f"{where}: its own buffers lie in a tensor that it writes")
+    _require_intact(arguments)
+
+
+def _require_intact(arguments: Sequence[Sequence[Argument]]) -> None:
+    written: dict[str, int] = {}  # tensor -> last step that wrote it
+    writes = [[one for one in given if one.written and _is_inside(one)] for given in arguments]
+    for number, given in enumerate(arguments):
+        for one in given:
+            if not (one.read and _is_inside(one)):
+                continue
+            for step in range(written.get(_whole(one), number) + 1, number):
+                other = next((two for two in writes[step] if _whole(two) != _whole(one) and _overlap(one, two)), None)
+                if other is not None:
+                    raise GraphError(
+                        f"step {number} reads '{one.tensor}', over which step {step} wrote '{other.tensor}'"
+                    )
+        for one in writes[number]:
+            written[_whole(one)] = number
+
+
+def _whole(argument: Argument) -> str:
+    """Name of the tensor that an argument is, or is a part of."""
+    return argument.tensor.partition("/")[0]
+
+
+def _overlap(one: Argument, two: Argument) -> bool:
+    low, high = one.place.offset, two.place.offset
+    return low < high + two.bytes and high < low + one.bytes
 
 
 def _is_inside(argument: Argument) -> bool:

@@ -70,6 +70,7 @@ class _Reader:
     tensors: list[_Tensor] = field(default_factory=list)
     constants: list[np.ndarray] = field(default_factory=list)
     unknown: dict[str, list[str]] = field(default_factory=dict)
+    storages: dict[Any, int] = field(default_factory=dict)  # variable -> first byte in the arena
     arena: int = 0
     touched: dict[str, list[tuple[bool, bool]]] = field(default_factory=dict)
     _known: dict[Any, _Tensor] = field(default_factory=dict)
@@ -157,13 +158,13 @@ class _Reader:
                 return
             name = f"numbers given to {call.op.name_hint}"
         elif name == "relax.memory.alloc_storage":
-            extents = call.args[0]
-            self.arena = max(self.arena, int(extents[0]))
-            self.values[var] = "arena"
+            # One arena, or several storages where TVM plans the memory: these lie one behind the other.
+            self.storages[var] = self.arena
+            self.arena += -(-int(call.args[0][0]) // 64) * 64
             return
         elif name == "relax.memory.alloc_tensor":
             size = self._bytes(var, str(var.name))
-            offset = int(call.args[1].value if hasattr(call.args[1], "value") else call.args[1])
+            offset = self.storages[call.args[0]] + _number(call.args[1])
             tensor = _Tensor(f"{len(self.tensors)}.{var.name}", size, Place(Region.ARENA, 0, offset))
             self.tensors.append(tensor)
             self.values[var] = tensor, 0

@@ -288,11 +288,15 @@ def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         for number in range(len(sources.weights.parts)):
             lines.append(f"extern const unsigned char {name}_weights_{number}[];\n")
             starts[number] = f"{name}_weights_{number}"
-    lines.append((TEMPLATES / "flush.c").read_text(encoding="utf-8"))
-    lines.append(f"\nvoid {name}_run(const void *const inputs[], void *const outputs[]) {{\n")
-    lines.append("  const unsigned long mode = get_mode();\n  (void)inputs, (void)outputs;\n")
-    flushing = False
     kernels: Mapping[str, Kernel] = {kernel.name: kernel for kernel in sources.kernels}
+    flushes = any(kernel.flushes for kernel in sources.kernels)
+    if flushes:
+        lines.append((TEMPLATES / "flush.c").read_text(encoding="utf-8"))
+    lines.append(f"\nvoid {name}_run(const void *const inputs[], void *const outputs[]) {{\n")
+    lines.append("  (void)inputs, (void)outputs;\n")
+    if flushes:
+        lines.append("  const unsigned long mode = get_mode();\n")
+    flushing = False
     for step in sources.plan.steps:
         kernel = kernels[f"{name}_k_{identifier(step.kernel)}"]
         if kernel.flushes != flushing:
@@ -302,7 +306,8 @@ def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         if step.scratch is not None:
             arguments.append(f"arena + {step.scratch}")
         lines.append(f"  {kernel.name}({', '.join(arguments)});\n")
-    lines.append("  set_mode(mode);\n")
+    if flushes:
+        lines.append("  set_mode(mode);\n")
     for argument, output in sources.plan.copies:
         source = _address(argument, sources.weights, starts)
         lines.append(f"  memcpy(outputs[{output}], {source}, {argument.bytes});\n")
