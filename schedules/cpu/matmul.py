@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import hypot
 
 import tvm
 from tvm.s_tir import Schedule
@@ -37,8 +37,8 @@ TILE_CYCLES = 20
 COPIED_ROWS = 1.03
 """What it costs, relatively, to read the rows from a copy."""
 
-BLOCK_TILES = 8
-"""Row tiles up to which all meet a tile of columns before the next; more of them read all columns one after another."""
+TASK_CYCLES = 200
+"""What beginning a task costs."""
 
 WRITTEN_STEPS = (4, 3, 2)
 """Steps of a reduction that LLVM may write out: counters and pointers are then advanced once for all of them."""
@@ -113,37 +113,45 @@ def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], mac
 
 
 def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
-    """Choose the division into tasks, so that the slowest core has the least to do; costs are in cycles.
+    """Choose the division into tasks and their order, so that the slowest core is done first.
 
-    The columns of a task stay in the caches while its rows pass by; columns and copied rows are packed once a task.
+    Costs are multiply-adds of vectors that could be issued meanwhile. A task goes through all of its columns for every
+    tile of rows, or through all of its rows for every tile of columns. What it goes through again and again is read
+    from the L2 cache if it fits there, and from the last cache or from memory each time if it does not. Columns and
+    copied rows are packed once a task.
     """
     tile_rows, vectors = tile
     row_tiles, column_tiles = extents.rows // tile_rows, extents.chunks // vectors
     parallel = machine.divides(extents.flops)
     k, size = extents.reduction, extents.bytes_per_element
-    best, best_cost = (1, 1), float("inf")
+    row_tile_bytes, column_tile_bytes = tile_rows * k * size, vectors * extents.lanes * k * size
+    operands = extents.batch * (row_tiles * row_tile_bytes + column_tiles * column_tile_bytes)
+    far = machine.l3_bandwidth if operands <= machine.l3 // 2 else machine.weight_bandwidth
+    best, best_cost = (1, 1, 1), float("inf")
     for row_parts in divisors(row_tiles):
         for column_parts in divisors(column_tiles):
             tasks = extents.batch * row_parts * column_parts
             rounds = -(-tasks // machine.cores) if parallel else tasks
             rows, columns = row_tiles // row_parts, column_tiles // column_parts
-            column_bytes = columns * vectors * extents.lanes * k * size
-            row_bytes = rows * tile_rows * k * size
+            row_bytes, column_bytes = rows * row_tile_bytes, columns * column_tile_bytes
             work: float = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
-            # Columns that outgrow the cache come from farther away for every row tile; hardware prefetching hides most.
-            column_loads = column_bytes * (1 if column_bytes <= 2 * machine.l2 else rows)
-            moved = (column_loads + row_bytes) / 64
             if extents.packs_columns:
                 work += columns * vectors * k * 6
             if extents.copies_rows:
                 work += rows * tile_rows * k / extents.lanes * 3
-            cost = rounds * (work + moved + 200)
-            if cost < best_cost:
-                best, best_cost = (row_parts, column_parts), cost
-    task_tiles = row_tiles // best[0]
-    # Few rows: the weights come through once, and all rows meet them.
-    together = task_tiles * tile_rows * k * size <= machine.l2 // 4 and task_tiles <= BLOCK_TILES
-    return MatmulTask(best[0], best[1], parallel and extents.batch * prod(best) > 1, task_tiles if together else 1)
+            columns_stay = column_bytes + row_tile_bytes <= machine.l2 // 2
+            rows_stay = row_bytes + 2 * column_tile_bytes <= machine.l2 * 3 // 4
+            for block_tiles, moved in (
+                (1, row_bytes + column_bytes * (1 if columns_stay else rows)),
+                (rows, column_bytes + row_bytes * (1 if rows_stay else columns)),
+            ):
+                cost = rounds * (hypot(work, machine.slots(moved / far)) + TASK_CYCLES)
+                if cost < best_cost:
+                    best, best_cost = (row_parts, column_parts, block_tiles), cost
+    row_parts, column_parts, block_tiles = best
+    return MatmulTask(
+        row_parts, column_parts, parallel and extents.batch * row_parts * column_parts > 1, block_tiles
+    )
 
 
 class Matmul:
