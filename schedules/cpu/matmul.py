@@ -37,6 +37,9 @@ TILE_CYCLES = 20
 COPIED_ROWS = 1.03
 """What it costs, relatively, to read the rows from a copy."""
 
+NOT_HIDDEN = 0.5
+"""Part of the time that columns take from a farther cache that hardware prefetching does not hide."""
+
 TASK_CYCLES = 200
 """What beginning a task costs."""
 
@@ -101,14 +104,16 @@ def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], mac
         return float("inf")
     multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
     step: float = max(multiply_adds + machine.broadcasts(tile_rows), loads, 8)
-    vector_bytes = machine.vector_bits // 8
-    if vectors * vector_bytes * reduction > machine.l1 // 2:  # columns that come from the L2 cache for every row tile
-        step = max(step, machine.slots(vectors * vector_bytes / machine.l2_bandwidth))
+    step_bytes = vectors * machine.vector_bits // 8
+    if step_bytes * reduction > machine.l1 // 2:  # columns that come from a farther cache for every row tile
+        stays = step_bytes * reduction <= machine.l2 // 2
+        bandwidth = machine.l2_bandwidth if stays else machine.l3_bandwidth
+        step = hypot(step, machine.slots(step_bytes / bandwidth) * NOT_HIDDEN)
     step += 0.25 + 0.15 * max(0, 12 - multiply_adds)
     step += (TILE_CYCLES + multiply_adds) / reduction
     tiles = -(-rows // tile_rows)
     cost = tiles * -(-chunks // vectors) * step
-    cost *= 1 + 0.05 * loads / multiply_adds  # loads compete with multiply-adds
+    cost *= 1 + 0.15 * loads / multiply_adds  # loads compete with multiply-adds
     return COPIED_ROWS * cost + tiles * tile_rows if rows % tile_rows else cost
 
 
@@ -125,8 +130,13 @@ def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine
     parallel = machine.divides(extents.flops)
     k, size = extents.reduction, extents.bytes_per_element
     row_tile_bytes, column_tile_bytes = tile_rows * k * size, vectors * extents.lanes * k * size
-    operands = extents.batch * (row_tiles * row_tile_bytes + column_tiles * column_tile_bytes)
-    far = machine.l3_bandwidth if operands <= machine.l3 // 2 else machine.weight_bandwidth
+
+    def byte_slots(operand: int) -> float:
+        """Slots in which a byte of an operand of so many bytes arrives from beyond the L2 cache."""
+        return machine.slots(1 / (machine.l3_bandwidth if operand <= machine.l3 // 2 else machine.weight_bandwidth))
+
+    row_slots = byte_slots(extents.batch * row_tiles * row_tile_bytes)
+    column_slots = byte_slots(extents.batch * column_tiles * column_tile_bytes)
     best, best_cost = (1, 1, 1), float("inf")
     for row_parts in divisors(row_tiles):
         for column_parts in divisors(column_tiles):
@@ -141,17 +151,16 @@ def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine
                 work += rows * tile_rows * k / extents.lanes * 3
             columns_stay = column_bytes + row_tile_bytes <= machine.l2 // 2
             rows_stay = row_bytes + 2 * column_tile_bytes <= machine.l2 * 3 // 4
+            rows_once, columns_once = row_bytes * row_slots, column_bytes * column_slots
             for block_tiles, moved in (
-                (1, row_bytes + column_bytes * (1 if columns_stay else rows)),
-                (rows, column_bytes + row_bytes * (1 if rows_stay else columns)),
+                (1, rows_once + columns_once * (1 if columns_stay else rows)),
+                (rows, columns_once + rows_once * (1 if rows_stay else columns)),
             ):
-                cost = rounds * (hypot(work, machine.slots(moved / far)) + TASK_CYCLES)
+                cost = rounds * (hypot(work, moved) + TASK_CYCLES)
                 if cost < best_cost:
                     best, best_cost = (row_parts, column_parts, block_tiles), cost
     row_parts, column_parts, block_tiles = best
-    return MatmulTask(
-        row_parts, column_parts, parallel and extents.batch * row_parts * column_parts > 1, block_tiles
-    )
+    return MatmulTask(row_parts, column_parts, parallel and extents.batch * row_parts * column_parts > 1, block_tiles)
 
 
 class Matmul:

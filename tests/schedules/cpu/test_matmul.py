@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -22,6 +23,7 @@ from tvm_ext.schedules.cpu.matmul import (
     DIRECT_ROWS,
     PAGE,
     Matmul,
+    MatmulTask,
     matmul_task,
     register_tile,
     tile_cost,
@@ -315,10 +317,12 @@ def test_columns_from_the_second_cache_are_met_by_enough_rows() -> None:
     one = Machine("avx512", 512, 32, "vnni", l2=1 << 20, cores=2)
     two = replace(one, flops=2 * one.flops)
     for rows, chunks, reduction in [(1024, 64, 1024), (128, 192, 768), (512, 32, 512)]:
-        assert register_tile(rows, chunks, reduction, 4 * reduction, one)[0] == 4
         assert register_tile(rows, chunks, reduction, 4 * reduction, two)[0] >= 7
         fast = replace(two, l2_bandwidth=1e12)
         assert register_tile(rows, chunks, reduction, 4 * reduction, fast)[0] == 4
+    # Columns of a tile that outgrow the L2 cache would come from the last one for every row tile.
+    _, vectors = register_tile(128, 48, 4096, 16384, one)
+    assert vectors * 64 * 4096 <= one.l2 // 2
     assert register_tile(64, 4, 64, 256, two) == register_tile(64, 4, 64, 256, one)  # columns stay in the L1 cache
 
 
@@ -348,6 +352,40 @@ def test_tasks(
         finest = -(-tiles // machine.cores) * machine.cores / tiles
         # Parts are divisors, so a prime number of tiles is shared out badly among many cores.
         assert shares <= (1.5 if machine.cores <= 3 else 4) * finest
+
+
+def _bytes_from_afar(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask, l2: int) -> int:
+    """Bytes that one task after another reads from beyond an L2 cache that forgets what was used longest ago."""
+    rows, columns = extents.rows // tile[0] // task.row_parts, extents.chunks // tile[1] // task.column_parts
+    row_bytes = tile[0] * extents.reduction * 4
+    column_bytes = tile[1] * extents.lanes * extents.reduction * 4
+    held: OrderedDict[tuple[str, int], int] = OrderedDict()
+    moved = 0
+    for block in range(0, rows, task.block_tiles):
+        for column in range(columns):
+            for row in range(block, block + task.block_tiles):
+                for key, size in ((("row", row), row_bytes), (("column", column), column_bytes)):
+                    if key not in held:
+                        moved += size
+                    held[key] = held.pop(key, size)
+                    while sum(held.values()) > l2:
+                        held.popitem(last=False)
+    return moved * task.row_parts * task.column_parts
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    row_tiles=st.integers(1, 24), column_tiles=st.integers(1, 24), reduction=st.sampled_from([64, 768, 3072]),
+    tile=st.sampled_from([(8, 3), (8, 2), (4, 6), (12, 2)]), l2=st.sampled_from([512 << 10, 1 << 20, 2 << 20]),
+)  # fmt: skip
+def test_an_order_of_tiles_reads_little_from_beyond_the_second_cache(
+    row_tiles: int, column_tiles: int, reduction: int, tile: tuple[int, int], l2: int
+) -> None:
+    extents = ProductExtents(1, row_tiles * tile[0], column_tiles * tile[1], 16, reduction, 4, False, False)
+    task = matmul_task(extents, tile, Machine("avx512", 512, 32, l2=l2))
+    chosen = _bytes_from_afar(extents, tile, task, l2)
+    for order in (1, row_tiles):  # the product at once, in either order
+        assert chosen <= 1.25 * _bytes_from_afar(extents, tile, MatmulTask(1, 1, False, order), l2)
 
 
 @pytest.mark.parametrize("rows", [7, 50, 128, 196, 1024])
