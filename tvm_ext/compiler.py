@@ -19,6 +19,7 @@ from tvm_ext.backends.backend import PARTITIONED
 from tvm_ext.backends.cpu.target import warn_if_baseline
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.code_generation import build
+from tvm_ext.database.folders import begun_by
 from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.memory.relax.limit import memory_decisions
@@ -222,12 +223,21 @@ def lower(
             except TvmExtError:
                 raise
             except Exception as error:  # TVM raises whatever its C++ side threw
-                off = f" (phases switched off: {', '.join(options.disable)})" if options.disable else ""
-                raise CompileError(f"phase {phase.name} failed: {summary_line(error)}{off}") from error
+                reason = f"phase {phase.name} failed: {summary_line(error)}"
+                raise CompileError(reason + _unusual(options)) from error
             seconds[phase.name] = time.perf_counter() - start
             if after_phase is not None:
                 after_phase(phase, mod)
     return mod, instrument.statistics, seconds
+
+
+def _unusual(options: PipelineOptions) -> str:
+    """Say what of the options may be why a phase failed, and what to try."""
+    found = [f"phases switched off: {', '.join(options.disable)}"] if options.disable else []
+    if options.work_dir is not None:
+        origin = begun_by(Path(options.work_dir))
+        found.append(f"kernels may have schedules of {options.work_dir}, {origin}: try without this database")
+    return f" ({'; '.join(found)})" if found else ""
 
 
 @one_at_a_time

@@ -162,7 +162,7 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def visit(loop: Any, mutator: Any) -> Any:
         annotations = loop.annotations or {}
         if int(annotations.get(PREFETCH_ATTRIBUTE, 0)):
-            is_part = bool(int(annotations[AHEAD_ATTRIBUTE]))
+            is_part = bool(int(annotations.get(AHEAD_ATTRIBUTE, 0)))  # schedules of old databases know of no parts
             return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes, is_part)
         if STEP_ATTRIBUTE in annotations:
             return _keep_apart(loop)

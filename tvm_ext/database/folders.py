@@ -1,7 +1,7 @@
 """Tuning databases in folders: MetaSchedule's JSON files, safe to share between processes and to be killed over.
 
-Beside TVM's two files there is one with the version of the TVM that began them, as another one has other traces and
-hashes, and one that says which records were timed side by side with the rule's own choice.
+Beside TVM's two files there is one with the versions that began them, as another TVM has other traces and hashes, and
+one that says which records were timed side by side with the rule's own choice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from tvm_ext.database.repair import is_sound, repair
 from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, spelt
 from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
 from tvm_ext.system.files import require_regular, write_atomically
+from tvm_ext.version import __version__
 
 __all__ = [
     "FAILED_SECONDS",
     "RECORDS",
     "VERSION",
     "WORKLOADS",
+    "begun_by",
     "best_seconds",
     "confirmed_records",
     "note_confirmed",
@@ -100,7 +102,7 @@ def open_earlier(folder: Path) -> SharedDatabase:
 
 
 def note_version(folder: Path) -> None:
-    """Note which TVM began a database; nothing is noted of one that was begun by others.
+    """Note which versions began a database; nothing is noted of one that was begun by others.
 
     Raises
     ------
@@ -110,9 +112,19 @@ def note_version(folder: Path) -> None:
     records = folder / RECORDS
     try:
         if not (folder / VERSION).exists() and not (records.exists() and records.stat().st_size):
-            write_atomically(folder / VERSION, json.dumps({"tvm": tvm.__version__}) + "\n")
+            versions = {"tvm": tvm.__version__, "tvm-ext": __version__}
+            write_atomically(folder / VERSION, json.dumps(versions) + "\n")
     except OSError as error:
         raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+
+
+def begun_by(folder: Path) -> str:
+    """Say which versions began a database, as far as that was noted."""
+    try:
+        versions = json.loads((folder / VERSION).read_text("utf-8"))
+        return f"begun by tvm-ext {versions.get('tvm-ext', '0.1.0 or before')} with TVM {versions['tvm']}"
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return "begun by a version that did not note itself"
 
 
 def records_of(database: ms.Database, mod: tvm.IRModule) -> list[ms.database.TuningRecord]:

@@ -17,7 +17,7 @@ from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
-from tvm_ext.schedules.simd.prefetch import mark_prefetch
+from tvm_ext.schedules.simd.prefetch import AHEAD_ATTRIBUTE, mark_prefetch
 
 LANES = 16
 
@@ -128,3 +128,12 @@ def test_without_the_mark_nothing_is_fetched() -> None:
     )
     schedule.unannotate(loop, "tvm_ext.prefetch")
     assert not fetched(lowered(schedule))
+
+
+def test_schedules_of_databases_that_know_of_no_parts() -> None:
+    old, new = product(2, 3, 2, 2, 1, 5), product(2, 3, 2, 2, 1, 5)
+    reduction = next(
+        loop for loop in old.get_loops(old.get_sblock("product_update")) if AHEAD_ATTRIBUTE in old.get(loop).annotations
+    )
+    old.unannotate(reduction, AHEAD_ATTRIBUTE)
+    assert fetched(lowered(old)) == fetched(lowered(new)) != {}
