@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -59,3 +60,13 @@ def test_no_function_that_nothing_calls() -> None:
         compiled = tvm_ext.compile(made, emit="c")
         files = write_sources(compiled.executable, compiled.inputs, compiled.outputs)
         assert (b"flushing" in files[f"{compiled.executable.name}.c"]) == has
+
+
+def test_no_variable_is_given_its_own_value() -> None:
+    """Clang warns of it."""
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    compiled = tvm_ext.compile(model([helper.make_node("LogSoftmax", ["x"], ["y"])]), target, emit="c")
+    files = write_sources(compiled.executable, compiled.inputs, compiled.outputs)
+    text = files[f"{compiled.executable.name}_kernels_0.c"].decode()
+    assert re.search(r"\n\s*(\w+) = ", text)
+    assert not re.search(r"\n\s*(\w+) = \1;", text)

@@ -272,7 +272,8 @@ class _Writer:
         kind = kind.of("uint8") if kind.element == "bool" else kind
         kept = self._register(node.buffer, index)
         if kept is not None:
-            self._line(f"{kept} = {text};")
+            if kept != text:  # a running sum of one element is that element
+                self._line(f"{kept} = {text};")
             return
         pointer = self._place(node.buffer)
         if type_of_buffer(node.buffer).lanes > 1 or type_of(index).lanes == 1:
