@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -116,12 +117,27 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("closed", ["1", "2"])
-def test_closed_streams(closed: str) -> None:
-    for arguments, code in (("--version", 0), ("nope", 2)):
+def test_closed_streams(closed: str, mlp_path: Path, tmp_path: Path) -> None:
+    for arguments, code in (("--version", 0), ("nope", 2), (f"compile {mlp_path} -o {tmp_path}/out", 0)):
         command = f"{sys.executable} -m tvm_ext {arguments} {closed}>&-"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("Check failed: std::bad_alloc"), OSError(errno.ENOMEM, "Cannot allocate")]
+)
+def test_too_little_memory_is_no_fault_of_ours(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("tvm_ext.artifact.compiled_model.load", fail)
+    monkeypatch.delenv("TVM_EXT_TRACEBACK", raising=False)
+    assert main.run(["run", "x"]) == 9
+    assert re.fullmatch(r"tvm-ext: error: there is not enough memory: .*\n", capsys.readouterr().err)
 
 
 def test_an_error_of_ours_is_one_line_that_says_where(

@@ -94,6 +94,9 @@ def _open_standard_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name in ("stdout", "stderr"):  # Python has none where it found them closed
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -161,8 +164,19 @@ def _report(error: Exception) -> int:
         _discard_stdout()
         _say(f"cannot write {error.filename or 'the output'}: {error.strerror}; free some space or write elsewhere")
         return 7
+    if _is_out_of_memory(error):
+        _say(
+            "there is not enough memory: neither this process (ulimit -v, a control group) nor the machine has more; "
+            "allow it more, or take a smaller model or smaller inputs"
+        )
+        return 9
     _say(_unexpected(error))
     return 1
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    is_native = "std::bad_alloc" in str(error)  # in an error of TVM, which has no class for it
+    return is_native or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _unexpected(error: Exception) -> str:
