@@ -70,3 +70,23 @@ def test_no_variable_is_given_its_own_value() -> None:
     text = files[f"{compiled.executable.name}_kernels_0.c"].decode()
     assert re.search(r"\n\s*(\w+) = ", text)
     assert not re.search(r"\n\s*(\w+) = \1;", text)
+
+
+@pytest.mark.parametrize("columns", [16, 33, 65])
+def test_no_variable_is_read_before_it_is_written(columns: int) -> None:
+    """Those that are first written under a mask are read for the lanes that it leaves out."""
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    sides = {"a": (TensorProto.UINT8, (3, 5)), "b": (TensorProto.UINT8, (5, columns))}
+    given = [helper.make_tensor_value_info(name, *side) for name, side in sides.items()]
+    result = helper.make_tensor_value_info("y", TensorProto.INT32, (3, columns))
+    graph = helper.make_graph([helper.make_node("MatMulInteger", ["a", "b"], ["y"])], "graph", given, [result])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = tvm_ext.compile(made, target, emit="c")
+    files = write_sources(compiled.executable, compiled.inputs, compiled.outputs)
+    text = files[f"{compiled.executable.name}_kernels_0.c"].decode()
+    declared = re.findall(r"\n +i32x\d+ (\w+)( = \{0\})?;", text)
+    assert declared
+    for name, begun in declared:
+        first = re.search(rf"\n +{name} = (.*);", text)
+        assert first is not None
+        assert begun or not re.search(rf"\b{name}\b", first[1]), first[0]

@@ -146,9 +146,10 @@ class _Writer:
         kind = type_of_buffer(buffer)
         slots = self._registers.slots.get(buffer)
         if slots is not None:
+            begin = " = {0}" if buffer in self._registers.masked else ""
             for place, slot in slots.items():
                 slot = slot.of("uint8") if slot.element == "bool" else slot
-                self._line(f"{self._helpers.type(slot)} {name}_{place};")
+                self._line(f"{self._helpers.type(slot)} {name}_{place}{begin};")
             return
         extents = [folded(extent, {}) for extent in buffer.shape]
         if None in extents:

@@ -42,11 +42,15 @@ class Registers:
         For each buffer that is taken apart: first element -> type of the variable.
     unrolled : tuple of var
         Variables of the loops that are written out.
+    masked : frozenset of buffer
+        Those of ``slots`` that are written under masks: lanes that these leave out are read with the others, and must
+        hold something.
     """
 
     slots: Mapping[Any, Mapping[int, CType]] = field(default_factory=dict)
     unrolled: tuple[Any, ...] = ()
     aliases: Mapping[Any, Any] = field(default_factory=dict)
+    masked: frozenset[Any] = frozenset()
 
 
 @dataclass
@@ -56,6 +60,7 @@ class _Found:
     size: int = 0
     accesses: list[tuple[Any, CType, tuple[Any, ...]]] = field(default_factory=list)
     spoilt: bool = False
+    masked: bool = False
 
 
 def choose_registers(func: tirx.PrimFunc) -> Registers:
@@ -68,7 +73,8 @@ def choose_registers(func: tirx.PrimFunc) -> Registers:
         if taken is not None:
             slots[buffer] = taken[0]
             unrolled.update(dict.fromkeys(taken[1]))
-    return Registers(slots, tuple(unrolled), {name: buffer for name, buffer in aliases.items() if buffer in slots})
+    named = {name: buffer for name, buffer in aliases.items() if buffer in slots}
+    return Registers(slots, tuple(unrolled), named, frozenset(buffer for buffer in slots if found[buffer].masked))
 
 
 def _accesses(func: tirx.PrimFunc) -> tuple[dict[Any, _Found], dict[Any, Any]]:
@@ -106,10 +112,12 @@ def _accesses(func: tirx.PrimFunc) -> tuple[dict[Any, _Found], dict[Any, Any]]:
         name = operation(node)
         if name in ("masked_load", "masked_store"):
             kind = ctype(str(node.ty.dtype if name == "masked_load" else node.args[1].ty.dtype))
+            known = found.get(aliases.get(node.args[0], node.args[0]), _Found())
             if ctype(str(node.args[0].dtype)).lanes > 1:
                 note(node.args[0], [node.args[-2]], kind)
-            elif aliases.get(node.args[0], node.args[0]) in found:
-                found[aliases.get(node.args[0], node.args[0])].spoilt = True
+                known.masked = known.masked or name == "masked_store"
+            else:
+                known.spoilt = True
         elif name in ("address_of", "tvm_access_ptr"):
             for argument in node.args:
                 buffer = argument.source if isinstance(argument, tvm.ir.TensorLoad) else argument

@@ -18,7 +18,7 @@ from tvm_ext.schedules.simd.stream import PREFIX as STREAM
 from tvm_ext.schedules.simd.vector import operation
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_DECLARED = re.compile(r"\s*(?:const )?\w+ \*?(\w+)(?: = [^{}]*)?;$")
+_DECLARED = re.compile(r"\s*(?:const )?\w+ \*?(\w+)(?: = (?:[^{}]*|\{0\}))?;$")
 """A declaration of one variable; what its value is computed from has no effects."""
 
 

@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.backends.vta.model.ranges import expected_ends
 from tvm_ext.backends.vta.model.relax_layers import bindings_of
-from tvm_ext.errors import CompileError, InputError
+from tvm_ext.errors import CompileError, InputError, TvmExtWarning, warn
 from tvm_ext.relax_utils import static_shape
 
 # Values of a tensor that are kept of one run; more do not change which power of two fits them.
@@ -157,6 +157,12 @@ def _samples(name: str, shape: tuple[int, ...], dtype: str, array: NDArray) -> N
         raise InputError(f"calibration data for input {name!r} holds no sample")
     if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
         raise InputError(f"calibration data for input {name!r} has values that are not finite")
+    if np.issubdtype(array.dtype, np.floating) and array[0].size > 1 and not array.any():
+        warn(
+            f"calibration data for input {name!r} is zero everywhere: the ranges of integers chosen on it fit no other "
+            "values; give inputs as they occur",
+            TvmExtWarning,
+        )
     return np.ascontiguousarray(array)
 
 
