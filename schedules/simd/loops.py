@@ -115,6 +115,18 @@ class _Reduction:
     def element(self) -> str:
         return element_type(self.operand)
 
+    @property
+    def is_extreme(self) -> bool:
+        """Whether it is the largest or the smallest of floats, which NaN is to come through."""
+        return self.combine in (prim.Max, prim.Min) and self.element in ("float32", "float64")
+
+    def met(self, before: Any, value: Any) -> Any:
+        """Combine a value into a partial result; an extreme that was NaN is forgotten, as ``maxps`` does."""
+        if not self.is_extreme:
+            return self.combine(before, value)
+        stays = before > value if self.combine is prim.Max else before < value
+        return prim.Select(stays, before, value)
+
     def neutral(self) -> Any:
         """Make the value that changes nothing."""
         if self.combine is prim.Add:
@@ -171,10 +183,19 @@ class _Rewriter:
             number: tirx.decl_buffer((self._unroll * self._lanes,), reduction.element, "partial")
             for number, reduction in reductions.items()
         }
+        # NaN that comes by is noted beside the partial results: they would wait for each comparison with NaN.
+        self._noted = {
+            number: tirx.decl_buffer((self._lanes,), reduction.element, "noted")
+            for number, reduction in reductions.items()
+            if reduction.is_extreme
+        }
 
     def rewrite(self) -> Any:
         parts: list[Any] = []
         for number, reduction in self._reductions.items():
+            if number in self._noted:
+                parts.append(tirx.AllocBuffer(self._noted[number]))
+                parts.append(self._note(number, broadcast(tirx.const(0, reduction.element), self._lanes)))
             parts.append(tirx.AllocBuffer(self._partial[number]))
             parts += [
                 self._put(number, part, broadcast(reduction.neutral(), self._lanes)) for part in range(self._unroll)
@@ -253,12 +274,21 @@ class _Rewriter:
             if reduction is None:
                 parts.append(widener.statement(statement))
                 continue
-            before = self._get(position, part)
-            value = reduction.combine(before, widener.wide(reduction.operand))
+            before, operand = self._get(position, part), widener.wide(reduction.operand)
+            value = reduction.met(before, operand)
             parts.append(
                 self._put(position, part, value if widener.mask is None else choose(widener.mask, value, before))
             )
+            if position in self._noted:
+                is_nan = tirx.isnan(operand) if widener.mask is None else prim.And(widener.mask, tirx.isnan(operand))
+                parts.append(self._note(position, prim.Select(is_nan, operand, self._get_noted(position))))
         return parts
+
+    def _get_noted(self, number: int) -> Any:
+        return tirx.BufferLoad(self._noted[number], [self._ramp(0)])
+
+    def _note(self, number: int, value: Any) -> Any:
+        return tirx.BufferStore(self._noted[number], value, [self._ramp(0)])
 
     def _ramp(self, part: int) -> Any:
         return prim.Ramp(tirx.const(part * self._lanes, "int32"), tirx.const(1, "int32"), self._lanes)
@@ -277,6 +307,9 @@ class _Rewriter:
         while len(parts) > 1:
             parts = [reduction.combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         total, lanes = parts[0], self._lanes
+        if number in self._noted:
+            noted = self._get_noted(number)
+            total = prim.Select(tirx.isnan(noted), noted, total)
         while lanes > 1:
             total, lanes = names.bind("total", total), lanes // 2
             total = reduction.combine(*(_slice(total, start, lanes) for start in (0, lanes)))

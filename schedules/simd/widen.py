@@ -171,17 +171,21 @@ class Widener(Lanes):
     def _divide(self, dividend: Any, divisor: Any, expression: Any) -> Any:
         """Divide floats; by the same number in all lanes, multiply by its reciprocal, which is one rounding more.
 
-        A divisor whose reciprocal could overflow or lose bits is divided by.
+        Where the reciprocal could overflow or lose bits, that of the divisor times a power of two is taken, and the
+        product multiplied by the same power. A branch to a division would not do: LLVM divides in either case.
         """
         scalar = self.value(expression)
         if lanes_of(scalar) > 1:
             return prim.Div(dividend, divisor)
-        product = dividend * broadcast(tirx.const(1.0, "float32") / scalar, self._lanes)
-        low, high = (tirx.const(limit, "float32") for limit in (2.0**-126, 2.0**126))
+        one, low, high = (tirx.const(number, "float32") for number in (1.0, 2.0**-126, 2.0**126))
         if isinstance(scalar, prim.FloatImm):
-            return product if 2.0**-126 <= abs(float(scalar.value)) <= 2.0**126 else prim.Div(dividend, divisor)
+            if not 2.0**-126 <= abs(float(scalar.value)) <= 2.0**126:
+                return prim.Div(dividend, divisor)
+            return dividend * broadcast(one / scalar, self._lanes)
         size = tirx.abs(scalar)
-        return tirx.if_then_else(prim.And(size >= low, size <= high), product, prim.Div(dividend, divisor))
+        smaller, larger = (tirx.const(2.0**power, "float32") for power in (-64, 64))
+        power = prim.Select(size > high, smaller, prim.Select(size < low, larger, one))
+        return dividend * broadcast(one / (scalar * power), self._lanes) * broadcast(power, self._lanes)
 
     def _load(self, load: Any) -> Any:
         buffer = load.source

@@ -13,6 +13,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from tests.schedules.kernels import AWKWARD, TARGETS
+from tvm_ext.passes.float_arithmetic import propagate_nan
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -75,6 +76,41 @@ def test_reductions_of_any_length(columns: int, lanes: int, reducer: str, dtype:
     x = np.random.default_rng(columns).integers(-50, 50, (3, columns)).astype(dtype)
     func = lowered(marked(row_reduction(3, columns, getattr(te, reducer), dtype), "reduced", lanes))
     np.testing.assert_array_equal(run(func, [x], (3,), dtype, "native"), getattr(np, reducer)(x, axis=1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("reducer", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_nan_anywhere_is_the_extreme(dtype: str, reducer: str, target: str) -> None:
+    for columns in (1, 3, 17, 64, 127):
+        x = np.random.default_rng(columns).standard_normal((columns + 1, columns)).astype(dtype)
+        x[:, 0] = np.inf if reducer == "max" else -np.inf
+        np.fill_diagonal(x, np.nan)
+        func = row_reduction(columns + 1, columns, getattr(te, reducer), dtype)
+        with TARGETS[target]:
+            mod = propagate_nan()(tvm.IRModule({"main": lowered(marked(func, "reduced", 16), target)}))
+        result = run(mod["main"], [x], (columns + 1,), dtype, target)
+        np.testing.assert_array_equal(result, getattr(np, reducer)(x, axis=1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_division_of_a_row_by_any_number(target: str) -> None:
+    """Rows are multiplied by a reciprocal, also where that of the divisor is infinite, zero or has lost its bits."""
+    sizes = [1.0, 3.0, 2.0**-126, 2.0**-125, 1e-39, 1e-45, 0.0, 2.0**126, 2.0**127, 3.4e38, np.inf, np.nan]
+    divisors = np.array([*sizes, *(-size for size in sizes)], "float32")
+    numbers = [1.0, -7.0, 2.0**-120, 1e38, 3.4e38, 2.0**-100, 0.0, -0.0, np.inf, -np.inf, np.nan, 0.1, 3e-20]
+    x = np.broadcast_to(np.array(numbers * 3, "float32"), (len(divisors), 3 * len(numbers))).copy()
+    source, divisor = (
+        te.placeholder(x.shape, "float32", "source"),
+        te.placeholder((len(divisors),), "float32", "divisor"),
+    )
+    func = te.create_prim_func(
+        [source, divisor, te.compute(x.shape, lambda i, j: source[i, j] / divisor[i], name="quotient")]
+    )
+    result = run(lowered(marked(func, "quotient", 8), target), [x, divisors], x.shape, "float32", target)
+    with np.errstate(all="ignore"):
+        expected = x / divisors[:, None]
+    np.testing.assert_allclose(result, expected, rtol=2e-7, atol=2.0**-148)
 
 
 @given(columns=st.integers(1, 140), rows=st.integers(1, 4), dtype=st.sampled_from(["float32", "int8", "int64", "bool"]))
