@@ -162,3 +162,11 @@ def test_a_target_that_says_what_it_is_needs_no_warning(target: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_baseline(resolve_target(target))
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("cpu", "native or llvm"), ("X86", "native or llvm"), ("gpu", "nvidia/h100 or cuda")]
+)
+def test_everyday_words_for_processors(said: str, meant: str) -> None:
+    with pytest.raises(TargetError, match=rf"unknown target '{said}': did you mean {meant}\?"):
+        resolve_target(said)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm_ext.backends.description import KernelDescription
-from tvm_ext.errors import OptionError, TuningError
+from tvm_ext.errors import OptionError, TuningError, candidates
 from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
 from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
@@ -286,6 +286,6 @@ def recipe(name: str, batch: int | None = None, initial: int | None = None) -> R
         If there is none of that name; the message lists those there are.
     """
     if name not in RECIPES:
-        raise OptionError(f"unknown tuner {name!r}, candidates are {', '.join(RECIPES)}")
+        raise OptionError(f"unknown tuner {name!r}, {candidates(name, RECIPES)}")
     row = RECIPES[name]
     return replace(row, batch=batch or row.batch, initial=initial or row.initial)

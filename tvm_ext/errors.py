@@ -4,9 +4,10 @@ A message is one sentence that names the place (file, function, node, tensor), w
 what to try.
 """
 
+import difflib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class TvmExtError(Exception):
@@ -159,6 +160,13 @@ def warn(message: str, category: type[TvmExtWarning] = PerformanceWarning) -> No
         frame = frame.f_back
         level += 1
     warnings.warn(message, category, stacklevel=level + 1)
+
+
+def candidates(name: str, known: Iterable[str]) -> str:
+    """List what there is in place of a name that is none of it, and the nearest."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"candidates are {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def first_line(error: BaseException) -> str:

@@ -5,14 +5,13 @@ Nothing of TVM is imported here, so that the command line can say what there is 
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import OptionError, candidates
 from tvm_ext.graph.units import parse_bytes
 from tvm_ext.phases import PHASES
 
@@ -194,7 +193,7 @@ class PipelineOptions:
                 raise OptionError(f"option on_chip_memory needs memory='optimal', not {self.memory!r}")
         for name in self.disable:
             if name not in names:
-                raise OptionError(f"option disable: unknown phase {name!r}, {_candidates(str(name), names)}")
+                raise OptionError(f"option disable: unknown phase {name!r}, {candidates(str(name), names)}")
 
     def _check(self, option: Field[Any]) -> None:
         kind, value = option.metadata["kind"], getattr(self, option.name)
@@ -204,8 +203,8 @@ class PipelineOptions:
             if value is not None and option.name != "dump_dir":
                 object.__setattr__(self, option.name, str(value))
         elif kind == "choice" and value not in option.metadata["choices"]:
-            choices = ", ".join(option.metadata["choices"])
-            raise OptionError(f"option {option.name}: {value!r} is none of {choices}")
+            known = candidates(str(value), option.metadata["choices"])
+            raise OptionError(f"option {option.name}: unknown value {value!r}, {known}")
         elif kind == "arrays" and not isinstance(value, Mapping | None):
             raise OptionError(f"option {option.name}: {type(value).__name__} is no mapping from input name to array")
         elif kind == "flag" and not isinstance(value, bool):
@@ -223,7 +222,7 @@ class PipelineOptions:
         known = [*(item.name for item in fields(cls)), OPT_LEVEL]
         for name in options:
             if name not in known:
-                raise OptionError(f"unknown option {name!r} of pipeline tvm_ext, {_candidates(name, known)}")
+                raise OptionError(f"unknown option {name!r} of pipeline tvm_ext, {candidates(name, known)}")
         given = dict(options)
         level = given.pop(OPT_LEVEL, None)
         if level is None:
@@ -246,8 +245,3 @@ PRESETS: Mapping[int, Mapping[str, Any]] = {
 0 computes what the model says, digit by digit where the kernels allow; 1 is quick to compile; 3 tries everything that
 keeps the values up to rounding, though a few models get slower by it.
 """
-
-
-def _candidates(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"candidates are {', '.join(known)}" + (f"; did you mean {near[0]}?" if near else "")

@@ -97,6 +97,14 @@ def _spell(config: str | dict[str, Any]) -> str:
     return json.dumps(config, default=str) if isinstance(config, dict) else config
 
 
+_CPUS, _GPUS = [NATIVE, "llvm"], ["nvidia/h100", "cuda"]
+# What people call processors -> what they mean.
+_EVERYDAY = {
+    "auto": [NATIVE], "cpu": _CPUS, "host": [NATIVE], "x86": _CPUS, "x86-64": _CPUS, "x86_64": _CPUS, "amd64": _CPUS,
+    "gpu": _GPUS, "nvidia": _GPUS,
+}  # fmt: skip
+
+
 def _explain(config: str | dict[str, Any], error: Exception) -> str:
     kinds = ", ".join(_kinds())
     if isinstance(config, dict):
@@ -110,7 +118,9 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
         }
         return f"target {config!r}: options in a string are not accepted, write {json.dumps(fields)}"
     tags = sorted(str(tag) for tag in (tvm.target.list_tags() or {}))
-    near = difflib.get_close_matches(config, [*_kinds(), *tags, NATIVE], n=3, cutoff=0.5)
+    near = _EVERYDAY.get(config.strip().lower()) or difflib.get_close_matches(
+        config, [*_kinds(), *tags, NATIVE], n=3, cutoff=0.5
+    )
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return (
         f"unknown target {config!r}: {hint}known are {NATIVE}, the kinds {kinds}, "

@@ -162,7 +162,7 @@ class TestOptions:
         [
             ({"memori": "optimal"}, "unknown option 'memori' of backend tvm_ext; did you mean 'memory'"),
             ({"zzz": 1}, "unknown option 'zzz' of backend tvm_ext; options are fallback, weights, target, disable"),
-            ({"memory": "x"}, "option memory: 'x' is none of"),
+            ({"memory": "x"}, "option memory: unknown value 'x', candidates are stock, arena, optimal"),
             ({"weights": "packed"}, "option weights: 'packed' is none of constant, argument"),
             ({"fallback": 2}, "option fallback: 2 is neither True nor False"),
             ({"target": "nope"}, "unknown target 'nope'"),

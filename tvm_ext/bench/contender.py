@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm_ext.bench.peers import ENGINES
 from tvm_ext.bench.protocol import ModelKind
-from tvm_ext.errors import MissingPackageError, OptionError
+from tvm_ext.errors import MissingPackageError, OptionError, candidates
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Contender:
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
-            raise OptionError(f"unknown engine {self.engine!r}, candidates are {', '.join(ENGINES)}")
+            raise OptionError(f"unknown engine {self.engine!r}, {candidates(self.engine, ENGINES)}")
         if self.options and self.engine != "tvm_ext":
             raise OptionError(f"engine {self.engine!r} takes no options, only tvm_ext does")
         if not self.label:

@@ -105,6 +105,8 @@ def command(
     **options: Any,
 ) -> None:
     """Compile MODEL (.onnx, .pt2, or a decoder's checkpoint folder) to an artifact folder, or to C sources."""
+    import tvm
+
     from tvm_ext.artifact.destination import check_destination
     from tvm_ext.artifact.shared_object import find_compiler
     from tvm_ext.backends.registry import backend_of
@@ -147,7 +149,8 @@ def command(
         print_json(compiled.metadata)
         return
     statistics = compiled.metadata["decisions"]["statistics"]
-    click.echo(f"{output}: compiled {model} for {compiled.metadata['target']['kind']} in {elapsed(start)}")
+    wanted = target if target in tvm.target.list_tags() else compiled.metadata["target"]["kind"]
+    click.echo(f"{output}: compiled {model} for {wanted} in {elapsed(start)}")
     for title, specs in (("inputs", compiled.inputs), ("outputs", compiled.outputs)):
         click.echo(f"  {title:8} {', '.join(map(describe, specs))}")
     if statistics:
