@@ -28,14 +28,19 @@ def main() -> int:
         os.environ |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         os.execv(sys.executable, [sys.executable, "-m", "scripts.fuzz", *sys.argv[1:]])
     from scripts.fuzz import again, campaign
+    from scripts.fuzz.seeds import SEEDS
 
     if arguments.again:
         return again.try_files(arguments.again)
     if arguments.reduce:
         return again.reduce_files(arguments.reduce)
     rows = arguments.rows or arguments.failures / f"rows_{int(time.time())}.jsonl"
-    first = int(time.time()) % 10**9 * 1000 if arguments.first is None and arguments.rows is None else arguments.first
-    made = campaign.run(rows, seconds=arguments.seconds, first=first or 0, failures=arguments.failures)
+    first = int(time.time()) % (SEEDS // 1000) * 1000 if arguments.first is arguments.rows is None else arguments.first
+    try:
+        made = campaign.run(rows, seconds=arguments.seconds, first=first or 0, failures=arguments.failures)
+    except campaign.NothingTried as error:
+        print(error, file=sys.stderr)
+        return 1
     bad = sum(row["counts"].get(kind, 0) for row in made for kind in campaign.BAD)
     print(
         f"{bad} models are wrong, crash or hang; see {arguments.failures}" if bad else "none is wrong, crashes or hangs"

@@ -28,6 +28,10 @@ REFUSALS = ("refused", "failed")
 BAD = ("wrong", "crash", "hang", "error")
 
 
+class NothingTried(Exception):
+    """No seed has a model: a package is missing, or seeds are not what they may be. That is no success."""
+
+
 def run(
     rows: Path, *, seconds: float | None, batches: int | None = None, first: int = 0, failures: Path
 ) -> list[dict[str, Any]]:
@@ -45,6 +49,11 @@ def run(
         Where an empty file begins.
     failures : Path
         Folder that receives the models that are wrong, crash, hang or are refused.
+
+    Raises
+    ------
+    NothingTried
+        If none of the seeds of a whole batch has a model that the reference can run.
     """
     end = None if seconds is None else time.monotonic() + seconds
     made: list[dict[str, Any]] = []
@@ -59,6 +68,10 @@ def run(
             file.write(("\n" if cut_off else "") + json.dumps(row) + "\n")
         made.append(row)
         print(_line(row), flush=True)
+        if row["counts"].get("skipped", 0) == BATCH:
+            raise NothingTried(
+                f"none of the seeds {start} to {start + BATCH - 1} has a model: {'; '.join(row['skipped'])}"
+            )
     return made
 
 
@@ -66,6 +79,7 @@ def run_batch(start: int, stop: int, end: float | None, failures: Path) -> dict[
     """Try the seeds from ``start`` up to ``stop``, or until ``end`` of the monotonic clock, and count."""
     counts: Counter[str] = Counter()
     verdicts: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     notable: list[dict[str, Any]] = []
     began, used, reached = time.monotonic(), 0.0, start
     pools = {threads: Pool(threads) for threads in (1, 2)}
@@ -79,6 +93,8 @@ def run_batch(start: int, stop: int, end: float | None, failures: Path) -> dict[
             counts[outcome.kind] += 1
             verdicts.update(outcome.verdicts)
             used += outcome.seconds
+            if outcome.kind == "skipped":
+                skipped[outcome.detail] += 1
             if outcome.kind in (*BAD, *REFUSALS):
                 notable.append({"seed": seed, "kind": outcome.kind, "detail": outcome.detail})
                 print(f"  {seed} {outcome.kind}: {outcome.detail[:200]}", flush=True)
@@ -99,6 +115,7 @@ def run_batch(start: int, stop: int, end: float | None, failures: Path) -> dict[
         "seconds": round(time.monotonic() - began, 1),
         "processor_seconds": round(used, 1),
         "notable": notable,
+        "skipped": [reason for reason, _ in skipped.most_common(3)],
     }
 
 

@@ -12,6 +12,9 @@ from scripts.fuzz.options import Options, draw_options
 from scripts.fuzz.trial import Outcome, Stage, try_model
 from scripts.fuzz.values import draw_inputs
 
+SEEDS = 2**32 - 10**6
+"""Seeds are smaller than this: NNSmith takes 32 bits, and a campaign goes on behind its first."""
+
 STOCK_SHARE = 0.04
 """Of the models that stock TVM is asked about whatever the answer."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
+from scripts.fuzz import __main__ as fuzz
 from scripts.fuzz import campaign, store
 from scripts.fuzz.options import Options, draw_options, runs_here
 from scripts.fuzz.seeds import Drawn
@@ -54,6 +57,29 @@ def test_batches_are_counted_and_gone_on_with(tmp_path: Path, monkeypatch: pytes
     assert feeds["x"].shape == (4, 32)
     assert options == Options()
     assert about["seed"] == 105
+
+
+def test_a_campaign_without_models_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class EmptyPool(FakePool):
+        def run(self, seed: int) -> Outcome:
+            return Outcome("skipped", "draw: ValueError: Seed must be between 0 and 2**32 - 1")
+
+    monkeypatch.setattr(campaign, "Pool", EmptyPool)
+    with pytest.raises(campaign.NothingTried, match=r"none of the seeds 100 to 199 has a model: draw: ValueError"):
+        campaign.run(tmp_path / "rows.jsonl", seconds=None, batches=2, first=100, failures=tmp_path / "kept")
+
+
+def test_the_first_seed_is_one_that_numpy_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the time is: it was too large for most, all seeds were skipped, and that looked well."""
+    found = []
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--failures", str(tmp_path), "--seconds", "0"])
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setattr(campaign, "run", lambda *rows, first, **options: found.append(first) or [])
+    for seconds in (1.7e9, 1.7956e9, 1.8e9 + 12345, 2.1e9, 4e9 + 294):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: seconds)
+        assert fuzz.main() == 0
+    for first in found:
+        np.random.RandomState(first + 10**6 - 1)
 
 
 def test_every_option_is_drawn() -> None:
