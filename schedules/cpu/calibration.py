@@ -16,6 +16,9 @@ from tvm_ext.system.host import machine as this_machine
 FORMAT = 2
 """Of the file. The first one held the figures of one machine; it is still read."""
 
+LARGEST = 1e300
+"""No figure of a machine is beyond it; integers of a file may be beyond all floats."""
+
 VARIABLE = "TVM_EXT_CALIBRATION"
 """Environment variable that names another file; none is read if it is empty."""
 
@@ -45,8 +48,11 @@ def calibration_path() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "tvm-ext" / "machine.json"
+    caches = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(caches) if caches else Path.home() / ".cache") / "tvm-ext" / "machine.json"
+    except RuntimeError:  # a user without a name, as in many containers, and HOME is not set
+        return None
 
 
 def identity() -> dict[str, Any]:
@@ -116,7 +122,7 @@ def _read(path: Path, names: Collection[str]) -> Calibration | None:
     if not isinstance(figures, dict) or set(figures) != set(names):
         raise Stale("it does not have the figures of this version")
     for name, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
             raise Stale(f"its {name} is {value!r}, expected a positive number")
     if not isinstance(row.get("date"), str):
         raise Stale("it has no date")
@@ -127,9 +133,9 @@ def _rows(path: Path) -> list[dict[str, Any]] | None:
     """Read what a file has of each machine; None where there is no file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Stale(f"it cannot be read ({' '.join(str(error).split())})") from None
     form = document.get("format") if isinstance(document, dict) else None
     rows = {1: [document], FORMAT: document.get("machines")}.get(form) if isinstance(form, int) else None

@@ -77,6 +77,25 @@ def test_nowhere_to_write(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert f"{VARIABLE} is empty" in capsys.readouterr().err
 
 
+def test_nothing_can_be_removed_where_there_is_a_folder(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.mkdir(parents=True)
+    assert run(["calibrate", "--reset"]) == 7
+    assert f"cannot remove {path}: Is a directory" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(Path, "home", nobody)
+    assert run(["calibrate", "--show"]) == 0
+    assert "shipped with the package" in capsys.readouterr().out
+    assert run(["calibrate"]) == 2
+    assert "this user has no home folder" in capsys.readouterr().err
+
+
 def other_machine(path: Path) -> None:
     """Keep figures of another machine, as the first version wrote them."""
     path.parent.mkdir(parents=True, exist_ok=True)

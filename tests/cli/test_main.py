@@ -140,6 +140,20 @@ def test_too_little_memory_is_no_fault_of_ours(
     assert re.fullmatch(r"tvm-ext: error: there is not enough memory: .*\n", capsys.readouterr().err)
 
 
+def test_a_user_without_a_home_is_told_to_set_one() -> None:
+    """As in containers that run as a number; only a process without HOME and without a name shows it."""
+    command = ["unshare", "--user", "--map-user=12345", "env", "-u", "HOME", "-u", "XDG_CACHE_HOME"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces here")
+    command += [sys.executable, "-m", "tvm_ext", "run", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        7,
+        "tvm-ext: error: this user has no home folder, and TVM keeps a cache there: set the environment variable HOME "
+        "to a folder\n",
+    )
+
+
 def test_an_error_of_ours_is_one_line_that_says_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +38,7 @@ _UNITS = {
 def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: bool) -> None:
     """Measure clock, arithmetic, bandwidths and threads of this machine, for compilations for its CPU."""
     from tvm_ext.bench.record import check_writable
-    from tvm_ext.errors import OptionError
+    from tvm_ext.errors import OptionError, OutputError
     from tvm_ext.schedules.cpu.calibration import VARIABLE, calibration_path
     from tvm_ext.schedules.cpu.machine import FIGURES, machine_of
     from tvm_ext.target import resolve_target
@@ -46,10 +47,18 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
         raise OptionError("--show, --reset and --output exclude each other; give one of them")
     path = output or calibration_path()
     if path is None and not show:
-        raise OptionError(f"{VARIABLE} is empty, so that no figures are kept; unset it, or name a file with --output")
+        raise OptionError(
+            f"no figures are kept, as {VARIABLE} is empty or this user has no home folder; set it, or name a file with "
+            "--output"
+        )
     if reset and path is not None:
-        found = path.is_file()
-        path.unlink(missing_ok=True)
+        found = os.path.isfile(path)
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            pass
+        except OSError as error:
+            raise OutputError(f"cannot remove {path}: {error.strerror}") from None
         click.echo(f"{path}: {'removed' if found else 'there was none'}")
         return
     target = resolve_target(None)
@@ -86,7 +95,7 @@ def renew_calibration(target: Any, quiet: bool = False) -> None:
     from tvm_ext.target import resolve_target
 
     path = calibration_path()
-    if path is None or not path.exists() or not is_this_cpu(resolve_target(target)) or stale(FIGURES) is None:
+    if path is None or not os.path.exists(path) or not is_this_cpu(resolve_target(target)) or stale(FIGURES) is None:
         return
     start = time.perf_counter()
     try:

@@ -39,6 +39,7 @@ import sys
 from tvm_ext.cli import interrupt
 from tvm_ext.cli.stderr_filter import StderrFilter
 
+_NO_HOME = "Could not determine home directory."  # what pathlib raises when TVM is imported
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -170,6 +171,9 @@ def _report(error: Exception) -> int:
             "allow it more, or take a smaller model or smaller inputs"
         )
         return 9
+    if isinstance(error, RuntimeError) and str(error) == _NO_HOME:
+        _say("this user has no home folder, and TVM keeps a cache there: set the environment variable HOME to a folder")
+        return 7
     _say(_unexpected(error))
     return 1
 

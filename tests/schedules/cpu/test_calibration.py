@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_left_alone(path: Path, key: str, value: object, me
     assert "run 'tvm-ext calibrate'" in str(caught[0].message)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 1'], ids=range(5))
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 1', b"[" * 100_000], ids=range(6))
 def test_a_damaged_file_is_left_alone(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
@@ -136,3 +136,9 @@ def test_the_file_is_readable_by_its_owner(path: Path) -> None:
     write_calibration(path, MEASURED)
     assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
     assert [child.name for child in path.parent.iterdir()] == ["machine.json"]
+
+
+def test_a_cache_that_is_no_folder_is_none(path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path.parents[1].write_text("")
+    assert read_calibration(FIGURES) is None
+    assert not recwarn.list
