@@ -87,9 +87,10 @@ class PipelineOptions:
         Folder of a tuning database, as ``tvm-ext tune --work-dir`` and TVM's own tuners write them: the fastest
         schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.
     precision : str
-        Type of the operands of products and convolutions on a GPU, which add up in float32. ``float16`` and
-        ``bfloat16`` use its tensor cores, at an error that comes from rounding the operands; in ``float16`` values
-        beyond 65504 become infinite. By default ``float32``.
+        Type of the operands of products and convolutions, which add up in float32, at an error that comes from rounding
+        the operands. ``float16`` and ``bfloat16`` use the tensor cores of a GPU, ``bfloat16`` the instructions of a CPU
+        that has AVX512-BF16, for constant weights; in ``float16`` values beyond 65504 become infinite. By default
+        ``float32``.
     cuda_graphs : bool
         Whether the kernels of a model with known extents are captured as CUDA graphs at the first run and launched
         together from then on. Off by default: it keeps the memory of what is captured.
@@ -163,7 +164,8 @@ class PipelineOptions:
     precision: Precision = _option(
         "choice",
         "float32",
-        "Type of the operands of products and convolutions on a GPU, which add up in float32.",
+        "Type of the operands of products and convolutions, which add up in float32: on a GPU, or bfloat16 on a CPU with "
+        "AVX512-BF16.",
         *get_args(Precision),
     )
     cuda_graphs: bool = _option(

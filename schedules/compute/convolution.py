@@ -12,6 +12,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import BITS, InnerSum, rounded, unpaired_shape
 from tvm_ext.schedules.compute.layout import full, in_channels
 
 
@@ -20,13 +21,15 @@ def output_extent(extent: int, kernel: int, stride: int, before: int, after: int
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def pad_spatial(data: te.Tensor, padding: Sequence[int], value: float = 0.0) -> te.Tensor:
+def pad_spatial(data: te.Tensor, padding: Sequence[int], value: float = 0.0, rounds: bool = False) -> te.Tensor:
     """Pad the spatial axes of a blocked tensor.
 
     Parameters
     ----------
     padding : sequence of int
         Before each spatial axis, then after each of them; negative numbers cut off.
+    rounds : bool
+        Whether the result is rounded to the bits of bfloat16.
     """
     extents = [int(extent) for extent in data.shape]
     spatial = extents[2:-1]
@@ -39,9 +42,10 @@ def pad_spatial(data: te.Tensor, padding: Sequence[int], value: float = 0.0) -> 
             checks += [position >= 0] if first > 0 else []
             checks += [position < extent] if last > 0 else []
         value_there = data[n, c, *positions, rest[-1]]
-        return (
-            tirx.if_then_else(tirx.all(*checks), value_there, tirx.const(value, data.dtype)) if checks else value_there
-        )
+        if rounds:
+            value_there = rounded(value_there)
+        filling = tirx.const(value, BITS if rounds else data.dtype)
+        return tirx.if_then_else(tirx.all(*checks), value_there, filling) if checks else value_there
 
     padded = [extent + first + last for extent, first, last in zip(spatial, before, after, strict=True)]
     shape = (*extents[:2], *padded, extents[-1])
@@ -65,7 +69,8 @@ def convolution(
     data : te.Tensor
         Shape ``(N, CI / vi, [D,] H, W, vi)``.
     weight : te.Tensor
-        Shape ``(CO / vo, CI / groups / vi, [KD,] KH, KW, vi, vo)``.
+        Shape ``(CO / vo, CI / groups / vi, [KD,] KH, KW, vi, vo)``; or of bfloat16 in pairs, with ``vi / 2, vo, 2`` at
+        the end: the data is then rounded, too, as it is copied.
     strides, dilation : sequence of int
         One for each spatial axis.
     padding : sequence of int
@@ -82,17 +87,19 @@ def convolution(
     te.Tensor
         Shape ``(N, ceil(CO / vo), [OD,] OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
-    computed_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
-    source, spatial, out_w = padded_source(data, kernel, strides, padding, dilation, computed_width)
+    computed_chunks, in_chunks, *kernel, _, block_out = (int(extent) for extent in unpaired_shape(weight))
+    rounds = str(weight.dtype) == BITS
+    source, spatial, out_w = padded_source(data, kernel, strides, padding, dilation, computed_width, rounds)
     chunks_per_group = computed_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")
     taps = [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
-    ii = te.reduce_axis((0, block_in), "ii")
+    sums = InnerSum.of(weight)
 
     def element(n: tirx.Var, oc: tirx.Var, *rest: tirx.Var) -> Expr:
         chunk = ic if groups == 1 else oc // chunks_per_group * in_chunks + ic
         positions = _positions(rest[:-1], taps, strides, dilation)
-        return te.sum(source[n, chunk, *positions, ii] * weight[oc, ic, *taps, ii, rest[-1]], [ic, *taps, ii])
+        value = sums.product(lambda ii: source[n, chunk, *positions, ii], weight, (oc, ic, *taps), rest[-1])
+        return te.sum(value, [ic, *taps, *sums.axes])
 
     shape = (int(data.shape[0]), computed_chunks, *spatial, block_out)
     result = te.compute(shape, element, name="conv", attrs={KERNEL_ATTRIBUTE: "conv"})
@@ -170,8 +177,12 @@ def padded_source(
     padding: Sequence[int],
     dilation: Sequence[int],
     computed_width: int,
+    rounds: bool = False,
 ) -> tuple[te.Tensor, list[int], int]:
-    """Pad the input so that ``computed_width`` columns can be computed; gives it, the extents to compute, ``OW``."""
+    """Pad the input so that ``computed_width`` columns can be computed; gives it, the extents to compute, ``OW``.
+
+    With ``rounds`` it is a copy in any case, of the bits of bfloat16.
+    """
     rank = len(kernel)
     extents = [int(extent) for extent in data.shape[2:-1]]
     before, after = list(padding[:rank]), list(padding[rank:])
@@ -181,5 +192,5 @@ def padded_source(
     out_w = spatial[-1]
     spatial[-1] = max(out_w, computed_width)
     after[-1] += (spatial[-1] - out_w) * strides[-1]
-    needs_padding = any(before) or any(extra > 0 for extra in after)
-    return pad_spatial(data, [*before, *after]) if needs_padding else data, spatial, out_w
+    is_copied = rounds or any(before) or any(extra > 0 for extra in after)
+    return pad_spatial(data, [*before, *after], rounds=rounds) if is_copied else data, spatial, out_w

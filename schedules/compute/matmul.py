@@ -16,6 +16,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, rounded, widened
 
 Access = Callable[..., Expr]
 """From an index to the element there."""
@@ -118,7 +119,8 @@ def matmul(
         The left operand in memory; its axis ``data_axes[i]`` is the logical axis ``i`` of ``(..., M, K)``.
     weight : te.Tensor
         The right operand: packed as :func:`pack_columns` does, ``(..., chunks, K, lanes)``, when ``weight_axes`` is
-        empty; otherwise in memory as the data is, and packed here.
+        empty; otherwise in memory as the data is, and packed here. Packed columns of ``uint16`` are bfloat16 in pairs,
+        ``(..., chunks, ceil(K / 2), lanes, 2)``: the rows are then rounded, too, as they are copied.
     data_shape, weight_shape : sequence of int
         Logical shapes ``(..., M, K)`` and ``(..., K, N)``.
     out_axes : sequence of int
@@ -140,20 +142,19 @@ def matmul(
     tile_rows, tile_chunks = map(int, tile)
     rows = round_up(shape.rows, tile_rows)
     chunks = round_up(-(-shape.columns // lanes), tile_chunks)
-    left = rows_of(data, shape, data_axes, rows, copy_rows)
     right = columns_of(weight, shape, weight_axes, chunks, lanes)
-    product = multiply(
-        left,
-        right,
-        (shape.batch, rows, chunks, lanes),
-        shape.reduction,
-        {
-            KERNEL_ATTRIBUTE: "matmul",
-            OUT_AXES_ATTRIBUTE: out_axes,
-            BATCH_AXES_ATTRIBUTE: shape.batch_axes,
-            TILE_ATTRIBUTE: [tile_rows, tile_chunks],
-        },
-    )
+    extents = shape.batch, rows, chunks, lanes
+    attributes = {
+        KERNEL_ATTRIBUTE: "matmul",
+        OUT_AXES_ATTRIBUTE: out_axes,
+        BATCH_AXES_ATTRIBUTE: shape.batch_axes,
+        TILE_ATTRIBUTE: [tile_rows, tile_chunks],
+    }
+    if str(weight.dtype) == BITS:
+        product = multiply_pairs(rows_of(data, shape, data_axes, rows, True, PAIR), right, extents, shape, attributes)
+    else:
+        left = rows_of(data, shape, data_axes, rows, copy_rows)
+        product = multiply(left, right, extents, shape.reduction, attributes)
     return store(shape, out_axes, lambda b, m, n: product[b, m, n // lanes, n % lanes])
 
 
@@ -165,6 +166,22 @@ def multiply(
     return te.compute(
         tuple(extents),
         lambda b, m, p, j: te.sum(left(b, m, k) * right(b, p, k, j), k),
+        name=str(attributes[KERNEL_ATTRIBUTE]),
+        attrs=attributes,
+    )
+
+
+def multiply_pairs(
+    left: Access, right: Access, extents: Sequence[int], shape: MatmulShape, attributes: dict[str, object]
+) -> te.Tensor:
+    """Sum ``left(b, m, k) * right(b, p, k // 2, j, k % 2)`` of bfloat16 in float32, over all pairs of places ``k``."""
+    pair = te.reduce_axis((0, round_up(shape.reduction, PAIR) // PAIR), "k")
+    place = te.reduce_axis((0, PAIR), "place")
+    return te.compute(
+        tuple(extents),
+        lambda b, m, p, j: te.sum(
+            widened(left(b, m, pair * PAIR + place)) * widened(right(b, p, pair, j, place)), [pair, place]
+        ),
         name=str(attributes[KERNEL_ATTRIBUTE]),
         attrs=attributes,
     )
@@ -184,8 +201,13 @@ def store(shape: MatmulShape, out_axes: Sequence[int], element: Access) -> te.Te
     return te.compute([shape.out[axis] for axis in out_axes], stored, name="store")
 
 
-def rows_of(data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int, copy: bool) -> Access:
-    """Make the access ``(b, m, k) -> element`` of the left operand; a copy has ``rows`` rows, those beyond it zero."""
+def rows_of(
+    data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int, copy: bool, multiple: int = 1
+) -> Access:
+    """Make the access ``(b, m, k) -> element`` of the left operand; a copy has ``rows`` rows, those beyond it zero.
+
+    With ``multiple`` the copy is of bfloat16, and is filled up with zeros to such a multiple along the reduction.
+    """
 
     def read(batch: Expr, row: Expr, k: Expr) -> Expr:
         index = _out_index(shape, batch, row)
@@ -194,14 +216,16 @@ def rows_of(data: te.Tensor, shape: MatmulShape, axes: Sequence[int], rows: int,
     if not copy:
         return read
 
-    def element(b: tirx.Var, m: tirx.Var, k: tirx.Var) -> Expr:
-        if rows == shape.rows:
-            return read(b, m, k)
-        return tirx.if_then_else(m < shape.rows, read(b, m, k), tirx.const(0, data.dtype))
+    reduction = round_up(shape.reduction, multiple)
 
-    return te.compute(
-        (shape.batch, rows, shape.reduction), element, name="pack_rows", attrs={KERNEL_ATTRIBUTE: "pack_rows"}
-    )
+    def element(b: tirx.Var, m: tirx.Var, k: tirx.Var) -> Expr:
+        value = read(b, m, k) if multiple == 1 else rounded(read(b, m, k))
+        inside = [m < shape.rows] if rows > shape.rows else []
+        inside += [k < shape.reduction] if reduction > shape.reduction else []
+        zero = tirx.const(0, data.dtype if multiple == 1 else BITS)
+        return tirx.if_then_else(tirx.all(*inside), value, zero) if inside else value
+
+    return te.compute((shape.batch, rows, reduction), element, name="pack_rows", attrs={KERNEL_ATTRIBUTE: "pack_rows"})
 
 
 def columns_of(weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunks: int, lanes: int) -> Access:
@@ -212,7 +236,7 @@ def columns_of(weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunk
         return _aligned(unflatten(batch, shape.out[: shape.batch_axes]), batch_shape)
 
     if not axes:
-        return lambda b, p, k, j: weight(*batch_index(b), p, k, j)
+        return lambda b, p, k, j, *place: weight(*batch_index(b), p, k, j, *place)
 
     def element(b: tirx.Var, p: tirx.Var, k: tirx.Var, j: tirx.Var) -> Expr:
         column = p * lanes + j

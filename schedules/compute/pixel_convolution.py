@@ -10,6 +10,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import BITS, InnerSum, rounded, unpaired_shape
 from tvm_ext.schedules.compute.convolution import output_extent
 from tvm_ext.schedules.compute.layout import full, in_channels
 
@@ -79,7 +80,8 @@ def pixel_convolution(
     te.Tensor
         Shape ``(N, ceil(CO / vo), OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
-    computed_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
+    computed_chunks, in_chunks, *kernel, _, block_out = unpaired_shape(weight)
+    rounds = str(weight.dtype) == BITS
     strides, padding, dilation = ([int(item) for item in items] for items in (strides, padding, dilation))
     batch, _, height, width, _ = (int(extent) for extent in data.shape)
     out_h, out_w = (
@@ -87,21 +89,28 @@ def pixel_convolution(
         for axis in zip((height, width), kernel, strides, padding[:2], padding[2:], dilation, strict=True)
     )
     copy = PixelCopy.of(kernel, strides, padding, dilation, (out_h, out_w), int(pixels))
-    source = data if copy is None else _copy_by_pixel(data, copy, strides, padding, dilation, out_w)
+    if copy is None:
+        source = _round_by_pixel(data) if rounds else data
+    else:
+        source = _copy_by_pixel(data, copy, strides, padding, dilation, out_w, rounds)
     chunks_per_group = computed_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")
     kh, kw = te.reduce_axis((0, kernel[0]), "kh"), te.reduce_axis((0, kernel[1]), "kw")
-    ii = te.reduce_axis((0, block_in), "ii")
+    sums = InnerSum.of(weight)
 
     def element(n: tirx.Var, oc: tirx.Var, _row: tirx.Var, pixel: tirx.Var, oi: tirx.Var) -> Expr:
         chunk = ic if groups == 1 else oc // chunks_per_group * in_chunks + ic
-        if copy is None:
-            value = source[n, chunk, pixel // out_w, pixel % out_w, ii]
-        elif copy.row_taps > 1:
-            value = source[n, chunk, kw, kh, pixel, ii]
-        else:
-            value = source[n, chunk, kw, 0, pixel + kh * (dilation[0] * out_w), ii]
-        return te.sum(value * weight[oc, ic, kh, kw, ii, oi], [ic, kh, kw, ii])
+
+        def value(ii: Expr) -> Expr:
+            if copy is None and not rounds:
+                return source[n, chunk, pixel // out_w, pixel % out_w, ii]
+            if copy is None:
+                return source[n, chunk, 0, 0, pixel, ii]
+            if copy.row_taps > 1:
+                return source[n, chunk, kw, kh, pixel, ii]
+            return source[n, chunk, kw, 0, pixel + kh * (dilation[0] * out_w), ii]
+
+        return te.sum(sums.product(value, weight, (oc, ic, kh, kw), oi), [ic, kh, kw, *sums.axes])
 
     attrs = {KERNEL_ATTRIBUTE: "conv_pixels"}
     flat = te.compute((batch, computed_chunks, 1, int(pixels), block_out), element, name="conv", attrs=attrs)
@@ -115,6 +124,17 @@ def pixel_convolution(
     return te.compute((batch, chunks, out_h, out_w, block_out), image, name="image")
 
 
+def _round_by_pixel(data: te.Tensor) -> te.Tensor:
+    """Round an image to bfloat16; its pixels stand one after another."""
+    batch, chunks, height, width, block = (int(extent) for extent in data.shape)
+    return te.compute(
+        (batch, chunks, 1, 1, height * width, block),
+        lambda n, c, _kw, _kh, pixel, i: rounded(data[n, c, pixel // width, pixel % width, i]),
+        name="pad",
+        attrs={KERNEL_ATTRIBUTE: "pad"},
+    )
+
+
 def _copy_by_pixel(
     data: te.Tensor,
     copy: PixelCopy,
@@ -122,6 +142,7 @@ def _copy_by_pixel(
     padding: Sequence[int],
     dilation: Sequence[int],
     out_w: int,
+    rounds: bool,
 ) -> te.Tensor:
     batch, chunks, height, width, block = (int(extent) for extent in data.shape)
 
@@ -129,7 +150,10 @@ def _copy_by_pixel(
         row = pixel // out_w * strides[0] + kh * dilation[0] - padding[0]
         column = pixel % out_w * strides[1] + kw * dilation[1] - padding[1]
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-        return tirx.if_then_else(inside, data[n, c, row, column, i], tirx.const(0, data.dtype))
+        value = data[n, c, row, column, i]
+        if rounds:
+            return tirx.if_then_else(inside, rounded(value), tirx.const(0, BITS))
+        return tirx.if_then_else(inside, value, tirx.const(0, data.dtype))
 
     shape = (batch, chunks, copy.column_taps, copy.row_taps, copy.pixels, block)
     return te.compute(shape, element, name="pad", attrs={KERNEL_ATTRIBUTE: "pad"})

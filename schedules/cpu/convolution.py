@@ -13,8 +13,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc, Var
 
+from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
+from tvm_ext.schedules.cpu.intrinsics import bfloat16_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
@@ -100,7 +102,8 @@ def _axes_of(items: Sequence[Item], transposed: bool, reduces: bool = True) -> _
 def _shape_of(schedule: Schedule, conv: SBlockRV, axes: _Axes[int]) -> ConvShape:
     source = schedule.get(conv).reads[0].source
     row_chunks, *input_spatial, block = (int(extent) for extent in source.shape[1:])
-    _, *taps, _ = axes.reduction
+    pairs = str(source.dtype) == BITS
+    _, *taps, _ = axes.reduction[:-1] if pairs else axes.reduction
     row_bytes = input_spatial[-1] * row_chunks * block * (tvm.DataType(source.dtype).bits // 8)
     return ConvShape(
         planes=prod(axes.planes),
@@ -108,7 +111,7 @@ def _shape_of(schedule: Schedule, conv: SBlockRV, axes: _Axes[int]) -> ConvShape
         out_h=axes.row,
         out_w=axes.column,
         block_out=axes.lane,
-        reduction=prod(axes.reduction),
+        reduction=prod(axes.reduction) // (PAIR if pairs else 1),  # an instruction takes a pair as if it were one
         in_chunks=axes.reduction[0],
         kernel_h=taps[-2],
         stride_h=max(1, (input_spatial[-2] - taps[-2]) // max(1, axes.row - 1)),
@@ -173,8 +176,11 @@ def _apply_tile(
     schedule.set_scope(conv, 0, "local")
     # The loops above come first: task, group, row, strip; and of a part, which it is.
     inner = _axes_of(schedule.get_loops(conv)[7 if is_part else 4 :], transposed)
-    schedule.reorder(*inner.planes, inner.row, *inner.reduction, inner.column, inner.out_chunk, inner.lane)
-    schedule.vectorize(inner.lane)
+    pairs = str(schedule.get(conv).reads[0].source.dtype) == BITS
+    sums, place = (inner.reduction[:-1], inner.reduction[-1:]) if pairs else (inner.reduction, [])
+    schedule.reorder(*inner.planes, inner.row, *sums, inner.column, inner.out_chunk, inner.lane, *place)
+    if not pairs:
+        schedule.vectorize(inner.lane)
     for loop in (inner.column, inner.out_chunk):
         schedule.unroll(loop)
     if fetches:
@@ -192,8 +198,13 @@ def _apply_tile(
     if pad is not None:
         schedule.compute_at(pad, task, preserve_unit_loops=True)
         innermost = schedule.get_loops(pad)[-1]
-        if int(schedule.get(innermost).extent) > 1:
+        lanes = int(schedule.get(innermost).extent)
+        if pairs:
+            mark_simd(schedule, innermost, lanes)
+        elif lanes > 1:
             schedule.vectorize(innermost)
+    if pairs:  # last: what becomes opaque by it must still be seen before
+        schedule.tensorize(inner.lane, bfloat16_intrinsic(int(schedule.get(inner.lane).extent)))
 
 
 def _sum_in_parts(

@@ -1,6 +1,7 @@
-"""Tensor intrinsics for sums of products of 8-bit integers, registered when first asked for.
+"""Tensor intrinsics for sums of products of 8-bit integers and of bfloat16, registered when first asked for.
 
-An intrinsic's description is its meaning: ``C[i] += sum over k of A[k] * B[i, k]``, exact in int32.
+An intrinsic's description is its meaning: ``C[i] += sum over k of A[k] * B[i, k]``, exact in int32, or rounded in
+float32.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
+from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, widened
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.simd.imported import SDOT, SUDOT
+from tvm_ext.schedules.simd.imported import BFLOAT16_DOT, SDOT, SUDOT, of_lanes
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,59 @@ def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
             )
 
     return implementation
+
+
+def bfloat16_intrinsic(lanes: int) -> str:
+    """Register the tensor intrinsic of products of bfloat16, unless it is there, and return its name.
+
+    Its meaning: ``C[i] += sum over k of A[k] * B[i, k]`` in float32, ``A`` and ``B`` as bits; the processor takes
+    subnormal numbers for zero.
+
+    Parameters
+    ----------
+    lanes : int
+        4, 8 or 16 float32 sums.
+    """
+    name = f"tvm_ext.dot.bfloat16.{lanes}"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        TensorIntrin.register(name, *_bfloat16(lanes))
+    return name
+
+
+def _bfloat16(lanes: int) -> tuple[PrimFunc, PrimFunc]:
+    from tvm.script import tirx as T
+
+    @T.prim_func(private=True, s_tir=True)
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (PAIR,), BITS, offset_factor=1)
+        B = T.match_buffer(b, (lanes, PAIR), BITS, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:PAIR], B[0:lanes, 0:PAIR])
+            T.writes(C[0:lanes])
+            for i in T.serial(lanes):
+                for k in T.serial(PAIR):
+                    with T.sblock("multiply_add"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + widened(A[vk]) * widened(B[vi, vk])
+
+    @T.prim_func(private=True, s_tir=True)
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (PAIR,), BITS, offset_factor=1)
+        B = T.match_buffer(b, (lanes, PAIR), BITS, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:PAIR], B[0:lanes, 0:PAIR])
+            T.writes(C[0:lanes])
+            C[T.Ramp(0, 1, lanes)] = T.call_pure_extern(
+                f"float32x{lanes}",
+                of_lanes(BFLOAT16_DOT, lanes),
+                C[T.Ramp(0, 1, lanes)],
+                T.Broadcast(T.reinterpret("int32", A[T.Ramp(0, 1, PAIR)]), lanes),
+                B[0, T.Ramp(0, 1, PAIR * lanes)],
+            )
+
+    return description, implementation
 
 
 def depthwise_intrinsic(form: DotProduct, lanes: int) -> str:

@@ -11,7 +11,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import BITS
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
+from tvm_ext.schedules.cpu.intrinsics import bfloat16_intrinsic
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.product import ProductExtents, inline_neighbours, product_blocks, product_extents
 from tvm_ext.schedules.cpu.transpose import transposed_axes
@@ -242,26 +244,35 @@ def apply_tile(
         mark_simd(schedule, lane, extents.lanes)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, product, row_tile, fetches, keeps_apart)
+    dotted = accumulate_in_registers(schedule, product, row_tile, fetches, keeps_apart)
     if row_copy is not None:
         copy_at(schedule, row_copy, row_block, extents.lanes)
     if pack is not None:
         copy_at(schedule, pack, part, extents.lanes)
+    if dotted is not None:  # last: what becomes opaque by it must still be seen before
+        schedule.tensorize(dotted, bfloat16_intrinsic(extents.lanes))
 
 
 def accumulate_in_registers(
     schedule: Schedule, product: SBlockRV, tile: LoopRV, fetches: bool = False, keeps_apart: bool = False
-) -> None:
+) -> LoopRV | None:
     """Compute a product in each iteration of the loop ``tile`` over its stored tiles, in registers.
 
     With ``fetches`` all iterations use the same columns, and those of the next ones are fetched meanwhile. With
     ``keeps_apart`` some steps of the reduction are written out, whose loads do not mix.
+
+    Returns
+    -------
+    LoopRV or None
+        Of a product of bfloat16 the loop that is still to become :func:`bfloat16_intrinsic`.
     """
     schedule.compute_at(product, tile, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
-    row, vector, lane, k = schedule.get_loops(product)[-4:]
-    schedule.reorder(k, row, vector, lane)
-    schedule.vectorize(lane)
+    pairs = str(schedule.get(product).reads[0].source.dtype) == BITS
+    row, vector, lane, k, *place = schedule.get_loops(product)[-5 if pairs else -4 :]
+    schedule.reorder(k, row, vector, lane, *place)
+    if not pairs:
+        schedule.vectorize(lane)
     if keeps_apart:
         steps = next((steps for steps in WRITTEN_STEPS if int(schedule.get(k).extent) % steps == 0), 1)
         k, _ = schedule.split(k, [None, steps])
@@ -275,6 +286,7 @@ def accumulate_in_registers(
     schedule.unroll(row_init)
     schedule.unroll(vector_init)
     schedule.vectorize(lane_init)
+    return lane if pairs else None
 
 
 def copy_at(schedule: Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> None:
@@ -287,5 +299,6 @@ def copy_at(schedule: Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> Non
     schedule.compute_at(copy, loop, preserve_unit_loops=True)
     *_, outer, inner = schedule.get_loops(copy)
     mark_simd(schedule, inner, lanes)
-    if pair is not None and not filled_along_loads:
+    rounds = schedule.get(copy).writes[0].source.dtype != schedule.get(copy).reads[0].source.dtype
+    if pair is not None and not filled_along_loads and not rounds:
         mark_tile(schedule, outer, lanes)

@@ -21,7 +21,11 @@ from tvm_ext.schedules.rule import prepared_for
 
 @dataclass(frozen=True)
 class ProductExtents:
-    """What a matmul block computes: ``batch`` products of ``rows`` x ``chunks * lanes``, summed over ``reduction``."""
+    """What a matmul block computes: ``batch`` products of ``rows`` x ``chunks * lanes``, summed over ``reduction``.
+
+    Of products of bfloat16, ``reduction`` counts pairs, each of which an instruction multiplies and adds as if it were
+    one float32, and ``bytes_per_element`` is that of a pair.
+    """
 
     batch: int
     rows: int
@@ -43,7 +47,7 @@ def product_extents(schedule: Schedule) -> ProductExtents | None:
     product = annotated_block(schedule, "matmul")
     if product is None or not all(static_extents(schedule, block) for block in top_blocks(schedule)):
         return None
-    batch, rows, chunks, lanes, reduction = loop_extents(schedule, product)
+    batch, rows, chunks, lanes, reduction, *_ = loop_extents(schedule, product)
     size = tvm.DataType(schedule.get(product).writes[0].source.dtype).bits // 8
     copies, packs = (annotated_block(schedule, name) is not None for name in ("pack_rows", "pack_columns"))
     return ProductExtents(batch, rows, chunks, lanes, reduction, size, copies, packs)

@@ -9,6 +9,10 @@ import tvm_ffi
 from tvm import tirx
 
 PREFETCH, STEP, SDOT, SUDOT = "tvm_ext_prefetch", "tvm_ext_step", "tvm_ext_sdot", "tvm_ext_sudot"
+BFLOAT16 = "tvm_ext_bfloat16"
+"""Function that rounds a float32 to the bits of the nearest bfloat16; of a vector with :func:`of_lanes`."""
+BFLOAT16_DOT = "tvm_ext_bfloat16_dot"
+"""With :func:`of_lanes`: adds two products of bfloat16 to each float32."""
 OPAQUE = {"int32": "tvm_ext_opaque_32", "int64": "tvm_ext_opaque_64"}
 """By the type of an index, the function that gives it back, but so that LLVM does not know that."""
 
@@ -20,6 +24,36 @@ define linkonce_odr <4 x i32> @{name}(<4 x i32> %total, <16 x i8> %weights, floa
   %sum = call <4 x i32> asm "{instruction} $0.4s, $2.16b, $3.4b[0]", "=w,0,w,w"(
     <4 x i32> %total, <16 x i8> %weights, float %inputs) nounwind willreturn memory(none)
   ret <4 x i32> %sum
+}}
+"""
+
+
+def of_lanes(name: str, lanes: int) -> str:
+    """Name the form of a function for vectors of so many lanes."""
+    return name if lanes == 1 else f"{name}_{lanes}"
+
+
+def _bfloat16(lanes: int) -> str:
+    single, half, bits = (kind if lanes == 1 else f"<{lanes} x {kind}>" for kind in ("float", "bfloat", "i16"))
+    return f"""
+define linkonce_odr {bits} @{of_lanes(BFLOAT16, lanes)}({single} %value) alwaysinline {{
+  %rounded = fptrunc {single} %value to {half}
+  %bits = bitcast {half} %rounded to {bits}
+  ret {bits} %bits
+}}
+"""
+
+
+def _bfloat16_dot(lanes: int) -> str:
+    sums, pairs, instruction = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>", f"dpbf16ps.{32 * lanes}"
+    return f"""
+declare {sums} @llvm.x86.avx512bf16.{instruction}({sums}, {pairs}, {pairs})
+define linkonce_odr {sums} @{of_lanes(BFLOAT16_DOT, lanes)}(
+    {sums} %total, <{lanes} x i32> %inputs, <{2 * lanes} x i16> %weights) alwaysinline {{
+  %left = bitcast <{lanes} x i32> %inputs to {pairs}
+  %right = bitcast <{2 * lanes} x i16> %weights to {pairs}
+  %sum = call {sums} @llvm.x86.avx512bf16.{instruction}({sums} %total, {pairs} %left, {pairs} %right)
+  ret {sums} %sum
 }}
 """
 
@@ -53,8 +87,21 @@ define linkonce_odr void @{STEP}() alwaysinline {{
     **{name: _opaque(name, f"i{dtype.removeprefix('int')}") for dtype, name in OPAQUE.items()},
     SDOT: _dot(SDOT, "sdot"),
     SUDOT: _dot(SUDOT, "sudot"),
+    **{of_lanes(BFLOAT16, lanes): _bfloat16(lanes) for lanes in (1, 2, 4, 8, 16, 32)},
+    **{of_lanes(BFLOAT16_DOT, lanes): _bfloat16_dot(lanes) for lanes in (4, 8, 16)},
 }
 """Text of each function by its name."""
+
+LANEWISE = (BFLOAT16,)
+"""Those that do the same in every lane."""
+
+
+def imported(call: Any) -> str:
+    """Name the function of :data:`DEFINITIONS` that a call calls; empty for any other call."""
+    if getattr(call.op, "name", "") not in ("tirx.call_extern", "tirx.call_pure_extern"):
+        return ""
+    name = str(getattr(call.args[0], "value", ""))
+    return name if name in DEFINITIONS else ""
 
 
 def seen_through(value: Any) -> Any:
@@ -70,8 +117,7 @@ def import_definitions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     called: set[str] = set()
 
     def note(call: Any) -> None:
-        if getattr(call.op, "name", "") == "tirx.call_extern":
-            called.add(str(getattr(call.args[0], "value", "")))
+        called.add(imported(call))
 
     tvm_ffi.structural_walk(func.body, [(tvm.ir.Call, note)])
     text = "".join(definition for name, definition in DEFINITIONS.items() if name in called)

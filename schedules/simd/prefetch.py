@@ -23,6 +23,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
@@ -188,10 +189,13 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
     if load is None or not steps:
         return reduction
     (position,) = load.indices
+    end = position
+    if isinstance(position, prim.Ramp):  # the operand of an instruction
+        position, end = position.base, position.base + position.stride * (position.lanes - 1)
     first = {loop.loop_var: loop.min for loop in loops}
     last = {loop.loop_var: loop.min + loop.extent - 1 for loop in loops if loop.kind != tirx.ForKind.UNROLLED}
     analyzer = tvm.sym.Analyzer()
-    chunk = analyzer.simplify(substitute(position, first | last) - substitute(position, first) + 1)
+    chunk = analyzer.simplify(substitute(end, first | last) - substitute(position, first) + 1)
     chunks = [loop for loop in loops if loop.kind == tirx.ForKind.UNROLLED and uses(position, loop.loop_var)]
     vectors = prod(int(loop.extent) for loop in chunks)
     ahead = chunk

@@ -10,6 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.simd.imported import LANEWISE, imported, of_lanes
 from tvm_ext.schedules.simd.lanes import Lanes, holds_load
 from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.stream import stream
@@ -302,6 +303,9 @@ class Widener(Lanes):
         lanes = max((lanes_of(argument) for argument in args if not isinstance(argument, tvm.ir.StringImm)), default=1)
         if lanes == 1:
             return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+        if imported(call) in LANEWISE:
+            name = of_lanes(imported(call), lanes)
+            return tirx.call_pure_extern(wide_type(element_type(call), lanes), name, *args[1:])
         if name not in _LANEWISE or (name in _SINGLE_PRECISION_ONLY and element_type(call) == "float64"):
             raise NotVectorizable(f"call of {name}")
         wide = tvm.ir.PrimType(wide_type(element_type(call), lanes))

@@ -115,11 +115,21 @@ class CountingMeasurer(Protocol):
         """Add ``trials`` candidates to those that were tried, the best of which has this schedule."""
 
 
-def _in_float32(target: tvm.target.Target, options: PipelineOptions) -> None:
+OR_CPUS = {"bfloat16": " and for x86 CPUs with AVX512-BF16"}
+"""By precision: what besides CUDA has it."""
+
+
+def in_float32(target: tvm.target.Target, options: PipelineOptions) -> None:
+    """Refuse options that only some targets have: a precision besides float32, and CUDA graphs.
+
+    Raises
+    ------
+    OptionError
+    """
     if options.precision != "float32":
         raise OptionError(
-            f"option precision: {options.precision} is for CUDA targets; for target {target.kind.name} give a model "
-            "that is in that type, or leave the option out"
+            f"option precision: {options.precision} is for CUDA targets{OR_CPUS.get(options.precision, '')}; for target "
+            f"{target.kind.name} give a model that is in that type, or leave the option out"
         )
     if options.cuda_graphs:
         raise OptionError(f"option cuda_graphs is for CUDA targets, not for target {target.kind.name}")
@@ -181,7 +191,7 @@ class Backend:
     legalizations: Mapping[str, Callable] | None = field(default=None, repr=False)
     kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
     machine: Callable[[tvm.target.Target], Machine | GpuMachine] | None = None
-    check_options: Callable[[tvm.target.Target, PipelineOptions], None] = _in_float32
+    check_options: Callable[[tvm.target.Target, PipelineOptions], None] = in_float32
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
     resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None

@@ -120,12 +120,15 @@ Take = Callable[["BlockedLayoutMutator", relax.Expr], Blocked | tuple[Blocked, .
 class BlockedLayoutMutator(PyExprMutator):
     """Rewrites one module; rules ask it for operands and let it emit kernels."""
 
-    def __init__(self, mod: tvm.IRModule, machine: Machine, take: Take, winograd: bool = True) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, machine: Machine, take: Take, winograd: bool = True, bfloat16: bool = False
+    ) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
         self.machine = machine
         self.take = take
         self.winograd = winograd
+        self.bfloat16 = bfloat16
         self.kernels = SharedKernels()
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}

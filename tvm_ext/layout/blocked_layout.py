@@ -14,19 +14,22 @@ from tvm_ext.layout.rules import take
 from tvm_ext.schedules.cpu.machine import machine_of
 
 
-def blocked_layout(winograd: bool = True) -> tvm.transform.Pass:
+def blocked_layout(winograd: bool = True, bfloat16: bool = False) -> tvm.transform.Pass:
     """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone.
 
     Parameters
     ----------
     winograd : bool
         Whether 3 x 3 convolutions may use Winograd's algorithm, which is faster and rounds less well.
+    bfloat16 : bool
+        Whether convolutions over all channels, or groups of them, are computed from operands rounded to bfloat16, which
+        add up in float32; the target must have the instruction.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         machine = machine_of(tvm.target.Target.current(allow_none=False))
-        rewriter = BlockedLayoutMutator(mod, machine, take, winograd)
+        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))

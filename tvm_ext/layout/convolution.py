@@ -13,6 +13,7 @@ from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, channel_block,
 from tvm_ext.layout.lanes import ZERO
 from tvm_ext.layout.winograd import winograd_convolution
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
+from tvm_ext.schedules.compute.bfloat16 import PAIR, pairs
 from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution, output_extent
 from tvm_ext.schedules.compute.layout import turn
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
@@ -104,14 +105,17 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         if not block_out:
             return None
     source = rewriter.to_block(data, block_in, turned)
-    if groups == 1:
+    rounds = rewriter.bfloat16 and block_in % PAIR == 0
+    if groups == 1 and not rounds:
         result = winograd_convolution(rewriter, source, weight, block_out, geometry)
         if result is not None:
             return Blocked(result, out_channels, len(shape), ZERO, turned)
     out_chunks = -(-out_channels // block_out)
     packed = pack_weight(weight, block_in, block_out, groups)
-    reduction = prod(packed.shape[1:-1])
-    pixels = _computed_pixels(rewriter.machine, turn(shape, turned), packed, geometry)
+    if rounds:
+        packed = pairs(packed, -2)
+    reduction = prod(packed.shape[1 : weight.ndim + 1])  # an instruction takes a pair as if it were one
+    pixels = _computed_pixels(rewriter.machine, turn(shape, turned), packed, reduction, geometry)
     if pixels:
         var = rewriter.emit_kernel(
             pixel_convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
@@ -129,10 +133,14 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
 
 
 def _computed_pixels(
-    machine: Machine, shape: Sequence[int], packed: np.ndarray, geometry: Mapping[str, Sequence[int]]
+    machine: Machine,
+    shape: Sequence[int],
+    packed: np.ndarray,
+    reduction: int,
+    geometry: Mapping[str, Sequence[int]],
 ) -> int:
     """Pixels to compute of an image whose rows are not told apart; 0 where rows are better."""
-    if packed.ndim != 6 or len(shape) != 4:
+    if len(shape) != 4:
         return 0
     rank, kernel, padding = 2, packed.shape[2:4], geometry["padding"]
     size = [
@@ -146,7 +154,7 @@ def _computed_pixels(
         copy = PixelCopy.of(kernel, geometry["strides"], padding, geometry["dilation"], size, pixels)
         return 0 if copy is None else copy.bytes(shape[1])
 
-    return computed_pixels((size[0], size[1]), packed.shape[0], prod(packed.shape[1:-1]), copied_bytes, machine)
+    return computed_pixels((size[0], size[1]), packed.shape[0], reduction, copied_bytes, machine)
 
 
 def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

@@ -21,6 +21,7 @@ from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, calls
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.attention import attention
+from tvm_ext.schedules.compute.bfloat16 import PAIR, pairs
 from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.attention import attention_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -49,12 +50,19 @@ class Operand:
     shape: tuple[int, ...]
 
 
-def pack_matmul() -> tvm.transform.Pass:
-    """Make the pass, for CPU targets; it takes static ``float32`` and ``float64`` products and leaves others alone."""
+def pack_matmul(bfloat16: bool = False) -> tvm.transform.Pass:
+    """Make the pass, for CPU targets; it takes static ``float32`` and ``float64`` products and leaves others alone.
+
+    Parameters
+    ----------
+    bfloat16 : bool
+        Whether ``float32`` products with a constant are computed from operands rounded to bfloat16, which add up in
+        float32; the target must have the instruction.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PackMatmul")
     def _pack_matmul(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = PackMatmulMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)))
+        rewriter = PackMatmulMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)), bfloat16)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and not (
                 function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
@@ -70,9 +78,10 @@ def pack_matmul() -> tvm.transform.Pass:
 class PackMatmulMutator(PyExprMutator):
     """Rewrites one module, function by function."""
 
-    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+    def __init__(self, mod: tvm.IRModule, machine: Machine, bfloat16: bool = False) -> None:
         super().__init__(mod)
         self.machine = machine
+        self.bfloat16 = bfloat16
         self.bindings = Bindings()
         self.transposed: set[relax.Var] = set()
         self.packed: dict[tuple[Any, ...], relax.Expr] = {}
@@ -164,14 +173,17 @@ class PackMatmulMutator(PyExprMutator):
         shape = MatmulShape(data.shape, weight.shape)
         dtype = str(data.expr.ty.dtype)
         lanes = self.machine.lanes(dtype)
-        row_bytes = row_stride(shape, data.axes) * tvm.DataType(dtype).bits // 8
         chunks = -(-shape.columns // lanes)
-        tile = register_tile(shape.rows, chunks, shape.reduction, row_bytes, self.machine)
         constant = isinstance(weight.expr, tvm.ir.GenericConst)
+        rounds = self.bfloat16 and constant and dtype == "float32"
+        # A pair of bfloat16 takes an instruction and four bytes, as one float32 does; rows are read from a copy.
+        steps = -(-shape.reduction // PAIR) if rounds else shape.reduction
+        row_bytes = 4 * steps if rounds else row_stride(shape, data.axes) * tvm.DataType(dtype).bits // 8
+        tile = register_tile(shape.rows, chunks, steps, row_bytes, self.machine)
         return self.builder_.call_te(
             matmul,
             self.visit_expr(data.expr),
-            self._pack(weight, lanes, round_up(chunks, tile[1])) if constant else self.visit_expr(weight.expr),
+            self._pack(weight, lanes, round_up(chunks, tile[1]), rounds) if constant else self.visit_expr(weight.expr),
             data_shape=data.shape,
             weight_shape=weight.shape,
             data_axes=data.axes,
@@ -214,14 +226,14 @@ class PackMatmulMutator(PyExprMutator):
             primfunc_attrs={"op_pattern": OPAQUE},
         )
 
-    def _pack(self, weight: Operand, lanes: int, chunks: int) -> relax.Expr:
+    def _pack(self, weight: Operand, lanes: int, chunks: int, rounds: bool) -> relax.Expr:
         """Pack a constant; one that several products use in the same way is packed once."""
         array = read_only(weight.expr.value)
         key = (weight.expr.value, weight.axes, lanes, chunks)
         if key not in self.packed:
             # Without its type, a constant of doubles is rounded to single precision.
             columns = pack_columns(array.transpose(weight.axes), lanes, chunks)
-            self.packed[key] = relax.const(columns, str(array.dtype))
+            self.packed[key] = relax.const(pairs(columns, -2)) if rounds else relax.const(columns, str(array.dtype))
         return self.packed[key]
 
 

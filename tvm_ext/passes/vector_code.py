@@ -20,7 +20,7 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.functions import separate_marked_loops
-from tvm_ext.schedules.simd.imported import import_definitions
+from tvm_ext.schedules.simd.imported import import_definitions, imported
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, holds_extremes_in_vectors, vectorize_marked_loops
 from tvm_ext.schedules.simd.prefetch import STEP_ATTRIBUTE
 from tvm_ext.schedules.simd.ramps import holds_ramps, with_plain_ramps
@@ -93,14 +93,15 @@ def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _concerned(func: tirx.PrimFunc) -> bool:
-    """Whether a kernel holds a marked loop, a function that can be expanded, or a vector instruction's addresses."""
+    """Whether a kernel holds a marked loop, a function that is expanded or imported, or a vector instruction's addresses.
+    """
 
     def interrupt_at_loop(loop: Any) -> Any:
         is_marked = loop.annotations and not {SIMD_ATTRIBUTE, STEP_ATTRIBUTE}.isdisjoint(loop.annotations)
         return tvm_ffi.VisitInterrupt(True) if is_marked or holds_extremes_in_vectors(loop) else None
 
     def interrupt_at_call(call: Any) -> Any:
-        return tvm_ffi.VisitInterrupt(True) if expands(call) else None
+        return tvm_ffi.VisitInterrupt(True) if expands(call) or imported(call) else None
 
     found = tvm_ffi.structural_walk(func.body, [(tirx.For, interrupt_at_loop), (tvm.ir.Call, interrupt_at_call)])
     return found is not None or holds_ramps(func)

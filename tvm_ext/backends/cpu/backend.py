@@ -12,6 +12,7 @@ from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cpu.embedded import ordinary_cost
 from tvm_ext.backends.cpu.instructions import instructions
+from tvm_ext.backends.cpu.precision import check_precision
 from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
 from tvm_ext.fusion.relax.prologues import fuse_prologues
@@ -62,13 +63,14 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     # Winograd's algorithm trades memory for speed: its transformed tensors are larger than the tensors.
     winograd = options.winograd and options.memory != "optimal"
+    bfloat16 = options.precision == "bfloat16"
     uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
     offers = backend.instructions(target) if uncovered or everything else ()
     return [
         grouped_pointwise(),
         *([embed_operators(offers)] if everything else []),
-        blocked_layout(winograd),
-        pack_matmul(),
+        blocked_layout(winograd, bfloat16),
+        pack_matmul(bfloat16),
         open_products(),
         *([embed_operators(offers, ordinary_cost(machine_of(target)))] if uncovered else []),
         relax.transform.DeadCodeElimination(),
@@ -145,6 +147,7 @@ CPU = Backend(
     legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | NORMALIZATION_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), fixed_vectors()),
     machine=machine_of,
+    check_options=check_precision,
     instructions=instructions,
     runs_here=True,
     shares_storage=True,
