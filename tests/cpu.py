@@ -29,6 +29,9 @@ needs_avx512_vnni = pytest.mark.skipif(
 )
 
 
+needs_avx512_bf16 = pytest.mark.skipif("avx512_bf16" not in _flags(), reason="this CPU has no AVX512-BF16")
+
+
 def short_of_avx512(reason: str) -> pytest.MarkDecorator:
     """Mark a case that narrower vectors are known not to reach yet; it has to fail there, so that it is noticed."""
     return pytest.mark.xfail(IS_X86 and "avx512vl" not in _flags(), reason=reason, strict=True)

@@ -96,7 +96,7 @@ def compile(
     """
     parsed = checked_options(options)
     resolved = resolve_target(target)
-    check_emit(emit, resolved)
+    check_emit(emit, resolved, parsed)
     if progress is not None and not callable(progress):
         raise OptionError(f"option progress: {progress!r} is not a function; give one that takes the name of a step")
     report = progress or (lambda step: None)
@@ -141,6 +141,9 @@ def compile(
     seconds["generate code"] = time.perf_counter() - start
     metadata = _metadata(imported, resolved, parsed, statistics, seconds)
     metadata["decisions"]["memory"] = memory_decisions(lowered)
+    rounding = backend_of(resolved).rounding
+    if rounding is not None and parsed.precision != "float32":
+        metadata["decisions"]["precision"] = rounding(lowered)
     if partitioned is not None:
         metadata["decisions"]["vta"] = partitioned["decisions"]
     if noted:
@@ -149,8 +152,8 @@ def compile(
     return kind(executable, metadata, shared_results=shared_results(lowered))
 
 
-def check_emit(emit: str, target: tvm.target.Target) -> None:
-    """Refuse what cannot be made for a target.
+def check_emit(emit: str, target: tvm.target.Target, options: PipelineOptions | None = None) -> None:
+    """Refuse what cannot be made for a target, or with these options.
 
     Raises
     ------
@@ -160,6 +163,11 @@ def check_emit(emit: str, target: tvm.target.Target) -> None:
     if emit not in known:
         raise OptionError(
             f"option emit: {emit!r} cannot be made for target {target.kind.name}; candidates are {', '.join(known)}"
+        )
+    if emit != LIBRARY and options is not None and options.precision != "float32":
+        raise OptionError(
+            f"option precision: C sources compute in float32, not in {options.precision}; leave the option out, or "
+            "emit a library"
         )
 
 

@@ -164,8 +164,8 @@ class PipelineOptions:
     precision: Precision = _option(
         "choice",
         "float32",
-        "Type of the operands of products and convolutions, which add up in float32: on a GPU, or bfloat16 on a CPU with "
-        "AVX512-BF16.",
+        "Type of the operands of products and convolutions, which add up in float32: on a GPU, or bfloat16 on a CPU "
+        "with AVX512-BF16.",
         *get_args(Precision),
     )
     cuda_graphs: bool = _option(

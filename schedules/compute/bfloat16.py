@@ -41,7 +41,7 @@ def rounded_array(values: np.ndarray) -> np.ndarray:
 
 
 def pairs(values: np.ndarray, axis: int) -> np.ndarray:
-    """Round and bring neighbours along an axis of the reduction together: ``(..., K, ...)`` to ``(..., K / 2, ..., 2)``.
+    """Round, and bring neighbours along an axis together: ``(..., K, ...)`` becomes ``(..., ceil(K / 2), ..., 2)``.
 
     A last place without a neighbour gets zero.
     """
@@ -80,9 +80,7 @@ class InnerSum:
             return InnerSum((te.reduce_axis((0, int(weight.shape[-2])), "ii"),))
         return InnerSum((te.reduce_axis((0, int(weight.shape[-3])), "ii"), te.reduce_axis((0, PAIR), "place")))
 
-    def product(
-        self, source: Callable[[Expr], Expr], weight: te.Tensor, outer: Sequence[Any], out_lane: Expr
-    ) -> Expr:
+    def product(self, source: Callable[[Expr], Expr], weight: te.Tensor, outer: Sequence[Any], out_lane: Expr) -> Expr:
         """Multiply ``source(channel)`` with the weight of that channel."""
         channel, *place = self.axes
         factor = weight(*outer, channel, out_lane, *place)

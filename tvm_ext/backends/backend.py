@@ -128,8 +128,8 @@ def in_float32(target: tvm.target.Target, options: PipelineOptions) -> None:
     """
     if options.precision != "float32":
         raise OptionError(
-            f"option precision: {options.precision} is for CUDA targets{OR_CPUS.get(options.precision, '')}; for target "
-            f"{target.kind.name} give a model that is in that type, or leave the option out"
+            f"option precision: {options.precision} is for CUDA targets{OR_CPUS.get(options.precision, '')}; for "
+            f"target {target.kind.name} give a model that is in that type, or leave the option out"
         )
     if options.cuda_graphs:
         raise OptionError(f"option cuda_graphs is for CUDA targets, not for target {target.kind.name}")
@@ -158,6 +158,8 @@ class Backend:
         Describes the processor of a target to rules and planners.
     check_options : callable
         Refuses options that a target of this kind does not have, with an ``OptionError``.
+    rounding : callable, optional
+        Says of a compiled module with another precision than float32 what is rounded, and by how much.
     instructions : callable
         Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
     resources : callable, optional
@@ -192,6 +194,7 @@ class Backend:
     kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
     machine: Callable[[tvm.target.Target], Machine | GpuMachine] | None = None
     check_options: Callable[[tvm.target.Target, PipelineOptions], None] = in_float32
+    rounding: Callable[[tvm.IRModule], dict[str, Any]] | None = None
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
     resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None

@@ -156,6 +156,12 @@ def command(
     if statistics:
         click.echo(f"  kernels  {statistics['kernels']} ({statistics['kernel_calls']} calls)")
         click.echo(f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors")
+    rounding = compiled.metadata["decisions"].get("precision")
+    if rounding is not None:
+        click.echo(
+            f"  rounding {rounding['rounded_calls']} products and convolutions of {options['precision']}, operands off "
+            f"by up to {rounding['operand_error']:.1%}; tvm-ext bench measures the error of the outputs"
+        )
     for name, decision in compiled.metadata["decisions"]["memory"].items():
         if "traffic" in decision:
             before, after = (bytes_text(decision[key]) for key in ("given_traffic", "traffic"))

@@ -175,7 +175,7 @@ class PackMatmulMutator(PyExprMutator):
         lanes = self.machine.lanes(dtype)
         chunks = -(-shape.columns // lanes)
         constant = isinstance(weight.expr, tvm.ir.GenericConst)
-        rounds = self.bfloat16 and constant and dtype == "float32"
+        rounds = self.bfloat16 and constant and dtype == "float32" and shape.columns > 1
         # A pair of bfloat16 takes an instruction and four bytes, as one float32 does; rows are read from a copy.
         steps = -(-shape.reduction // PAIR) if rounds else shape.reduction
         row_bytes = 4 * steps if rounds else row_stride(shape, data.axes) * tvm.DataType(dtype).bits // 8

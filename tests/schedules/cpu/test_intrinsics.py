@@ -41,14 +41,19 @@ CASES = [
 ]  # fmt: skip
 
 
-def called_with_pointers(func: PrimFunc, cpu: str) -> Any:
-    """Compile an intrinsic's description or implementation as a function of its three buffers."""
-    in_memory = func.with_attr("global_symbol", "main")
+def in_memory(func: PrimFunc) -> PrimFunc:
+    """Make a function of an intrinsic's description or implementation, with its three buffers for arguments."""
     # A kernel's arguments live in memory, wherever the intrinsic is used on registers.
-    text = in_memory.script().replace(', scope="local"', "")
+    text = func.with_attr("global_symbol", "main").script().replace(', scope="local"', "")
     from tvm.script import from_source
 
-    return tvm.compile(tvm.IRModule({"main": from_source(text)}), tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
+    return from_source(text)
+
+
+def called_with_pointers(func: PrimFunc, cpu: str) -> Any:
+    """Compile an intrinsic's description or implementation as a function of its three buffers."""
+    module = tvm.IRModule({"main": in_memory(func)})
+    return tvm.compile(module, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 def extremes(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], low: int, high: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cpu.embedded import ordinary_cost
 from tvm_ext.backends.cpu.instructions import instructions
-from tvm_ext.backends.cpu.precision import check_precision
+from tvm_ext.backends.cpu.precision import check_precision, rounding
 from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
 from tvm_ext.fusion.relax.prologues import fuse_prologues
@@ -148,6 +148,7 @@ CPU = Backend(
     kernel_passes=lambda: (vector_code(), fixed_vectors()),
     machine=machine_of,
     check_options=check_precision,
+    rounding=rounding,
     instructions=instructions,
     runs_here=True,
     shares_storage=True,
