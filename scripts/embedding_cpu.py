@@ -1,9 +1,13 @@
-"""Embedded float32 operators on this CPU against the same operators in the pipeline, one thread, processor time."""
+"""Kernels around an embedded instruction on this CPU against those without: the pipeline with the option and without.
+
+One thread, processor time; a model is one operator with constant weights, where it has weights.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,42 +19,137 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.embedding.choice import choose, quantized
 from tvm_ext.embedding.dataflow import Dataflow
-from tvm_ext.embedding.function import pack_function, stored_shape, unpack_function
-from tvm_ext.embedding.packing import pack
 from tvm_ext.embedding.read import read_products
-from tvm_ext.embedding.schedule import schedule_strategy
-from tvm_ext.embedding.strategy import Strategy
+from tvm_ext.embedding.relax.embed_operators import NOTES_ATTRIBUTE
 from tvm_ext.schedules.cpu.machine import machine_of
-from tvm_ext.schedules.rule import apply_rules
 
 ROUNDS = 15
+SHORTEST = 3e-3
+"""Seconds of processor time that are measured at once."""
 
-Case = tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], str]
+
+@dataclass(frozen=True)
+class Case:
+    """An operator.
+
+    Attributes
+    ----------
+    kind : str
+        Name in ``relax.op.nn`` or ``relax.op``; or the subscripts of an einsum.
+    shapes : (tuple of int, tuple of int)
+        Of data and weights.
+    attributes : mapping
+    dtypes : (str, str)
+        Of data and weights; integers are summed up in int32.
+    computed : bool
+        Whether the weights are an input.
+    """
+
+    kind: str
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: tuple[str, str] = ("float32", "float32")
+    computed: bool = False
+
+    def integer(self, data: str = "uint8") -> Case:
+        """Give the operator integers."""
+        return Case(self.kind, self.shapes, {**self.attributes, "out_dtype": "int32"}, (data, "int8"), self.computed)
+
+    def call(self, data: relax.Expr, weights: relax.Expr) -> relax.Call:
+        """Call the operator."""
+        if "->" in self.kind:
+            return relax.op.einsum((data, weights), self.kind)
+        operator = relax.op.matmul if self.kind == "matmul" else getattr(relax.op.nn, self.kind)
+        return operator(data, weights, **self.attributes)
+
+    def draw(self, which: int) -> NDArray:
+        """Draw data (0) or weights (1): integers, the whole range of their type, or floats whose sums are exact."""
+        rng, dtype = np.random.default_rng(which), self.dtypes[which]
+        if dtype == "float32":
+            return rng.integers(-8, 8, self.shapes[which]).astype(dtype)
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, self.shapes[which], endpoint=True).astype(dtype)
+
+    def module(self) -> tvm.IRModule:
+        """Write a model of the operator."""
+        builder = relax.BlockBuilder()
+        inputs = [relax.Var("data", relax.TensorType(self.shapes[0], self.dtypes[0]))]
+        if self.computed:
+            inputs.append(relax.Var("weights", relax.TensorType(self.shapes[1], self.dtypes[1])))
+        with builder.function("main", inputs):
+            with builder.dataflow():
+                weights = inputs[1] if self.computed else relax.const(self.draw(1))
+                out = builder.emit_output(self.call(inputs[0], weights))
+            builder.emit_func_output(out)
+        return builder.get()
+
+
+CONV = Case("conv2d", ((1, 64, 30, 30), (64, 64, 3, 3)))
+POINTWISE = Case("conv2d", ((1, 256, 28, 28), (64, 256, 1, 1)))
+STEM = Case("conv2d", ((1, 3, 115, 115), (64, 3, 7, 7)), {"strides": 2})
+DEPTHWISE = Case("conv2d", ((1, 64, 30, 30), (64, 1, 3, 3)), {"groups": 64})
+PRODUCT = Case("matmul", ((128, 512), (512, 512)))
+DILATED = Case("conv2d", ((1, 64, 32, 32), (64, 64, 3, 3)), {"dilation": 2})
+GROUPED = Case("conv2d", ((1, 64, 30, 30), (64, 16, 3, 3)), {"groups": 4})
+CONV1D = Case("conv1d", ((1, 64, 402), (128, 64, 3)))
+CONV3D = Case("conv3d", ((1, 16, 10, 18, 18), (32, 16, 3, 3, 3)))
 
 HAND_WRITTEN: dict[str, Case] = {
-    "conv2d 3x3": ((1, 64, 30, 30), (64, 64, 3, 3), {}, "conv2d"),
-    "conv2d 1x1": ((1, 256, 28, 28), (64, 256, 1, 1), {}, "conv2d"),
-    "conv2d 3x3 strided": ((1, 64, 57, 57), (128, 64, 3, 3), {"strides": 2}, "conv2d"),
-    "matmul": ((128, 512), (512, 512), {}, "matmul"),
+    "conv2d 3x3": CONV,
+    "conv2d 1x1": POINTWISE,
+    "conv2d 3x3 strided": Case("conv2d", ((1, 64, 57, 57), (128, 64, 3, 3)), {"strides": 2}),
+    "conv2d 7x7 RGB": STEM,
+    "conv2d grouped": GROUPED,
+    "conv2d dilated": DILATED,
+    "conv3d": CONV3D,
+    "conv2d depthwise": DEPTHWISE,
+    "conv2d depthwise 5x5 strided": Case(
+        "conv2d", ((1, 96, 31, 31), (96, 1, 5, 5)), {"groups": 96, "strides": 2, "padding": 2}
+    ),
+    "matmul": PRODUCT,
+    "matmul of odd extents": Case("matmul", ((127, 257), (257, 99))),
+    "matmul of computed operands": Case("matmul", ((128, 512), (512, 512)), computed=True),
+    "conv2d 3x3 int8": CONV.integer(),
+    "conv2d 1x1 int8": POINTWISE.integer(),
+    "conv2d 7x7 RGB int8": STEM.integer(),
+    "conv2d depthwise int8": DEPTHWISE.integer(),
 }
-"""Operators with hand-written rules."""
+"""Operators of every hand-written rule that multiplies and adds as an instruction does; Winograd's algorithm does not."""
+
 UNCOVERED: dict[str, Case] = {
-    "dilated": ((1, 64, 32, 32), (64, 64, 3, 3), {"dilation": 2}, "conv2d"),
-    "grouped": ((1, 64, 30, 30), (64, 16, 3, 3), {"groups": 4}, "conv2d"),
-    "conv1d": ((1, 64, 402), (128, 64, 3), {}, "conv1d"),
-    "conv3d": ((1, 16, 10, 18, 18), (32, 16, 3, 3, 3), {}, "conv3d"),
-    "RGB stem": ((1, 3, 115, 115), (64, 3, 7, 7), {"strides": 2}, "conv2d"),
+    "RGB stem": STEM,
+    "RGB stem, int8": STEM.integer(),
+    "dilated": DILATED,
+    "dilated, int8": DILATED.integer("int8"),
+    "grouped": GROUPED,
+    "grouped, int8": GROUPED.integer("int8"),
+    "grouped by 20 channels, strided": Case("conv2d", ((1, 64, 56, 28), (20, 32, 1, 1)), {"groups": 2, "strides": 2}),
+    "depthwise, int8": DEPTHWISE.integer("int8"),
+    "conv1d": CONV1D,
+    "conv1d, int8": CONV1D.integer(),
+    "conv3d": CONV3D,
+    "conv3d, int8": CONV3D.integer(),
+    "conv1d transposed": Case("conv1d_transpose", ((1, 64, 200), (64, 64, 4)), {"strides": 2, "padding": 1}),
+    "conv2d transposed": Case("conv2d_transpose", ((1, 64, 28, 28), (64, 32, 4, 4)), {"strides": 2, "padding": 1}),
+    "conv3d transposed": Case(
+        "conv3d_transpose", ((1, 16, 8, 14, 14), (16, 16, 4, 4, 4)), {"strides": 2, "padding": 1}
+    ),
+    "capsule routing": Case("bik,ijdk->bijd", ((1, 1152, 8), (1152, 10, 16, 8))),
+    "capsule agreement": Case("bijd,bjd->bij", ((1, 1152, 10, 16), (1, 10, 16)), computed=True),
+    "attention, heads inside": Case("bqhd,bkhd->bhqk", ((1, 128, 8, 64), (1, 128, 8, 64)), computed=True),
+    "matmul, int8": PRODUCT.integer(),
 }
 """Operators that hand-written rules lack or do badly."""
 
-
 # Rule of schedules/cpu, an operator of its, the row that it goes by, and where that row's axes lie.
 LAYOUTS: tuple[tuple[str, Case, str, str], ...] = (
-    ("convolution", HAND_WRITTEN["conv2d 3x3"], "fma.{bits}", "i <- ff:{lanes}"),
-    ("matmul", HAND_WRITTEN["matmul"], "fma.{bits}", "i <- i1:{lanes}"),
-    ("window", ((1, 64, 30, 30), (64, 1, 3, 3), {"groups": 64}, "conv2d"), "fma.{bits}.lanes", "i <- ff:{lanes}"),
-    ("conv2d_int8", HAND_WRITTEN["conv2d 3x3"], "pmaddwd.{bits}", "i <- ff:{lanes}, k <- rc:2"),
-    ("product, int8", HAND_WRITTEN["matmul"], "pmaddwd.{bits}", "i <- i1:{lanes}, k <- k:2"),
+    ("convolution", CONV, "fma.{bits}", "i <- ff:{lanes}"),
+    ("matmul", PRODUCT, "fma.{bits}", "i <- i1:{lanes}"),
+    ("window", DEPTHWISE, "fma.{bits}.lanes", "i <- ff:{lanes}"),
+    ("conv2d_int8, pairs", CONV, "pmaddwd.{bits}", "i <- ff:{lanes}, k <- rc:2"),
+    ("product, pairs", PRODUCT, "pmaddwd.{bits}", "i <- i1:{lanes}, k <- k:2"),
+    ("conv2d_int8", CONV, "vpdpbusd.{bits}", "i <- ff:{lanes}, k <- rc:4"),
+    ("product, int8", PRODUCT, "vpdpbusd.{bits}", "i <- i1:{lanes}, k <- k:4"),
 )
 
 
@@ -71,22 +170,9 @@ def layouts() -> list[dict[str, Any]]:
     return rows
 
 
-def module_of(case: Case, weights: NDArray) -> tvm.IRModule:
-    """Write a model of one operator, its weights constant."""
-    shape, _, attributes, kind = case
-    builder = relax.BlockBuilder()
-    data = relax.Var("data", relax.TensorType(shape, "float32"))
-    operator = relax.op.matmul if kind == "matmul" else getattr(relax.op.nn, kind)
-    with builder.function("main", [data]):
-        with builder.dataflow():
-            out = builder.emit_output(operator(data, relax.const(weights), **attributes))
-        builder.emit_func_output(out)
-    return builder.get()
-
-
 def operator_of(case: Case) -> Dataflow:
     """Read the dataflow of the kernel that TVM makes of an operator."""
-    module = relax.transform.LegalizeOps()(module_of(case, np.zeros(case[1], "float32")))
+    module = relax.transform.LegalizeOps()(case.module())
     products = [
         operator
         for func in module.functions.values()
@@ -97,81 +183,51 @@ def operator_of(case: Case) -> Dataflow:
     return products[0]
 
 
-def embedded_of(case: Case) -> Strategy:
-    """Choose the best embedding of this CPU's multiply-add, by its cost."""
-    target = native_target()
-    offer = next(it for it in backend_of(target).instructions(target) if ".fma." in it.instruction.name)
-    best = choose(operator_of(case), offer).best
-    assert best is not None
-    return best.strategy
-
-
-def run_both(case: Case) -> dict[str, Any]:
-    """Time the pipeline's kernel and the embedded one, in turn; both get and give what the operator does."""
-    rng = np.random.default_rng(0)
-    data = rng.standard_normal(case[0]).astype("float32")
-    weights = rng.standard_normal(case[1]).astype("float32")
-    target = native_target()
-    executable = tvm.compile(module_of(case, weights), target, relax_pipeline="tvm_ext")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    given = tvm.runtime.tensor(data)
-    expected = machine["main"](given).numpy()
-    found = embedded_of(case)
-    steps, result = embedded_call(found, data, weights, target)
-
-    def call() -> None:
-        for step in steps:
-            step()
-
-    call()
-    error = float(np.abs(result() - expected).max() / expected.std())
-    times = interleaved(lambda: machine["main"](given), call, steps[1])
+def compare(case: Case, option: str, **options: Any) -> dict[str, Any]:
+    """Time the pipeline without embeddings and with ``embed=option``, in turn, with other options alike."""
+    given = [tvm.runtime.tensor(case.draw(which)) for which in ((0, 1) if case.computed else (0,))]
+    calls, results, note = [], [], ""
+    for embed in ("off", option):
+        machine, found = compiled(case, embed, options)
+        note = found or note
+        results.append(machine["main"](*given).numpy().astype("float64"))
+        calls.append(lambda machine=machine: machine["main"](*given))
+    times = interleaved(*calls)
+    error = float(np.abs(results[0] - results[1]).max() / max(float(results[0].std()), 1e-9))
     return {
-        "mapping": str(found.embedding), "features": list(found.features), "error": error,
-        "pipeline_us": round(times[0] * 1e6, 1), "embedded_us": round(times[1] * 1e6, 1),
-        "kernel_us": round(times[2] * 1e6, 1), "speedup": round(times[0] / times[1], 3),
-        "kernel_speedup": round(times[0] / times[2], 3),
+        "embedding": note, "error": error, "exact": error < 1e-4, "without_us": round(times[0] * 1e6, 1),
+        "with_us": round(times[1] * 1e6, 1), "speedup": round(times[0] / times[1], 3),
     }  # fmt: skip
 
 
-def embedded_call(
-    found: Strategy, data: NDArray, weights: NDArray, target: tvm.target.Target
-) -> tuple[list[Callable[[], object]], Callable[[], NDArray]]:
-    """Compile packing, kernel and unpacking, to be called in this order; weights are stored beforehand."""
-    embedding, backend = found.embedding, backend_of(target)
-    offer = next(it for it in backend.instructions(target) if it.instruction.name == embedding.instruction.name)
-    accumulators = machine_of(target).vector_registers - 4
-    number = embedding.operand(0)  # which factor of the instruction the data is
-    functions = {
-        "pack": apply_rules(pack_function(found, number), target, backend.rules),
-        "kernel": schedule_strategy(found, offer.instruction, accumulators).mod["main"],
-        "unpack": apply_rules(unpack_function(found), target, backend.rules),
-    }
-    module = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+def compiled(case: Case, embed: str, options: Mapping[str, Any]) -> tuple[relax.VirtualMachine, str]:
+    """Compile an operator; gives the line that the pipeline wrote of it as well."""
+    target, notes = native_target(), []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def listen(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        notes.append(str((module.attrs or {}).get(NOTES_ATTRIBUTE, "")))
+        return module
+
+    pipeline = relax.get_pipeline("tvm_ext", embed=embed, **options)
     with target:
-        module = tvm.transform.Sequential(list(backend.kernel_passes()))(module)
-    compiled = tvm.compile(module, target)
-    tensors: list[Any] = [None, None, tvm.runtime.tensor(np.zeros(stored_shape(found, 2), "float32"))]
-    tensors[number] = tvm.runtime.tensor(np.zeros(stored_shape(found, number), "float32"))
-    constant = pack(weights, found.operands[1]).reshape(stored_shape(found, 1 - number))
-    tensors[1 - number] = tvm.runtime.tensor(constant)
-    source = tvm.runtime.tensor(data)
-    result = tvm.runtime.tensor(np.zeros(embedding.operator.output.shape, "float32"))
-    steps: list[Callable[[], object]] = [
-        lambda: compiled["pack"](source, tensors[number]),
-        lambda: compiled["kernel"](*tensors),
-        lambda: compiled["unpack"](tensors[2], result),
-    ]
-    return steps, result.numpy
+        lowered = listen(pipeline(case.module()))
+        executable = tvm.compile(lowered, target, relax_pipeline=None)
+    return relax.VirtualMachine(executable, tvm.cpu()), notes[0]
 
 
 def interleaved(*calls: Callable[[], object]) -> list[float]:
-    """Time calls in turn: the median of processor seconds."""
+    """Time calls in turn: the least processor seconds of a call."""
+    start = time.process_time()
+    for call in calls:
+        call()
+        call()
+    repeats = max(1, round(SHORTEST * 2 * len(calls) / max(time.process_time() - start, 1e-6)))
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, found in zip(calls, times, strict=True):
             start = time.process_time()
-            for _ in range(3):
+            for _ in range(repeats):
                 call()
-            found.append((time.process_time() - start) / 3)
-    return [float(np.median(found)) for found in times]
+            found.append((time.process_time() - start) / repeats)
+    return [min(found) for found in times]
