@@ -17,10 +17,26 @@ Kind = Literal["left", "right", "both"]
 
 @dataclass(frozen=True)
 class OuterLoop:
-    """A loop over results around the instruction: which of its factors it moves in, and how many turns it has."""
+    """A loop over results around the instruction.
+
+    Attributes
+    ----------
+    kind : str
+        Which of the instruction's factors it moves in.
+    extent : int
+        How many turns it has.
+    shared : float
+        Of what one turn reads of the left factor, how many times a step to the next turn that is.
+    """
 
     kind: Kind
     extent: int
+    shared: float = 1.0
+
+    def read_again(self, parts: int) -> float:
+        """How many times the left factor is read when the turns are divided into parts that each read theirs."""
+        reach = self.shared - 1
+        return (self.extent + parts * reach) / (self.extent + reach)
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,12 @@ class EmbeddedForm:
     loops: tuple[OuterLoop, ...]
     result: tuple[tuple[Part, ...], ...]
     steps: tuple[int, ...]
+
+    @property
+    def lanes_lie_together(self) -> bool:
+        """Whether the lanes of a vector of results are neighbours in the operator's result."""
+        lanes = [part for parts in self.result for part in parts if part.lane >= 0]
+        return len(lanes) == 1 and bool(self.result[-1]) and self.result[-1][-1] is lanes[0]
 
     def text(self) -> str:
         """Write it as the annotation has it."""

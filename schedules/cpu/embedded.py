@@ -12,11 +12,20 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
-from tvm_ext.schedules.cpu.embedded_tile import EmbeddedTasks, EmbeddedTile, embedded_tasks, embedded_tile
+from tvm_ext.schedules.cpu.embedded_tile import (
+    Copy,
+    EmbeddedTasks,
+    EmbeddedTile,
+    copied_cycles,
+    embedded_tasks,
+    embedded_tile,
+)
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.transpose import LARGEST_SIDE, transposed_axes
 from tvm_ext.schedules.embedded_form import EMBEDDED, FORM_ATTRIBUTE, EmbeddedForm
 from tvm_ext.schedules.instructions.instruction import Instruction
 from tvm_ext.schedules.instructions.registered import instruction_named, tensor_intrinsic
+from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, loop_extents, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -43,11 +52,16 @@ class Embedded:
         form = EmbeddedForm.read(str(schedule.get(product).annotations[FORM_ATTRIBUTE]))
         steps, results = prod(form.steps), prod(loop.extent for loop in form.loops)
         tile = embedded_tile(
-            form.loops, steps, machine, range(len(form.loops)), _left_is_vector(schedule, product, form)
+            form.loops,
+            steps,
+            machine,
+            range(len(form.loops)),
+            _left_is_vector(schedule, product, form),
+            not form.lanes_lie_together,
         )
         copies = _copies(schedule, product)
         store, rest = _stores(schedule, product)
-        copied = sum(prod(loop_extents(schedule, copy)) for copy in copies) / 4.0
+        copied = 2.0 * sum(_copied_cycles(schedule, copy, machine) for copy in copies)
         lanes = prod(loop_extents(schedule, product)) // (results * steps)
         tasks = embedded_tasks(form.loops, tile, steps, copied, lanes, machine)
         _Scheduler(schedule, form, instruction_named(form.instruction), tile, tasks, machine).run(
@@ -80,6 +94,29 @@ def _copies(schedule: Schedule, product: SBlockRV) -> list[SBlockRV]:
         else:
             schedule.compute_inline(block)
     return kept
+
+
+def _copied_cycles(schedule: Schedule, copy: SBlockRV, machine: Machine) -> float:
+    """Cycles of storing a factor anew."""
+    axes, extents = axes_of(schedule, copy), loop_extents(schedule, copy)
+    written = next(access.strides for access in axes.accesses if access.written) or ()
+    last = next((at for at, step in enumerate(written) if step == 1 and extents[at] > 1), -1)
+    pair = transposed_axes(axes)
+    run = prod(extents[_first_flat(axes, last) : last + 1])
+    kind: Copy = "elements"
+    if any(access.strides and access.strides[last] == 1 for access in axes.accesses if not access.written):
+        kind = "vectors"
+    elif pair is not None:
+        kind = "interleaved" if run in (2, 4) and written[pair[0]] == run else "tiles"
+    return copied_cycles(prod(extents), kind, vector_lanes(schedule, copy, machine), run)
+
+
+def _first_flat(axes: Axes, last: int) -> int:
+    """First of the axes that walk all tensors as one axis would, up to ``last``."""
+    first = last
+    while first > 0 and axes.flat(first - 1, last):
+        first -= 1
+    return first
 
 
 def _stores(schedule: Schedule, product: SBlockRV) -> tuple[SBlockRV, SBlockRV | None]:
@@ -130,7 +167,7 @@ class _Scheduler:
             outer.append(piece)
             middle.append(strip)
         outer = [*(loop for _, loop in sorted(loops.items())), *outer]
-        side_by_side = self._lanes_lie_together()
+        side_by_side = self.form.lanes_lie_together
         held = [*inner, *lanes] if side_by_side or tile.column < 0 else [*inner[:-1], *lanes, inner[-1]]
         schedule.reorder(*outer, *middle, *held)
         if not outer:
@@ -158,10 +195,9 @@ class _Scheduler:
                 mark_simd(schedule, held[-1], self.machine.lanes(self._result_type(store)))
                 mark_tile(schedule, held[-2], self.machine.lanes(self._result_type(store)))
         for copy in copies:
+            axes = axes_of(schedule, copy)
             schedule.compute_at(copy, task, preserve_unit_loops=True)
-            innermost = schedule.get_loops(copy)[-1]
-            if int(schedule.get(innermost).extent) > 1:
-                mark_simd(schedule, innermost, vector_lanes(schedule, copy, self.machine))
+            self._copy(copy, axes)
         self._sum_up(product, depth)
 
     def _result_type(self, store: SBlockRV) -> str:
@@ -190,18 +226,35 @@ class _Scheduler:
                     loops[part.loop] = piece
         return loops, [loop for _, loop in sorted(lanes, key=lambda item: item[0])], units
 
-    def _lanes_lie_together(self) -> bool:
-        """Whether the lanes of a vector of results are neighbours in the operator's result."""
-        lanes = [part for parts in self.form.result for part in parts if part.lane >= 0]
-        last = self.form.result[-1] if self.form.result else ()
-        return len(lanes) == 1 and bool(last) and last[-1] is lanes[0]
-
     def _in_registers(self, block: SBlockRV, depth: int) -> None:
         """Write out the loops of a block over a tile, and make vectors of the last."""
         *outer, last = self.schedule.get_loops(block)[depth:]
         for loop in outer:
             self.schedule.unroll(loop)
         self.schedule.vectorize(last)
+
+    def _copy(self, copy: SBlockRV, axes: Axes) -> None:
+        """Make vectors of what is stored anew; of two axes that are transposed, tiles."""
+        schedule = self.schedule
+        loops = list(schedule.get_loops(copy)[-len(axes.extents) :])
+        lanes = vector_lanes(schedule, copy, self.machine)
+        pair = transposed_axes(axes)
+        if pair is not None:
+            read, written = pair
+            first = _first_flat(axes, written)
+            row = loops[read]
+            rest = [loop for at, loop in enumerate(loops) if at != read and not first <= at <= written]
+            column = schedule.fuse(*loops[first : written + 1]) if first < written else loops[written]
+            extents = (int(schedule.get(loop).extent) for loop in (row, column))
+            side = min(lanes, LARGEST_SIDE, *(1 << (extent - 1).bit_length() for extent in extents))
+            if side > 1:
+                schedule.reorder(*rest, row, column)
+                mark_simd(schedule, column, side)
+                mark_tile(schedule, row, side)
+                return
+        innermost = schedule.get_loops(copy)[-1]
+        if int(schedule.get(innermost).extent) > 1:
+            mark_simd(schedule, innermost, lanes)
 
     def _sum_up(self, product: SBlockRV, depth: int) -> None:
         """Sum up a tile in registers, the instruction innermost."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
+from typing import Literal
 
 from tvm_ext.schedules.cpu.conv_tile import step_slots
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.transpose import LARGEST_SIDE
 from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.embedded_form import OuterLoop
 
 MOST_VECTORS = 4
-STORE_SLOTS, TILE_SLOTS = 2.0, 12.0
-"""Multiply-adds that could be issued while a vector of results is stored, and while a tile begins."""
+STORE_SLOTS, TILE_SLOTS, TRANSPOSE_SLOTS = 2.0, 12.0, 11.0
+"""Multiply-adds that could be issued while a vector of results is stored, while a tile begins, and for each lane of a
+square of results that is transposed, whether all of it is used or not."""
+
+FROM_L2 = 0.6
+"""Share of the time of reading factors from the L2 cache that multiply-adds wait for, measured on Zen 5."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ def embedded_tile(
     machine: Machine,
     fixed: Collection[int] = (),
     lanes_of_left: bool = False,
+    transposes: bool = False,
 ) -> EmbeddedTile:
     """Choose the register tile.
 
@@ -64,7 +71,10 @@ def embedded_tile(
         Loops that must be multiples of their tile.
     lanes_of_left : bool
         Whether the left factor is a vector as well, instead of one value for all lanes.
+    transposes : bool
+        Whether the lanes of a vector of results are no neighbours in the operator's result.
     """
+    lanes = machine.lanes("float32")
     columns_of = [at for at, loop in enumerate(loops) if loop.kind == "left"] or [-1]
     vectors_of = [at for at, loop in enumerate(loops) if loop.kind == "right"] or [-1]
     best: EmbeddedTile | None = None
@@ -75,10 +85,15 @@ def embedded_tile(
                 width, depth = (loops[at].extent if at >= 0 else 1 for at in (column, vector))
                 panel = steps * vectors * machine.vector_bits // 8
                 step = step_slots(columns, vectors, panel, machine)
+                if panel > machine.l1 // 2:
+                    step += FROM_L2 * machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth)
                 if lanes_of_left:
                     step = max(step, columns * vectors * 1.1, 2.0 * (columns + vectors) / 2)
                 tiles = rest * -(-width // columns) * -(-depth // vectors)
-                slots = tiles * (steps * step + columns * vectors * STORE_SLOTS + TILE_SLOTS)
+                stored = columns * vectors * STORE_SLOTS
+                if transposes:
+                    stored += -(-columns // lanes) * vectors * lanes * TRANSPOSE_SLOTS
+                slots = tiles * (steps * step + stored + TILE_SLOTS)
                 slots *= 1 + 0.05 * (columns + vectors) / (columns * vectors)
                 if best is None or slots < best.slots * 0.999:
                     best = EmbeddedTile(column, columns, vector, vectors, slots)
@@ -106,6 +121,37 @@ def _sizes(
     ]
 
 
+Copy = Literal["vectors", "interleaved", "tiles", "elements"]
+"""How a factor is stored anew: what lies together stays together; a few rows are interleaved; it is transposed; or it is
+collected."""
+
+VECTOR_CYCLES, WORD_CYCLES, INTERLEAVED_CYCLES, ELEMENT_CYCLES = 2.5, 1.0, 8.0, 1.5
+"""Cycles of a vector that is copied, of up to four elements, of a vector that is interleaved, and of an element by
+itself, measured on Zen 5."""
+
+
+def copied_cycles(elements: int, copy: Copy, lanes: int, run: int) -> float:
+    """Cycles of one core for storing elements anew.
+
+    Parameters
+    ----------
+    elements : int
+    copy : str
+    lanes : int
+        Elements of a vector.
+    run : int
+        Elements along the axis that is innermost in what is stored.
+    """
+    if copy == "vectors":
+        return elements / min(lanes, run) * (WORD_CYCLES if run <= 4 else VECTOR_CYCLES)
+    if copy == "interleaved":
+        return elements / lanes * INTERLEAVED_CYCLES
+    if copy == "tiles":
+        side = min(lanes, LARGEST_SIDE, 1 << (run - 1).bit_length())
+        return elements / side * (2 + log2(side))  # of a row of a tile: a load, shuffles, and a store
+    return elements * ELEMENT_CYCLES
+
+
 @dataclass(frozen=True)
 class EmbeddedTasks:
     """How tiles are divided among cores.
@@ -124,6 +170,12 @@ class EmbeddedTasks:
     parts: int
     pieces: int
     parallel: bool
+
+    def read_again(self, loops: Sequence[OuterLoop], tile: EmbeddedTile) -> float:
+        """How many times the left factor is stored anew, by all tasks together."""
+        rows = loops[self.row].read_again(self.bands) if self.row >= 0 else 1.0
+        columns = loops[tile.column].read_again(self.pieces) if tile.column >= 0 else 1.0
+        return rows * columns * self.parts
 
 
 def embedded_tasks(
@@ -147,6 +199,7 @@ def embedded_tasks(
     strips = extents[tile.column] // tile.columns if tile.column >= 0 else 1
     parallel = machine.divides(2.0 * prod(extents) * steps * lanes)
     work = tile.slots / (others * height * groups * strips)  # of one tile
+    again = {bands: loops[row].read_again(bands) if row >= 0 else 1.0 for bands in divisors(height)}
     best, best_cost = (1, 1, 1), float("inf")
     for bands in divisors(height):
         for parts in divisors(groups):
@@ -154,7 +207,8 @@ def embedded_tasks(
                 tasks = others * bands * parts * pieces
                 rounds = -(-tasks // machine.cores) if parallel else tasks
                 own = height // bands * (groups // parts) * (strips // pieces) * work
-                copy = copied / (others * bands * pieces)
+                shared = again[bands] * loops[tile.column].read_again(pieces) if tile.column >= 0 else again[bands]
+                copy = copied * shared / (others * bands * pieces)
                 weights = steps * tile.vectors * (groups // parts) * 2.0
                 cost = rounds * (own + copy + 0.02 * weights + 60)
                 if cost < best_cost * 0.999:

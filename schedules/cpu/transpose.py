@@ -120,9 +120,10 @@ def transposed_axes(axes: Axes) -> tuple[int, int] | None:
     for access in axes.accesses:
         if access.written or access.strides is None or access.strides[target] in (0, 1, None):
             continue
-        source = _unit_stride(axes, access.strides)
-        if source is not None:
-            return source, target
+        # Where windows overlap, an element is met along several axes.
+        sources = [axis for axis, stride in enumerate(access.strides) if stride == 1 and axes.extents[axis] != 1]
+        if sources:
+            return max(sources, key=lambda axis: axes.extents[axis] or LARGEST_SIDE), target
     return None
 
 

@@ -23,8 +23,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.simd.lanes import holds_load
 from tvm_ext.schedules.simd.stream import is_marked
-from tvm_ext.schedules.simd.vector import broadcast, element_type, operation
+from tvm_ext.schedules.simd.vector import broadcast, element_type, operation, wide_type
 from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
 
 TILE_ATTRIBUTE = "tvm_ext.simd_tile"
@@ -67,6 +68,8 @@ slow in strips of 512 rows as in strips of 256, with rows of 64 KiB twice as slo
 class _Transposed:
     """A load that is contiguous along the outer loop: what stands for it, and the condition it is made under.
 
+    ``load`` may be a choice between that and something that is not loaded, by where along the outer loop it is.
+
     ``stride`` is the distance in bytes between the vectors loaded for a tile.
     """
 
@@ -97,7 +100,7 @@ def tile_loops(outer: Any, side: int, analyzer: Any, staging: int = 0) -> Any:
 
 
 def _tile_uneven_piece(outer: Any, side: int, analyzer: Any, staging: int) -> Any:
-    """Tile the piece of a loop that was cut into pieces of which the last one is shorter.
+    """Tile the piece of a loop, either of the two, that was cut into pieces of which the last one is shorter.
 
     before: ``for x in range(10):      for y ...:      if piece*10 + x < 37: store``
     after:  ``if piece*10 + 10 <= 37:  tiles of range(10)      else:  tiles of range(7)``
@@ -106,29 +109,31 @@ def _tile_uneven_piece(outer: Any, side: int, analyzer: Any, staging: int) -> An
     condition = guard.condition
     if isinstance(condition, tvm.ir.Call) and operation(condition) == "likely":
         condition = condition.args[0]
-    if guard.else_case is not None or not isinstance(condition, prim.LT) or not isinstance(outer.extent, prim.IntImm):
-        raise NotVectorizable("a condition that is no limit of the outer loop")
+    if guard.else_case is not None or not isinstance(condition, prim.LT):
+        raise NotVectorizable("a condition that is no limit of a loop")
+    cut = inner if uses(condition.a, inner.loop_var) else outer
     limit = analyzer.simplify(condition.b)
-    found = tvm.sym.detect_linear_equation(analyzer.simplify(condition.a), [outer.loop_var])
+    found = tvm.sym.detect_linear_equation(analyzer.simplify(condition.a), [cut.loop_var])
     if (
         len(found) != 2
-        or not all(isinstance(number, prim.IntImm) for number in (limit, found[0]))
+        or not all(isinstance(number, prim.IntImm) for number in (limit, found[0], cut.extent))
         or int(found[0]) != 1
     ):
-        raise NotVectorizable("a condition that is no limit of the outer loop")
-    first, extent = found[1], int(outer.extent)
+        raise NotVectorizable("a condition that is no limit of a loop")
+    first, extent = found[1], int(cut.extent)
     rest = int(limit) % extent
     if not (analyzer.can_prove(first < limit) and analyzer.can_prove_equal(tirx.floormod(first, extent), 0)):
         raise NotVectorizable("pieces of several lengths")
 
     def tiles(count: int) -> Any:
-        x = tvm.ir.Var(outer.loop_var.name, outer.loop_var.ty)  # of another range than the loop it comes from
-        store = substitute(guard.then_case, {outer.loop_var: x})
-        loop = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, store, annotations=inner.annotations)
-        number = tirx.const(count, element_type(outer.loop_var))
-        return tile_loops(tirx.For(x, outer.min, number, outer.kind, loop), side, analyzer, staging)
+        x = tvm.ir.Var(cut.loop_var.name, cut.loop_var.ty)  # of another range than the loop it comes from
+        store = substitute(guard.then_case, {cut.loop_var: x})
+        number = tirx.const(count, element_type(cut.loop_var))
+        rows, columns = ((x, number) if loop is cut else (loop.loop_var, loop.extent) for loop in (outer, inner))
+        loop = tirx.For(columns[0], inner.min, columns[1], inner.kind, store, annotations=inner.annotations)
+        return tile_loops(tirx.For(rows[0], outer.min, rows[1], outer.kind, loop), side, analyzer, staging)
 
-    return tirx.IfThenElse(first + extent <= limit, tiles(extent), tiles(rest))
+    return tirx.IfThenElse(first + extent <= limit, tiles(extent), tiles(rest) if rest else tirx.Evaluate(0))
 
 
 class _Tiler:
@@ -150,7 +155,42 @@ class _Tiler:
             return self._blocks(rows, columns, max(1, bits // 8))
         tiles = LINE * 8 // (self._side * bits) if is_marked(self._inner) else 1
         length = min(strip_length(found.stride, self._side, tiles) for found in self._transposed)
-        return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), length, self._constant(0), columns))
+        zero = self._constant(0)
+        together = self._interleaved(columns)
+        if together and rows >= together:
+            done = rows // together * together
+            parts = self._pieces(lambda x, count: [self._interleave(x, count, columns)], together, zero, done)
+            return _sequence([*parts, *(self._strip(rows - done, zero, columns, done) if rows > done else [])])
+        return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), length, zero, columns))
+
+    def _interleaved(self, columns: int) -> int:
+        """Rows of which all ``columns`` fill a vector, where they are written one behind the other as they are read.
+
+        0 where they are not, or where more is done with them than a change of their type.
+        """
+        store = self._inner.body
+        value = self._body.value.value if isinstance(self._body.value, prim.Cast) else self._body.value
+        if columns not in (2, 4) or len(store.indices) != 1 or not value.same_as(self._transposed[0].placeholder):
+            return 0
+        variables = [self._outer.loop_var, self._inner.loop_var]
+        found = tvm.sym.detect_linear_equation(self._analyzer.simplify(store.indices[0]), variables)
+        if len(found) != 3 or [int(step) if isinstance(step, prim.IntImm) else 0 for step in found[:2]] != [columns, 1]:
+            return 0
+        return LINE * 8 // (tvm.DataType(element_type(store.value)).bits * columns)
+
+    def _interleave(self, x: Any, rows: int, columns: int) -> Any:
+        """Load ``columns`` vectors of ``rows`` lanes, and store them lane by lane in turn."""
+        statements: list[Any] = []
+        zero = self._constant(0)
+        vectors = self._load(self._transposed[0], x, (rows, rows), zero, columns, statements)
+        value = _shuffle(vectors, [column * rows + row for row in range(rows) for column in range(columns)])
+        store = self._inner.body
+        if isinstance(self._body.value, prim.Cast):
+            value = prim.Cast(wide_type(element_type(store.value), rows * columns), value)
+        place = substitute(store.indices[0], {self._outer.loop_var: x, self._inner.loop_var: zero})
+        index = prim.Ramp(self._analyzer.simplify(place), self._constant(1), rows * columns)
+        statements.append(tirx.BufferStore(store.buffer, value, [index]))
+        return tirx.SeqStmt(statements)
 
     def _blocks(self, rows: int, columns: int, size: int) -> Any:
         """Emit blocks of the result, of elements of ``size`` bytes, each by way of a buffer."""
@@ -200,8 +240,8 @@ class _Tiler:
         body = _sequence(self._pieces(vector, self._side, y, columns))
         return tirx.For(row, zero, count, tirx.ForKind.SERIAL, body)
 
-    def _strip(self, rows: int, y: Any, columns: int) -> list[Any]:
-        """Emit the tiles of all rows and of some columns, from ``y`` on, those of the same rows one after another."""
+    def _strip(self, rows: int, y: Any, columns: int, start: int = 0) -> list[Any]:
+        """Emit the tiles of ``rows`` rows from ``start``, and of some columns from ``y`` on, row by row."""
 
         def along_y(x: Any, rows: int) -> list[Any]:
             streams = is_marked(self._inner)
@@ -209,7 +249,7 @@ class _Tiler:
                 lambda first, count: [self._tile(x, rows, first, count, self._body, streams)], self._side, y, columns
             )
 
-        return self._pieces(along_y, self._side, self._constant(0), rows)
+        return self._pieces(along_y, self._side, self._constant(start), rows)
 
     def _pieces(self, emit: Callable[[Any, int], list[Any]], size: int, start: Any, extent: int) -> list[Any]:
         """Emit a loop over whole pieces of one axis, and what is left; ``emit`` gets the first index and the count."""
@@ -241,19 +281,26 @@ class _Tiler:
         self, found: _Transposed, x: Any, rows: int, y: Any, columns: int, statements: list[Any]
     ) -> list[Any]:
         """Load ``columns`` vectors along x, and return the vectors along y."""
-        element = element_type(found.load)
-        zero = broadcast(tirx.const(0, element), self._side)
-        vectors: list[Any] = [zero] * self._side
+        zero = broadcast(tirx.const(0, element_type(found.load)), self._side)
+        vectors = self._load(found, x, (self._side, rows), y, columns, statements)
+        return self._transpose(vectors + [zero] * (self._side - columns), statements)
+
+    def _load(
+        self, found: _Transposed, x: Any, lanes: tuple[int, int], y: Any, columns: int, statements: list[Any]
+    ) -> list[Any]:
+        """Load ``columns`` vectors along x, of so many lanes, of which so many are used."""
+        zero = broadcast(tirx.const(0, element_type(found.load)), lanes[0])
+        vectors: list[Any] = []
         for column in range(columns):
             position = self._analyzer.simplify(y + column)
             load = substitute(found.load, {self._inner.loop_var: position})
-            vector = Widener(self._outer.loop_var, x, self._side, rows, self._analyzer).value(load)
+            vector = broadcast(Widener(self._outer.loop_var, x, *lanes, self._analyzer).value(load), lanes[0])
             if found.condition is not None:
                 condition = substitute(found.condition, {self._inner.loop_var: position})
                 condition = self._analyzer.simplify(condition)
                 vector = tirx.if_then_else(condition, vector, zero)
-            vectors[column] = self._bind(vector, statements)
-        return self._transpose(vectors, statements)
+            vectors.append(self._bind(vector, statements))
+        return vectors
 
     def _transpose(self, vectors: list[Any], statements: list[Any]) -> list[Any]:
         """Transpose a square by swapping the off-diagonal blocks of ever smaller squares."""
@@ -282,6 +329,9 @@ class _Tiler:
             if operation(node) != "if_then_else":
                 return mutator.default_mutate(node)
             condition, then, otherwise = node.args
+            stride = self._transposed_stride(then) if isinstance(then, tvm.ir.TensorLoad) else 0
+            if stride and uses(condition, self._outer.loop_var) and not holds_load(otherwise):
+                return transposed(node, stride)  # some of the loaded lanes only: the choice is made as they are loaded
             conditions.append(condition)
             then = mutator.mutate(then)
             conditions[-1] = prim.Not(condition)
@@ -293,14 +343,17 @@ class _Tiler:
             stride = self._transposed_stride(node)
             if not stride:
                 return node
+            return transposed(node, stride)
+
+        def transposed(value: Any, stride: int) -> Any:
             condition = None
             for part in conditions:
                 condition = part if condition is None else prim.And(condition, part)
             if condition is not None and uses(condition, self._outer.loop_var):
                 refused.append("a condition along the loaded vectors")
-                return node
-            placeholder = tvm.ir.Var("transposed", node.ty)
-            self._transposed.append(_Transposed(placeholder, node, condition, stride))
+                return value
+            placeholder = tvm.ir.Var("transposed", value.ty)
+            self._transposed.append(_Transposed(placeholder, value, condition, stride))
             return placeholder
 
         # An exception raised inside a callback comes out of C++ as another class, so refusals are collected.

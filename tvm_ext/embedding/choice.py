@@ -9,7 +9,7 @@ from math import prod
 import tvm
 
 from tvm_ext.embedding.dataflow import Dataflow
-from tvm_ext.embedding.kernel import KernelPlan, Plan
+from tvm_ext.embedding.kernel import KernelPlan, Plan, Source
 from tvm_ext.embedding.program import STRICT, Setting, relaxed
 from tvm_ext.embedding.ranking import Ranked, naive_waste, rank, stored_macs
 from tvm_ext.embedding.read import instruction_dataflow
@@ -102,15 +102,15 @@ MOST_PLANS = 24
 """Embeddings of one instruction that kernels are planned of: those that waste least."""
 
 
-def choose_kernel(operator: Dataflow, offers: Sequence[Offer], constant: tuple[bool, bool]) -> KernelChoice:
+def choose_kernel(operator: Dataflow, offers: Sequence[Offer], sources: tuple[Source, Source]) -> KernelChoice:
     """Plan kernels with every instruction that a target makes them of, and take the one that should be fastest.
 
     Parameters
     ----------
     operator : Dataflow
     offers : sequence of Offer
-    constant : (bool, bool)
-        Which factors are constant, and stored when compiling.
+    sources : (str, str)
+        What the factors come from.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def choose_kernel(operator: Dataflow, offers: Sequence[Offer], constant: tuple[b
         if offer.plan is None:
             continue
         try:
-            plans = list(_plans(operator, offer, constant))
+            plans = list(_plans(operator, offer, sources))
         except EmbeddingError as error:
             reasons.append(str(error))
             continue
@@ -134,14 +134,14 @@ def choose_kernel(operator: Dataflow, offers: Sequence[Offer], constant: tuple[b
     return KernelChoice(instruction, plan, len(found))
 
 
-def _plans(operator: Dataflow, offer: Offer, constant: tuple[bool, bool]) -> Iterator[KernelPlan]:
+def _plans(operator: Dataflow, offer: Offer, sources: tuple[Source, Source]) -> Iterator[KernelPlan]:
     assert offer.plan is not None
     instruction = instruction_dataflow(offer.instruction)
     embeddings = solve(operator, instruction, _settings(operator))
     refused = ""
     for embedding in sorted(embeddings, key=lambda item: item.macs)[:MOST_PLANS]:
         try:
-            yield offer.plan(embedding, constant)
+            yield offer.plan(embedding, sources)
         except EmbeddingError as error:
             refused = str(error)
     if refused and not embeddings:

@@ -113,8 +113,18 @@ def outer_loops(found: Strategy) -> list[OuterLoop]:
         ]  # fmt: skip
         # A loop that no factor moves in repeats results; either side will do.
         kind: Any = "both" if all(uses) else "right" if uses[1] else "left"
-        loops.append(OuterLoop(kind, found.loops[number].extent))
+        loops.append(OuterLoop(kind, found.loops[number].extent, _shared(found, number)))
     return loops
+
+
+def _shared(found: Strategy, number: int) -> float:
+    """Length of the window that one turn of a loop reads of the instruction's left factor, in steps of the loop."""
+    for dimension in found.operands[found.embedding.operand(0)].dimensions:
+        steps = dict(dimension.loops)
+        if dimension.kind == "stencil" and number in steps:
+            reach = sum(step * (found.loops[loop].extent - 1) for loop, step in steps.items() if loop != number)
+            return max(1.0, (1 + reach) / steps[number])
+    return 1.0
 
 
 def result_parts(found: Strategy) -> list[tuple[Part, ...]]:
@@ -184,5 +194,9 @@ class KernelPlan:
     cycles: float
 
 
-Plan = Callable[[Embedding, tuple[bool, bool]], KernelPlan]
-"""Makes a plan of an embedding, told which factors of the operator are constant; raises :class:`EmbeddingError`."""
+Source = Literal["constant", "given", "padded", "spread"]
+"""What a factor of the operator comes from: stored when compiling; a tensor; one that the kernel pads, or that it reads
+between others, as zeros between the elements of a transposed convolution are."""
+
+Plan = Callable[[Embedding, tuple[Source, Source]], KernelPlan]
+"""Makes a plan of an embedding, told what the factors of the operator come from; raises :class:`EmbeddingError`."""

@@ -14,20 +14,21 @@ from tvm_ext.embedding.kernel import (
     Home,
     KernelPlan,
     Plan,
+    Source,
+    form_of,
     is_direct,
     may_round,
     outer_loops,
     outer_numbers,
-    result_parts,
 )
-from tvm_ext.embedding.strategy import Strategy, rounded, strategy
+from tvm_ext.embedding.strategy import Stored, Strategy, rounded, strategy
 from tvm_ext.errors import EmbeddingError
-from tvm_ext.schedules.cpu.embedded_tile import EmbeddedTile, embedded_tile
+from tvm_ext.schedules.cpu.embedded_tile import Copy, EmbeddedTile, copied_cycles, embedded_tasks, embedded_tile
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.instructions.instruction import Instruction
 
-GATHER_CYCLES, COPY_CYCLES = 1.5, 2.5
-"""Cycles of storing an element anew that is not beside the one before, and of storing a vector of such that are."""
+MADE_CYCLES = {"padded": 1.5, "spread": 3.0}
+"""How many times as long storing anew takes where the kernel makes what it stores; spread elements one by one."""
 
 CALL_CYCLES = 400.0
 """Cycles of a kernel besides its arithmetic."""
@@ -39,18 +40,18 @@ PACKED_ROWS = 4
 def kernel_plan(instruction: Instruction, machine: Machine) -> Plan:
     """Make what plans kernels with an instruction."""
 
-    def plan(embedding: Embedding, constant: tuple[bool, bool]) -> KernelPlan:
+    def plan(embedding: Embedding, sources: tuple[Source, Source]) -> KernelPlan:
         start = strategy(embedding, dense=False)
         if not any(loop.reduces for loop in start.loops):
             raise EmbeddingError(f"nothing is summed up around {instruction.name}")
-        plans = [_planned(start, exact, instruction, machine, constant) for exact in (True, False)]
+        plans = [_planned(start, exact, instruction, machine, sources) for exact in (True, False)]
         return min(plans, key=lambda item: item.cycles)
 
     return plan
 
 
 def _planned(
-    start: Strategy, exact: bool, instruction: Instruction, machine: Machine, constant: tuple[bool, bool]
+    start: Strategy, exact: bool, instruction: Instruction, machine: Machine, sources: tuple[Source, Source]
 ) -> KernelPlan:
     """Plan a kernel; with ``exact`` loops over what is read in place are not rounded up."""
     embedding = start.embedding
@@ -58,27 +59,32 @@ def _planned(
     steps = prod(loop.extent for loop in start.loops if loop.reduces)
     fixed = set(range(len(loops))) - may_round(start)
     for factor, kind in ((0, "left"), (1, "right")):
-        if exact and not constant[embedding.operand(factor)] and is_direct(start, factor):
+        if exact and sources[embedding.operand(factor)] != "constant" and is_direct(start, factor):
             fixed |= {at for at, loop in enumerate(loops) if loop.kind == kind}
     left_lanes = any(dimension.lane is not None and _moves_in_result(embedding, dimension.lane[0])
                      for dimension in start.operands[embedding.operand(0)].dimensions)  # fmt: skip
-    tile = embedded_tile(loops, steps, machine, fixed, left_lanes)
+    together = form_of(start, instruction.name).lanes_lie_together
+    tile = embedded_tile(loops, steps, machine, fixed, left_lanes, not together)
     found = rounded(start, {numbers[at]: extent for at, extent in tile.rounded(loops).items()})
     homes: list[Home] = ["direct", "direct"]
+    copied = 0.0
+    for factor in range(2):
+        at = embedding.operand(factor)
+        homes[at] = _home(found, factor, sources[at], tile)
+        if homes[at] == "stored":
+            copied += _copied_cycles(found.operands[at], sources[at], embedding, machine)
+        elif homes[at] == "direct" and sources[at] in MADE_CYCLES:
+            copied += _made_cycles(found.operands[at], sources[at], machine)
     types = [access.dtype for access in embedding.instruction.operands]
     read = sum(
         found.operands[embedding.operand(number)].elements * tvm.DataType(dtype).bits // 8
         for number, dtype in enumerate(types)
     )
     streamed = read / machine.l2_bandwidth * machine.clock
-    cycles = CALL_CYCLES + max(tile.slots * instruction.cycles, streamed)
-    for factor in range(2):
-        at = embedding.operand(factor)
-        homes[at] = _home(found, factor, constant[at], tile)
-        if homes[at] == "stored":
-            cycles += _copy_cycles(found, at, machine)
-    if not _stores_vectors(found):
-        cycles += prod(embedding.operator.output.shape) * 0.1
+    rounded_loops = outer_loops(found)
+    tasks = embedded_tasks(rounded_loops, tile, steps, 2.0 * copied, embedding.instruction.macs, machine)
+    copied *= tasks.read_again(rounded_loops, tile)
+    cycles = CALL_CYCLES + max(tile.slots * instruction.cycles, streamed) + copied
     return KernelPlan(found, (homes[0], homes[1]), cycles)
 
 
@@ -86,10 +92,10 @@ def _moves_in_result(embedding: Embedding, axis: int) -> bool:
     return embedding.instruction.output.uses(axis)
 
 
-def _home(found: Strategy, factor: int, is_constant: bool, tile: EmbeddedTile) -> Home:
+def _home(found: Strategy, factor: int, source: Source, tile: EmbeddedTile) -> Home:
     """Choose where a factor of the instruction lies."""
     direct = is_direct(found, factor)
-    if is_constant:
+    if source == "constant":
         return "direct" if direct and factor == 0 else "given"
     if not direct:
         return "stored"
@@ -98,20 +104,43 @@ def _home(found: Strategy, factor: int, is_constant: bool, tile: EmbeddedTile) -
     return "stored" if factor == 1 and rows >= PACKED_ROWS else "direct"
 
 
-def _copy_cycles(found: Strategy, at: int, machine: Machine) -> float:
-    stored = found.operands[at]
-    *_, last = stored.dimensions
+def _copied_cycles(stored: Stored, source: Source, embedding: Embedding, machine: Machine) -> float:
+    """Cycles of storing a factor anew, once."""
+    shape = stored.access.shape
+    strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
+    moves = [
+        (sum(one * stride for one, stride in zip(dimension.steps, strides, strict=True)), dimension.extent)
+        for dimension in stored.dimensions
+        if dimension.extent > 1
+    ]
+    if _is_filled_up(stored, embedding):
+        moves.append((0, 2))
+    step, run = moves.pop() if moves else (1, 1)
+    while moves and moves[-1][0] == step * run:
+        run *= moves.pop()[1]
+    kind: Copy = "elements"
+    if source != "spread" and step == 1:
+        kind = "vectors"
+    elif source != "spread" and any(other == 1 for other, _ in moves):
+        kind = "interleaved" if run in (2, 4) and moves[-1][0] == 1 else "tiles"
     lanes = machine.lanes(stored.access.dtype)
-    together = bool(last.steps) and last.steps[-1] == 1 and not any(last.steps[:-1]) and last.extent > 1
-    per_element = COPY_CYCLES / min(lanes, last.extent) if together else GATHER_CYCLES
-    return stored.elements * per_element
+    return MADE_CYCLES.get(source, 1.0) * copied_cycles(stored.elements, kind, lanes, run)
 
 
-def _stores_vectors(found: Strategy) -> bool:
-    """Whether the lanes of a result lie together in the operator's result."""
-    parts = result_parts(found)
-    lanes = [part for parts_of in parts for part in parts_of if part.lane >= 0]
-    return len(lanes) == 1 and bool(parts[-1]) and parts[-1][-1] is lanes[0]
+def _is_filled_up(stored: Stored, embedding: Embedding) -> bool:
+    """Whether the last lane of a factor is one element, and zeros."""
+    lane = stored.dimensions[-1].lane
+    if lane is None:
+        return False
+    return embedding.operator.axes[embedding.digits[lane[0]][lane[1]].axis].extent == 1
+
+
+def _made_cycles(stored: Stored, source: Source, machine: Machine) -> float:
+    """Cycles of padding a factor that the instruction reads where it is."""
+    kind: Copy = "elements" if source == "spread" else "vectors"
+    elements = prod(stored.access.shape)
+    lanes = machine.lanes(stored.access.dtype)
+    return MADE_CYCLES[source] * copied_cycles(elements, kind, lanes, stored.access.shape[-1])
 
 
 ORDINARY_LANES = 0.4
@@ -131,6 +160,6 @@ def planned_cost(plan: Plan) -> Cost:
     """Make the cost of a strategy: that of the kernel that is made of its embedding, with a constant right factor."""
 
     def cost(found: Strategy) -> float:
-        return plan(found.embedding, (False, True)).cycles
+        return plan(found.embedding, ("given", "constant")).cycles
 
     return cost

@@ -19,11 +19,12 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax, te, tirx
+from tvm.ir.prim import expr as prim
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.embedding.choice import KernelChoice, Offer, choose_kernel
 from tvm_ext.embedding.dataflow import Dataflow
-from tvm_ext.embedding.kernel import factor_shape, kernel_te, placeholder
+from tvm_ext.embedding.kernel import Source, factor_shape, kernel_te, placeholder
 from tvm_ext.embedding.packing import pack
 from tvm_ext.embedding.read import read_products
 from tvm_ext.embedding.relax.splice import Stages
@@ -225,8 +226,9 @@ def _kernel(
     factors = [_buffer(product.reads, access.tensor) for access in operator.inputs]
     result = _buffer(product.writes, operator.output.tensor)
     sources = [tuple(stages.sources(factor)) for factor in factors]
-    constants = tuple(bool(numbers) and all(is_constant[number] for number in numbers) for numbers in sources)
-    choice = choose_kernel(operator, offers, (constants[0], constants[1]))
+    constants = [bool(numbers) and all(is_constant[number] for number in numbers) for numbers in sources]
+    kinds = [_source(stages, factor, known) for factor, known in zip(factors, constants, strict=True)]
+    choice = choose_kernel(operator, offers, (kinds[0], kinds[1]))
     found, homes = choice.plan.strategy, choice.plan.homes
     tensors = [
         placeholder(*factor_shape(found, at, homes[at]), f"factor{at}" if homes[at] == "given" else access.tensor)
@@ -251,6 +253,17 @@ def _kernel(
     made = made.without_attr("global_symbol").with_attr("op_pattern", OUT_ELEMENTWISE)
     stored = tuple((sources[at], _store(stages, factors[at], at, found)) for at in given)
     return _Kernel(made, operands, stored), choice
+
+
+def _source(stages: Stages, factor: Any, is_constant: bool) -> Source:
+    """Say what a factor comes from."""
+    if is_constant:
+        return "constant"
+    before = stages.before(factor)
+    divides: list[Any] = []
+    for at in before:
+        tvm_ffi.structural_walk(stages.stages[at].statement, [((prim.FloorMod, prim.FloorDiv), divides.append)])
+    return "spread" if divides else "padded" if before else "given"
 
 
 def _buffer(buffers: Sequence[Any], name: str) -> Any:
