@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
@@ -61,7 +62,7 @@ class Embedded:
         )
         copies = _copies(schedule, product)
         store, rest = _stores(schedule, product)
-        copied = 2.0 * sum(_copied_cycles(schedule, copy, machine) for copy in copies)
+        copied = _copied_slots(schedule, product, copies, machine)
         lanes = prod(loop_extents(schedule, product)) // (results * steps)
         tasks = embedded_tasks(form.loops, tile, steps, copied, lanes, machine)
         _Scheduler(schedule, form, instruction_named(form.instruction), tile, tasks, machine).run(
@@ -72,11 +73,18 @@ class Embedded:
         return schedule
 
 
+def _left_of(schedule: Schedule, product: SBlockRV) -> Any:
+    """Give the buffer of the instruction's left factor."""
+    block = schedule.get(product)
+    return next(read.source for read in block.reads if not read.source.same_as(block.writes[0].source))
+
+
 def _left_is_vector(schedule: Schedule, product: SBlockRV, form: EmbeddedForm) -> bool:
     """Whether the left factor moves along the lanes of the result."""
     block = schedule.get(product)
-    left = next(read for read in block.reads if not read.source.same_as(block.writes[0].source))
-    used = [variable for extent in left.region for variable in tvm.tirx.analysis.undefined_vars(extent.min)]
+    left = _left_of(schedule, product)
+    region = next(read.region for read in block.reads if read.source.same_as(left))
+    used = [variable for extent in region for variable in tvm.tirx.analysis.undefined_vars(extent.min)]
     lanes = [axis.var for axis in block.iter_vars[len(form.loops) :] if int(axis.iter_type) == IterVar.DataPar]
     return any(lane.same_as(variable) for lane in lanes for variable in used)
 
@@ -94,6 +102,18 @@ def _copies(schedule: Schedule, product: SBlockRV) -> list[SBlockRV]:
         else:
             schedule.compute_inline(block)
     return kept
+
+
+def _copied_slots(
+    schedule: Schedule, product: SBlockRV, copies: Sequence[SBlockRV], machine: Machine
+) -> tuple[float, float]:
+    """Multiply-adds that could be issued while the left and the right factor are stored anew."""
+    slots = [0.0, 0.0]
+    left = _left_of(schedule, product)
+    for copy in copies:
+        stored = schedule.get(copy).writes[0].source
+        slots[not stored.same_as(left)] += 2.0 * _copied_cycles(schedule, copy, machine)
+    return slots[0], slots[1]
 
 
 def _copied_cycles(schedule: Schedule, copy: SBlockRV, machine: Machine) -> float:

@@ -18,9 +18,6 @@ STORE_SLOTS, TILE_SLOTS, TRANSPOSE_SLOTS = 2.0, 12.0, 11.0
 """Multiply-adds that could be issued while a vector of results is stored, while a tile begins, and for each lane of a
 square of results that is transposed, whether all of it is used or not."""
 
-FROM_L2 = 0.6
-"""Share of the time of reading factors from the L2 cache that multiply-adds wait for, measured on Zen 5."""
-
 
 @dataclass(frozen=True)
 class EmbeddedTile:
@@ -85,8 +82,6 @@ def embedded_tile(
                 width, depth = (loops[at].extent if at >= 0 else 1 for at in (column, vector))
                 panel = steps * vectors * machine.vector_bits // 8
                 step = step_slots(columns, vectors, panel, machine)
-                if panel > machine.l1 // 2:
-                    step += FROM_L2 * machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth)
                 if lanes_of_left:
                     step = max(step, columns * vectors * 1.1, 2.0 * (columns + vectors) / 2)
                 tiles = rest * -(-width // columns) * -(-depth // vectors)
@@ -113,6 +108,8 @@ def _sizes(
     width, depth = (loops[at].extent if at >= 0 else 1 for at in (column, vector))
     all_columns = divisors(width) if column in fixed else range(1, min(width, registers) + 1)
     all_vectors = divisors(depth) if vector in fixed else range(1, min(depth, MOST_VECTORS) + 1)
+    if lanes_of_left:  # each element is loaded for one multiply-add: more columns only wait for their stores
+        all_columns = [columns for columns in all_columns if columns <= LARGEST_SIDE]
     return [
         (columns, vectors)
         for vectors in all_vectors
@@ -171,22 +168,22 @@ class EmbeddedTasks:
     pieces: int
     parallel: bool
 
-    def read_again(self, loops: Sequence[OuterLoop], tile: EmbeddedTile) -> float:
-        """How many times the left factor is stored anew, by all tasks together."""
+    def read_again(self, loops: Sequence[OuterLoop], tile: EmbeddedTile) -> tuple[float, float]:
+        """How many times the left and the right factor are stored anew, by all tasks together."""
         rows = loops[self.row].read_again(self.bands) if self.row >= 0 else 1.0
         columns = loops[tile.column].read_again(self.pieces) if tile.column >= 0 else 1.0
-        return rows * columns * self.parts
+        return rows * columns * self.parts, self.bands * self.pieces
 
 
 def embedded_tasks(
-    loops: Sequence[OuterLoop], tile: EmbeddedTile, steps: int, copied: float, lanes: int, machine: Machine
+    loops: Sequence[OuterLoop], tile: EmbeddedTile, steps: int, copied: Sequence[float], lanes: int, machine: Machine
 ) -> EmbeddedTasks:
     """Divide the work so that the slowest core has the least to do.
 
     Parameters
     ----------
-    copied : float
-        Multiply-adds that could be issued while the left factor is stored anew, once.
+    copied : (float, float)
+        Multiply-adds that could be issued while the left and the right factor are stored anew, once.
     lanes : int
         Multiplications of one instruction.
     """
@@ -208,7 +205,7 @@ def embedded_tasks(
                 rounds = -(-tasks // machine.cores) if parallel else tasks
                 own = height // bands * (groups // parts) * (strips // pieces) * work
                 shared = again[bands] * loops[tile.column].read_again(pieces) if tile.column >= 0 else again[bands]
-                copy = copied * shared / (others * bands * pieces)
+                copy = copied[0] * shared / (others * bands * pieces) + copied[1] / (others * parts)
                 weights = steps * tile.vectors * (groups // parts) * 2.0
                 cost = rounds * (own + copy + 0.02 * weights + 60)
                 if cost < best_cost * 0.999:

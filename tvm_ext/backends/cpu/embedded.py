@@ -67,14 +67,14 @@ def _planned(
     tile = embedded_tile(loops, steps, machine, fixed, left_lanes, not together)
     found = rounded(start, {numbers[at]: extent for at, extent in tile.rounded(loops).items()})
     homes: list[Home] = ["direct", "direct"]
-    copied = 0.0
+    copied = [0.0, 0.0]
     for factor in range(2):
         at = embedding.operand(factor)
         homes[at] = _home(found, factor, sources[at], tile)
         if homes[at] == "stored":
-            copied += _copied_cycles(found.operands[at], sources[at], embedding, machine)
+            copied[factor] = _copied_cycles(found.operands[at], sources[at], embedding, machine)
         elif homes[at] == "direct" and sources[at] in MADE_CYCLES:
-            copied += _made_cycles(found.operands[at], sources[at], machine)
+            copied[factor] = _made_cycles(found.operands[at], sources[at], machine)
     types = [access.dtype for access in embedding.instruction.operands]
     read = sum(
         found.operands[embedding.operand(number)].elements * tvm.DataType(dtype).bits // 8
@@ -82,9 +82,11 @@ def _planned(
     )
     streamed = read / machine.l2_bandwidth * machine.clock
     rounded_loops = outer_loops(found)
-    tasks = embedded_tasks(rounded_loops, tile, steps, 2.0 * copied, embedding.instruction.macs, machine)
-    copied *= tasks.read_again(rounded_loops, tile)
-    cycles = CALL_CYCLES + max(tile.slots * instruction.cycles, streamed) + copied
+    slots = [2.0 * cycles for cycles in copied]
+    tasks = embedded_tasks(rounded_loops, tile, steps, slots, embedding.instruction.macs, machine)
+    again = tasks.read_again(rounded_loops, tile)
+    copying = sum(cycles * times for cycles, times in zip(copied, again, strict=True))
+    cycles = CALL_CYCLES + max(tile.slots * instruction.cycles, streamed) + copying
     return KernelPlan(found, (homes[0], homes[1]), cycles)
 
 
