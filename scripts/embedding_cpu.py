@@ -114,7 +114,7 @@ HAND_WRITTEN: dict[str, Case] = {
     "conv2d 7x7 RGB int8": STEM.integer(),
     "conv2d depthwise int8": DEPTHWISE.integer(),
 }
-"""Operators of every hand-written rule that multiplies and adds as an instruction does; Winograd's algorithm does not."""
+"""Operators of every hand-written rule that multiplies and adds as an instruction does; Winograd's does not."""
 
 UNCOVERED: dict[str, Case] = {
     "RGB stem": STEM,

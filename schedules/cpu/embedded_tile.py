@@ -119,7 +119,7 @@ def _sizes(
 
 
 Copy = Literal["vectors", "interleaved", "tiles", "elements"]
-"""How a factor is stored anew: what lies together stays together; a few rows are interleaved; it is transposed; or it is
+"""How a factor is stored anew: what lies together stays so; a few rows are interleaved; it is transposed; or it is
 collected."""
 
 VECTOR_CYCLES, WORD_CYCLES, INTERLEAVED_CYCLES, ELEMENT_CYCLES = 2.5, 1.0, 8.0, 1.5
