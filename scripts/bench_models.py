@@ -124,6 +124,7 @@ def summarise_kernels(rows: list[dict[str, Any]]) -> dict[str, float]:
             "matmul_peak_share": of_machine["matmul"],
             "depthwise_peak_share": of_machine["depthwise"],
             "copy_share": of_machine["memory"],
+            "like_copy_share": of_machine["like"],
             "avx2_peak_share": dense_avx2,
         }
         summary |= {f"{key}{suffix}": geometric_mean(shares) for key, shares in named.items() if shares}
@@ -135,11 +136,13 @@ def summarise_kernels(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _shares(rows: list[dict[str, Any]], isa: str, threads: int) -> dict[str, list[float]]:
-    """Shares of the peak, or of a copy, by kind of kernel."""
-    shares: dict[str, list[float]] = {"conv": [], "matmul": [], "depthwise": [], "memory": []}
+    """Shares of the peak, or of a copy, by kind of kernel; ``like``: of a copy that stores as the kernel does."""
+    shares: dict[str, list[float]] = {"conv": [], "matmul": [], "depthwise": [], "memory": [], "like": []}
     for row in rows:
         if row["isa"] == isa and row["threads"] == threads:
             shares[row["family"].split()[0]].append(row.get("share_of_peak") or row["share_of_copy"])
+            if "share_of_like_copy" in row:
+                shares["like"].append(row["share_of_like_copy"])
     return shares
 
 
