@@ -116,3 +116,17 @@ def test_known_cpus_are_names_of_llvm(name: str) -> None:
     assert (found.l1, found.l2, found.l3) == (known.l1 << 10, known.l2 << 10, known.l3 << 10)
     assert found.flops == 8 * known.units * known.clock
     assert machine.machine_of(resolve_target({**target.export(), "num-cores": 64})).cores == 64
+
+
+@pytest.mark.parametrize(("cores", "seen", "counted"), [(2, 480, 32), (2, 32, 32), (1, 32, 16), (60, 112, 112)])
+def test_a_few_cores_count_on_a_part_of_a_server_s_last_cache(
+    cores: int, seen: int, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_host_caches", lambda: {3: seen << 20})
+    monkeypatch.setattr(machine, "physical_cores", lambda: cores)
+    machine.forget_machines()
+    try:
+        assert machine.machine_of(resolve_target(None)).l3 == counted << 20
+    finally:
+        monkeypatch.undo()
+        machine.forget_machines()
