@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,25 @@ def static_shape(tensor: Any) -> tuple[int, ...] | None:
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
         return None
     return tuple(int(extent) for extent in shape)
+
+
+def open_shape(tensor: Any) -> tuple[Any, ...] | None:
+    """Return the shape of an expression or type: numbers, and expressions of extents that are open; None if unknown."""
+    shape = getattr(tensor if isinstance(tensor, relax.TensorType) else tensor.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    return tuple(int(extent) if isinstance(extent, tvm.tirx.IntImm) else extent for extent in shape)
+
+
+def same_extents(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether extents, as :func:`open_shape` gives them, are the same whatever the sizes at run time."""
+    if len(first) != len(second):
+        return False
+    analyzer = tvm.sym.Analyzer()
+    return all(
+        one == other if isinstance(one, int) and isinstance(other, int) else analyzer.can_prove_equal(one, other)
+        for one, other in zip(first, second, strict=True)
+    )
 
 
 def constant(expr: Any) -> np.ndarray | None:

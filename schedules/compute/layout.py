@@ -15,7 +15,7 @@ def to_blocked(data: te.Tensor, block: int, turned: bool = False) -> te.Tensor:
 
     ``turned``: rows and columns, the last two axes of the image, are exchanged.
     """
-    batch, channels, *spatial = (int(extent) for extent in data.shape)
+    batch, channels, *spatial = extents(data)
     chunks = -(-channels // block)
     spatial = turn(spatial, turned)
 
@@ -31,12 +31,17 @@ def to_blocked(data: te.Tensor, block: int, turned: bool = False) -> te.Tensor:
 
 def from_blocked(data: te.Tensor, channels: int, turned: bool = False) -> te.Tensor:
     """Convert ``(N, ceil(C / v), ..., v)`` to ``(N, C, ...)``; see :func:`to_blocked`."""
-    batch, _, *spatial, block = (int(extent) for extent in data.shape)
+    batch, _, *spatial, block = extents(data)
     return te.compute(
         (batch, channels, *turn(spatial, turned)),
         lambda n, c, *rest: data[n, c // block, *turn(rest, turned), c % block],
         name="from_blocked",
     )
+
+
+def extents(tensor: te.Tensor) -> list[Any]:
+    """List the extents of a tensor: numbers, and expressions where they are only known at run time."""
+    return [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in tensor.shape]
 
 
 def turn(items: Sequence[Any], turned: bool = True) -> list[Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.convolution import crop
+from tvm_ext.schedules.compute.layout import extents
+from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE, OPEN_TOTAL
 
 
 def pool(
@@ -97,20 +100,26 @@ def pool(
 
 
 def global_average(data: te.Tensor) -> te.Tensor:
-    """Average over all spatial axes: ``(N, C / v, ..., v)`` to ``(N, C / v, 1, ..., 1, v)``."""
-    batch, chunks, *spatial, block = (int(extent) for extent in data.shape)
+    """Average over all spatial axes: ``(N, C / v, ..., v)`` to ``(N, C / v, 1, ..., 1, v)``; extents may be open."""
+    batch, chunks, *spatial, block = extents(data)
     axes = [te.reduce_axis((0, extent), f"r{index}") for index, extent in enumerate(spatial)]
-    count = 1
+    count: Any = 1
     for extent in spatial:
-        count *= extent
+        count = extent * count
+    known = all(isinstance(extent, int) for extent in (batch, *spatial))
     total = te.compute(
         (batch, chunks, *[1] * len(spatial), block),
         lambda n, c, *rest: te.sum(data[n, c, *axes, rest[-1]], axes),
         name="global_sum",
-        attrs={KERNEL_ATTRIBUTE: "global_average"},
+        attrs={KERNEL_ATTRIBUTE: "global_average"} if known else {KERNEL_ATTRIBUTE: OPEN_TOTAL, GEOMETRY_ATTRIBUTE: []},
     )
-    scale = tirx.const(1.0 / count, data.dtype)
-    return te.compute(total.shape, lambda *index: total(*index) * scale, name="average")
+
+    def average(*index: tirx.Var) -> Expr:
+        if isinstance(count, int):
+            return total(*index) * tirx.const(1.0 / count, data.dtype)
+        return total(*index) / count.astype(data.dtype)
+
+    return te.compute(total.shape, average, name="average")
 
 
 def _least(dtype: str) -> Expr:

@@ -9,7 +9,9 @@ from tvm_ext.schedules.cpu.embedded import Embedded
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.matvec import Matvec
+from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
+from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
@@ -18,6 +20,8 @@ from tvm_ext.schedules.cpu.winograd_strips import WinogradStrips
 
 RULES = (
     Convolution(),
+    OpenConvolution(),
+    OpenWindow(),
     Embedded(),
     WinogradStrips(),
     Winograd(),

@@ -12,7 +12,7 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.prologue import inline_prologue
-from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents
+from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents, static_extents
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -132,7 +132,7 @@ class GlobalAverage:
         """Schedule ``func`` when it holds a global average."""
         schedule = new_schedule(func, tunable)
         total = annotated_block(schedule, "global_average")
-        if total is None:
+        if total is None or not static_extents(schedule, total):
             return None
         machine = machine_of(target)
         extents = loop_extents(schedule, total)

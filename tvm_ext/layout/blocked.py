@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ext.graph.origins import OriginBuilder
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
-from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE
+from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, open_shape
 from tvm_ext.schedules.compute.layout import fill_lanes, from_blocked, full, to_blocked, turn
 from tvm_ext.schedules.cpu.machine import Machine
 
@@ -49,24 +49,31 @@ class Blocked:
     turned: bool = False
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of ``var``."""
-        return tuple(int(extent) for extent in self.var.ty.shape)
+    def shape(self) -> tuple[Any, ...]:
+        """The shape of ``var``; extents that are only known at run time are expressions."""
+        shape = open_shape(self.var)
+        assert shape is not None
+        return shape
 
     @property
-    def stored(self) -> tuple[int, ...]:
+    def stored(self) -> tuple[Any, ...]:
         """The spatial extents of ``var``."""
         return self.shape[2:-1]
 
     @property
-    def spatial(self) -> tuple[int, ...]:
+    def spatial(self) -> tuple[Any, ...]:
         """The spatial extents of the plain tensor; ``1, W`` where it has one axis."""
         return tuple(turn(self.stored, self.turned))
 
     @property
     def block(self) -> int:
         """Channels in a block."""
-        return self.shape[-1]
+        return int(self.shape[-1])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an extent is only known at run time."""
+        return not all(isinstance(extent, int) for extent in self.shape)
 
     @property
     def full(self) -> bool:
@@ -114,6 +121,10 @@ def is_better_turned(shape: Sequence[int], known: Blocked | None) -> bool:
 Rule = Callable[["BlockedLayoutMutator", relax.Call], Blocked | None]
 Take = Callable[["BlockedLayoutMutator", relax.Expr], Blocked | tuple[Blocked, ...] | None]
 """Rewrites a bound expression to the blocked layout, or declines it; see :func:`tvm_ext.layout.rules.take`."""
+
+
+def _is_pixel(stored: Sequence[Any]) -> bool:
+    return all(isinstance(extent, int) and extent == 1 for extent in stored[-2:])
 
 
 @mutator
@@ -192,12 +203,12 @@ class BlockedLayoutMutator(PyExprMutator):
         """Give an operand (as it stands in the old function) in blocks of ``block`` channels; 1: a plane a channel."""
         value = self.blocked.get(expr) if isinstance(expr, relax.Var) else None
         if isinstance(value, Blocked) and value.block == block:
-            if value.turned == turned or value.stored[-2:] == (1, 1):
+            if value.turned == turned or _is_pixel(value.stored):
                 return replace(value, turned=turned)
-            if 1 in value.stored[-2:]:
+            if any(isinstance(extent, int) and extent == 1 for extent in value.stored[-2:]):
                 return replace(value, var=self.turn_image(value.var, -3), turned=turned)
         plain = self.visit_expr(expr)
-        batch, channels, *spatial = (int(extent) for extent in plain.ty.shape)
+        batch, channels, *spatial = open_shape(plain) or ()
         rank = len(spatial) + 2
         if rank == 3:
             spatial = [1, *spatial]

@@ -12,15 +12,17 @@ from tvm import relax
 from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, channel_block, is_better_turned, turn_geometry
 from tvm_ext.layout.lanes import ZERO
 from tvm_ext.layout.winograd import winograd_convolution
-from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, read_only, static_shape
 from tvm_ext.schedules.compute.bfloat16 import PAIR, pairs
 from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution, output_extent
 from tvm_ext.schedules.compute.layout import turn
+from tvm_ext.schedules.compute.open_convolution import open_convolution, open_depthwise, simple
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import PixelCopy, pixel_convolution
 from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
 from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.open_convolution import open_padding
 from tvm_ext.schedules.cpu.window import computed_strip_width
 
 _LAYOUTS = {
@@ -35,9 +37,9 @@ _LAYOUTS = {
 def _known_weight(call: relax.Call) -> np.ndarray | None:
     """Weight of a float32 convolution that a rule can take."""
     data, weight = call.args
-    shapes = static_shape(data), static_shape(call)
+    shapes = open_shape(data), open_shape(call)
     if (
-        any(shape is None or 0 in shape for shape in shapes)
+        any(shape is None or not isinstance(shape[1], int) or _is_empty(shape) for shape in shapes)
         or not isinstance(weight, tvm.ir.GenericConst)
         or (call.attrs.data_layout, call.attrs.kernel_layout) != _LAYOUTS[call.op.name]
         or str(data.ty.dtype) != "float32"
@@ -45,6 +47,10 @@ def _known_weight(call: relax.Call) -> np.ndarray | None:
     ):
         return None
     return read_only(weight.value)
+
+
+def _is_empty(shape: Sequence[Any]) -> bool:
+    return any(isinstance(extent, int) and extent == 0 for extent in shape)
 
 
 def _geometry(call: relax.Call) -> dict[str, list[int]]:
@@ -73,7 +79,8 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         return None
     data = call.args[0]
     shape = static_shape(data)
-    assert shape is not None
+    if shape is None:
+        return _open_convolution(rewriter, call, weight)
     known = rewriter.known(data)
     turned = is_better_turned(shape, known)
     geometry = turn_geometry(_geometry(call), turned)
@@ -95,15 +102,10 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
             computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
         )  # fmt: skip
         return Blocked(var, out_channels, len(shape), ZERO, turned)  # every lane by itself, times weights of zero
-    if groups == 1:
-        block_out = channel_block(out_channels, lanes)
-        block_in = _input_block(rewriter, data, in_channels)
-    else:
-        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
-        block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
-        block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
-        if not block_out:
-            return None
+    blocks = _blocks(rewriter, data, groups, in_channels, out_channels)
+    if blocks is None:
+        return None
+    block_in, block_out = blocks
     source = rewriter.to_block(data, block_in, turned)
     rounds = rewriter.bfloat16 and block_in % PAIR == 0
     if groups == 1 and not rounds:
@@ -130,6 +132,61 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape), ZERO, turned)
+
+
+def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: np.ndarray) -> Blocked | None:
+    """Convolve a blocked tensor some of whose extents are only known at run time."""
+    data, geometry = call.args[0], _geometry(call)
+    shape = open_shape(data)
+    assert shape is not None
+    known = rewriter.known(data)
+    if min(geometry["padding"]) < 0:
+        return None
+    if weight.ndim == 3:
+        weight = weight[:, :, None]
+    lanes = rewriter.machine.lanes("float32")
+    groups, in_channels, out_channels = int(call.attrs.groups), shape[1], weight.shape[0]
+    if groups == in_channels == out_channels and groups > 1:
+        source = rewriter.to_block(data, known.block if known else channel_block(in_channels, lanes))
+        packed = relax.const(pack_depthwise_weight(weight, source.block))
+        var = rewriter.emit_kernel(open_depthwise, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE, **geometry)
+        return Blocked(var, out_channels, len(shape), ZERO)
+    blocks = _blocks(rewriter, data, groups, in_channels, out_channels)
+    if blocks is None:
+        return None
+    source = rewriter.to_block(data, blocks[0])
+    padding = geometry.pop("padding")
+    padded = _padded(rewriter, source, padding) if any(padding) else source.var
+    packed = pack_weight(weight, *blocks, groups)
+    var = rewriter.emit_kernel(
+        open_convolution, [padded, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+        out_channels=out_channels, **geometry,
+    )  # fmt: skip
+    return Blocked(var, out_channels, len(shape), ZERO)
+
+
+def _padded(rewriter: BlockedLayoutMutator, source: Blocked, padding: list[int]) -> relax.Expr:
+    """Put zeros around the images of a tensor of open extents."""
+    batch, chunks, *spatial, block = source.shape
+    rank = len(spatial)
+    kernel = open_padding(int(chunks), int(block), padding, "float32", rewriter.machine)
+    wide = [extent + padding[axis] + padding[rank + axis] for axis, extent in enumerate(spatial)]
+    shape = relax.ShapeExpr([simple(extent) for extent in (batch, chunks, *wide, block)])
+    callee = rewriter.builder_.add_func(kernel, "padding")
+    return rewriter.builder_.emit(relax.call_tir(callee, [source.var], relax.TensorType(shape, "float32")))
+
+
+def _blocks(
+    rewriter: BlockedLayoutMutator, data: relax.Expr, groups: int, in_channels: int, out_channels: int
+) -> tuple[int, int] | None:
+    """Choose the blocks of input and output channels; None where groups divide no block."""
+    lanes = rewriter.machine.lanes("float32")
+    if groups == 1:
+        return _input_block(rewriter, data, in_channels), channel_block(out_channels, lanes)
+    sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
+    block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
+    block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
+    return (block_in, block_out) if block_out else None
 
 
 def _computed_pixels(
@@ -161,7 +218,13 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
     """Convolve once for each phase of the result, with the taps that meet it."""
     weight, out_shape = _known_weight(call), static_shape(call)
     geometry = _geometry(call)
-    if weight is None or out_shape is None or int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
+    if (
+        weight is None
+        or out_shape is None
+        or static_shape(call.args[0]) is None
+        or int(call.attrs.groups) != 1
+        or geometry["dilation"] != [1, 1]
+    ):
         return None
     data, strides = call.args[0], geometry["strides"]
     shape = static_shape(data)

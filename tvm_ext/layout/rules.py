@@ -18,8 +18,9 @@ from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geo
 from tvm_ext.layout.convolution import convolution_rule, transposed_convolution_rule
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.quantized import INTEGER_RULES
-from tvm_ext.relax_utils import OUT_ELEMENTWISE, static_shape
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, same_extents, static_shape
 from tvm_ext.schedules.compute.layout import block_channels, turn
+from tvm_ext.schedules.compute.open_convolution import open_pool
 from tvm_ext.schedules.compute.pool import global_average, pool
 from tvm_ext.schedules.cpu.window import computed_strip_width
 
@@ -71,7 +72,7 @@ def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
 def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     known = [rewriter.known(arg) for arg in call.args]
-    shape = static_shape(call)
+    shape = open_shape(call)
     if not any(known) or shape is None:
         return None
 
@@ -80,9 +81,9 @@ def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
         return (
             value is not None
             and value.rank == len(shape)
-            and value.channels == shape[1]
-            and value.spatial[-len(shape[2:]) :] == shape[2:]
-            and value.shape[0] == shape[0]
+            and same_extents([value.channels], [shape[1]])
+            and same_extents(value.spatial[-len(shape[2:]) :], shape[2:])
+            and same_extents([value.shape[0]], [shape[0]])
         )
 
     main = next((value for value in known if decides(value)), None)
@@ -108,22 +109,24 @@ def _operand(
     rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked, op_name: str
 ) -> tuple[relax.Expr, Lanes | None] | None:
     """Bring an operand of a binary operator into the block of the one that decides; with what its lanes hold."""
-    shape = static_shape(arg)
+    shape = None if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else open_shape(arg)
     if shape is None:
         return (arg, ANYTHING) if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) else None
     values = arg.value.numpy() if isinstance(arg, tvm.ir.GenericConst) else None
     dtype = str(arg.ty.dtype)
-    if len(shape) == main.rank and shape[1] == main.channels and values is None:
+    if len(shape) == main.rank and same_extents([shape[1]], [main.channels]) and values is None:
         value = rewriter.to_block(arg, main.block, main.turned)
         return value.var, value.lanes
     known = ANYTHING if values is None else lane_arithmetic.of_values(values, dtype)
-    if int(np.prod(shape)) == 1:
+    if all(isinstance(extent, int) and extent == 1 for extent in shape):
         if values is not None:
             # A scalar becomes a literal of the kernel, and TVM refuses to divide by the literal zero.
             return relax.const(values.reshape(() if values.any() else (1,)), dtype), known
         scalar = rewriter.visit_expr(arg)
         return (scalar if not shape else rewriter.builder_.emit(relax.op.reshape(scalar, ()))), ANYTHING
     full = (1,) * (main.rank - len(shape)) + shape
+    if not isinstance(full[1], int):
+        return None
     if main.rank == 3:
         full = (*full[:2], 1, full[2])
     if values is not None:
@@ -136,7 +139,7 @@ def _operand(
     if full[1] != 1:
         return None
     plain = rewriter.visit_expr(arg)
-    if main.turned and full[-2:] != (1, 1):
+    if main.turned and not same_extents(full[-2:], (1, 1)):
         plain = rewriter.turn_image(rewriter.builder_.emit(relax.op.reshape(plain, full)), -2)
     stored = (full[0], 1, *turn(full[2:], main.turned), 1)
     return rewriter.builder_.emit(relax.op.reshape(plain, stored)), ANYTHING
@@ -144,6 +147,8 @@ def _operand(
 
 def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     value = rewriter.known(call.args[0])
+    if value is not None and value.is_open:
+        return _open_pool(rewriter, call, value)
     out_shape = static_shape(call)
     if value is None or out_shape is None or value.rank != len(out_shape) or value.rank == 3:
         return None
@@ -172,6 +177,26 @@ def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     return rewriter.describe(var, value, lanes)
 
 
+def _open_pool(rewriter: BlockedLayoutMutator, call: relax.Call, value: Blocked) -> Blocked | None:
+    """Pool a tensor of open extents."""
+    attributes, out_shape, dtype = call.attrs, open_shape(call), str(call.ty.dtype)
+    if attributes.layout != ("NCHW" if value.rank == 4 else "NCDHW") or dtype != "float32" or value.turned:
+        return None
+    kind = "max" if "max" in call.op.name else "avg"
+    sources = {"kernel": "pool_size", "strides": "strides", "padding": "padding", "dilation": "dilation"}
+    sizes = {name: [int(item) for item in getattr(attributes, source)] for name, source in sources.items()}
+    include = bool(getattr(attributes, "count_include_pad", False))
+    var = rewriter.emit_kernel(
+        open_pool, [value.var], f"{kind}_pool", OUT_ELEMENTWISE, kind=kind, ceil_mode=bool(attributes.ceil_mode),
+        count_include_pad=include, **sizes,
+    )  # fmt: skip
+    found = open_shape(var)
+    if out_shape is None or found is None or not same_extents(out_shape[2:], found[2:-1]):
+        return None
+    # A window of nothing but padding has the least number there is.
+    return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype) if kind == "avg" else ANYTHING)
+
+
 def _windows_meet_input(spatial: Sequence[int], out: Sequence[int], sizes: dict[str, list[int]]) -> bool:
     """Whether every window of a pooling holds an element of its input, none of them padding only."""
     for axis, (extent, count) in enumerate(zip(spatial, out, strict=True)):
@@ -185,8 +210,8 @@ def _windows_meet_input(spatial: Sequence[int], out: Sequence[int], sizes: dict[
 
 def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     value = rewriter.known(call.args[0])
-    shape = static_shape(call)
-    if value is None or shape is None or len(shape) != value.rank or any(extent != 1 for extent in shape[2:]):
+    shape = open_shape(call)
+    if value is None or shape is None or len(shape) != value.rank or not same_extents(shape[2:], (1,) * len(shape[2:])):
         return None
     if call.op.name == "relax.mean":
         axes = sorted(int(axis) % value.rank for axis in call.attrs.axis or ())
@@ -201,16 +226,16 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
 
 def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     items = call.args[0]
-    shape = static_shape(call)
+    shape = open_shape(call)
     if not isinstance(items, relax.Tuple) or call.attrs.axis is None or shape is None:
         return None
     known = [rewriter.known(item) for item in items.fields]
     first = next((value for value in known if value), None)
     if first is None or first.rank != len(shape) or int(call.attrs.axis) % first.rank != 1:
         return None
-    channels = [static_shape(item)[1] for item in items.fields]  # type: ignore[index]
+    channels = [(open_shape(item) or (0, None))[1] for item in items.fields]
     block = min(value.block for value in known if value)
-    if any(count % block for count in channels):
+    if any(not isinstance(count, int) or count % block for count in channels):
         return None
     parts = [rewriter.to_block(item, block, first.turned).var for item in items.fields]
     # Every part fills its blocks, so that all lanes are channels.
@@ -221,8 +246,8 @@ def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, .
     value = rewriter.known(call.args[0])
     if value is None or not value.full or int(call.attrs.axis) % value.rank != 1:
         return None
-    sections = [static_shape(field) for field in call.ty.fields]
-    if any(shape is None or shape[1] % value.block for shape in sections):
+    sections = [open_shape(field) for field in call.ty.fields]
+    if any(shape is None or not isinstance(shape[1], int) or shape[1] % value.block for shape in sections):
         return None
     bounds = np.cumsum([shape[1] // value.block for shape in sections])[:-1]  # type: ignore[index]
     parts = rewriter.builder_.emit(relax.op.split(value.var, [int(bound) for bound in bounds], axis=1))

@@ -36,6 +36,7 @@ from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.numbers_apart import numbers_apart
+from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.running_sums import running_sums
@@ -144,7 +145,11 @@ CPU = Backend(
     phases=PHASES,
     complete=check_llvm,
     rules=RULES,
-    legalizations=LEGALIZATIONS | FLOAT_LEGALIZATIONS | NORMALIZATION_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
+    legalizations=LEGALIZATIONS
+    | FLOAT_LEGALIZATIONS
+    | NORMALIZATION_LEGALIZATIONS
+    | SAMPLING_LEGALIZATIONS
+    | RESHAPE_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), fixed_vectors()),
     machine=machine_of,
     check_options=check_precision,

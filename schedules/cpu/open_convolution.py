@@ -1,0 +1,214 @@
+"""Convolutions over channels in blocked layout whose batch, rows or columns are only known at run time.
+
+A register tile of output columns x channel vectors, chosen as if there were many columns, goes along each row; columns
+that fill no tile are taken by tiles of 8, 4, 2 and 1, as their number's bits say. No tile reads or writes beyond a row,
+and no element is computed twice. The input is padded before, by a kernel of its own.
+"""
+
+# mypy: ignore-errors
+# (what the script builder gives has no types)
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+from tvm.tirx import PrimFunc
+
+from tvm_ext.schedules.compute.open_convolution import OPEN_CONVOLUTION
+from tvm_ext.schedules.cpu.conv_tile import register_tile
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.open_tiles import MOST_COLUMNS, ZERO, OpenWindows, digits, product, tiles, whole, written
+from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
+from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
+
+PADDING_RULE = "cpu.open_padding"
+"""Stands as the schedule rule of kernels that pad: they are written as they should be."""
+
+MANY_COLUMNS = 5040
+"""Columns that a register tile is chosen for: a multiple of every tile up to 10."""
+
+TASK_ROWS = 4
+"""Rows of a task, which meet the same weights."""
+
+TASK_TILES = 16
+"""Register tiles of a row in a task."""
+
+
+class OpenConvolution:
+    """Write out a convolution over channels of open extents."""
+
+    name = "cpu.open_convolution"
+
+    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Give the kernel when ``func`` is such a convolution, and what is computed of its elements.
+
+        There is nothing to tune.
+        """
+        if tunable:
+            return None
+        schedule = new_schedule(func, tunable)
+        conv = annotated_block(schedule, OPEN_CONVOLUTION)
+        if conv is None or len(schedule.get(conv).reads) < 2:
+            return None
+        try:
+            store, _ = inline_epilogue(schedule, conv)
+        except ScheduleError:
+            return None
+        if len(top_blocks(schedule)) != 2:
+            return None
+        windows = OpenWindows(schedule, conv, store)
+        if not windows.fits():
+            return None
+        kernel = _Kernel(windows, machine_of(target))
+        return new_schedule(written(schedule.mod["main"], kernel.write))
+
+
+class _Kernel:
+    """Writes one kernel."""
+
+    def __init__(self, windows: OpenWindows, machine: Machine) -> None:
+        self.windows = windows
+        self.groups = windows.further[0]
+        shape = [int(extent) for extent in windows.weight.shape]
+        self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
+        columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
+        self.columns = min(columns, MOST_COLUMNS)
+        self.together = 4 * prod(shape) <= machine.l2 // 2
+
+    def write(self) -> None:
+        """Emit the kernel.
+
+        A task takes all channels of its rows where their weights stay in the L2 cache meanwhile, otherwise some.
+        """
+        batch, _, *spatial, _ = self.windows.result.shape
+        rows, width = product(spatial[:-1]), spatial[-1]
+        band_rows = 1 if isinstance(rows, tirx.IntImm) and int(rows) == 1 else TASK_ROWS
+        band = self.columns * TASK_TILES
+        groups = self.chunks // self.vectors
+        outer = [
+            batch, 1 if self.together else groups, (rows + (band_rows - 1)) // band_rows,
+            (width + (band - 1)) // band,
+        ]  # fmt: skip
+        total = product(outer)
+        with T.parallel(ZERO, total) as task, T.sblock("conv"):
+            number = T.axis.spatial(total, task)
+            sums = T.sblock_alloc_buffer((self.columns, self.vectors, self.lanes), self.windows.dtype, scope="local")
+            n, part, rows_before, columns_before = digits(number, outer)
+            begin, first = rows_before * band_rows, columns_before * band
+            left = tirx.min(width - first, whole(band))
+            with T.serial(ZERO, whole(groups if self.together else 1)) as step:
+                group = step if self.together else part
+                with T.serial(ZERO, tirx.min(rows - begin, whole(band_rows))) as row:
+                    place = digits(begin + row, spatial[:-1])
+
+                    def tile(column: Any, count: int, group: Any = group, place: Any = place) -> None:
+                        self._tile(sums, n, group, [*place, column], count)
+
+                    tiles(first, left, self.columns, tile)
+
+    def _tile(self, sums: Any, n: Any, group: Any, place: list[Any], count: int) -> None:
+        """Compute ``count`` columns of a row; ``place`` is the first one."""
+        with T.unroll(ZERO, whole(count)) as j, T.unroll(ZERO, whole(self.vectors)) as c:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                T.buffer_store(sums, tirx.const(0, self.windows.dtype), [j, c, x])
+        self._reduce(sums, n, group, place, count, [])
+        with T.unroll(ZERO, whole(count)) as j, T.unroll(ZERO, whole(self.vectors)) as c:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                index = [n, group * self.vectors + c, *place[:-1], place[-1] + j, x]
+                self.windows.store(sums[j, c, x], index)
+
+    def _reduce(self, sums: Any, n: Any, group: Any, place: list[Any], count: int, indices: list[Any]) -> None:
+        """Add up the products of a tile: over blocks of input channels, taps, and channels of a block."""
+        extents = [self.in_chunks, *self.kernel, self.block_in]
+        if len(indices) < len(extents):
+            extent = extents[len(indices)]
+            if extent == 1:
+                self._reduce(sums, n, group, place, count, [*indices, ZERO])
+            else:
+                with T.serial(ZERO, whole(extent)) as index:
+                    self._reduce(sums, n, group, place, count, [*indices, index])
+            return
+        in_chunk, *taps, lane = indices
+        chunk = in_chunk
+        if self.groups > 1:
+            chunk = group // (self.chunks // self.groups // self.vectors) * self.in_chunks + in_chunk
+        windows = self.windows
+        with T.unroll(ZERO, whole(count)) as j, T.unroll(ZERO, whole(self.vectors)) as c:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                outputs = [*place[:-1], place[-1] + j]
+                read = [
+                    output * stride + tap * step
+                    for output, tap, stride, step in zip(outputs, taps, windows.strides, windows.dilation, strict=True)
+                ]
+                weight = windows.weight[group * self.vectors + c, in_chunk, *taps, lane, x]
+                T.buffer_store(sums, sums[j, c, x] + windows.data[n, chunk, *read, lane] * weight, [j, c, x])
+
+
+def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machine: Machine) -> PrimFunc:
+    """Make the kernel that puts zeros around the images of a blocked tensor.
+
+    Parameters
+    ----------
+    chunks, block : int
+        Blocks of channels, and channels in one.
+    padding : list of int
+        Before each spatial axis, then after each of them.
+    dtype : str
+    machine : Machine
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Arguments: the tensor ``(N, chunks, [D,] H, W, block)``, and the padded one.
+    """
+    rank = len(padding) // 2
+    before, after = padding[:rank], padding[rank:]
+    with IRBuilder() as builder:
+        with T.prim_func(is_private=True, s_tir=True):
+            T.func_name("padding")
+            batch, *spatial = (T.int64() for _ in range(1 + rank))
+            wide = [extent + (first + last) for extent, first, last in zip(spatial, before, after, strict=True)]
+            data = T.arg("data", T.buffer((batch, chunks, *spatial, block), dtype))
+            padded = T.arg("padded", T.buffer((batch, chunks, *wide, block), dtype))
+            outer = [batch, chunks, *wide[:-1]]
+            total = product(outer)
+
+            def columns(row: list[Any], begin: Any, count: Any, origin: list[Any] | None) -> None:
+                """Copy columns of a row, or set them to zero where there is no origin."""
+                if isinstance(count, int) and count == 0:
+                    return
+
+                def element(w: Any, x: Any) -> None:
+                    value = tirx.const(0, dtype) if origin is None else data[*origin, w, x]
+                    T.buffer_store(padded, value, [*row, begin + w, x])
+
+                if block > 1:
+                    with T.serial(ZERO, whole(count)) as w, T.vectorized(ZERO, whole(block)) as x:
+                        element(w, x)
+                else:
+                    with T.serial(ZERO, whole(count), annotations={SIMD_ATTRIBUTE: machine.lanes(dtype)}) as w:
+                        element(w, ZERO)
+
+            with T.sblock("root"), T.parallel(ZERO, total) as task, T.sblock("pad"):
+                number = T.axis.spatial(total, task)
+                n, c, *at = digits(number, outer)
+                origin = [position - first for position, first in zip(at, before[:-1], strict=True)]
+                inside = [
+                    tirx.all(position >= 0, position < extent)
+                    for position, extent in zip(origin, spatial[:-1], strict=True)
+                ]
+                with T.If(tirx.all(*inside)):
+                    with T.Then():
+                        columns([n, c, *at], ZERO, before[-1], None)
+                        columns([n, c, *at], before[-1], spatial[-1], [n, c, *origin])
+                        columns([n, c, *at], spatial[-1] + before[-1], after[-1], None)
+                    with T.Else():
+                        columns([n, c, *at], ZERO, wide[-1], None)
+    attributes = {RULE_ATTRIBUTE: PADDING_RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
+    return builder.get().with_attrs(attributes)

@@ -1,0 +1,150 @@
+"""What kernels that are written out for open extents share: tiles along a row, and the epilogue of what they compute.
+
+No split of an open extent leaves loops of known lengths, so that these kernels are no schedules: a rule reads from the
+blocks what is computed, and writes the loops out.
+"""
+
+# mypy: ignore-errors
+# (what the script builder gives has no types)
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+from tvm.tirx import IterVar, PrimFunc
+
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE
+
+REST = (8, 4, 2, 1)
+"""Columns of the tiles that take what is left over."""
+
+MOST_COLUMNS = 2 * REST[0] - 1
+"""Columns of a register tile: what it leaves over has no more bits than there are tiles for it."""
+
+ZERO = tirx.const(0, "int64")
+
+
+class OpenWindows:
+    """Reads what the blocks of a convolution or pooling compute, and stores elements through its epilogue.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        With two blocks, what is computed and what stores it.
+    window, store : SBlockRV
+    """
+
+    def __init__(self, schedule: Schedule, window: SBlockRV, store: SBlockRV) -> None:
+        block, self._store = schedule.get(window), schedule.get(store)
+        self.kind = str(block.annotations[KERNEL_ATTRIBUTE])
+        self.result = block.body.buffer
+        self.rank = len(self.result.shape) - 3
+        geometry = [int(item) for item in block.annotations[GEOMETRY_ATTRIBUTE]]
+        rank = self.rank
+        self.strides, self.dilation, self.before = (geometry[i * rank : (i + 1) * rank] for i in range(3))
+        self.further = geometry[3 * rank :]
+        read = [buffer for buffer in _sources(block.body.value) if not buffer.same_as(self.result)]
+        self.weight = next((b for b in read if all(isinstance(extent, tirx.IntImm) for extent in b.shape)), None)
+        self.data = next(buffer for buffer in read if self.weight is None or not buffer.same_as(self.weight))
+        self.lanes, self.dtype = int(self.result.shape[-1]), str(self.result.dtype)
+
+    def fits(self) -> bool:
+        """Whether the epilogue reads the result where it stores its own, element by element."""
+        axes = [axis.var for axis in self._store.iter_vars]
+        if len(axes) != len(self.result.shape) or not isinstance(self._store.body, tirx.BufferStore):
+            return False
+        analyzer = tvm.sym.Analyzer()
+        return all(
+            int(axis.iter_type) == IterVar.DataPar and analyzer.can_prove_equal(axis.dom.extent, extent)
+            for axis, extent in zip(self._store.iter_vars, self.result.shape, strict=True)
+        ) and all(
+            all(
+                index.same_as(axis) or (isinstance(extent, tirx.IntImm) and int(extent) == 1)
+                for index, axis, extent in zip(load.indices, axes, self.result.shape, strict=True)
+            )
+            for load in _loads(self._store.body.value)
+            if load.source.same_as(self.result)
+        )
+
+    def store(self, element: Any, index: Sequence[Any]) -> None:
+        """Apply the epilogue to an element of the result, and store that."""
+        values = dict(zip((axis.var for axis in self._store.iter_vars), index, strict=True))
+
+        def replaced(node: Any) -> Any:
+            node = tvm_ffi.structural_map(
+                node, (tvm.ir.TensorLoad, lambda load: element if load.source.same_as(self.result) else load)
+            )
+            return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda variable: values.get(variable, variable)))
+
+        body = self._store.body
+        T.buffer_store(body.buffer, replaced(body.value), [replaced(index) for index in body.indices])
+
+
+def written(func: PrimFunc, write: Callable[[], None]) -> PrimFunc:
+    """Give ``func`` another body: what ``write`` emits."""
+    with IRBuilder() as builder:
+        with T.prim_func(is_private=True, s_tir=True):
+            T.func_name("main")
+            with T.sblock("root"):
+                write()
+    return PrimFunc(func.params, builder.get().body, func.ret_type, func.attrs)
+
+
+def tiles(first: Any, left: Any, columns: int, tile: Callable[[Any, int], None]) -> None:
+    """Go along ``left`` columns from ``first`` on; ``tile`` emits what is done for some columns from one on."""
+    with T.serial(ZERO, left // columns) as number:
+        tile(first + number * columns, columns)
+    rest = left % columns
+    done = first + (left - rest)
+    for count in REST:
+        if count < columns:
+            with T.If(rest // count % 2 == 1), T.Then():
+                tile(done + rest // (2 * count) * (2 * count), count)
+
+
+def whole(number: Any) -> Any:
+    """Give an extent as an expression of 64 bits, as the indices of tensors of open extents are."""
+    return tirx.const(number, "int64") if isinstance(number, int) else number
+
+
+def product(extents: Sequence[Any]) -> Any:
+    """Multiply extents."""
+    total: Any = tirx.const(1, "int64")
+    for extent in extents:
+        total = total * extent
+    return tvm.sym.Analyzer().simplify(total)
+
+
+def digits(number: Any, extents: Sequence[Any]) -> list[Any]:
+    """Take a number apart into one index for each extent, the last one running fastest."""
+    found: list[Any] = []
+    for extent in reversed(list(extents)[1:]):
+        if isinstance(extent, int | tirx.IntImm) and int(extent) == 1:
+            found.append(ZERO)
+            continue
+        found.append(number % extent)
+        number = number // extent
+    return [*([number] if extents else []), *reversed(found)]
+
+
+def _loads(value: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(value, (tvm.ir.TensorLoad, found.append))
+    return found
+
+
+def _sources(value: Any) -> list[Any]:
+    """List the buffers that an expression reads, each once."""
+    found: list[Any] = []
+    for load in _loads(value):
+        if not any(load.source.same_as(other) for other in found):
+            found.append(load.source)
+    return found
