@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
@@ -52,7 +52,10 @@ def _reduce_side_by_side(schedule: Schedule, block: SBlockRV, machine: Machine) 
     axes = axes_of(schedule, block)
     column = _columns(axes)
     loops = list(schedule.get_loops(block))
-    if column is None or len(loops) != len(axes.extents):
+    if len(loops) != len(axes.extents):
+        return
+    if column is None:
+        _reduce_along(schedule, block, axes, loops, machine)
         return
     reduced = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces]
     outer = [loop for number, loop in enumerate(loops) if not axes.reduces[number] and number != column]
@@ -65,6 +68,16 @@ def _reduce_side_by_side(schedule: Schedule, block: SBlockRV, machine: Machine) 
         initial = schedule.decompose_reduction(block, reduced[0])
         mark_simd(schedule, schedule.get_loops(initial)[-1], lanes)
     mark_simd(schedule, schedule.get_loops(block)[-1], lanes)
+
+
+def _reduce_along(schedule: Schedule, block: SBlockRV, axes: Axes, loops: list[LoopRV], machine: Machine) -> None:
+    """Reduce vectors along the last axis, where what is read lies side by side along it."""
+    last = len(loops) - 1
+    strides = [
+        None if access.strides is None else access.strides[last] for access in axes.accesses if not access.written
+    ]
+    if axes.reduces[last] and 1 in strides and all(stride in (0, 1) for stride in strides):
+        mark_simd(schedule, loops[last], vector_lanes(schedule, block, machine))
 
 
 def _columns(axes: Axes) -> int | None:

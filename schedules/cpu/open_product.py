@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 
 RULE = "cpu.open_product"
 """Stands as the schedule rule of these kernels: they are written as they should be."""
@@ -73,7 +74,7 @@ def open_product(tile: tuple[int, int], lanes: int, shared: bool, columns: int |
             with T.If(column + lanes <= last):
                 with T.Then(), T.vectorized(0, lanes) as x:
                     T.buffer_store(out, sums[i, c, x], [batch, first + i, column + x])
-                with T.Else(), T.serial(0, lanes) as x, T.If(column + x < last), T.Then():
+                with T.Else(), T.serial(T.int64(0), last - column, annotations={SIMD_ATTRIBUTE: lanes}) as x:
                     T.buffer_store(out, sums[i, c, x], [batch, first + i, column + x])
 
     @T.prim_func(private=True, s_tir=True)

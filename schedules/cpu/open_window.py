@@ -1,4 +1,4 @@
-"""Depthwise convolutions, poolings and averages in blocked layout whose batch, rows or columns are only known at run time.
+"""Depthwise convolutions, poolings and averages in blocked layout of extents that are only known at run time.
 
 Windows that lie inside the image are computed for several columns at a time; those that reach beyond it one by one,
 over the taps that are inside. Nothing is padded.

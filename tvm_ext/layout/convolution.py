@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import tvm
@@ -218,13 +219,9 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
     """Convolve once for each phase of the result, with the taps that meet it."""
     weight, out_shape = _known_weight(call), static_shape(call)
     geometry = _geometry(call)
-    if (
-        weight is None
-        or out_shape is None
-        or static_shape(call.args[0]) is None
-        or int(call.attrs.groups) != 1
-        or geometry["dilation"] != [1, 1]
-    ):
+    if weight is None or out_shape is None or static_shape(call.args[0]) is None:
+        return None
+    if int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
         return None
     data, strides = call.args[0], geometry["strides"]
     shape = static_shape(data)

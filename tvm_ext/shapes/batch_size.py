@@ -7,7 +7,7 @@ sixteen, and a kernel of a few microseconds about as long as calling it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -29,6 +29,18 @@ LARGEST_TENSOR = 8 << 20
 
 SHARE = 0.25
 """Of the time that an image takes, what several at once have to save."""
+
+SMALL_CALLS = 10
+"""Calls of kernels that what is computed of an image has to take as long as, to be worth a loop over images."""
+
+ELEMENT_BY_ELEMENT = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add subtract multiply divide maximum minimum clip tanh sigmoid exp negative abs sqrt rsqrt square erf "
+        "nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu nn.softplus reshape expand_dims squeeze"
+    ).split()
+)
+"""Operators that move nothing between rows, and cost little beside a product."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +83,44 @@ def images_at_once(function: relax.Function, batch: tirx.Var, machine: Machine) 
     return (*(count for count in SIZES if count * cost.largest <= LARGEST_TENSOR), 1)
 
 
+def are_small_products(bindings: Sequence[Any], batch: tirx.Var, machine: Machine) -> bool:
+    """Whether all that is reduced are products with constant matrices that take no longer than a few calls.
+
+    Kernels of products take any number of rows (:mod:`tvm_ext.layout.open_products`); a loop over images calls more of
+    them, each for a few rows.
+
+    Parameters
+    ----------
+    bindings : sequence of relax.Binding
+        What a loop would compute.
+    batch : tvm.tirx.Var
+    machine : Machine
+    """
+    calls = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
+    if len(calls) != len(bindings) or not all(_is_of_rows(call) for call in calls):
+        return False
+    cost = _cost(calls, batch)
+    return cost.flops / machine.flops + cost.row_bytes / machine.weight_bandwidth < SMALL_CALLS * machine.call_seconds
+
+
+def _is_of_rows(call: relax.Call) -> bool:
+    name = str(getattr(call.op, "name", ""))
+    if name == "relax.matmul":
+        return isinstance(call.args[1], tvm.ir.GenericConst) and int(call.args[1].ty.ndim) == 2
+    return name in ELEMENT_BY_ELEMENT
+
+
 def image_cost(function: relax.Function, batch: tirx.Var) -> ImageCost:
     """Count what a function does for one image."""
+    return _cost(_calls(function), batch)
 
+
+def _cost(listed: Iterable[Any], batch: tirx.Var) -> ImageCost:
     def shapes(ty: Any) -> list[list[int]]:
         return _shapes(ty, batch)
 
     calls = flops = row_bytes = largest = 0
-    for call in _calls(function):
+    for call in listed:
         elements = sum(map(prod, shapes(call.ty)))
         largest = max([largest, *(prod(shape) * _bytes(call.ty) for shape in shapes(call.ty))])
         calls += 1

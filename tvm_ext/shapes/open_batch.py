@@ -30,7 +30,7 @@ from tvm.relax.utils import copy_with_new_vars
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.shapes.batch_axis import Images, images_of
 from tvm_ext.shapes.batch_operators import Legalization, OperatorProof, tensor_shapes
-from tvm_ext.shapes.batch_size import images_at_once
+from tvm_ext.shapes.batch_size import are_small_products, images_at_once
 
 OVER_BATCH = "tvm_ext.over_batch."
 """Begins the name of the packed function that stands for a loop; what follows begins the names of its bodies."""
@@ -130,11 +130,16 @@ class _Splitter:
         proved = {index: reduces for index, reduces in proved.items() if bindings[index].var not in self._repeated}
         while True:
             levels, regions = self._levels(bindings, proved)
-            light = {index for index in proved if not regions[levels[index]].reduces}
+            light = {index for index in proved if self._is_light(regions[levels[index]])}
             if not light:
                 break
             proved = {index: reduces for index, reduces in proved.items() if index not in light}
         return self._rebuilt(bindings, proved, levels, regions) if regions else None
+
+    def _is_light(self, region: _Region) -> bool:
+        """Whether a loop over images would gain nothing: none is reduced, or all are few rows of small products."""
+        machine = machine_of(tvm.target.Target.current(allow_none=True) or tvm.target.Target("llvm"))
+        return not region.reduces or are_small_products(region.bindings, self._batch, machine)
 
     # ---- in which order
 

@@ -124,11 +124,10 @@ def test_signals_and_volumes() -> None:
                 weights(w=(12, 10, 5), d=(12, 1, 7)))  # fmt: skip
     agree(case, [{"n": 1 + t % 3, "t": t} for t in (1, 2, 9, 16, 100, 1001, 4000)])
     nodes = [node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1, 1, 1])]
-    case = make("volume", nodes, {"x": ["n", 4, "d", "h", "w"]}, {"n": (1, 2), "d": (1, 9), "h": (1, 9), "w": (1, 40)},
-                weights(w=(9, 4, 3, 3, 3)))  # fmt: skip
-    agree(
-        case, [{"n": 1, "d": 1, "h": 1, "w": 1}, {"n": 2, "d": 5, "h": 3, "w": 17}, {"n": 1, "d": 9, "h": 9, "w": 40}]
-    )
+    limits = {"n": (1, 2), "d": (1, 9), "h": (1, 9), "w": (1, 40)}
+    case = make("volume", nodes, {"x": ["n", 4, "d", "h", "w"]}, limits, weights(w=(9, 4, 3, 3, 3)))
+    sizes = [(1, 1, 1, 1), (2, 5, 3, 17), (1, 9, 9, 40)]
+    agree(case, [dict(zip("ndhw", size, strict=True)) for size in sizes])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
