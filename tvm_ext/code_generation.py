@@ -18,6 +18,7 @@ from tvm import relax, tirx
 from tvm.relax import vm_build
 
 from tvm_ext.backends.registry import backend_of
+from tvm_ext.relax_utils import called_by_name
 from tvm_ext.system.threads import physical_cores
 
 MOST_PARTS = 4
@@ -67,8 +68,12 @@ def dealt_out(mod: tvm.IRModule) -> list[dict[tvm.ir.GlobalVar, tirx.PrimFunc]]:
     kernels = {global_var: func for global_var, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)}
     order = sorted(kernels, key=lambda global_var: str(global_var.name_hint))
     calls.add_nodes_from(order)
+    by_name = {str(global_var.name_hint): global_var for global_var in order}
     for global_var in order:
         calls.add_edges_from((global_var, called) for called in _called(kernels[global_var]) if called in kernels)
+        # The linker of one module does not see the functions of another one.
+        named = (by_name.get(name) for name in called_by_name(kernels[global_var]))
+        calls.add_edges_from((global_var, called) for called in named if called is not None)
     groups = [sorted(group, key=order.index) for group in nx.connected_components(calls)]
     count = max(1, min(MOST_PARTS, len(order) // LEAST_KERNELS, len(groups)))
     dealt = [[global_var for group in groups[number::count] for global_var in group] for number in range(count)]

@@ -70,6 +70,18 @@ def substitute(node: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda variable: values.get(variable, variable)))
 
 
+def called_by_name(func: Any) -> list[str]:
+    """List the kernels that a TIR function calls by their names, as segments of open extents do."""
+    found: list[str] = []
+
+    def visit(call: Any) -> None:
+        if isinstance(call.op, tvm.ir.Op) and call.op.name == "tirx.tvm_call_cpacked":
+            found.append(str(call.args[0].value))
+
+    tvm_ffi.structural_walk(func.body, (tvm.ir.Call, visit))
+    return found
+
+
 def plain(value: Any) -> Any:
     """Convert TVM's containers, as in the export of a target, to what JSON knows."""
     if value is None or isinstance(value, str | int | float | bool):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,12 +19,21 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.shapes import batch_size
 from tvm_ext.shapes.batch_axis import Images, MixedImagesError, images_of, prove_image_wise, prove_reshape
 from tvm_ext.shapes.batch_size import image_cost, images_at_once
 from tvm_ext.shapes.open_batch import OVER_BATCH, open_batch
 
 NUMBERS = (0, 1, 2, 3, 5, 17)
 Build = Callable[[relax.BlockBuilder, Any, tirx.Var], Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_products_are_looped() -> Iterator[None]:
+    """Have loops made of models of a size for tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_size, "SMALL_CALLS", 0)
+        yield
 
 
 def weight(*shape: int, seed: int = 0) -> Any:
@@ -244,6 +253,12 @@ class TestKernels:
         assert not any("matmul" in operator for operator in operators)
         assert any("sum" in operator for operator in operators)
         assert mod["main"].script().count(OVER_BATCH) == 2
+
+    def test_small_products_are_not_looped_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(batch_size, "SMALL_CALLS", 10)
+        assert OVER_BATCH not in open_batch()(models()["from_constant"])["main"].script()
+        for name in ("conv_net", "attention_block"):
+            assert OVER_BATCH in open_batch()(models()[name])["main"].script()
 
     def test_static_modules_are_left_alone(self) -> None:
         static = relax.transform.BindSymbolicVars({"n": 2})(models()["conv_net"])

@@ -21,6 +21,7 @@ from tvm_ext.layout.grouped_pointwise import grouped_pointwise
 from tvm_ext.layout.open_products import open_products
 from tvm_ext.layout.pack_matmul import pack_matmul
 from tvm_ext.layout.quantized import LEGALIZATIONS
+from tvm_ext.memory.relax.open_segments import open_segments
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
@@ -107,6 +108,12 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     ]
 
 
+def _memory(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    # Stock planning leaves every call to the virtual machine; a limit is on what is known when compiling.
+    segments = [] if options.memory == "stock" or options.memory_limit is not None else [open_segments()]
+    return [*segments, *common.memory(backend, target, options)]
+
+
 def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return [
         drop_scope_pragmas(),
@@ -136,6 +143,7 @@ PHASES = {
     "legalize": _legalize,
     "fuse": _fuse,
     "schedule": _schedule,
+    "memory": _memory,
     "vectorize": _vectorize,
 }
 

@@ -13,6 +13,7 @@ import tvm_ffi
 
 from tvm_ext.memory.relax.kernel_access import CONCATENATE_ATTRIBUTE, SLICE_ATTRIBUTE
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
+from tvm_ext.relax_utils import called_by_name
 
 
 def replaced_kernels() -> tvm.transform.Pass:
@@ -34,6 +35,8 @@ def replaced_kernels() -> tvm.transform.Pass:
         used: set[str] = set()
         for _, func in mod.functions_items():
             tvm_ffi.structural_walk(func, [(tvm.ir.GlobalVar, lambda var: used.add(var.name_hint))])
+            if isinstance(func, tvm.tirx.PrimFunc):
+                used.update(called_by_name(func))
         unused = {var.name_hint for var in replaced if var.name_hint not in used}
         functions = {var: func for var, func in mod.functions_items() if var.name_hint not in unused}
         return tvm.IRModule(functions, attrs=mod.attrs)

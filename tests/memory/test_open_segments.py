@@ -1,0 +1,132 @@
+"""Kernels of open extents that one function calls give the same, and leave little to the virtual machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ext
+from tests.shapes.dynamic_models import MODELS
+from tvm_ext.artifact.compiled_model import CompiledModel
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.compiler import lower
+from tvm_ext.frontend import import_model
+from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
+from tvm_ext.options import PipelineOptions
+
+
+@I.ir_module
+class Views:
+    """Views are returned or used inside only, an intermediate tensor is returned, too, and a result is an input."""
+
+    @R.function
+    def main(x: R.Tensor(("n", "m", 4), "float32"), w: R.Tensor((4, 5), "float32")):  # type: ignore
+        n, m = T.int64(), T.int64()  # type: ignore
+        with R.dataflow():
+            a = R.exp(x)
+            b = R.matmul(R.reshape(a, (n * m, 4)), w)
+            c = R.reshape(b, (n, m * 5))
+            d = R.sum(c, axis=[0])
+            e = R.matmul(R.permute_dims(a, [0, 2, 1]), R.permute_dims(R.reshape(c, (n, m, 5)), [0, 1, 2]))
+            f = R.reshape(x, (m, n * 4))
+            out = (c, d, e, a, f, x)
+            R.output(out)
+        return out
+
+
+def views(sizes: tuple[int, int], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    n, m = sizes
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal((n, m, 4)).astype("float32"), rng.standard_normal((4, 5)).astype("float32")
+    a = np.exp(x)
+    c = (a.reshape(n * m, 4) @ w).reshape(n, m * 5)
+    e = a.transpose(0, 2, 1) @ c.reshape(n, m, 5)
+    return [x, w], [c, c.sum(0), e, a, x.reshape(m, n * 4), x]
+
+
+def check(model: CompiledModel, sizes: tuple[int, int], seed: int = 0) -> None:
+    given, expected = views(sizes, seed)
+    for got, want in zip(model.run(given).values(), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=str(sizes))
+
+
+@pytest.fixture(scope="module")
+def model() -> CompiledModel:
+    return tvm_ext.compile(Views)
+
+
+def segments(mod: Any) -> list[dict[str, Any]]:
+    found = [func.attrs for func in mod.functions.values() if isinstance(func, tirx.PrimFunc) and func.attrs]
+    return [json.loads(str(attrs[SEGMENT_ATTRIBUTE])) for attrs in found if SEGMENT_ATTRIBUTE in attrs]
+
+
+def lowered(mod: Any, **options: Any) -> Any:
+    return lower(mod, native_target(), PipelineOptions(**options))[0]
+
+
+def test_views_results_and_inputs(model: CompiledModel) -> None:
+    for seed, sizes in enumerate([(1, 1), (3, 7), (2, 33), (17, 1), (0, 3), (3, 0), (31, 127), (1, 1)]):
+        check(model, sizes, seed)
+
+
+def test_little_is_left_to_the_virtual_machine() -> None:
+    mod = lowered(Views)
+    assert sum(found["calls"] for found in segments(mod)) >= 5
+    calls: list[str] = []
+    relax.analysis.post_order_visit(
+        mod["main"], lambda node: calls.append(str(node.op)) if isinstance(node, relax.Call) else None
+    )
+    kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    assert len([call for call in calls if "segment" in call]) == len(segments(mod)) <= 2
+    assert len(kernels) > 5
+    assert not segments(lowered(Views, memory="stock"))
+    assert not segments(lowered(relax.transform.BindSymbolicVars({"n": 2, "m": 3})(Views)))
+
+
+def test_what_is_written_down_of_a_plan_holds() -> None:
+    case = MODELS["attention_block"]()
+    imported = import_model(case.model, dynamic=case.dynamic)
+    plans = [row for row in segments(lowered(imported.mod)) if row.get("below")]
+    assert plans
+    for found in plans:
+        above: dict[str, set[str]] = {}
+        for name, lower_ones in found["below"].items():
+            above[name] = set(lower_ones).union(*(above[other] for other in lower_ones))
+        for name, (first, last) in found["intervals"].items():
+            for other, (begin, end) in found["intervals"].items():
+                if name != other and first <= end and begin <= last:
+                    assert name in above[other] or other in above[name]
+        assert max(found["ratios"]) <= 1.25
+
+
+def test_a_loaded_model_computes_the_same(model: CompiledModel, tmp_path: Path) -> None:
+    loaded = tvm_ext.load(model.save(tmp_path / "model"))
+    for sizes in ((3, 7), (0, 1), (5, 5)):
+        check(loaded, sizes)
+
+
+def test_threads_have_workspaces_of_their_own(model: CompiledModel) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(20):
+                check(model, (1 + (number * turn) % 13, 1 + turn), number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -1,0 +1,405 @@
+"""Kernels of open extents that follow each other are called by one function, which plans its memory when it is called.
+
+before: ``a = alloc_tensor([n, 4]); f(x, a); b = reshape(a, [n * 4]); c = alloc_tensor([n * 4]); g(b, w, c)``
+after:  ``c = alloc_tensor([n * 4]); segment(n, x, w, c)``, where the segment is a TIR function that computes where
+        ``a`` lies in one workspace, and calls ``f`` and ``g``
+
+For the virtual machine a tensor of open extents is five instructions: it computes a shape, makes a storage and a
+tensor, calls the kernel and drops what is not needed any more, each by a call with boxed arguments. Here the same is a
+few additions and stores. A tensor that is used outside of the segment stays an allocation; one that is not has a place
+in an arena whose offsets are computed from the extents once a call (:mod:`tvm_ext.memory.open_arena`). The workspace is
+the runtime's own: it grows to the largest size there was, and is allocated anew only for a larger one.
+
+A reshape is the same place with another shape. What the virtual machine has to do itself (branches, functions of
+other libraries, checks of shapes) ends a segment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan, plan_open_arena, verify_open_arena
+from tvm_ext.relax_utils import static_shape, substitute
+
+SEGMENT_ATTRIBUTE = "tvm_ext.open_segment"
+"""Attribute of a segment: its plan, as JSON."""
+
+LEAST_CALLS = 2
+"""Kernels that a segment calls at least."""
+
+UNBOUNDED = 64
+"""Upper end of the sizes that an extent without an upper bound is planned for."""
+
+_ALLOCATE, _RESHAPE = "relax.builtin.alloc_tensor", "relax.reshape"
+_CPU, _UNSIGNED, _BITS = 1, 1, 8
+
+
+def open_segments() -> tvm.transform.Pass:
+    """Make the pass; it works on functions whose allocations are explicit, for CPUs, and leaves static ones alone."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenSegments")
+    def _open_segments(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        builder = relax.BlockBuilder(mod)
+        for global_var, func in mod.functions_items():
+            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+                changed = _Function(mod, func, builder).rewritten()
+                if changed is not None:
+                    builder.update_func(global_var, changed)
+        return builder.get()
+
+    return _open_segments
+
+
+@dataclass
+class _Tensor:
+    """A tensor of a segment.
+
+    Attributes
+    ----------
+    var : relax.Var or constant
+        Its allocation, or what comes from outside.
+    shape : list
+    dtype : str
+    steps : list of int
+        Calls that touch it.
+    internal : bool
+        Whether it has its place in the arena.
+    name : str
+        There.
+    """
+
+    var: Any
+    shape: list[Any]
+    dtype: str
+    steps: list[int] = field(default_factory=list)
+    internal: bool = False
+    name: str = ""
+
+
+@dataclass
+class _Segment:
+    """Bindings that one function takes the place of."""
+
+    bindings: list[Any] = field(default_factory=list)
+    calls: int = 0
+
+
+class _Function:
+    """Rewrites one function."""
+
+    def __init__(self, mod: tvm.IRModule, func: relax.Function, builder: relax.BlockBuilder) -> None:
+        self._mod, self._func, self._builder = mod, func, builder
+        self._bindings = [binding for block in func.body.blocks for binding in block.bindings]
+
+    def rewritten(self) -> relax.Function | None:
+        """Give the function with calls of segments; None where there is none."""
+        if not any(_is_open_allocation(binding.value) for binding in self._bindings):
+            return None
+        pieces = self._pieces()
+        if not any(isinstance(piece, _Segment) for piece in pieces):
+            return None
+        emitted: list[Any] = []
+        for index, piece in enumerate(pieces):
+            if isinstance(piece, _Segment):
+                later = [p.bindings if isinstance(p, _Segment) else [p] for p in pieces[index + 1 :]]
+                emitted += self._called(piece, self._used([b for part in later for b in part]))
+            else:
+                emitted.append(piece)
+        body = relax.SeqExpr([relax.BindingBlock(emitted)], self._func.body.body)
+        func = self._func
+        return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+    # ---- what belongs together
+
+    def _pieces(self) -> list[Any]:
+        """Divide the bindings into segments and what lies between them."""
+        pieces: list[Any] = []
+        current = _Segment()
+
+        def finish() -> None:
+            nonlocal current
+            pieces.extend([current] if current.calls >= LEAST_CALLS else current.bindings)
+            current = _Segment()
+
+        for binding in self._bindings:
+            kind = self._kind(binding)
+            if kind is None:
+                finish()
+                pieces.append(binding)
+            else:
+                current.bindings.append(binding)
+                current.calls += kind == "call"
+        finish()
+        return pieces
+
+    def _kind(self, binding: Any) -> str | None:
+        value = binding.value
+        if not isinstance(binding, relax.VarBinding):
+            return None
+        if isinstance(value, relax.Var):
+            return "name" if _is_tensor(value.ty) else None
+        if not isinstance(value, relax.Call):
+            return None
+        name = getattr(value.op, "name", "")
+        if name == _ALLOCATE:
+            plain = isinstance(value.args[0], relax.ShapeExpr) and str(value.args[3].value) == "global"
+            return "allocation" if plain and int(value.args[2]) == 0 else None
+        if name == _RESHAPE:
+            return (
+                "view" if isinstance(value.args[0], relax.Var) and isinstance(value.args[1], relax.ShapeExpr) else None
+            )
+        callee = self._mod.functions.get(value.op) if isinstance(value.op, tvm.ir.GlobalVar) else None
+        is_kernel = isinstance(callee, tirx.PrimFunc) and _returns_nothing(value)
+        return "call" if is_kernel and all(map(_is_argument, value.args)) else None
+
+    def _used(self, bindings: Sequence[Any]) -> set[Any]:
+        found: set[Any] = set(relax.analysis.free_vars(self._func.body.body))
+        for binding in bindings:
+            found.update(relax.analysis.free_vars(binding.value))
+        return found
+
+    # ---- a segment
+
+    def _called(self, segment: _Segment, used: set[Any]) -> list[Any]:
+        """Make the function of a segment; gives the bindings that stand for it."""
+        tensors: dict[Any, _Tensor] = {}
+        views: dict[Any, tuple[Any, list[Any]]] = {}  # variable -> (allocation or tensor from outside, shape)
+
+        def place(value: Any) -> tuple[Any, list[Any]]:
+            if value in views:
+                return views[value]
+            tensors.setdefault(value, _Tensor(value, list(value.ty.shape), str(value.ty.dtype)))
+            return value, tensors[value].shape
+
+        escaping: set[Any] = set()
+        before: list[Any] = []
+        after: list[Any] = []
+        calls: list[tuple[Any, list[Any]]] = []
+        for binding in segment.bindings:
+            kind, value = self._kind(binding), binding.value
+            if kind == "allocation":
+                tensors[binding.var] = _Tensor(
+                    binding.var, list(value.args[0]), str(value.args[1].value), internal=True
+                )
+            elif kind in ("name", "view"):
+                source = value if kind == "name" else value.args[0]
+                root, shape = place(source)
+                views[binding.var] = root, (shape if kind == "name" else list(value.args[1]))
+            else:
+                arguments = [(place(a), a) if _is_tensor(a.ty) else (None, a) for a in value.args]
+                for found, _ in arguments:
+                    if found is not None:
+                        tensors[found[0]].steps.append(len(calls))
+                calls.append((value.op, arguments))
+            if kind != "call" and binding.var in used:
+                escaping.add(views[binding.var][0] if binding.var in views else binding.var)
+        for binding in segment.bindings:
+            kind = self._kind(binding)
+            if kind == "allocation" and binding.var in escaping:
+                tensors[binding.var].internal = False
+                before.append(binding)
+            elif kind in ("name", "view") and binding.var in used:
+                after.append(self._without_names(binding, views))
+        plan, sizes = self._plan(tensors)
+        name, given = self._written(tensors, calls, plan, sizes)
+        call = relax.Call(name, given, ty_args=[relax.TupleType([])])
+        result = relax.Var("_", relax.TupleType([]))
+        return [*before, relax.VarBinding(result, call), *after]
+
+    @staticmethod
+    def _without_names(binding: Any, views: Mapping[Any, tuple[Any, list[Any]]]) -> Any:
+        """Give a view as one of its allocation, as what it is a view of may not be bound any more."""
+        root, shape = views[binding.var]
+        if isinstance(binding.value, relax.Var) and len(shape) == len(root.ty.shape):
+            if all(one is other or one.same_as(other) for one, other in zip(shape, root.ty.shape, strict=True)):
+                return relax.VarBinding(binding.var, root)
+        return relax.VarBinding(binding.var, relax.BlockBuilder().normalize(relax.op.reshape(root, shape)))
+
+    def _plan(self, tensors: Mapping[Any, _Tensor]) -> tuple[OpenArenaPlan | None, dict[str, Any]]:
+        """Decide where the internal tensors lie; gives the plan, and the bytes of each of them."""
+        internal = [tensor for tensor in tensors.values() if tensor.internal and tensor.steps]
+        if not internal:
+            return None, {}
+        for number, tensor in enumerate(internal):
+            tensor.name = f"{number}:{tensor.var.name}"
+        sizes = {tensor.name: _bytes(tensor) for tensor in internal}
+        intervals = {tensor.name: (min(tensor.steps), max(tensor.steps)) for tensor in internal}
+        samples = [
+            {name: int(_simple(substitute(size, values))) for name, size in sizes.items()}
+            for values in self._samples(sizes.values())
+        ]
+        plan = plan_open_arena(intervals, samples)
+        verify_open_arena(plan)
+        return plan, sizes
+
+    def _samples(self, sizes: Iterable[Any]) -> list[dict[Any, Any]]:
+        """Choose extents to plan for: the ends of the ranges, and what lies between."""
+        symbols = list(dict.fromkeys(symbol for size in sizes for symbol in _symbols(size)))
+        attributes = self._func.attrs or {}
+        lower, upper = (attributes.get(f"tir_var_{end}_bound", {}) for end in ("lower", "upper"))
+        ends = []
+        for symbol in symbols:
+            low = max(1, int(lower.get(symbol.name, 1)))
+            ends.append((low, max(low, int(upper.get(symbol.name, max(UNBOUNDED, low))))))
+        return [
+            {
+                symbol: tirx.const(round(low * (high / low) ** share), str(symbol.ty.dtype))
+                for symbol, (low, high) in zip(symbols, ends, strict=True)
+            }
+            for share in (1.0, 0.75, 0.5, 0.0)
+        ]
+
+    # ---- its function
+
+    def _written(
+        self,
+        tensors: Mapping[Any, _Tensor],
+        calls: Sequence[tuple[Any, list[Any]]],
+        plan: OpenArenaPlan | None,
+        sizes: Mapping[str, Any],
+    ) -> tuple[Any, list[Any]]:
+        outside = [tensor for tensor in tensors.values() if not tensor.internal and tensor.steps]
+        expressions = [extent for tensor in outside for extent in tensor.shape]
+        expressions += [extent for _, args in calls for found, _ in args if found is not None for extent in found[1]]
+        expressions += [argument for _, args in calls for found, argument in args if found is None]
+        expressions += list(sizes.values())
+        symbols = list(dict.fromkeys(symbol for item in expressions for symbol in _symbols(item)))
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("segment")
+                values = {symbol: T.arg(symbol.name, T.int64()) for symbol in symbols}
+                given = {
+                    tensor.var: T.arg(
+                        f"t{number}",
+                        T.buffer([_put(extent, values) for extent in tensor.shape], tensor.dtype),
+                    )
+                    for number, tensor in enumerate(outside)
+                }
+                offsets, workspace = self._workspace(plan, sizes, values)
+                for callee, arguments in calls:
+                    boxed = []
+                    for found, argument in arguments:
+                        if found is None:
+                            boxed.append(_put(_prim(argument), values))
+                            continue
+                        root, shape = found
+                        tensor = tensors[root]
+                        if root in given:
+                            address = given[root].data
+                        else:
+                            address = T.handle_add_byte_offset(workspace, offsets[tensor.name])
+                        boxed.append(_array(address, [_put(extent, values) for extent in shape], tensor.dtype))
+                    T.evaluate(tirx.call_cpacked(callee.name_hint, *boxed))
+                if workspace is not None:
+                    T.evaluate(T.call_extern("int32", "TVMBackendFreeWorkspace", T.int32(_CPU), T.int32(0), workspace))
+        summary = {"calls": len(calls), "tensors": len(sizes)}
+        if plan is not None:
+            summary |= {
+                "intervals": {name: list(ends) for name, ends in plan.intervals.items()},
+                "below": {name: list(lower) for name, lower in plan.below.items()},
+                "bytes": {name: str(size) for name, size in sizes.items()},
+                "ratios": list(plan.ratios),
+            }
+        func = builder.get().with_attrs(
+            {"tirx.is_scheduled": True, SEGMENT_ATTRIBUTE: json.dumps(summary), "op_pattern": 8}
+        )
+        target = self._builder.add_func(func, "segment")
+        return target, [*(relax.prim_value(symbol) for symbol in symbols), *(tensor.var for tensor in outside)]
+
+    @staticmethod
+    def _workspace(
+        plan: OpenArenaPlan | None, sizes: Mapping[str, Any], values: Mapping[Any, Any]
+    ) -> tuple[dict[str, Any], Any]:
+        """Emit the computation of the offsets, and the allocation of the arena."""
+        if plan is None:
+            return {}, None
+        offsets: dict[str, Any] = {}
+        ends: dict[str, Any] = {}
+        for name, lower in plan.below.items():
+            offset: Any = tirx.const(0, "int64")
+            for other in lower:
+                offset = ends[other] if other == lower[0] else tirx.max(offset, ends[other])
+            offsets[name] = T.bind(offset) if lower else offset
+            size = tirx.floordiv(_put(sizes[name], values) + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT
+            ends[name] = T.bind(_simple(offsets[name] + size))
+        highest = [name for name in plan.below if not any(name in lower for lower in plan.below.values())]
+        total = ends[highest[0]]
+        for name in highest[1:]:
+            total = tirx.max(total, ends[name])
+        workspace = T.bind(
+            T.call_extern(
+                "handle", "TVMBackendAllocWorkspace", T.int32(_CPU), T.int32(0),
+                tirx.max(total, tirx.const(ALIGNMENT, "int64")).astype("uint64"), T.int32(_UNSIGNED), T.int32(_BITS),
+            )
+        )  # fmt: skip
+        with T.If(T.isnullptr(workspace)), T.Then():
+            T.evaluate(T.tvm_throw_last_error())
+        return offsets, workspace
+
+
+def _array(address: Any, shape: Sequence[Any], dtype: str) -> Any:
+    """Describe a tensor to a kernel, on the stack."""
+    sizes = tirx.tvm_stack_make_shape(*shape)
+    arguments = [address, sizes, tirx.const(0, "int32"), tirx.const(len(shape), "int32"), _typed(dtype)]
+    return tvm.ir.Call(
+        tvm.ir.Op.get("tirx.tvm_stack_make_array"), [*arguments, tirx.const(0, "int64")], ret_ty="handle"
+    )
+
+
+def _typed(dtype: str) -> Any:
+    """Give a number of a type, which stands for the type."""
+    return tirx.const(0, dtype)
+
+
+def _bytes(tensor: _Tensor) -> Any:
+    dtype = tvm.DataType(tensor.dtype)
+    total: Any = tirx.const(-(-dtype.bits // 8) * dtype.lanes, "int64")
+    for extent in tensor.shape:
+        total = total * extent
+    return _simple(total)
+
+
+def _is_open_allocation(value: Any) -> bool:
+    is_allocation = isinstance(value, relax.Call) and getattr(value.op, "name", "") == _ALLOCATE
+    return is_allocation and static_shape(value) is None
+
+
+def _is_tensor(ty: Any) -> bool:
+    return isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+
+
+def _is_argument(value: Any) -> bool:
+    if isinstance(value, relax.Var | tvm.ir.GenericConst) and _is_tensor(value.ty):
+        return True
+    return isinstance(getattr(value, "ty", None), tvm.ir.PrimType) and str(value.ty.dtype) == "int64"
+
+
+def _prim(value: Any) -> Any:
+    return getattr(value, "value", value) if not isinstance(value, tirx.IntImm) else value
+
+
+def _symbols(expression: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
+    return [variable for variable in found if isinstance(variable.ty, tvm.ir.PrimType)]
+
+
+def _put(expression: Any, values: Mapping[Any, Any]) -> Any:
+    return substitute(expression, values) if values else expression
+
+
+def _simple(expression: Any) -> Any:
+    return tvm.sym.Analyzer().simplify(expression)
+
+
+def _returns_nothing(call: Any) -> bool:
+    return isinstance(call.ty, tvm.ir.TupleType) and not call.ty.fields
