@@ -1,8 +1,8 @@
 """Convolutions over channels in blocked layout whose batch, rows or columns are only known at run time.
 
-A register tile of output columns x channel vectors, chosen as if there were many columns, goes along each row; columns
-that fill no tile are taken by tiles of 8, 4, 2 and 1, as their number's bits say. No tile reads or writes beyond a row,
-and no element is computed twice. The input is padded before, by a kernel of its own.
+A register tile of output columns x channel vectors, chosen as if there were many columns, goes along each row; those
+that fill no tile are taken by smaller ones, the last one by one. No tile goes beyond a row, and no element is
+computed twice. The input is padded before, by a kernel of its own.
 """
 
 # mypy: ignore-errors
@@ -22,7 +22,7 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.compute.open_convolution import OPEN_CONVOLUTION
 from tvm_ext.schedules.cpu.conv_tile import register_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.open_tiles import MOST_COLUMNS, ZERO, OpenWindows, digits, product, tiles, whole, written
+from tvm_ext.schedules.cpu.open_tiles import FEW_COLUMNS, ZERO, OpenWindows, digits, product, tiles, whole, written
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
@@ -77,8 +77,10 @@ class _Kernel:
         self.groups = windows.further[0]
         shape = [int(extent) for extent in windows.weight.shape]
         self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
-        columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
-        self.columns = min(columns, MOST_COLUMNS)
+        self.columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
+        # One column of many vectors keeps the multipliers as busy as several of few.
+        rest = (FEW_COLUMNS, 1) if self.vectors < FEW_COLUMNS else (1,)
+        self.widths = (self.columns, *(width for width in rest if width < self.columns))
         self.together = 4 * prod(shape) <= machine.l2 // 2
 
     def write(self) -> None:
@@ -110,7 +112,7 @@ class _Kernel:
                     def tile(column: Any, count: int, group: Any = group, place: Any = place) -> None:
                         self._tile(sums, n, group, [*place, column], count)
 
-                    tiles(first, left, self.columns, tile)
+                    tiles(first, left, self.widths, tile)
 
     def _tile(self, sums: Any, n: Any, group: Any, place: list[Any], count: int) -> None:
         """Compute ``count`` columns of a row; ``place`` is the first one."""

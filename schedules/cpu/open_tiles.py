@@ -23,11 +23,8 @@ from tvm.tirx import IterVar, PrimFunc
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE
 
-REST = (8, 4, 2, 1)
-"""Columns of the tiles that take what is left over."""
-
-MOST_COLUMNS = 2 * REST[0] - 1
-"""Columns of a register tile: what it leaves over has no more bits than there are tiles for it."""
+FEW_COLUMNS = 4
+"""Columns of the tiles that take what is left over, up to the last few of a row."""
 
 ZERO = tirx.const(0, "int64")
 
@@ -98,16 +95,20 @@ def written(func: PrimFunc, write: Callable[[], None]) -> PrimFunc:
     return PrimFunc(func.params, builder.get().body, func.ret_type, func.attrs)
 
 
-def tiles(first: Any, left: Any, columns: int, tile: Callable[[Any, int], None]) -> None:
-    """Go along ``left`` columns from ``first`` on; ``tile`` emits what is done for some columns from one on."""
-    with T.serial(ZERO, left // columns) as number:
-        tile(first + number * columns, columns)
-    rest = left % columns
-    done = first + (left - rest)
-    for count in REST:
-        if count < columns:
-            with T.If(rest // count % 2 == 1), T.Then():
-                tile(done + rest // (2 * count) * (2 * count), count)
+def tiles(first: Any, left: Any, widths: Sequence[int], tile: Callable[[Any, int], None]) -> None:
+    """Go along ``left`` columns from ``first`` on, in tiles of the first width, then of the next.
+
+    ``tile`` emits what is done for some columns from one on. Each width is code of its own.
+    """
+    for columns in widths:
+        count = left // columns
+
+        def whole_tiles(count: Any = count, columns: int = columns, first: Any = first) -> None:
+            with T.serial(ZERO, count) as number:
+                tile(first + number * columns, columns)
+
+        whole_tiles()
+        first, left = first + count * columns, left - count * columns
 
 
 def whole(number: Any) -> Any:

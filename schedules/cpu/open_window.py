@@ -21,8 +21,8 @@ from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, product,
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
-COLUMNS = 8
-"""Columns of a tile."""
+WIDTHS = (8, 4)
+"""Columns of a tile, and of those that take what is left over."""
 
 TASK_ROWS = 8
 """Rows of a task."""
@@ -30,7 +30,7 @@ TASK_ROWS = 8
 SUMS = 4
 """Sums that are added to in turns, so that none has to wait for the one before."""
 
-UNROLLED_TAPS = 5
+UNROLLED_TAPS = 3
 """Taps along a row up to which their loop is written out."""
 
 
@@ -115,24 +115,22 @@ class _Kernel:
         begin, end = self._inside(width)
         with T.parallel(ZERO, total) as task, T.sblock("window"):
             number = T.axis.spatial(total, task)
-            sums = T.sblock_alloc_buffer((COLUMNS, windows.lanes), windows.dtype, scope="local")
+            sums = T.sblock_alloc_buffer((WIDTHS[0], windows.lanes), windows.dtype, scope="local")
             n, chunk, rows_before = digits(number, outer)
             first = rows_before * TASK_ROWS
             with T.serial(ZERO, tirx.min(rows - first, whole(TASK_ROWS))) as row:
                 place = digits(first + row, spatial[:-1])
                 ranges = [self._taps(axis, at) for axis, at in enumerate(place)]
 
-                def border(low: Any, high: Any, place: Any = place, ranges: Any = ranges) -> None:
-                    with T.serial(ZERO, high - low) as column:
-                        at = low + column
-                        self._tile(sums, [n, chunk], [*place, at], [*ranges, self._taps(windows.rank - 1, at)], 1)
-
                 def tile(column: Any, count: int, place: Any = place, ranges: Any = ranges) -> None:
                     self._tile(sums, [n, chunk], [*place, column], [*ranges, None], count)
 
-                border(ZERO, begin)
-                tiles(begin, end - begin, COLUMNS, tile)
-                border(end, width)
+                tiles(begin, end - begin, WIDTHS, tile)
+                covered = (end - begin) // WIDTHS[-1] * WIDTHS[-1]
+                with T.serial(ZERO, width - covered) as single:
+                    column = single + tirx.Select(single < begin, ZERO, covered)
+                    taps = self._taps(windows.rank - 1, column)
+                    self._tile(sums, [n, chunk], [*place, column], [*ranges, taps], 1)
 
     def _inside(self, width: Any) -> tuple[Any, Any]:
         """Say from which to which column (excluded) all taps are inside of the image."""

@@ -154,9 +154,8 @@ class _Function:
             plain = isinstance(value.args[0], relax.ShapeExpr) and str(value.args[3].value) == "global"
             return "allocation" if plain and int(value.args[2]) == 0 else None
         if name == _RESHAPE:
-            return (
-                "view" if isinstance(value.args[0], relax.Var) and isinstance(value.args[1], relax.ShapeExpr) else None
-            )
+            source, shape = value.args
+            return "view" if isinstance(source, relax.Var) and isinstance(shape, relax.ShapeExpr) else None
         callee = self._mod.functions.get(value.op) if isinstance(value.op, tvm.ir.GlobalVar) else None
         is_kernel = isinstance(callee, tirx.PrimFunc) and _returns_nothing(value)
         return "call" if is_kernel and all(map(_is_argument, value.args)) else None
@@ -349,15 +348,11 @@ class _Function:
 def _array(address: Any, shape: Sequence[Any], dtype: str) -> Any:
     """Describe a tensor to a kernel, on the stack."""
     sizes = tirx.tvm_stack_make_shape(*shape)
-    arguments = [address, sizes, tirx.const(0, "int32"), tirx.const(len(shape), "int32"), _typed(dtype)]
+    # The number stands for its type.
+    arguments = [address, sizes, tirx.const(0, "int32"), tirx.const(len(shape), "int32"), tirx.const(0, dtype)]
     return tvm.ir.Call(
         tvm.ir.Op.get("tirx.tvm_stack_make_array"), [*arguments, tirx.const(0, "int64")], ret_ty="handle"
     )
-
-
-def _typed(dtype: str) -> Any:
-    """Give a number of a type, which stands for the type."""
-    return tirx.const(0, dtype)
 
 
 def _bytes(tensor: _Tensor) -> Any:
