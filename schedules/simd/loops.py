@@ -280,7 +280,9 @@ class _Rewriter:
                 self._put(position, part, value if widener.mask is None else choose(widener.mask, value, before))
             )
             if position in self._noted:
-                is_nan = tirx.isnan(operand) if widener.mask is None else prim.And(widener.mask, tirx.isnan(operand))
+                is_nan = tirx.isnan(operand)
+                if widener.mask is not None:  # not `and`, by which TVM would load the lanes outside, too
+                    is_nan = choose(widener.mask, is_nan, broadcast(tirx.const(False, "bool"), self._lanes))
                 parts.append(self._note(position, prim.Select(is_nan, operand, self._get_noted(position))))
         return parts
 

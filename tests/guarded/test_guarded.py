@@ -60,6 +60,12 @@ def test_no_kernel_touches_what_is_not_its_own() -> None:
     _run(QUICK, range(1))
 
 
+@pytest.mark.skipif(not LEVELS, reason="this machine is no x86 of the levels that are compiled for")
+def test_extremes_of_rows_that_vectors_do_not_divide() -> None:
+    """NaN is looked for in the lanes that are loaded, and in no others."""
+    _run(("softmax", "two_results"), range(20, 23))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not LEVELS, reason="this machine is no x86 of the levels that are compiled for")
 @pytest.mark.parametrize("family", FAMILIES)
