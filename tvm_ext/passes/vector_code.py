@@ -93,7 +93,7 @@ def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _concerned(func: tirx.PrimFunc) -> bool:
-    """Whether a kernel holds a marked loop, a function that is expanded or imported, or a vector instruction's addresses."""
+    """Whether a kernel holds a marked loop, a call that is expanded or imported, or an instruction's addresses."""
 
     def interrupt_at_loop(loop: Any) -> Any:
         is_marked = loop.annotations and not {SIMD_ATTRIBUTE, STEP_ATTRIBUTE}.isdisjoint(loop.annotations)
