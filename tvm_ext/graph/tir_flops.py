@@ -55,6 +55,8 @@ _INTRINSICS: dict[str, Flops] = {
     "reinterpret": Flops(),
     "likely": Flops(),
 }
+# Functions in LLVM's own language, by name: rounding to bfloat16 is a conversion; two products, added to each lane.
+_IMPORTED = (("tvm_ext_bfloat16_dot", Flops(multiply=2, add=2)), ("tvm_ext_bfloat16", Flops()))
 # Statements evaluated for their effect on synchronisation or on the compiler, not on data.
 _NO_ARITHMETIC = {"assume", "likely", "prefetch", "storage_sync", "tvm_storage_sync", "undef"}
 CONTROL_REGISTER = "control_register"
@@ -272,11 +274,29 @@ class _Counter:
         if name == "if_then_else":
             return self._choice(*call.args)
         operands = call.args
+        if name == "call_pure_extern":
+            for known, cost in _IMPORTED:
+                if str(call.args[0].value).startswith(known):
+                    return self._operation(cost, call.args[1:])
+        if name == "reinterpret" and _is_widened_half(call):
+            return self.value(call.args[0].args[0])
         if name == "call_llvm_pure_intrin":
             name, operands = str(target.codegen.llvm_get_intrinsic_name(int(call.args[0]))), call.args[1:]
         if name not in _INTRINSICS:
             raise _Uncountable(name)
         return self._operation(_INTRINSICS[name], operands)
+
+
+def _is_widened_half(call: Any) -> bool:
+    """Whether the bits of a bfloat16 are moved to where a float32 has them: a conversion, which is no arithmetic."""
+    shifted = call.args[0]
+    return (
+        isinstance(shifted, tvm.ir.Call)
+        and _intrinsic(shifted) == "shift_left"
+        and str(call.ty.dtype) == "float32"
+        and isinstance(shifted.args[0], prim.Cast)
+        and str(shifted.args[0].value.ty.dtype) == "uint16"
+    )
 
 
 def _intrinsic(call: Any) -> str:

@@ -109,7 +109,7 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
     block_in, block_out = blocks
     source = rewriter.to_block(data, block_in, turned)
     rounds = rewriter.bfloat16 and block_in % PAIR == 0
-    if groups == 1 and not rounds:
+    if groups == 1:
         result = winograd_convolution(rewriter, source, weight, block_out, geometry)
         if result is not None:
             return Blocked(result, out_channels, len(shape), ZERO, turned)

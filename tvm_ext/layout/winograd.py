@@ -50,8 +50,9 @@ def winograd_convolution(
     *depth, height, width = extents
     planes = batch * int(np.prod(depth))
     outputs = winograd_outputs(
-        planes, in_channels, out_chunks * lanes, (height, width), machine, int(np.prod(taps, dtype=int))
-    )
+        planes, in_channels, out_chunks * lanes, (height, width), machine, int(np.prod(taps, dtype=int)),
+        rewriter.bfloat16,
+    )  # fmt: skip
     if not outputs:
         return None
     padded = np.zeros((out_chunks * lanes, in_channels, *weight.shape[2:]), weight.dtype)
