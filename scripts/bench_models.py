@@ -16,10 +16,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from scripts import bench_int8, kernel_shares, model_batches, unknown_machine
+from scripts import bench_int8, bfloat16_models, kernel_shares, model_batches, unknown_machine
 from scripts.results import add_json_option, add_keep_option, result_path, store
 from tests.zoo import ZOO
+from tvm_ext.backends.cpu.precision import check_precision
 from tvm_ext.bench import compare
+from tvm_ext.errors import OptionError
+from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.target import resolve_target
@@ -33,7 +36,7 @@ QUICK = ("resnet18", "mobilenet_v2", "squeezenet", "ppocr_det", "minilm", "tinyb
 AVX2_MODELS = ("resnet18", "mobilenet_v2", "efficientnet_b0", "vgg16", "bert_base", "minilm")
 """Models whose code for AVX2 is compared with PyTorch's."""
 
-PARTS = ("kernels", "models", "int8", "avx2", "batches", "unknown")
+PARTS = ("kernels", "models", "int8", "avx2", "batches", "unknown", "bf16")
 FAMILIES = {
     "cnn": "cnns_vs_best_peer",
     "transformer": "transformers_vs_best_peer",
@@ -267,6 +270,21 @@ def main() -> None:
         rows = unknown_machine.measure(chosen, physical_cores(), arguments.budget)
         show(unknown_machine.summarise(rows))
         store(path, "models", rows, unknown_machine.summarise(rows), "unknown")
+    if "bf16" in arguments.part and has_bfloat16():
+        chosen = arguments.only or (("mobilenet_v2", "minilm") if arguments.quick else bfloat16_models.MODELS)
+        rows = bfloat16_models.measure(chosen, physical_cores(), arguments.budget)
+        show(bfloat16_models.summarise(rows))
+        store(path, "models", rows, bfloat16_models.summarise(rows), "bf16")
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16; says so if not."""
+    try:
+        check_precision(resolve_target(None), PipelineOptions(precision="bfloat16"))
+    except OptionError as error:
+        print(f"bf16: left out, {error}")
+        return False
+    return True
 
 
 def show(summary: Mapping[str, float]) -> None:

@@ -212,9 +212,11 @@ def test_an_engine_that_is_not_installed(mlp: Path, monkeypatch: pytest.MonkeyPa
         compare(mlp, ["openvino"])
 
 
-def test_options_are_for_tvm_ext_only() -> None:
-    with pytest.raises(OptionError, match="engine 'tvm' takes no options"):
+def test_options_that_an_engine_does_not_take() -> None:
+    with pytest.raises(OptionError, match="engine 'tvm' has no option 'disable': it takes no options"):
         Contender("tvm", options={"disable": "fuse"})
+    with pytest.raises(OptionError, match="engine 'openvino' has no option 'hint': its options are precision"):
+        Contender("openvino", options={"hint": "bf16"})
 
 
 def test_target_crosses_as_json() -> None:

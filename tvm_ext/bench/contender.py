@@ -22,8 +22,8 @@ class Contender:
     label : str
         Name of the row; the engine's name if left out.
     options : mapping
-        Keyword arguments of ``tvm_ext.compile``, for the engine ``tvm_ext`` only; ``target`` for another than that of
-        the comparison.
+        Of ``tvm_ext`` keyword arguments of ``tvm_ext.compile``, and ``target`` for another than that of the comparison;
+        of others what their row says: ``precision`` (``"f32"``, ``"bf16"``) of ``openvino``.
     """
 
     engine: str
@@ -33,8 +33,11 @@ class Contender:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise OptionError(f"unknown engine {self.engine!r}, {candidates(self.engine, ENGINES)}")
-        if self.options and self.engine != "tvm_ext":
-            raise OptionError(f"engine {self.engine!r} takes no options, only tvm_ext does")
+        takes = ENGINES[self.engine].options
+        for name in () if takes is None else self.options:
+            if name not in takes:
+                known = f"its options are {', '.join(takes)}" if takes else "it takes no options"
+                raise OptionError(f"engine {self.engine!r} has no option {name!r}: {known}")
         if not self.label:
             object.__setattr__(self, "label", self.engine)
 

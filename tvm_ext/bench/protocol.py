@@ -31,7 +31,7 @@ class Job(TypedDict):
     target : str
         TVM target as JSON; read by the TVM engines only.
     options : dict
-        Options of the engine; keyword arguments of ``tvm_ext.compile`` for ``tvm_ext``, empty for the others.
+        Options of the engine: keyword arguments of ``tvm_ext.compile`` for ``tvm_ext``, what its row says for others.
     """
 
     model: str

@@ -279,7 +279,7 @@ class _Counter:
                 if str(call.args[0].value).startswith(known):
                     return self._operation(cost, call.args[1:])
         if name == "reinterpret" and _is_widened_half(call):
-            return self.value(call.args[0].args[0])
+            return self.value(call.args[0].a)
         if name == "call_llvm_pure_intrin":
             name, operands = str(target.codegen.llvm_get_intrinsic_name(int(call.args[0]))), call.args[1:]
         if name not in _INTRINSICS:
@@ -291,11 +291,10 @@ def _is_widened_half(call: Any) -> bool:
     """Whether the bits of a bfloat16 are moved to where a float32 has them: a conversion, which is no arithmetic."""
     shifted = call.args[0]
     return (
-        isinstance(shifted, tvm.ir.Call)
-        and _intrinsic(shifted) == "shift_left"
+        isinstance(shifted, prim.LShift)
         and str(call.ty.dtype) == "float32"
-        and isinstance(shifted.args[0], prim.Cast)
-        and str(shifted.args[0].value.ty.dtype) == "uint16"
+        and isinstance(shifted.a, prim.Cast)
+        and str(shifted.a.value.ty.dtype) == "uint16"
     )
 
 

@@ -28,12 +28,15 @@ class EngineInfo:
         How to get them.
     file : Path
         Python file that holds the engine.
+    options : tuple of str, or None
+        Options that it takes; None: those of :func:`tvm_ext.compile`.
     """
 
     name: str
     packages: Mapping[ModelKind, tuple[str, ...]]
     install: str
     file: Path
+    options: tuple[str, ...] | None = ()
 
     def runs(self, kind: ModelKind) -> bool:
         """Tell whether the engine runs models of this kind."""
@@ -44,8 +47,13 @@ class EngineInfo:
         return [package for package in self.packages[kind] if importlib.util.find_spec(package) is None]
 
 
-def _row(name: str, packages: Mapping[ModelKind, tuple[str, ...]], install: str) -> tuple[str, EngineInfo]:
-    return name, EngineInfo(name, packages, install, Path(__file__).with_name(f"{name}_engine.py"))
+def _row(
+    name: str,
+    packages: Mapping[ModelKind, tuple[str, ...]],
+    install: str,
+    options: tuple[str, ...] | None = (),
+) -> tuple[str, EngineInfo]:
+    return name, EngineInfo(name, packages, install, Path(__file__).with_name(f"{name}_engine.py"), options)
 
 
 _TVM: Mapping[ModelKind, tuple[str, ...]] = {"onnx": ("tvm",), "pt2": ("tvm", "torch"), "ir": ("tvm",)}
@@ -54,13 +62,18 @@ _TVM: Mapping[ModelKind, tuple[str, ...]] = {"onnx": ("tvm",), "pt2": ("tvm", "t
 ENGINES: dict[str, EngineInfo] = dict(
     (
         _row("tvm", _TVM, "pip install torch"),
-        _row("tvm_ext", _TVM, "pip install torch"),
+        _row("tvm_ext", _TVM, "pip install torch", None),
         _row(
             "onnxruntime",
             {"onnx": ("onnxruntime",), "pt2": ("onnxruntime", "torch", "onnxscript")},
             "pip install 'tvm-ext[bench]' torch onnxscript",
         ),
-        _row("openvino", {"onnx": ("openvino",), "pt2": ("openvino", "torch")}, "pip install 'tvm-ext[bench]' torch"),
+        _row(
+            "openvino",
+            {"onnx": ("openvino",), "pt2": ("openvino", "torch")},
+            "pip install 'tvm-ext[bench]' torch",
+            ("precision",),
+        ),
         _row("torch", {"pt2": ("torch",)}, "pip install torch"),
     )
 )

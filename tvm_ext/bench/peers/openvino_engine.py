@@ -1,4 +1,7 @@
-"""OpenVINO on the CPU, tuned for latency, held to float32 (by itself it picks bfloat16 where the CPU has it)."""
+"""OpenVINO on the CPU, tuned for latency, held to float32 (by itself it picks bfloat16 where the CPU has it).
+
+Its option ``precision`` is the value of its own ``INFERENCE_PRECISION_HINT``: ``"f32"`` or ``"bf16"``.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Engine:
         model.reshape({port: list(array.shape) for port, array in ports})
         imported = time.perf_counter()
         settings = {
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": job["options"].get("precision", "f32"),
             "INFERENCE_NUM_THREADS": job["threads"],
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
