@@ -100,6 +100,19 @@ class TestCompiler:
         cross.chmod(0o755)
         assert find_compiler("s390x-linux-gnu") == str(cross)
 
+    @pytest.mark.parametrize("triple", ["arm64-apple-darwin", "x86_64-pc-windows-msvc", "arm64-apple-ios17.0"])
+    def test_another_system_needs_a_compiler_that_is_named(
+        self, triple: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        with pytest.raises(MissingPackageError, match=f"{triple} is another operating system than this machine's"):
+            find_compiler(triple)
+        cross = tmp_path / "cross"
+        cross.write_text("#!/bin/sh\necho arm64-apple-darwin\n")
+        cross.chmod(0o755)
+        monkeypatch.setenv("CXX", str(cross))
+        assert find_compiler(triple) == str(cross)
+
     def test_the_compiler_of_this_machine_does_not_link_for_another(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -75,6 +75,10 @@ def write_library(executable: Any, path: Path, workspace: Path, triple: str = ""
     _run([compiler, *flags, "-o", str(path), *options, *map(str, files)], workspace)
 
 
+_OTHER_SYSTEMS = ("darwin", "macos", "ios", "windows", "win32", "mingw", "freebsd", "wasi", "emscripten")
+"""Operating systems that LLVM's triples begin to name with."""
+
+
 def find_compiler(triple: str = "") -> str:
     """Find a C++ compiler: ``$CXX``, the one on PATH, or the cross compiler where the target is another architecture.
 
@@ -93,6 +97,13 @@ def find_compiler(triple: str = "") -> str:
     else:
         names = ["g++", "clang++", "c++"]
     chosen = os.environ.get("CXX", "")
+    if _is_of_another_system(triple):  # GNU's compilers for the architecture would link for Linux
+        if chosen and not _compiles_for_this_machine(chosen) and (found := shutil.which(chosen)):
+            return found
+        raise MissingPackageError(
+            f"the library cannot be linked: {triple} is another operating system than this machine's; name a C++ compiler "
+            "that links for it in the environment variable CXX, or compile on such a machine"
+        )
     # CXX is often set to this machine's own compiler.
     names = [chosen, *names] if chosen and not (is_other and _compiles_for_this_machine(chosen)) else names
     for name in names:
@@ -104,6 +115,12 @@ def find_compiler(triple: str = "") -> str:
         f"the library cannot be linked: no C++ compiler{where} on PATH (looked for {', '.join(names)}); "
         f"install one{package}, or name it in the environment variable CXX"
     )
+
+
+def _is_of_another_system(triple: str) -> bool:
+    """Whether a target triple names an operating system that is not Linux, which this package runs on."""
+    _, *rest = triple.split("-")
+    return any(part.startswith(_OTHER_SYSTEMS) for part in rest)
 
 
 def _compiles_for_this_machine(compiler: str) -> bool:
