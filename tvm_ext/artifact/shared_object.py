@@ -101,8 +101,8 @@ def find_compiler(triple: str = "") -> str:
         if chosen and not _compiles_for_this_machine(chosen) and (found := shutil.which(chosen)):
             return found
         raise MissingPackageError(
-            f"the library cannot be linked: {triple} is another operating system than this machine's; name a C++ compiler "
-            "that links for it in the environment variable CXX, or compile on such a machine"
+            f"the library cannot be linked: {triple} is another operating system than this machine's; name a C++ "
+            "compiler that links for it in the environment variable CXX, or compile on such a machine"
         )
     # CXX is often set to this machine's own compiler.
     names = [chosen, *names] if chosen and not (is_other and _compiles_for_this_machine(chosen)) else names
