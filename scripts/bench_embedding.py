@@ -19,7 +19,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
 
-from scripts import embedding_cpu
+from scripts import embedding_cpu, embedding_stock
 from scripts.deepbench import DEEPBENCH, Convolution
 from scripts.embedding_vta import few_channels, gemm_8x8x8, operator_of
 from scripts.results import add_json_option, result_path, store
@@ -177,7 +177,23 @@ def processor(quick: bool) -> Part:
     return rows, summary
 
 
-PARTS = {"strict": hand_written, "low channels": table_4_2, "gemm 8x8x8": table_4_6, "models": models, "cpu": processor}
+def stock_tensorize(quick: bool) -> Part:
+    """Kernels of the pipeline around an instruction, not tuned, against those that stock MetaSchedule tunes."""
+    rows = []
+    for name, case in list(embedding_stock.CASES.items())[: 1 if quick else None]:
+        row = {"operator": name, **embedding_stock.compare(case)}
+        print(row, flush=True)
+        rows.append(row)
+    speedups = [row["speedup"] for row in rows]
+    return rows, {
+        "vs_stock_tensorize": round(geometric_mean(speedups), 3),
+        "vs_stock_tensorize_worst": min(speedups),
+        "stock_tensorized": sum(row["stock_tensorised"] for row in rows),
+    }
+
+
+PARTS = {"strict": hand_written, "low channels": table_4_2, "gemm 8x8x8": table_4_6, "models": models, "cpu": processor,
+         "stock": stock_tensorize}  # fmt: skip
 
 
 def main() -> int:

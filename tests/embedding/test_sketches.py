@@ -1,0 +1,133 @@
+"""Sketches of embeddings are right whatever a tuner samples, with the package's instructions and with a user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import TensorIntrin
+from tvm.s_tir import meta_schedule as ms
+from tvm.script import tirx as T
+
+from tests.embedding.test_instructions import has
+from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.embedding.sketches import embedding_rule, embedding_space
+from tvm_ext.errors import EmbeddingError
+from tvm_ext.schedules.instructions import rows
+
+
+@T.prim_func(private=True, s_tir=True)
+def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (2,), "float32", offset_factor=1)
+    B = T.match_buffer(b, (8, 2), "float32", offset_factor=1)
+    C = T.match_buffer(c, (8,), "float32", offset_factor=1)
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:2], B[0:8, 0:2])
+        T.writes(C[0:8])
+        for i in range(8):
+            for k in range(2):
+                with T.sblock("update"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    C[vi] = C[vi] + A[vk] * B[vi, vk]
+
+
+@T.prim_func(private=True, s_tir=True)
+def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (2,), "float32", offset_factor=1)
+    B = T.match_buffer(b, (8, 2), "float32", offset_factor=1)
+    C = T.match_buffer(c, (8,), "float32", offset_factor=1)
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:2], B[0:8, 0:2])
+        T.writes(C[0:8])
+        for i in T.vectorized(8):
+            C[i] = C[i] + A[0] * B[i, 0] + A[1] * B[i, 1]
+
+
+def own_intrinsic() -> str:
+    """Register what a user would."""
+    name = "test.two_steps_of_eight"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        TensorIntrin.register(name, description, implementation)
+    return name
+
+
+def product(rows: int, columns: int, depth: int, dtypes: tuple[str, str, str]) -> tvm.IRModule:
+    left, right = te.placeholder((rows, depth), dtypes[0]), te.placeholder((depth, columns), dtypes[1])
+    k = te.reduce_axis((0, depth), "k")
+    out = te.compute(
+        (rows, columns), lambda i, j: te.sum(left[i, k].astype(dtypes[2]) * right[k, j].astype(dtypes[2]), k), name="c"
+    )
+    return module(left, right, out)
+
+
+def convolution(channels: int, outputs: int, size: int) -> tvm.IRModule:
+    data = te.placeholder((1, channels, size + 2, size + 2), "float32")
+    weights = te.placeholder((outputs, channels, 3, 3), "float32")
+    i, y, x = (te.reduce_axis((0, extent), name) for extent, name in ((channels, "i"), (3, "y"), (3, "x")))
+    out = te.compute(
+        (1, outputs, size, size),
+        lambda n, o, h, w: te.sum(data[n, i, h + y, w + x] * weights[o, i, y, x], [i, y, x]), name="c",
+    )  # fmt: skip
+    return module(data, weights, out)
+
+
+def module(*tensors: Any) -> tvm.IRModule:
+    return tvm.IRModule({"main": te.create_prim_func(list(tensors)).with_attr("global_symbol", "main")})
+
+
+def sketches(mod: tvm.IRModule, *instructions: Any) -> list[Any]:
+    context = ms.TuneContext(
+        mod=mod, target=native_target(), space_generator=embedding_space(*instructions), rand_state=7, num_threads=1
+    )
+    return list(context.generate_design_space())
+
+
+def run(mod: tvm.IRModule) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    tensors = []
+    params = mod["main"].params
+    for param in params:
+        shape = [int(extent) for extent in param.ty.shape]
+        tensors.append(tvm.runtime.tensor(rng.integers(0, 9, shape).astype(str(param.ty.dtype))))
+    tvm.compile(mod, native_target())["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "mod", [product(7, 24, 6, ("float32",) * 3), product(1, 8, 2, ("float32",) * 3), convolution(4, 16, 5)],
+    ids=["product", "smallest", "convolution"],
+)  # fmt: skip
+def test_a_tensor_intrinsic_of_the_user_fits_by_its_name(mod: tvm.IRModule, seed: int) -> None:
+    found = [sketch for sketch in sketches(mod, own_intrinsic()) if "tensorize" in str(sketch.trace)]
+    assert found
+    expected = run(mod)
+    for sketch in found:
+        drawn = tvm.s_tir.Schedule(mod, seed=seed + 1)
+        tvm.s_tir.schedule.Trace(sketch.trace.insts, {}).apply_to_schedule(drawn, remove_postproc=False)
+        np.testing.assert_array_equal(run(drawn.mod), expected)
+
+
+def test_rows_fit_by_themselves() -> None:
+    row = rows.fma(256, True)
+    if not has(row):
+        pytest.skip("needs AVX2")
+    mod = product(5, 16, 9, ("float32",) * 3)
+    (sketch,) = sketches(mod, row)
+    np.testing.assert_array_equal(run(sketch.mod), run(mod))
+
+
+def test_blocks_that_no_instruction_fits_are_tiled_as_ever() -> None:
+    mod = product(5, 7, 3, ("float32",) * 3)
+    found = sketches(mod, own_intrinsic())
+    assert found
+    assert not any("tensorize" in str(sketch.trace) for sketch in found)
+    np.testing.assert_array_equal(run(found[0].mod), run(mod))
+
+
+def test_unknown_intrinsics_are_refused() -> None:
+    with pytest.raises(EmbeddingError, match="no tensor intrinsic 'test.missing'"):
+        embedding_rule("test.missing")
