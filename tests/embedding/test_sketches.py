@@ -129,5 +129,5 @@ def test_blocks_that_no_instruction_fits_are_tiled_as_ever() -> None:
 
 
 def test_unknown_intrinsics_are_refused() -> None:
-    with pytest.raises(EmbeddingError, match="no tensor intrinsic 'test.missing'"):
+    with pytest.raises(EmbeddingError, match=r"no tensor intrinsic 'test\.missing'"):
         embedding_rule("test.missing")

@@ -73,3 +73,14 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(model, capsys, arguments, co
     assert "Traceback" not in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     assert not list(model.parent.glob("*.html"))
+
+
+def test_embeddings_are_drawn_when_asked_for(model, capsys):
+    pytest.importorskip("constraint")
+    assert run(model, "--embeddings", "--target", "tvm-ext/vta-1x16x16", "-o", "page.html") == 0
+    page = (model.parent / "page.html").read_text()
+    assert '<section id="embeddings">' in page
+    assert page.count('class="axis"') + page.count('class="axis summed"') >= 6  # three axes on either side
+    assert 'class="maps"' in page
+    assert run(model) == 0
+    assert 'id="embeddings"' not in (model.parent / "net.html").read_text()

@@ -41,6 +41,7 @@ from tvm_ext.system.files import check_output, write_atomically
     metavar="RUNS",
     help="Also time the kernels, in that many runs.",
 )
+@click.option("--embeddings", is_flag=True, help="Also draw how the target's instructions fit the operators.")
 @pipeline_options()
 @json_flag
 def command(
@@ -50,6 +51,7 @@ def command(
     dynamic: str | None,
     output: Path | None,
     profile_runs: int | None,
+    embeddings: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -73,6 +75,7 @@ def command(
             dynamic=dynamic,
             progress=report,
             profile_runs=profile_runs or 0,
+            embeddings=embeddings,
             **given_options(options),
         )
     if output is not None:

@@ -27,6 +27,7 @@ from tvm_ext.inputs import check_inputs, random_inputs
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
 from tvm_ext.phases import PHASES, Phase
 from tvm_ext.pipeline import checked_options
+from tvm_ext.report.embeddings import embed_model
 from tvm_ext.report.inspection import Inspection, Kernel, Operator, PhaseTime, Rewriting, TensorLife
 from tvm_ext.report.memory import RENAMES, memory_charts
 from tvm_ext.report.profile import profile as profile_kernels
@@ -52,6 +53,7 @@ def inspect_model(
     dynamic: Any = None,
     progress: Callable[[str], None] | None = None,
     profile_runs: int = 0,
+    embeddings: bool = False,
     arrays: Callable[[Sequence[TensorSpec]], Mapping[str, np.ndarray]] = random_inputs,
     **options: Any,
 ) -> Inspection:
@@ -63,6 +65,8 @@ def inspect_model(
         As for :func:`tvm_ext.compile`.
     profile_runs : int
         How many runs to time the kernels in, for which code is generated, too; 0 for none.
+    embeddings : bool
+        Whether to search how the target's instructions fit the multiply-accumulate kernels.
     arrays : callable
         Gives the inputs of those runs.
 
@@ -137,6 +141,7 @@ def inspect_model(
         rewritten_flops=(algebra.flops_before, algebra.flops_after),
         resources=resources,
         profile=profile,
+        embeddings=embed_model(imported, resolved, report) if embeddings else None,
     )
 
 

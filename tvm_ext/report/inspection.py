@@ -9,6 +9,7 @@ from tvm_ext.backends.backend import ResourceTable
 from tvm_ext.graph.symbolic import Dim, Symbolic
 
 if TYPE_CHECKING:
+    from tvm_ext.report.embeddings import EmbeddedOperator
     from tvm_ext.report.profile import Profile
 
 
@@ -218,6 +219,8 @@ class Inspection:
         What the kernels take of a processor for which that is found by compiling them.
     profile : Profile, optional
         Where the time of a run goes, if it was run.
+    embeddings : tuple of EmbeddedOperator, optional
+        How the target's instructions fit the multiply-accumulate kernels, if that was asked for.
     """
 
     model: str
@@ -240,11 +243,15 @@ class Inspection:
     rewritten_flops: tuple[int, int] = (0, 0)
     resources: ResourceTable | None = None
     profile: Profile | None = None
+    embeddings: tuple[EmbeddedOperator, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Turn into dictionaries, lists, numbers and strings; a symbolic size becomes its formula."""
-        found = {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
-        return found | {"profile": None if self.profile is None else self.profile.to_json()}
+        own = {
+            "profile": None if self.profile is None else self.profile.to_json(),
+            "embeddings": None if self.embeddings is None else [operator.to_json() for operator in self.embeddings],
+        }
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name not in own} | own
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from tvm_ext.backends.backend import ResourceTable
 from tvm_ext.graph.symbolic import Dim, sort_value, total_of
 from tvm_ext.graph.units import bytes_text, count_text
 from tvm_ext.report.charts import Line, lines_of, memory_chart
+from tvm_ext.report.embedding_section import embedding_section
 from tvm_ext.report.html import (
     bar_cell,
     bytes_cells,
@@ -30,6 +31,7 @@ _SECTIONS = (
     ("time", "Time"),
     ("kernels", "Kernels"),
     ("resources", "Registers and shared memory"),
+    ("embeddings", "Embeddings"),
     ("groups", "Fusion groups"),
     ("rewriting", "Rewriting"),
     ("memory", "Memory over time"),
@@ -49,7 +51,9 @@ def render(inspection: Inspection) -> str:
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     title = escape(Path(inspection.model).name)
-    optional = {"time": inspection.profile, "resources": inspection.resources}
+    optional = {
+        "time": inspection.profile, "resources": inspection.resources, "embeddings": inspection.embeddings is not None,
+    }  # fmt: skip
     shown = [row for row in _SECTIONS if optional.get(row[0], True)]
     links = "".join(f'<a href="#{name}">{text}</a>' for name, text in shown)
     body = "".join(
@@ -59,6 +63,9 @@ def render(inspection: Inspection) -> str:
             _section("time", time_section(inspection.profile)) if inspection.profile else "",
             _section("kernels", _kernels(inspection)),
             _section("resources", _resources(inspection.resources)) if inspection.resources else "",
+            _section("embeddings", embedding_section(inspection.embeddings))
+            if inspection.embeddings is not None
+            else "",
             _section("groups", _groups(inspection)),
             _section("rewriting", _rewriting(inspection)),
             _section("memory", "".join(_chart(number, chart) for number, chart in enumerate(inspection.memory))),
