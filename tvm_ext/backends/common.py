@@ -29,6 +29,7 @@ from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
 from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
 from tvm_ext.passes.wide_concatenations import wide_concatenations
@@ -107,7 +108,7 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
     return [
         *foreign_kernels(),
         wide_concatenations(),
-        legalize_once(backend.legalizations),
+        legalize_once(RESIZE_LEGALIZATIONS | dict(backend.legalizations or {})),
         relax.transform.AnnotateTIROpPattern(),
         fold_the_rest(),
     ]

@@ -39,6 +39,7 @@ from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
+from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels
 from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
@@ -157,6 +158,7 @@ CPU = Backend(
     | FLOAT_LEGALIZATIONS
     | NORMALIZATION_LEGALIZATIONS
     | SAMPLING_LEGALIZATIONS
+    | RESIZE_LEGALIZATIONS
     | RESHAPE_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), fixed_vectors()),
     machine=machine_of,

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm_ext.graph.origins import words_of
 from tvm_ext.passes.empty_tensors import empty_tensors
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS
+from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
 
 # Left alone by LegalizeOps; the virtual machine's passes take care of them.
@@ -62,7 +63,7 @@ def unlowered_calls(mod: tvm.IRModule) -> list[UnloweredCall]:
             relax.transform.DecomposeOpsForInference(),
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            legalize_once(FLOAT_LEGALIZATIONS),
+            legalize_once(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS),
         ]
     )
     with tvm.target.Target("llvm"):
