@@ -22,6 +22,7 @@ from tvm_ext.code_generation import build
 from tvm_ext.database.folders import begun_by
 from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
+from tvm_ext.layout.decisions import layout_decisions
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.shared_results import shared_results
@@ -144,6 +145,7 @@ def compile(
     rounding = backend_of(resolved).rounding
     if rounding is not None and parsed.precision != "float32":
         metadata["decisions"]["precision"] = rounding(lowered)
+    metadata["decisions"]["layout"] = [decision.to_json() for decision in layout_decisions(lowered)]
     if partitioned is not None:
         metadata["decisions"]["vta"] = partitioned["decisions"]
     if noted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_ext.layout.decisions import Decision
 from tvm_ext.report.inspection import (
     Inspection,
     Kernel,
@@ -65,6 +66,9 @@ def small_inspection(name: str = "net.onnx", flops: Any = 1_500_000, kernel: str
             MemoryChart("Operators as imported", "Before.", (), "tensor 'a' has 4 * n bytes"),
         ),
         phases=(PhaseTime("import", "reads", 1.25, 7, 0), PhaseTime("fuse", "merges", 0.0125, 4, 2)),
+        layouts=(
+            Decision("nn.conv2d", ("Conv node 'a'",), "winograd", (("block_in", 16), ("winograd", {"tile": [7, 2]}))),
+        ),
         rewritings=(Rewriting("a * c + a * b -> a * (b + c)", 4),),
         rewritten_flops=(3000, 2000),
     )

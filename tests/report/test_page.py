@@ -42,7 +42,17 @@ class Outline(HTMLParser):
 
 def test_the_page_holds_every_section():
     page = Outline(render(small_inspection()))
-    assert page.ids == ["operators", "kernels", "groups", "rewriting", "memory", "chart0", "tensors", "phases"]
+    assert page.ids == [
+        "operators",
+        "kernels",
+        "groups",
+        "layouts",
+        "rewriting",
+        "memory",
+        "chart0",
+        "tensors",
+        "phases",
+    ]
     text = " ".join(page.texts)
     for expected in (
         *("net.onnx", "llvm mcpu=generic", "tvm-ext 1.2.3", "bound batch to 1", "float32[1, 3]"),
@@ -50,6 +60,7 @@ def test_the_page_holds_every_section():
         *("importer's order = depth first", "planned", "about planned", "1.25 s", "12.5 ms"),
         "arithmetic of sort is not known and is missing in the sums",
         "No profile: tensor 'a' has 4 * n bytes.",
+        *("Conv node 'a'", "winograd", "block_in 16, winograd (tile 7 x 2)"),
         *("Many-to-Many", "a * c + a * b -> a * (b + c)", "took 3.00 kFLOP before"),
     ):
         assert expected in text, expected

@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.origins import OriginBuilder
+from tvm_ext.layout.decisions import Decision
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, open_shape
@@ -81,19 +82,6 @@ class Blocked:
         return full(self.channels, self.block)
 
 
-def channel_block(channels: int, lanes: int) -> int:
-    """Choose the block for ``channels``: wide vectors, few wasted lanes.
-
-    A block of half the vector width has to save 30 % of the lanes to be worth it, a quarter 50 %.
-    """
-    candidates = [(lanes, 1.0), (lanes // 2, 1.3), (lanes // 4, 2.0)]
-    return min(
-        (block for block, _ in candidates if block >= 2),
-        key=lambda block: -(-channels // block) * block * dict(candidates)[block],
-        default=lanes,
-    )
-
-
 def turn_geometry(geometry: dict[str, list[int]], turned: bool) -> dict[str, list[int]]:
     """Exchange rows and columns, if ``turned``, in lists of one number an axis or (padding) before and after each."""
     axes = len(geometry["strides"])
@@ -141,6 +129,9 @@ class BlockedLayoutMutator(PyExprMutator):
         self.winograd = winograd
         self.bfloat16 = bfloat16
         self.kernels = SharedKernels()
+        self.decisions: list[Decision] = []
+        self.words: dict[Any, tuple[str, ...]] = {}  # for the nodes that variables come from
+        self._current: relax.Var | None = None
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
@@ -153,6 +144,7 @@ class BlockedLayoutMutator(PyExprMutator):
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Let a rule take the binding; otherwise keep it, with plain operands."""
         self.definitions[binding.var] = binding.value
+        self._current = binding.var
         with self.builder_.coming_from(binding.var.span):
             self._rewrite(binding)
 
@@ -230,6 +222,10 @@ class BlockedLayoutMutator(PyExprMutator):
         if 1 in extents[first : first + 2]:
             return self.builder_.emit(relax.op.reshape(var, [extents[axis] for axis in axes]))
         return self.builder_.emit(relax.op.permute_dims(var, axes))
+
+    def note(self, operator: str, form: str, plan: Any) -> None:
+        """Note how an operator of the binding that is being rewritten is computed."""
+        self.decisions.append(Decision.of(operator, form, plan, self.words.get(self._current, ())))
 
     def describe(self, var: relax.Expr, like: Blocked, lanes: Lanes | None, channels: int = 0) -> Blocked:
         """Describe a tensor that was emitted, in the layout of another one; ``channels``, if it has not as many.

@@ -9,7 +9,9 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_ext.graph.origins import all_origins
 from tvm_ext.layout.blocked import BlockedLayoutMutator
+from tvm_ext.layout.decisions import with_decisions
 from tvm_ext.layout.rules import take
 from tvm_ext.schedules.cpu.machine import machine_of
 
@@ -32,8 +34,9 @@ def blocked_layout(winograd: bool = True, bfloat16: bool = False) -> tvm.transfo
         rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
+                rewriter.words.update(all_origins(function))
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
 
     return _blocked_layout
 

@@ -16,16 +16,17 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.origins import emit_from, span_of, words_between
+from tvm_ext.graph.origins import all_origins, emit_from, span_of, words_between
+from tvm_ext.layout.decisions import Decision, with_decisions
+from tvm_ext.layout.product_plan import ProductPlan, plan_product, verify_product
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, calls
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.attention import attention
-from tvm_ext.schedules.compute.bfloat16 import PAIR, pairs
-from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, round_up, row_stride, uniform_rows
+from tvm_ext.schedules.compute.bfloat16 import pairs
+from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, uniform_rows
 from tvm_ext.schedules.cpu.attention import attention_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.matmul import register_tile
 
 DTYPES = ("float32", "float64")
 """Element types of products that are taken; others are left to the default legalization."""
@@ -69,7 +70,7 @@ def pack_matmul(bfloat16: bool = False) -> tvm.transform.Pass:
             ):
                 if rewriter.begin(function):
                     rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
 
     return _pack_matmul
 
@@ -85,11 +86,14 @@ class PackMatmulMutator(PyExprMutator):
         self.bindings = Bindings()
         self.transposed: set[relax.Var] = set()
         self.packed: dict[tuple[Any, ...], relax.Expr] = {}
+        self.decisions: list[Decision] = []
+        self.words: dict[Any, tuple[str, ...]] = {}  # for the nodes that variables come from
 
     def begin(self, function: relax.Function) -> bool:
         """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
         self.bindings = Bindings()
         self.bindings.visit_expr(function)
+        self.words = all_origins(function)
         self.transposed = set()
         for var, value in self.bindings.values.items():
             product = self._transposed_product(var, value)
@@ -114,7 +118,7 @@ class PackMatmulMutator(PyExprMutator):
         new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
         read = [part.expr for part in operands]
         if new_call is None:
-            new_call = self._kernel(*operands, out_axes)
+            new_call = self._kernel(binding.var, *operands, out_axes)
         elif found is not None:
             scored = (self._operand(binding.var, arg) for arg in found.scores.args)
             read = [read[1], *found.others, *(part.expr for part in scored if part is not None)]
@@ -169,29 +173,25 @@ class PackMatmulMutator(PyExprMutator):
             return self.bindings.blocks.get(expr) == self.bindings.blocks.get(user)
         return isinstance(expr, relax.Var | tvm.ir.GenericConst)
 
-    def _kernel(self, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
+    def _kernel(self, var: relax.Var, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
         shape = MatmulShape(data.shape, weight.shape)
         dtype = str(data.expr.ty.dtype)
-        lanes = self.machine.lanes(dtype)
-        chunks = -(-shape.columns // lanes)
         constant = isinstance(weight.expr, tvm.ir.GenericConst)
-        rounds = self.bfloat16 and constant and dtype == "float32" and shape.columns > 1
-        # A pair of bfloat16 takes an instruction and four bytes, as one float32 does; rows are read from a copy.
-        steps = -(-shape.reduction // PAIR) if rounds else shape.reduction
-        row_bytes = 4 * steps if rounds else row_stride(shape, data.axes) * tvm.DataType(dtype).bits // 8
-        tile = register_tile(shape.rows, chunks, steps, row_bytes, self.machine)
+        plan = plan_product(shape, data.axes, dtype, self.machine, self.bfloat16 and constant)
+        verify_product(plan, shape)
+        self.decisions.append(Decision.of("matmul", "product", plan, self.words.get(var, ())))
         return self.builder_.call_te(
             matmul,
             self.visit_expr(data.expr),
-            self._pack(weight, lanes, round_up(chunks, tile[1]), rounds) if constant else self.visit_expr(weight.expr),
+            self._pack(weight, plan) if constant else self.visit_expr(weight.expr),
             data_shape=data.shape,
             weight_shape=weight.shape,
             data_axes=data.axes,
             weight_axes=() if constant else weight.axes,
             out_axes=out_axes or tuple(range(len(shape.out))),
-            tile=tile,
-            lanes=lanes,
-            copy_rows=shape.rows % tile[0] != 0 or not uniform_rows(shape, data.axes),
+            tile=plan.tile,
+            lanes=plan.lanes,
+            copy_rows=plan.copy_rows,
             primfunc_name_hint="matmul",
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
@@ -211,6 +211,7 @@ class PackMatmulMutator(PyExprMutator):
         tile = attention_tile(scores, values, lanes, self.machine)
         if tile is None:
             return None
+        self.decisions.append(Decision.of("matmul", "attention", tile, self.words.get(var, ())))
         return self.builder_.call_te(
             attention,
             *(self.visit_expr(part.expr) for part in (query, key, value)),
@@ -226,14 +227,16 @@ class PackMatmulMutator(PyExprMutator):
             primfunc_attrs={"op_pattern": OPAQUE},
         )
 
-    def _pack(self, weight: Operand, lanes: int, chunks: int, rounds: bool) -> relax.Expr:
+    def _pack(self, weight: Operand, plan: ProductPlan) -> relax.Expr:
         """Pack a constant; one that several products use in the same way is packed once."""
         array = read_only(weight.expr.value)
-        key = (weight.expr.value, weight.axes, lanes, chunks)
+        key = (weight.expr.value, weight.axes, plan.lanes, plan.chunks)
         if key not in self.packed:
             # Without its type, a constant of doubles is rounded to single precision.
-            columns = pack_columns(array.transpose(weight.axes), lanes, chunks)
-            self.packed[key] = relax.const(pairs(columns, -2)) if rounds else relax.const(columns, str(array.dtype))
+            columns = pack_columns(array.transpose(weight.axes), plan.lanes, plan.chunks)
+            self.packed[key] = (
+                relax.const(pairs(columns, -2)) if plan.rounds else relax.const(columns, str(array.dtype))
+            )
         return self.packed[key]
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
-from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, Rule, channel_block, is_better_turned, turn_geometry
+from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, Rule, is_better_turned, turn_geometry
+from tvm_ext.layout.convolution_plan import ConvolutionShape, plan_integer_convolution, verify_plan
 from tvm_ext.layout.lanes import ZERO, Lanes
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, scalar, static_shape
-from tvm_ext.schedules.compute.convolution import output_extent
 from tvm_ext.schedules.compute.layout import turn
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
@@ -20,10 +20,8 @@ from tvm_ext.schedules.compute.quantized import (
     pack_weight_int8,
     quantize,
 )
-from tvm_ext.schedules.cpu.conv_tile import computed_width
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
 from tvm_ext.schedules.cpu.intrinsics import dot_product
-from tvm_ext.schedules.cpu.window import computed_strip_width
 
 
 def _definition(rewriter: BlockedLayoutMutator, expr: relax.Expr, operator: str) -> relax.Call | None:
@@ -69,60 +67,40 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     window = turn_geometry({"strides": strides, "padding": padding, "dilation": dilation}, turned)
     geometry: dict[str, object] = {**window, "zero_point": zero_point}
     weight = weight.swapaxes(2, 3) if turned else weight
-    padding_w = window["padding"][1], window["padding"][3]
-    width = turn(shape, turned)[3]
-    out_w = output_extent(width, weight.shape[3], window["strides"][1], *padding_w, window["dilation"][1])
     groups, out_channels = int(attributes.groups), weight.shape[0]
-    if groups > 1 and groups == shape[1] == out_channels:
-        return _depthwise(rewriter, inner, weight, geometry, out_w, turned)
-    form, lanes = dot_product(rewriter.machine), rewriter.machine.lanes("int32")
-    if groups == 1:
-        block_out = channel_block(out_channels, lanes)
-        block_in = known.block if isinstance(known, Blocked) else channel_block(shape[1], max(lanes, 4))
-        if block_in % form.pack or (not known and shape[1] <= 4):
-            block_in = 4
-    else:
-        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size >= 4]
-        block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
-        block_in = next((size for size in sizes if shape[1] // groups % size == 0), 0)
-        if not block_out or not block_in:
-            return None
-    source = rewriter.to_block(inner, block_in, turned)
-    packed = pack_weight_int8(weight, block_in, block_out, form.pack, form.weights, groups)
+    form = dot_product(rewriter.machine)
+    convolved = ConvolutionShape(
+        shape[0], shape[1], out_channels, groups, tuple(turn(shape, turned)[2:]), weight.shape[2:],
+        *(tuple(window[name]) for name in ("strides", "padding", "dilation")),
+    )  # fmt: skip
+    stored = known.block if isinstance(known, Blocked) else 0
+    plan = plan_integer_convolution(convolved, rewriter.machine, form.pack, stored)
+    if plan is None:
+        return None
+    verify_plan(plan, convolved)
+    source = rewriter.to_block(inner, plan.block_in, turned)
+    rewriter.note(call.op.name, f"int8 {plan.form}", plan)
+    if plan.form == "depthwise":
+        pack = taps_in_a_pack(rewriter.machine, plan.block_in, window["dilation"])
+        taps = relax.const(pack_depthwise_weight_int8(weight, plan.block_in, pack))
+        total = rewriter.emit_kernel(
+            depthwise_conv2d_int8, [source.var, taps], "depthwise_conv2d_int8", OUT_ELEMENTWISE,
+            kernel_w=weight.shape[3], computed_width=plan.computed, **geometry,
+        )  # fmt: skip
+        return Blocked(total, out_channels, 4, ZERO, turned)
+    packed = pack_weight_int8(weight, plan.block_in, plan.block_out, form.pack, form.weights, groups)
     total = rewriter.emit_kernel(
         conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
-        computed_width=computed_width(out_w, packed.shape[0], rewriter.machine), offset=form.offset, **geometry,
+        computed_width=plan.computed, offset=form.offset, **geometry,
     )  # fmt: skip
     if not form.offset:
         return Blocked(total, out_channels, 4, ZERO, turned)  # integers times weights of zero
     # Each product was lowered by the offset times the weight.
     lost = form.offset * weight.astype(np.int32).sum(axis=(1, 2, 3))
-    missing = np.zeros(packed.shape[0] * block_out, np.int32)
+    missing = np.zeros(plan.chunks * plan.block_out, np.int32)
     missing[:out_channels] = lost
-    operand = relax.const(missing.reshape(1, packed.shape[0], 1, 1, block_out))
+    operand = relax.const(missing.reshape(1, plan.chunks, 1, 1, plan.block_out))
     return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO, turned)
-
-
-def _depthwise(
-    rewriter: BlockedLayoutMutator,
-    data: relax.Expr,
-    weight: np.ndarray,
-    geometry: dict[str, object],
-    out_w: int,
-    turned: bool,
-) -> Blocked:
-    known = rewriter.blocked.get(data) if isinstance(data, relax.Var) else None
-    channels, kernel_w = weight.shape[0], weight.shape[3]
-    lanes = rewriter.machine.lanes("int32")
-    block = known.block if isinstance(known, Blocked) else channel_block(channels, lanes)
-    pack = taps_in_a_pack(rewriter.machine, block, geometry["dilation"])  # type: ignore[arg-type]
-    source = rewriter.to_block(data, block, turned)
-    packed = relax.const(pack_depthwise_weight_int8(weight, block, pack))
-    total = rewriter.emit_kernel(
-        depthwise_conv2d_int8, [source.var, packed], "depthwise_conv2d_int8", OUT_ELEMENTWISE, kernel_w=kernel_w,
-        computed_width=computed_strip_width(out_w, rewriter.machine.vector_registers), **geometry,
-    )  # fmt: skip
-    return Blocked(total, channels, 4, ZERO, turned)
 
 
 def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

@@ -24,6 +24,7 @@ from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.symbolic import sort_value, total_of
 from tvm_ext.inputs import check_inputs, random_inputs
+from tvm_ext.layout.decisions import layout_decisions
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
 from tvm_ext.phases import PHASES, Phase
 from tvm_ext.pipeline import checked_options
@@ -137,6 +138,7 @@ def inspect_model(
         tensors=largest_tensors(kernel_graph),
         memory=memory_charts(graph, kernel_graph, planned),
         phases=tuple(_phase_time(name, summaries[name], times[name], mod) for name, mod in modules.items()),
+        layouts=layout_decisions(lowered),
         rewritings=_rewritings(algebra),
         rewritten_flops=(algebra.flops_before, algebra.flops_after),
         resources=resources,

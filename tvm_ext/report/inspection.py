@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_ext.backends.backend import ResourceTable
 from tvm_ext.graph.symbolic import Dim, Symbolic
+from tvm_ext.layout.decisions import Decision
 
 if TYPE_CHECKING:
     from tvm_ext.report.embeddings import EmbeddedOperator
@@ -211,6 +212,8 @@ class Inspection:
         Storages that the memory plan reserves, all together; None when nothing was planned.
     operators, kernels, tensors, memory, phases
         The tables and charts.
+    layouts : tuple of Decision
+        How convolutions and products are computed; none where no pass of a layout took them.
     rewritings : tuple of Rewriting
         What the option ``rewrite`` did, most frequent first; none where it is off.
     rewritten_flops : tuple of two int
@@ -239,6 +242,7 @@ class Inspection:
     tensors: tuple[TensorLife, ...]
     memory: tuple[MemoryChart, ...]
     phases: tuple[PhaseTime, ...]
+    layouts: tuple[Decision, ...] = ()
     rewritings: tuple[Rewriting, ...] = ()
     rewritten_flops: tuple[int, int] = (0, 0)
     resources: ResourceTable | None = None
@@ -257,6 +261,8 @@ class Inspection:
 def _plain(value: Any) -> Any:
     if isinstance(value, Symbolic):
         return str(value)
+    if isinstance(value, Decision):
+        return value.to_json()
     if is_dataclass(value):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, dict):

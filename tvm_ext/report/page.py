@@ -23,6 +23,7 @@ from tvm_ext.report.html import (
     text_cell,
 )
 from tvm_ext.report.inspection import Inspection, Kernel, MemoryChart, MemoryProfile
+from tvm_ext.report.layout_section import layout_section
 from tvm_ext.report.time_section import time_section
 
 _HERE = Path(__file__).parent
@@ -33,6 +34,7 @@ _SECTIONS = (
     ("resources", "Registers and shared memory"),
     ("embeddings", "Embeddings"),
     ("groups", "Fusion groups"),
+    ("layouts", "Layouts"),
     ("rewriting", "Rewriting"),
     ("memory", "Memory over time"),
     ("tensors", "Biggest tensors"),
@@ -53,6 +55,7 @@ def render(inspection: Inspection) -> str:
     title = escape(Path(inspection.model).name)
     optional = {
         "time": inspection.profile, "resources": inspection.resources, "embeddings": inspection.embeddings is not None,
+        "layouts": inspection.layouts,
     }  # fmt: skip
     shown = [row for row in _SECTIONS if optional.get(row[0], True)]
     links = "".join(f'<a href="#{name}">{text}</a>' for name, text in shown)
@@ -67,6 +70,7 @@ def render(inspection: Inspection) -> str:
             if inspection.embeddings is not None
             else "",
             _section("groups", _groups(inspection)),
+            _section("layouts", layout_section(inspection.layouts)) if inspection.layouts else "",
             _section("rewriting", _rewriting(inspection)),
             _section("memory", "".join(_chart(number, chart) for number, chart in enumerate(inspection.memory))),
             _section("tensors", _tensors(inspection)),

@@ -1,0 +1,335 @@
+"""How a convolution of floats is computed on a CPU: decided on numbers, before anything is rewritten.
+
+The rules of :mod:`tvm_ext.layout.convolution` turn a plan into kernels; :func:`verify_plan` checks it by counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from tvm_ext.errors import GraphError
+from tvm_ext.schedules.compute.bfloat16 import PAIR
+from tvm_ext.schedules.compute.convolution import output_extent
+from tvm_ext.schedules.compute.matmul import round_up
+from tvm_ext.schedules.compute.pixel_convolution import PixelCopy
+from tvm_ext.schedules.compute.winograd import KERNEL, tiles
+from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.matmul import register_tile
+from tvm_ext.schedules.cpu.window import computed_strip_width
+from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.schedules.cpu.winograd_strips import strip_rows
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ConvolutionShape:
+    """A convolution as its kernel sees it: rows and columns are exchanged already where that is better.
+
+    Attributes
+    ----------
+    batch, in_channels, out_channels, groups : int
+    extents : tuple of int
+        Of the image: ``[D,] H, W``; a convolution over one axis has one row.
+    kernel : tuple of int
+        Taps along each of them.
+    strides, dilation : tuple of int
+        Of each of them.
+    padding : tuple of int
+        Before each of them, then behind each of them.
+    """
+
+    batch: int
+    in_channels: int
+    out_channels: int
+    groups: int
+    extents: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Spatial axes."""
+        return len(self.extents)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Extents of the result."""
+        before, behind = self.padding[: self.rank], self.padding[self.rank :]
+        rows = zip(self.extents, self.kernel, self.strides, before, behind, self.dilation, strict=True)
+        return tuple(output_extent(*row) for row in rows)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel is convolved by itself."""
+        return 1 < self.groups == self.in_channels == self.out_channels
+
+
+@dataclass(frozen=True)
+class WinogradPlan:
+    """A convolution as transforms and products of matrices.
+
+    Attributes
+    ----------
+    outputs : int
+        Results of a tile along an axis.
+    tile : tuple of (int, int)
+        Rows and vectors of the register tile of the products.
+    rows : int
+        Tiles that are transformed, those that fill up register tiles included.
+    strip : int
+        Rows of tiles that are worked on at a time, in one kernel; 0: all of them, in three.
+    """
+
+    outputs: int
+    tile: tuple[int, int]
+    rows: int
+    strip: int
+
+
+Form = Literal["depthwise", "winograd", "pixels", "rows"]
+
+
+@dataclass(frozen=True)
+class ConvolutionPlan:
+    """How a convolution is computed.
+
+    Attributes
+    ----------
+    form : str
+        ``depthwise``: channel by channel; ``winograd``: with fewer products; ``pixels``: the pixels of an image one
+        after another; ``rows``: row by row.
+    block_in, block_out : int
+        Channels of a block of the input and of the result; 1: a plane for each channel.
+    chunks : int
+        Blocks of results that are computed, those that fill up register tiles included.
+    computed : int
+        Columns, or pixels, that are computed, those that fill up register tiles included.
+    winograd : WinogradPlan or None
+        Of the form ``winograd``.
+    rounds : bool
+        Whether operands are rounded to bfloat16 and multiplied in pairs.
+    """
+
+    form: Form
+    block_in: int
+    block_out: int
+    chunks: int
+    computed: int = 0
+    winograd: WinogradPlan | None = None
+    rounds: bool = False
+
+
+def channel_block(channels: int, lanes: int) -> int:
+    """Choose the block for ``channels``: wide vectors, few wasted lanes.
+
+    A block of half the vector width has to save 30 % of the lanes to be worth it, a quarter 50 %.
+    """
+    candidates = [(lanes, 1.0), (lanes // 2, 1.3), (lanes // 4, 2.0)]
+    return min(
+        (block for block, _ in candidates if block >= 2),
+        key=lambda block: -(-channels // block) * block * dict(candidates)[block],
+        default=lanes,
+    )
+
+
+def input_block(channels: int, lanes: int, stored: int) -> int:
+    """Choose the block in which a convolution over all channels reads its input, which may be ``stored`` in one."""
+    return stored or (1 if channels < lanes // 2 else channel_block(channels, lanes))
+
+
+def blocks_of(in_channels: int, out_channels: int, groups: int, lanes: int, stored: int = 0) -> tuple[int, int] | None:
+    """Choose the blocks of input and output channels; None where groups divide no block.
+
+    Parameters
+    ----------
+    stored : int
+        See :func:`plan_convolution`.
+    """
+    if groups == 1:
+        return input_block(in_channels, lanes, stored), channel_block(out_channels, lanes)
+    sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
+    block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
+    block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
+    return (block_in, block_out) if block_out else None
+
+
+def plan_convolution(
+    shape: ConvolutionShape, machine: Machine, stored: int = 0, winograd: bool = True, bfloat16: bool = False
+) -> ConvolutionPlan | None:
+    """Decide how a convolution is computed; None where its groups fill no vectors.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+    machine : Machine
+    stored : int
+        Channels of a block in which the input lies in memory already; 0: it is plain.
+    winograd : bool
+        Whether Winograd's algorithm may be used.
+    bfloat16 : bool
+        Whether operands may be rounded to bfloat16.
+    """
+    lanes = machine.lanes("float32")
+    if shape.is_depthwise:
+        block = stored or channel_block(shape.in_channels, lanes)
+        computed = computed_strip_width(shape.results[-1], machine.vector_registers)
+        return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
+    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, lanes, stored)
+    if blocks is None:
+        return None
+    block_in, block_out = blocks
+    chunks = _count(shape.out_channels, block_out)
+    if winograd and shape.groups == 1 and block_in == block_out == lanes:
+        fast = _plan_winograd(shape, machine, bfloat16)
+        if fast is not None:
+            return ConvolutionPlan("winograd", lanes, lanes, chunks, winograd=fast)
+    rounds = bfloat16 and block_in % PAIR == 0
+    # An instruction takes a pair as if it were one.
+    steps = block_in // PAIR if rounds else block_in
+    reduction = _count(shape.in_channels // shape.groups, block_in) * steps * prod(shape.kernel)
+    pixels = _plan_pixels(shape, chunks, reduction, machine)
+    if pixels:
+        return ConvolutionPlan("pixels", block_in, block_out, chunks, pixels, rounds=rounds)
+    width = shape.results[-1]
+    if shape.groups == 1:
+        chunks = computed_chunks(width, chunks, machine, reduction)
+    computed = computed_width(width, chunks, machine, reduction)
+    return ConvolutionPlan("rows", block_in, block_out, chunks, computed, rounds=rounds)
+
+
+def plan_integer_convolution(
+    shape: ConvolutionShape, machine: Machine, pack: int, stored: int = 0
+) -> ConvolutionPlan | None:
+    """Decide how a convolution of 8-bit integers with sums of 32 bits is computed; None where groups fill no vectors.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+    machine : Machine
+    pack : int
+        Products that an instruction adds up, of neighbouring input channels.
+    stored : int
+        See :func:`plan_convolution`.
+    """
+    lanes, width = machine.lanes("int32"), shape.results[-1]
+    if shape.is_depthwise:
+        block = stored or channel_block(shape.in_channels, lanes)
+        computed = computed_strip_width(width, machine.vector_registers)
+        return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
+    if shape.groups == 1:
+        block_out = channel_block(shape.out_channels, lanes)
+        block_in = stored or channel_block(shape.in_channels, max(lanes, 4))
+        if block_in % pack or (not stored and shape.in_channels <= 4):
+            block_in = 4
+    else:
+        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size >= 4]
+        block_out = next((size for size in sizes if shape.out_channels // shape.groups % size == 0), 0)
+        block_in = next((size for size in sizes if shape.in_channels // shape.groups % size == 0), 0)
+        if not block_out or not block_in:
+            return None
+    chunks = _count(shape.out_channels, block_out)
+    return ConvolutionPlan("rows", block_in, block_out, chunks, computed_width(width, chunks, machine))
+
+
+def _count(channels: int, block: int) -> int:
+    return -(-channels // block)
+
+
+def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool) -> WinogradPlan | None:
+    """Plan Winograd's algorithm over rows and columns, if it pays."""
+    if shape.kernel[-2:] != (KERNEL, KERNEL) or any(step != 1 for step in (*shape.strides, *shape.dilation)):
+        return None
+    lanes = machine.lanes("float32")
+    in_channels = _count(shape.in_channels, lanes) * lanes
+    chunks = _count(shape.out_channels, lanes)
+    *depth, height, width = shape.results
+    taps = prod(shape.kernel[:-2])
+    planes = shape.batch * prod(depth)
+    outputs = winograd_outputs(planes, in_channels, chunks * lanes, (height, width), machine, taps, bfloat16)
+    if not outputs:
+        return None
+    positions, reduction = (outputs + KERNEL - 1) ** 2, taps * in_channels
+    tile_rows, tile_columns = tiles((height, width), outputs)
+    count = shape.batch * tile_rows * tile_columns
+    # A register tile stays within the planes of one position.
+    tile = register_tile(depth[0] if depth else count, chunks, reduction, FLOAT_BYTES * in_channels, machine)
+    if depth:
+        tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
+    row_bytes = positions * tile_columns * (in_channels + chunks * lanes) * FLOAT_BYTES
+    weight_bytes = positions * reduction * chunks * lanes * FLOAT_BYTES
+    strip = 0 if depth or shape.batch > 1 else strip_rows(tile_rows, row_bytes, weight_bytes, machine)
+    if strip:
+        tile = register_tile(strip * tile_columns, chunks, reduction, FLOAT_BYTES * in_channels, machine)
+    return WinogradPlan(outputs, tile, count if depth else round_up(count, tile[0]), strip)
+
+
+def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine) -> int:
+    """Count the pixels to compute of an image whose rows are not told apart; 0 where rows are better."""
+    if shape.rank != 2:
+        return 0
+    size = shape.results
+
+    def copied_bytes(pixels: int) -> int:
+        copy = PixelCopy.of(shape.kernel, shape.strides, shape.padding, shape.dilation, size, pixels)
+        return 0 if copy is None else copy.bytes(shape.in_channels)
+
+    return computed_pixels((size[0], size[1]), chunks, reduction, copied_bytes, machine)
+
+
+def verify_plan(plan: ConvolutionPlan, shape: ConvolutionShape) -> None:
+    """Check by counting that a plan computes every result of a convolution, from whole blocks, and of one group each.
+
+    Raises
+    ------
+    GraphError
+        If it does not; the message says which.
+    """
+    group_in, group_out = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+    results = _places(shape)
+    found = []
+    if plan.chunks * plan.block_out < shape.out_channels:
+        found.append(f"{plan.chunks} blocks of {plan.block_out} hold no {shape.out_channels} channels")
+    if plan.form != "depthwise" and shape.groups > 1 and (group_in % plan.block_in or group_out % plan.block_out):
+        found.append(f"blocks of {plan.block_in} and {plan.block_out} reach beyond groups of {group_in}, {group_out}")
+    if plan.form in ("rows", "depthwise") and plan.computed < results[-1]:
+        found.append(f"{plan.computed} of {results[-1]} columns are computed")
+    if plan.form == "pixels" and plan.computed < prod(results):
+        found.append(f"{plan.computed} of {prod(results)} pixels are computed")
+    if (plan.form == "winograd") != (plan.winograd is not None):
+        found.append("the form and Winograd's tiles do not belong together")
+    if plan.winograd is not None:
+        found += _faults(plan.winograd, plan, shape, results)
+    if found:
+        raise GraphError(f"the plan {plan} for {shape} is not valid: {'; '.join(found)}; this is a fault of tvm-ext")
+
+
+def _places(shape: ConvolutionShape) -> list[int]:
+    """Count, axis by axis, where a window fits into the padded image, step by step."""
+    padding = zip(shape.padding[: shape.rank], shape.padding[shape.rank :], strict=True)
+    return [
+        len(range(0, extent + sum(around) - (taps - 1) * dilation, stride))
+        for extent, around, taps, dilation, stride in zip(
+            shape.extents, padding, shape.kernel, shape.dilation, shape.strides, strict=True
+        )
+    ]
+
+
+def _faults(fast: WinogradPlan, plan: ConvolutionPlan, shape: ConvolutionShape, results: Sequence[int]) -> list[str]:
+    found = []
+    if shape.groups != 1 or set((*shape.strides, *shape.dilation)) != {1} or shape.kernel[-2:] != (3, 3):
+        found.append("Winograd's algorithm is for 3 x 3 taps, one group, and steps of 1")
+    height, width = (len(range(0, extent, fast.outputs)) for extent in results[-2:])
+    if fast.rows < shape.batch * height * width:
+        found.append(f"{fast.rows} of {shape.batch * height * width} tiles are transformed")
+    if fast.strip and (shape.batch > 1 or len(results) > 2 or fast.strip > height):
+        found.append(f"strips of {fast.strip} rows of tiles are for one image of as many")
+    if min(fast.tile) < 1 or (len(results) > 2 and results[0] % fast.tile[0]):
+        found.append(f"a register tile of {fast.tile[0]} rows mixes positions")
+    return found
