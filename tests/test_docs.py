@@ -56,8 +56,16 @@ def test_phases_name_files_that_exist() -> None:
         assert all((DOCS.parent / place).exists() for place in phase.where), phase
 
 
-def test_every_room_stands_in_the_table_of_contributing() -> None:
-    table = (DOCS.parent / "CONTRIBUTING.md").read_text()
-    for path in sorted((DOCS.parent / "tvm_ext").iterdir()):
-        if path.is_dir() and (path / "__init__.py").exists():
-            assert re.search(rf"`(tvm_ext/)?{path.name}/", table), f"{path.name} is missing in CONTRIBUTING.md"
+def rooms(folder: str) -> list[str]:
+    paths = sorted((DOCS.parent / folder).iterdir())
+    return [path.name for path in paths if path.is_dir() and (path / "__init__.py").exists()]
+
+
+def test_every_room_stands_in_the_tables() -> None:
+    contributing, readme = ((DOCS.parent / page).read_text() for page in ("CONTRIBUTING.md", "README.md"))
+    for name in rooms("tvm_ext"):
+        assert re.search(rf"`(tvm_ext/)?{name}/", contributing), f"{name} is missing in CONTRIBUTING.md"
+        assert f"`tvm_ext/{name}`" in readme, f"tvm_ext/{name} is missing in README.md"
+    for folder in ("schedules", "tvm_ext/backends"):
+        for name in rooms(folder):
+            assert f"`{name}/`" in contributing, f"{folder}/{name} is missing in CONTRIBUTING.md"

@@ -17,9 +17,6 @@ from tvm.tirx import PrimFunc
 SIDE = 16
 """Rows, columns and depth of a fragment."""
 
-LOCAL = SIDE * SIDE // 32
-"""Elements of a fragment that a lane holds."""
-
 
 def rows_fragment(i: Any, k: Any) -> tuple[Any, Any]:
     """Give lane and place in the lane of the element in row ``i`` at depth ``k`` of the left factor."""

@@ -62,7 +62,7 @@ class Staging:
         if type(given) is dict:
             if len(given) != len(self._names):
                 return None
-            arrays = [given.get(name) for name in self._names]
+            arrays: list[Any] = [given.get(name) for name in self._names]
         elif isinstance(given, list | tuple) and len(given) == len(self._names):
             arrays = list(given)
         else:

@@ -88,11 +88,6 @@ class CType:
         """
         return CType(f"uint{max(self.bits, 32) if self.lanes == 1 else self.bits}", self.lanes)
 
-    @property
-    def is_vector_of_c(self) -> bool:
-        """Whether compilers have such a vector: the number of lanes is a power of two."""
-        return self.lanes > 1 and self.lanes & (self.lanes - 1) == 0
-
     def declarations(self) -> str:
         """C declarations of a value and of what lies in memory."""
         alias = f"typedef {self.scalar} {CType(self.element).memory} __attribute__((may_alias));\n"
