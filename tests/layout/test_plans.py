@@ -48,11 +48,12 @@ def shapes(draw: st.DrawFn) -> ConvolutionShape:
     )  # fmt: skip
 
 
-@given(shapes(), st.sampled_from(MACHINES), st.booleans(), st.sampled_from([0, 4, 8, 16]))
-def test_every_plan_is_valid(shape: ConvolutionShape, machine, winograd: bool, stored: int) -> None:
-    plan = plan_convolution(shape, machine, stored, winograd)
+@given(shapes(), st.sampled_from(MACHINES), st.booleans(), st.sampled_from([0, 4, 8, 16]), st.booleans())
+def test_every_plan_is_valid(shape: ConvolutionShape, machine, winograd: bool, stored: int, bfloat16: bool) -> None:
+    plan = plan_convolution(shape, machine, stored, winograd, bfloat16)
     if plan is not None:
         verify_plan(plan, shape)
+        assert plan.rounds == (bfloat16 and plan.form in ("rows", "pixels") and plan.block_in % 2 == 0)
         assert winograd or plan.form != "winograd"
     integers = plan_integer_convolution(shape, machine, 4, stored)
     if integers is not None:

@@ -17,5 +17,6 @@ def test_json_holds_every_field_and_formulas_as_text():
         *(
             "model target versions inputs outputs notes operator_uses flops unknown_flops constant_bytes planned_bytes"
         ).split(),
-        *"operators kernels tensors memory phases rewritings rewritten_flops resources profile embeddings".split(),
+        *"operators kernels tensors memory phases layouts rewritings rewritten_flops".split(),
+        *"resources profile embeddings".split(),
     }
