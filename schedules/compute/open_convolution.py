@@ -172,6 +172,31 @@ def open_pool(
     return te.compute(shape, average, name="average")
 
 
+def phases_to_image(data: te.Tensor, scales: Sequence[int]) -> te.Tensor:
+    """Put the phases of an enlarged image where they belong.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        Shape ``(N, SH * SW * C / v, H, W, v)``, the channels of a phase side by side.
+    scales : sequence of int
+        ``SH, SW``.
+
+    Returns
+    -------
+    te.Tensor
+        Shape ``(N, C / v, H * SH, W * SW, v)``.
+    """
+    batch, planes, height, width, block = extents(data)
+    tall, wide = scales
+    chunks = planes // (tall * wide)
+    return te.compute(
+        (batch, chunks, simple(height * tall), simple(width * wide), block),
+        lambda n, c, y, x, lane: data[n, (y % tall * wide + x % wide) * chunks + c, y // tall, x // wide, lane],
+        name="phases_to_image",
+    )
+
+
 def _taps(kernel: Sequence[int]) -> list[Any]:
     return [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
 

@@ -19,13 +19,13 @@ from tvm_ext.layout.convolution_plan import (
     plan_convolution,
     verify_plan,
 )
-from tvm_ext.layout.lanes import ZERO
+from tvm_ext.layout.lanes import ANYTHING, ZERO
 from tvm_ext.layout.winograd import emit_winograd
-from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, read_only, static_shape
+from tvm_ext.relax_utils import INJECTIVE, OUT_ELEMENTWISE, open_shape, read_only, static_shape
 from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution
 from tvm_ext.schedules.compute.layout import turn
-from tvm_ext.schedules.compute.open_convolution import open_convolution, open_depthwise, simple
+from tvm_ext.schedules.compute.open_convolution import open_convolution, open_depthwise, phases_to_image, simple
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
 from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
@@ -183,10 +183,10 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
     """Convolve once for each phase of the result, with the taps that meet it."""
     weight, out_shape = _known_weight(call), static_shape(call)
     geometry = _geometry(call)
-    if weight is None or out_shape is None or static_shape(call.args[0]) is None:
+    if weight is None or int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
         return None
-    if int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
-        return None
+    if out_shape is None or static_shape(call.args[0]) is None:
+        return _open_transposed(rewriter, call, weight)
     data, strides = call.args[0], geometry["strides"]
     shape = static_shape(data)
     assert shape is not None
@@ -210,3 +210,23 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
         computed_width=columns, out_channels=weight.shape[1],
     )  # fmt: skip
     return Blocked(var, weight.shape[1], len(shape), ZERO)
+
+
+def _open_transposed(rewriter: BlockedLayoutMutator, call: relax.Call, weight: np.ndarray) -> Blocked | None:
+    """Enlarge images of open extents by filters that do not overlap: a product for each phase, then put in place."""
+    geometry = _geometry(call)
+    scales, further = geometry["strides"], [int(item) for item in call.attrs.output_padding]
+    if list(weight.shape[-2:]) != scales or any((*geometry["padding"], *further)):
+        return None
+    channels = weight.shape[1]
+    lanes, known = rewriter.machine.lanes("float32"), rewriter.known(call.args[0])
+    block = channel_block(channels, lanes)
+    source = rewriter.to_block(call.args[0], input_block(weight.shape[0], lanes, known.block if known else 0))
+    phases = weight.transpose(2, 3, 1, 0).reshape(-1, channels, weight.shape[0], 1, 1)
+    packed = np.concatenate([pack_weight(phase, source.block, block) for phase in phases])
+    product = rewriter.emit_kernel(
+        open_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE, strides=[1, 1],
+        dilation=[1, 1],
+    )  # fmt: skip
+    var = rewriter.emit_kernel(phases_to_image, [product], "phases_to_image", INJECTIVE, scales=scales)
+    return rewriter.describe(var, source, ANYTHING, channels)

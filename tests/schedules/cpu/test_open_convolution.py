@@ -114,6 +114,16 @@ def test_what_follows_is_computed_as_tiles_are_stored() -> None:
     agree(image_model(nodes, constants, 5), [*images(), {"n": 3, "h": 1, "w": 1}])
 
 
+@pytest.mark.parametrize(("channels", "out", "scales"), [(16, 16, [2, 2]), (24, 7, [2, 2]), (3, 33, [3, 1])])
+def test_images_are_enlarged_by_filters_that_do_not_overlap(channels: int, out: int, scales: list[int]) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]), node("ConvTranspose", ["a", "t", "b"], ["c"], strides=scales),
+        node("Sigmoid", ["c"], ["y"]),
+    ]  # fmt: skip
+    constants = weights(w=(channels, 3, 1, 1), t=(channels, out, *scales), b=(out,))
+    agree(image_model(nodes, constants, 3), [*images(), {"n": 0, "h": 2, "w": 2}])
+
+
 def test_signals_and_volumes() -> None:
     nodes = [
         node("Conv", ["x", "w"], ["a"], pads=[2, 2], strides=[2]), node("Relu", ["a"], ["b"]),
