@@ -71,12 +71,9 @@ def tensors(value: Any) -> Iterator[Any]:
 def results(value: Any) -> Iterator[np.ndarray]:
     """Copy what a model returned, tuples flattened, to arrays of the caller's own."""
     for tensor in tensors(value):
-        if tensor.device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
-            yield tensor.numpy()
-            continue
         try:
             shared = np.from_dlpack(tensor)
-        except (BufferError, RuntimeError, ValueError):  # NumPy has no such type of its own
+        except (BufferError, RuntimeError, ValueError):  # NumPy has no such type of its own, or it is on a device
             yield tensor.numpy()
         else:
             # A result may be an input, a constant of the model, or the memory of another result.

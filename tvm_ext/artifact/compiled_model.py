@@ -38,6 +38,9 @@ from tvm_ext.system.threads import before_exit, use_all_cores, with_pool
 LIBRARY, METADATA = ARTIFACT
 
 
+_AT_ONCE = nullcontext()
+"""In place of a lock, where several threads may run a model at a time."""
+
 _models: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
 
 
@@ -70,6 +73,7 @@ class CompiledModel:
         self.inputs = tensor_specs(metadata["inputs"])
         self.outputs = tensor_specs(metadata["outputs"])
         self._is_on_cpu = metadata["device"] == "cpu"
+        self._runs_at_once = self._is_on_cpu and not self.is_offloaded
         self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
         self.shared_results = tuple(shared_results) or (True,) * len(self.outputs)
         self._origin = origin  # the library file, where the model was loaded from one
@@ -184,7 +188,7 @@ class CompiledModel:
     def _call(self, given: Callable[[Machine], Sequence[Any]], taken: Callable[[Any], Iterable[Any]]) -> list[Any]:
         # A virtual machine keeps where it is in the program, so each run has one to itself. On the CPU they share code
         # and constants; on other devices each would copy the constants.
-        with nullcontext() if self._is_on_cpu and not self.is_offloaded else self._turn:
+        with _AT_ONCE if self._runs_at_once else self._turn:
             idle = self._idle  # another one once there is another instrument
             try:
                 machine = idle.pop()

@@ -30,6 +30,7 @@ class Staging:
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._specs = tuple(specs)
         self._names = tuple(spec.name for spec in specs)
+        self._name_set = frozenset(self._names)
         self._dtypes = tuple(map(_dtype, specs))
         self._limited = tuple((number, spec) for number, spec in enumerate(specs) if spec.limits is not None)
         self._seen: set[tuple[tuple[int, ...], ...]] = set()
@@ -43,7 +44,7 @@ class Staging:
             If an index is out of range.
         """
         arrays = self._plain(given)
-        if arrays is None or tuple(array.shape for array in arrays) not in self._seen:
+        if arrays is None or tuple([array.shape for array in arrays]) not in self._seen:
             return None
         for number, spec in self._limited:
             check_values(spec, arrays[number])
@@ -55,14 +56,12 @@ class Staging:
         if arrays is not None:
             if len(self._seen) >= MOST_SHAPES:
                 self._seen.clear()
-            self._seen.add(tuple(array.shape for array in arrays))
+            self._seen.add(tuple([array.shape for array in arrays]))
 
     def _plain(self, given: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray] | None:
         """Give the arrays where all are NumPy's own (no subclass), contiguous and of the type that is declared."""
-        if type(given) is dict:
-            if len(given) != len(self._names):
-                return None
-            arrays: list[Any] = [given.get(name) for name in self._names]
+        if type(given) is dict and given.keys() == self._name_set:
+            arrays: list[Any] = [given[name] for name in self._names]
         elif isinstance(given, list | tuple) and len(given) == len(self._names):
             arrays = list(given)
         else:
