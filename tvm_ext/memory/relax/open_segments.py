@@ -300,7 +300,7 @@ class _Function:
                     T.evaluate(tirx.call_cpacked(callee.name_hint, *boxed))
                 if workspace is not None:
                     T.evaluate(T.call_extern("int32", "TVMBackendFreeWorkspace", T.int32(_CPU), T.int32(0), workspace))
-        summary = {"calls": len(calls), "tensors": len(sizes)}
+        summary: dict[str, Any] = {"calls": len(calls), "tensors": len(sizes)}
         if plan is not None:
             summary |= {
                 "intervals": {name: list(ends) for name, ends in plan.intervals.items()},
