@@ -34,6 +34,11 @@ def widened(bits: Expr) -> Expr:
     return tirx.reinterpret("float32", tirx.shift_left(tirx.Cast("uint32", bits), tirx.const(16, "uint32")))
 
 
+def rounded_tensor(data: te.Tensor) -> te.Tensor:
+    """Round a float32 tensor of any shape to the bits of bfloat16."""
+    return te.compute(data.shape, lambda *index: rounded(data(*index)), name="round")
+
+
 def rounded_array(values: np.ndarray) -> np.ndarray:
     """Round float32 numbers of any shape as :func:`rounded` does; gives the bits."""
     bits = rounded_to_bfloat16(np.ascontiguousarray(values, "float32").view("uint32"))

@@ -44,7 +44,7 @@ def pad_spatial(data: te.Tensor, padding: Sequence[int], value: float = 0.0, rou
         value_there = data[n, c, *positions, rest[-1]]
         if rounds:
             value_there = rounded(value_there)
-        filling = tirx.const(value, BITS if rounds else data.dtype)
+        filling = tirx.const(int(value) if data.dtype == BITS else value, BITS if rounds else data.dtype)
         return tirx.if_then_else(tirx.all(*checks), value_there, filling) if checks else value_there
 
     padded = [extent + first + last for extent, first, last in zip(spatial, before, after, strict=True)]
@@ -70,7 +70,7 @@ def convolution(
         Shape ``(N, CI / vi, [D,] H, W, vi)``.
     weight : te.Tensor
         Shape ``(CO / vo, CI / groups / vi, [KD,] KH, KW, vi, vo)``; or of bfloat16 in pairs, with ``vi / 2, vo, 2`` at
-        the end: the data is then rounded, too, as it is copied.
+        the end: data of float32 is then rounded, too, as it is copied; it may be bfloat16 already.
     strides, dilation : sequence of int
         One for each spatial axis.
     padding : sequence of int
@@ -88,7 +88,7 @@ def convolution(
         Shape ``(N, ceil(CO / vo), [OD,] OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
     computed_chunks, in_chunks, *kernel, _, block_out = (int(extent) for extent in unpaired_shape(weight))
-    rounds = str(weight.dtype) == BITS
+    rounds = str(weight.dtype) == BITS != str(data.dtype)
     source, spatial, out_w = padded_source(data, kernel, strides, padding, dilation, computed_width, rounds)
     chunks_per_group = computed_chunks // groups
     ic = te.reduce_axis((0, in_chunks), "ic")

@@ -81,7 +81,7 @@ def pixel_convolution(
         Shape ``(N, ceil(CO / vo), OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
     computed_chunks, in_chunks, *kernel, _, block_out = unpaired_shape(weight)
-    rounds = str(weight.dtype) == BITS
+    rounds = str(weight.dtype) == BITS != str(data.dtype)
     strides, padding, dilation = ([int(item) for item in items] for items in (strides, padding, dilation))
     batch, _, height, width, _ = (int(extent) for extent in data.shape)
     out_h, out_w = (

@@ -23,6 +23,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from tvm_ext.schedules.simd.imported import LANEWISE, imported
 from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
@@ -62,6 +63,17 @@ def holds_extremes_in_vectors(loop: Any) -> bool:
     return tvm_ffi.structural_walk(loop.body, ((prim.Max, prim.Min), interrupt)) is not None
 
 
+def _holds_lanewise_function(loop: Any) -> bool:
+    """Whether TVM's vectoriser is to make vectors of a loop that calls a function which it has only for one lane."""
+    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, prim.IntImm):
+        return False
+
+    def interrupt(call: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True) if imported(call) in LANEWISE else None
+
+    return tvm_ffi.structural_walk(loop.body, [(tvm.ir.Call, interrupt)]) is not None
+
+
 def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers."""
     func = insert_prefetches(func)
@@ -77,7 +89,8 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def visit(loop: Any, mutator: Any) -> Any:
         for attribute, rewrite in ((TILE_ATTRIBUTE, tile), (SIMD_ATTRIBUTE, vectorize)):
             marked = loop.annotations.get(attribute) if loop.annotations else None
-            if attribute is SIMD_ATTRIBUTE and marked is None and holds_extremes_in_vectors(loop):
+            is_own = holds_extremes_in_vectors(loop) or _holds_lanewise_function(loop)
+            if attribute is SIMD_ATTRIBUTE and marked is None and is_own:
                 marked = loop.extent
             if marked is not None:
                 try:

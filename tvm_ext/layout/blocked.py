@@ -19,6 +19,7 @@ from tvm_ext.layout.decisions import Decision
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, open_shape
+from tvm_ext.schedules.compute.bfloat16 import rounded_tensor
 from tvm_ext.schedules.compute.layout import fill_lanes, from_blocked, full, to_blocked, turn
 from tvm_ext.schedules.cpu.machine import Machine
 
@@ -134,6 +135,7 @@ class BlockedLayoutMutator(PyExprMutator):
         self._current: relax.Var | None = None
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
+        self.rounded_copies: dict[relax.Expr, relax.Expr] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
 
     def known(self, expr: relax.Expr) -> Blocked | None:
@@ -226,6 +228,12 @@ class BlockedLayoutMutator(PyExprMutator):
     def note(self, operator: str, form: str, plan: Any) -> None:
         """Note how an operator of the binding that is being rewritten is computed."""
         self.decisions.append(Decision.of(operator, form, plan, self.words.get(self._current, ())))
+
+    def rounded(self, var: relax.Expr) -> relax.Expr:
+        """Emit a tensor as bfloat16, once; where nothing else reads it, it becomes part of the kernel that makes it."""
+        if var not in self.rounded_copies:
+            self.rounded_copies[var] = self.emit_kernel(rounded_tensor, [var], "round", ELEMENTWISE)
+        return self.rounded_copies[var]
 
     def describe(self, var: relax.Expr, like: Blocked, lanes: Lanes | None, channels: int = 0) -> Blocked:
         """Describe a tensor that was emitted, in the layout of another one; ``channels``, if it has not as many.

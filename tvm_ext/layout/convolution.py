@@ -101,7 +101,7 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
     verify_plan(plan, convolved)
     source = rewriter.to_block(data, plan.block_in, turned)
     rewriter.note(call.op.name, plan.form, plan)
-    var = _emit(rewriter, plan, source, weight, geometry, groups)
+    var = _emit(rewriter, plan, source, weight, geometry, groups, known is not None)
     return Blocked(var, out_channels, len(shape), ZERO, turned)  # lanes beyond the channels have weights of zero
 
 
@@ -112,8 +112,12 @@ def _emit(
     weight: np.ndarray,
     geometry: dict[str, list[int]],
     groups: int,
+    is_blocked: bool,
 ) -> relax.Var:
-    """Emit the kernels of a plan, with the weights as they take them."""
+    """Emit the kernels of a plan, with the weights as they take them.
+
+    What is in the blocked layout already may be rounded where it is made; a copy from the plain layout stays a copy.
+    """
     if plan.winograd is not None:
         return emit_winograd(rewriter, plan.winograd, source, weight, geometry["padding"])
     if plan.form == "depthwise":
@@ -122,17 +126,18 @@ def _emit(
             depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
             computed_width=plan.computed, **geometry,
         )  # fmt: skip
-    packed = pack_weight(weight, plan.block_in, plan.block_out, groups)
+    packed, data = pack_weight(weight, plan.block_in, plan.block_out, groups), source.var
     if plan.rounds:
         packed = pairs(packed, -2)
+        data = rewriter.rounded(data) if is_blocked else data
     if plan.form == "pixels":
         return rewriter.emit_kernel(
-            pixel_convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+            pixel_convolution, [data, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
             pixels=plan.computed, out_channels=weight.shape[0], **geometry,
         )  # fmt: skip
     packed = np.pad(packed, [(0, plan.chunks - len(packed))] + [(0, 0)] * (packed.ndim - 1))
     return rewriter.emit_kernel(
-        convolution, [source.var, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+        convolution, [data, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
         computed_width=plan.computed, out_channels=weight.shape[0], **geometry,
     )  # fmt: skip
 
