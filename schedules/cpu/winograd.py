@@ -21,7 +21,7 @@ TRANSFORM_CYCLES = {2: (110, 70), 4: (330, 250)}
 """Cycles of a core for one vector of channels of a tile: transforming the input, and the products back. They are the
 instructions of the transforms, which are the same on every machine."""
 
-GAIN, GAIN_OVER_PAIRS = 1.15, 1.5
+GAIN, GAIN_OVER_PAIRS = 1.15, 1.6
 """How much faster a Winograd convolution has to look to be preferred: it rounds less well than a direct one in float32.
 It rounds better than one in bfloat16, but its product, of many small matrices, takes up to half again as long as it
 looks (measured on Zen 5)."""

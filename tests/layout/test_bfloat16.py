@@ -146,6 +146,42 @@ def test_what_is_not_finite_stays_in_its_window() -> None:
     np.testing.assert_allclose(computed(mod, x), expected, rtol=0, atol=5e-4)
 
 
+def convolved(x: torch.Tensor, weight: Array, padding: int = 0, groups: int = 1) -> torch.Tensor:
+    """Convolve in double precision, with operands rounded unless every channel is by itself."""
+    operands = x, torch.from_numpy(weight)
+    if groups == 1:
+        operands = tuple(torch.from_numpy(rounded(np.float32(operand.numpy()))) for operand in operands)
+    return torch.nn.functional.conv2d(operands[0].double(), operands[1].double(), None, 1, padding, 1, groups)
+
+
+@needs_avx512_bf16
+@pytest.mark.parametrize("channels", [16, 30])
+def test_between_convolutions(channels: int) -> None:
+    """What only convolutions read, what others read as well, what pooling and depthwise convolutions make."""
+    x = random(1, 20, 14, 14)
+    shapes = (channels, 20, 3, 3), (channels, channels, 1, 1), (channels, 1, 3, 3), (24, channels, 1, 1), (17, 24, 3, 3)
+    first, second, depthwise, third, last = (random(*shape) / shape[1] ** 0.5 / shape[2] for shape in shapes)
+    conv2d, relu = op.nn.conv2d, op.nn.relu
+
+    def build(builder: relax.BlockBuilder, data: relax.Var) -> relax.Expr:
+        emit = builder.emit
+        start = emit(relu(emit(conv2d(data, relax.const(first), padding=1))))
+        total = emit(op.add(start, emit(relu(emit(conv2d(start, relax.const(second)))))))
+        deep = emit(relu(emit(conv2d(total, relax.const(depthwise), padding=1, groups=channels))))
+        pooled = emit(op.nn.max_pool2d(emit(conv2d(deep, relax.const(third))), pool_size=2, strides=2))
+        return conv2d(pooled, relax.const(last), padding=1)
+
+    start = convolved(torch.from_numpy(x), first, 1).relu()
+    total = start + convolved(start, second).relu()
+    deep = convolved(total, depthwise, 1, channels).relu()
+    pooled = torch.nn.functional.max_pool2d(convolved(deep, third), 2, 2)
+    expected = convolved(pooled, last, 1).numpy()
+    for options in ({}, {"memory": "optimal"}, {"fuse": "mapping-type"}, {"prologues": False}):
+        result = computed(module(build, x.shape), x, **options)
+        # A sum in another order now and then rounds to the next bfloat16.
+        assert np.abs(result - expected).max() <= 0.01 * expected.std()
+
+
 @needs_avx512_bf16
 @pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.kind == "tiny"])
 def test_tiny_models(name: str) -> None:
