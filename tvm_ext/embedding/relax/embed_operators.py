@@ -44,6 +44,9 @@ OPERATORS = frozenset(
 OrdinaryCost = Callable[[Dataflow], float]
 """Cycles that an operator takes without an embedding, at least."""
 
+MARGIN = 1.15
+"""How many times as fast as without an embedding a kernel must be expected to be: neither cost is known better."""
+
 NOTES_ATTRIBUTE = "tvm_ext.embedded"
 """Attribute of a module: a line for each kind of operator that was looked at, what was chosen or why nothing was."""
 
@@ -167,7 +170,7 @@ class _Rewriter(PyExprMutator):
             return None
         usual = None if self.ordinary is None else self.ordinary(operator)
         said = f"{choice.instruction.name}, {choice.plan.strategy.embedding}, {choice.plan.cycles:.0f} cycles"
-        if usual is not None and choice.plan.cycles >= usual:
+        if usual is not None and choice.plan.cycles * MARGIN >= usual:
             self.notes.append(f"{label}: not embedded: {said}, and {usual:.0f} without")
             return None
         self.notes.append(f"{label}: {said}")
