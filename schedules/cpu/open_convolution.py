@@ -33,6 +33,9 @@ PADDING_RULE = "cpu.open_padding"
 MANY_COLUMNS = 5040
 """Columns that a register tile is chosen for: a multiple of every tile up to 10."""
 
+MOST_COLUMNS = 16
+"""Columns of a register tile: more of a single vector keep the multipliers no busier, and are more code."""
+
 TASK_ROWS = 4
 """Rows of a task, which meet the same weights."""
 
@@ -77,7 +80,8 @@ class _Kernel:
         self.groups = windows.further[0]
         shape = [int(extent) for extent in windows.weight.shape]
         self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
-        self.columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
+        columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
+        self.columns = min(columns, MOST_COLUMNS)
         # One column of many vectors keeps the multipliers as busy as several of few.
         rest = (FEW_COLUMNS, 1) if self.vectors < FEW_COLUMNS else (1,)
         self.widths = (self.columns, *(width for width in rest if width < self.columns))
