@@ -34,8 +34,8 @@ class Contender:
         if self.engine not in ENGINES:
             raise OptionError(f"unknown engine {self.engine!r}, {candidates(self.engine, ENGINES)}")
         takes = ENGINES[self.engine].options
-        for name in () if takes is None else self.options:
-            if name not in takes:
+        for name in self.options:
+            if takes is not None and name not in takes:
                 known = f"its options are {', '.join(takes)}" if takes else "it takes no options"
                 raise OptionError(f"engine {self.engine!r} has no option {name!r}: {known}")
         if not self.label:
