@@ -131,3 +131,8 @@ def test_blocks_that_no_instruction_fits_are_tiled_as_ever() -> None:
 def test_unknown_intrinsics_are_refused() -> None:
     with pytest.raises(EmbeddingError, match=r"no tensor intrinsic 'test\.missing'"):
         embedding_rule("test.missing")
+
+
+def test_rows_without_an_implementation_are_refused() -> None:
+    with pytest.raises(EmbeddingError, match=r"no code is made of x86\.amx\.tdpbssd"):
+        embedding_rule(rows.amx("int8", "int8"))

@@ -10,7 +10,6 @@ from tvm import te, tirx
 
 from tvm_ext.embedding.packing import pack_te, unpack_te
 from tvm_ext.embedding.strategy import Strategy
-from tvm_ext.schedules.rule import new_schedule
 
 BLOCK = "embedded"
 """Name of the block that becomes the instruction."""
@@ -45,32 +44,9 @@ def whole_function(found: Strategy) -> tirx.PrimFunc:
     return te.create_prim_func([*tensors, unpack_te(split, found, operator.output.tensor)])
 
 
-def pack_function(found: Strategy, number: int) -> tirx.PrimFunc:
-    """Write the storing of a factor of the instruction (0 or 1): from the operator's tensor to :func:`stored_shape`."""
-    stored = found.operands[_operator(found, number)]
-    source = te.placeholder(stored.access.shape, stored.access.dtype, name=stored.access.tensor)
-    packed = pack_te(source, stored, "packed")
-    stored_anew = fused_te(packed, found, number, f"operand{number}")
-    return _inlined(te.create_prim_func([source, stored_anew]), "packed")
-
-
-def unpack_function(found: Strategy) -> tirx.PrimFunc:
-    """Write the reading of the result: from :func:`stored_shape` to the operator's tensor."""
-    operator = found.embedding.operator
-    result = te.placeholder(stored_shape(found, 2), operator.output.dtype, name="result")
-    unpacked = unpack_te(split_te(result, found), found, operator.output.tensor)
-    return _inlined(te.create_prim_func([result, unpacked]), "split")
-
-
 def split_te(result: Any, found: Strategy) -> Any:
     """Give a result in the shape of the instruction's the dimensions of the stored one: an axis becomes its parts."""
     return te.compute(found.operands[2].shape, lambda *at: result(*fused_index(found, 2, at)), name="split")
-
-
-def _inlined(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
-    schedule = new_schedule(func)
-    schedule.compute_inline(schedule.get_sblock(block))
-    return schedule.mod["main"]
 
 
 def stored_shape(found: Strategy, number: int) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ def embedding_space(*instructions: Instruction | str) -> ms.space_generator.Post
     Raises
     ------
     EmbeddingError
-        If a name is not registered, or what an intrinsic means cannot be read.
+        If a name is not registered, no code is made of a row, or what an intrinsic means cannot be read.
     """
     stock = ms.schedule_rule.ScheduleRule.create("llvm")
     first = next(at for at, rule in enumerate(stock) if isinstance(rule, ms.schedule_rule.MultiLevelTiling))
@@ -74,6 +74,7 @@ def _unless_embedded(rule: ms.schedule_rule.ScheduleRule) -> ms.schedule_rule.Sc
 def _row(instruction: Instruction | str) -> Instruction:
     """Give the row of an instruction; of a tensor intrinsic its description is its meaning."""
     if isinstance(instruction, Instruction):
+        tensor_intrinsic(instruction)  # says so if no code is made of it
         return instruction
     intrinsic = TensorIntrin.get(instruction, allow_missing=True)
     if intrinsic is None:

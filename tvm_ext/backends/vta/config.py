@@ -121,6 +121,11 @@ class VTAConfig:
 
     # Memories are addressed in elements; these are log2 of how many each holds.
     @property
+    def log_uop_depth(self) -> int:
+        """log2 of the micro-ops that fit their memory; read by name, as those of the other memories are."""
+        return self.log_uop_buff_size - 2
+
+    @property
     def log_inp_depth(self) -> int:
         """log2 of the elements that fit the input memory."""
         return self.log_inp_buff_size - self.log_batch - self.log_block - self.log_inp_width + 3
