@@ -45,7 +45,7 @@ COSTS = costs_named("chisel")
 EPILOGUE = Epilogue(8, -128, 127)
 PADS = (1, 2, 4, 8, 16)
 """Axes may be padded to multiples of these."""
-ESTIMATED, TRIED = 96, 6
+ESTIMATED, TRIED = 24, 3
 """Of so many with the least waste cycles are estimated, of so many counted."""
 
 
