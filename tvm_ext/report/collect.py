@@ -25,6 +25,7 @@ from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.symbolic import sort_value, total_of
 from tvm_ext.inputs import check_inputs, random_inputs
 from tvm_ext.layout.decisions import layout_decisions
+from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
 from tvm_ext.phases import PHASES, Phase
 from tvm_ext.pipeline import checked_options
@@ -105,7 +106,7 @@ def inspect_model(
     report("collect")
     graph = from_relax(imported.mod)
     rows = operators(graph)
-    kernel_module = modules[next(name for name in reversed(modules) if name not in _AFTER_KERNELS)]
+    kernel_module = _with_kernels(modules)
     kernel_graph = from_relax(kernel_module)
     planned = from_relax(modules["memory"]) if "memory" in modules else None
     summaries = {"import": "model file to Relax operators"} | {phase.name: phase.summary for phase in PHASES}
@@ -166,6 +167,15 @@ def _rewritings(report: AlgebraReport) -> tuple[Rewriting, ...]:
     if report.centred:
         found["x - mean(x) -> x, the weights that make x centred"] = report.centred
     return tuple(Rewriting(rule, count) for rule, count in found.most_common())
+
+
+def _with_kernels(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+    """Choose the latest of the modules after each phase that calls kernel by kernel."""
+    latest, *_ = (mod for name, mod in reversed(modules.items()) if name not in _AFTER_KERNELS)
+    if not any(func.attrs and SEGMENT_ATTRIBUTE in func.attrs for _, func in latest.functions_items()):
+        return latest
+    before = list(modules)[: list(modules).index("lower")]
+    return modules[before[-1]]
 
 
 @tvm.ir.instrument.pass_instrument
