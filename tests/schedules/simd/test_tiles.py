@@ -175,3 +175,44 @@ def test_blocks_read_twice_as_far_as_they_write() -> None:
     assert block_sides(4096, 4096, 8, 4, 128 << 10) == (256, 128)
     assert block_sides(65536, 64, 8, 4, 128 << 10) == (512, 64)
     assert block_sides(64, 65536, 8, 4, 128 << 10) == (64, 512)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_few_rows_are_interleaved(rows: int, dtype: str, target: str) -> None:
+    for columns in (3, 16, 33, 127):
+        x = np.random.default_rng(columns).integers(-99, 99, (rows, columns)).astype(dtype)
+        found = turned(transposition(rows, columns, dtype, rows), x, (columns, rows), target)
+        np.testing.assert_array_equal(found, x.T)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("rows", "columns", "inside"), [(4, 33, 31), (16, 40, 17), (7, 9, 2), (31, 33, 32)])
+def test_some_lanes_of_what_is_loaded_are_zero(rows: int, columns: int, inside: int, target: str) -> None:
+    source = te.placeholder((rows, inside), "float32", "source")  # what is beyond does not exist
+    result = te.compute(
+        (columns, rows),
+        lambda i, j: tirx.if_then_else(i < inside, source[j, i], tirx.const(0, "float32")), name="turned",
+    )  # fmt: skip
+    schedule = new_schedule(te.create_prim_func([source, result]))
+    outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    mark_tile(schedule, outer, 16)
+    mark_simd(schedule, inner, 16)
+    x = np.random.default_rng(rows).standard_normal((rows, inside)).astype(np.float32)
+    expected = np.zeros((columns, rows), np.float32)
+    expected[:inside] = x.T
+    np.testing.assert_array_equal(turned(schedule.mod, x, (columns, rows), target), expected)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("rows", "piece"), [(55, 14), (34, 16), (7, 4), (48, 16)])
+def test_pieces_of_what_is_written_of_which_the_last_is_shorter(rows: int, piece: int, target: str) -> None:
+    schedule = tvm.s_tir.Schedule(transposition(rows, 16, "float32", 16))
+    outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    schedule.unannotate(inner, "tvm_ext.simd")
+    task, part = schedule.split(inner, [None, piece])
+    schedule.reorder(task, outer, part)
+    mark_simd(schedule, part, 16)
+    x = np.random.default_rng(rows).standard_normal((rows, 16)).astype(np.float32)
+    np.testing.assert_array_equal(turned(schedule.mod, x, (16, rows), target), x.T)
