@@ -111,7 +111,8 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
         onnxruntime_outputs("x.onnx", {})
 
 
-def test_onnxruntime_writes_nothing_at_home(tmp_path: Path) -> None:
+def test_onnxruntime_writes_nothing_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     source = """
         import os
         import onnx.helper as helper

@@ -84,6 +84,12 @@ def from_constant(builder: relax.BlockBuilder, x: Any, n: tirx.Var) -> Any:
     return builder.emit(relax.op.matmul(y, weight(24, 9)))
 
 
+def products(builder: relax.BlockBuilder, x: Any, n: tirx.Var) -> Any:
+    """A perceptron, which takes any number of rows."""
+    hidden = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(x, weight(24, 9)))))
+    return builder.emit(relax.op.matmul(hidden, weight(9, 7)))
+
+
 def rows_only(builder: relax.BlockBuilder, x: Any, n: tirx.Var) -> Any:
     """After rows of all images were put in another order, the next loop gets a tensor of [n * 6] rows alone."""
     y = builder.emit(relax.op.matmul(x, weight(24, 24)))
@@ -103,6 +109,7 @@ TAKEN: dict[str, tuple[tuple[int, ...], Build]] = {
     "batch_second": ((6, 24), batch_second),
     "from_constant": ((6, 24), from_constant),
     "images_by_rows": ((6, 24), images_by_rows),
+    "products": ((6, 24), products),
 }
 """Models that are computed image by image as a whole: the shape of an image, and the model."""
 
@@ -255,9 +262,10 @@ class TestKernels:
         assert mod["main"].script().count(OVER_BATCH) == 2
 
     def test_small_products_are_not_looped_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert OVER_BATCH in open_batch()(models()["products"])["main"].script()
         monkeypatch.setattr(batch_size, "SMALL_CALLS", 10)
-        assert OVER_BATCH not in open_batch()(models()["from_constant"])["main"].script()
-        for name in ("conv_net", "attention_block"):
+        assert OVER_BATCH not in open_batch()(models()["products"])["main"].script()
+        for name in ("conv_net", "attention_block", "from_constant"):
             assert OVER_BATCH in open_batch()(models()[name])["main"].script()
 
     def test_static_modules_are_left_alone(self) -> None:

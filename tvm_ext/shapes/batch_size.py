@@ -96,8 +96,9 @@ def are_small_products(bindings: Sequence[Any], batch: tirx.Var, machine: Machin
     batch : tvm.tirx.Var
     machine : Machine
     """
-    calls = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
-    if len(calls) != len(bindings) or not all(_is_of_rows(call) for call in calls):
+    values = [binding.value for binding in bindings if not isinstance(binding.value, relax.Var)]  # the others rename
+    calls = [value for value in values if isinstance(value, relax.Call)]
+    if len(calls) != len(values) or not all(_is_of_rows(call) for call in calls):
         return False
     cost = _cost(calls, batch)
     return cost.flops / machine.flops + cost.row_bytes / machine.weight_bandwidth < SMALL_CALLS * machine.call_seconds

@@ -116,7 +116,7 @@ def test_results_are_those_of_a_convolution(
     mod, weight = _convolution(batch, ins, outs, (height, width), padding, residual)
     data = np.random.default_rng(1).standard_normal((batch, ins, height, width)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
         (result,) = tvm_ext.compile(mod).run([data]).values()
     expected = _expected(data, weight, padding, residual)
     # Errors grow with the size of what is added up, not with the sum.
@@ -144,7 +144,7 @@ def test_volumes(
         builder.emit_func_output(result)
     values = np.random.default_rng(1).standard_normal((batch, ins, *extents)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
         (result,) = tvm_ext.compile(builder.get()).run([values]).values()
     front, top, left, back, bottom, right = padding
     padded = torch.nn.functional.pad(torch.from_numpy(values).double(), (left, right, top, bottom, front, back))
@@ -168,8 +168,8 @@ def test_strips_give_what_the_image_at_once_gives(
     mod, weight = _convolution(1, ins, outs, (height, width), padding, residual)
     data = np.random.default_rng(1).standard_normal((1, ins, height, width)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
-        patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda rows, *_: min(strip, rows))
+        patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
+        patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda rows, *_: min(strip, rows))
         assert "cpu.winograd_strips" in _rules(mod)
         (result,) = tvm_ext.compile(mod).run([data]).values()
     assert np.abs(result - _expected(data, weight, padding, residual)).max() < 2e-5
@@ -180,8 +180,8 @@ def test_strips_on_other_targets(target: str) -> None:
     mod, weight = _convolution(1, 24, 40, (21, 18), [1] * 4)
     data = np.random.default_rng(1).standard_normal((1, 24, 21, 18)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: 4)
-        patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda *_: 2)
+        patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: 4)
+        patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda *_: 2)
         compiled = tvm_ext.compile(mod, TARGETS[target])
     (result,) = compiled.run([data]).values()
     assert np.abs(result - _expected(data, weight, [1] * 4)).max() < 2e-5
@@ -190,8 +190,8 @@ def test_strips_on_other_targets(target: str) -> None:
 def test_what_is_between_the_transforms_is_as_large_as_a_strip() -> None:
     mod, _ = _convolution(1, 32, 32, (64, 64), [1] * 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: 4)
-        patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda *_: 2)
+        patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: 4)
+        patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda *_: 2)
         lowered, *_ = lower(mod, TARGETS["native"], PipelineOptions(disable=("finalize",)))
     (strips,) = [func for var, func in lowered.functions_items() if "winograd_strips" in var.name_hint]
     sizes: list[int] = []

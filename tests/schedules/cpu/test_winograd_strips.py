@@ -37,8 +37,8 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 
 
 def choose(patch: pytest.MonkeyPatch, outputs: int, strip: int) -> None:
-    patch.setattr("tvm_ext.layout.winograd.winograd_outputs", lambda *_: outputs)
-    patch.setattr("tvm_ext.layout.winograd.strip_rows", lambda rows, *_: min(strip, rows))
+    patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
+    patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda rows, *_: min(strip, rows))
 
 
 @pytest.mark.parametrize("case", CASES)

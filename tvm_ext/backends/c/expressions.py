@@ -147,10 +147,17 @@ class Expressions(Arithmetic):
         sizes = [type_of(vector).lanes for vector in e.vectors]
         if len(lanes) == 1 and len(vectors) == 1:
             return f"({vectors[0]})[{lanes[0]}]"
-        if len(vectors) <= 2 and len(set(sizes)) == 1:
-            self.helpers.type(result)
-            return f"__builtin_shufflevector({vectors[0]}, {vectors[-1]}, {', '.join(map(str, lanes))})"
-        raise self.refuse(f"a shuffle of {len(vectors)} vectors")
+        if len(set(sizes)) > 1:
+            raise self.refuse("a shuffle of vectors of several lengths")
+        self.helpers.type(result)
+        size = sizes[0]
+        while len(vectors) > 2:  # two side by side are one of twice the length
+            size *= 2
+            both = ", ".join(map(str, range(size)))
+            vectors += vectors[-1:] * (len(vectors) % 2)
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [f"__builtin_shufflevector({first}, {second}, {both})" for first, second in pairs]
+        return f"__builtin_shufflevector({vectors[0]}, {vectors[-1]}, {', '.join(map(str, lanes))})"
 
     def let(self, e: Any, rest: Callable[[Any], str]) -> str:
         """Write a value that is named, and what uses the name."""
