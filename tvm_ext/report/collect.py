@@ -169,7 +169,7 @@ def _rewritings(report: AlgebraReport) -> tuple[Rewriting, ...]:
     return tuple(Rewriting(rule, count) for rule, count in found.most_common())
 
 
-def _with_kernels(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+def _with_kernels(modules: dict[str, tvm.IRModule]) -> tvm.IRModule:
     """Choose the latest of the modules after each phase that calls kernel by kernel."""
     latest, *_ = (mod for name, mod in reversed(modules.items()) if name not in _AFTER_KERNELS)
     if not any(func.attrs and SEGMENT_ATTRIBUTE in func.attrs for _, func in latest.functions_items()):
