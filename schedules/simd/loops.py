@@ -13,7 +13,6 @@ compiler is free to choose. A loop that has no vector form runs as it stands.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -25,6 +24,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.schedules.simd.imported import LANEWISE, imported
 from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
+from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find_reduction, loads_of
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import STAGING_ATTRIBUTE, TILE_ATTRIBUTE, tile_loops
@@ -39,8 +39,6 @@ PARTIAL_RESULTS = 4
 
 UNROLLED_VECTORS = 4
 """Vectors up to which a loop is written out, so that what an outer loop accumulates can stay in registers."""
-
-_REDUCTIONS = (prim.Add, prim.Mul, prim.Max, prim.Min)
 
 
 def mark_simd(schedule: Schedule, loop: LoopRV, lanes: int) -> None:
@@ -116,49 +114,14 @@ def _names_small_floats(statement: Any) -> bool:
     return any(found)
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """A statement that combines a value of every iteration into one address."""
-
-    store: Any
-    combine: type
-    operand: Any
-
-    @property
-    def element(self) -> str:
-        return element_type(self.operand)
-
-    @property
-    def is_extreme(self) -> bool:
-        """Whether it is the largest or the smallest of floats, which NaN is to come through."""
-        return self.combine in (prim.Max, prim.Min) and self.element in ("float32", "float64")
-
-    def met(self, before: Any, value: Any) -> Any:
-        """Combine a value into a partial result; an extreme that was NaN is forgotten, as ``maxps`` does."""
-        if not self.is_extreme:
-            return self.combine(before, value)
-        stays = before > value if self.combine is prim.Max else before < value
-        return prim.Select(stays, before, value)
-
-    def neutral(self) -> Any:
-        """Make the value that changes nothing."""
-        if self.combine is prim.Add:
-            return tirx.const(0, self.element)
-        if self.combine is prim.Mul:
-            return tirx.const(1, self.element)
-        largest = self.combine is prim.Max
-        if self.element.startswith("float"):  # with the least finite number, the largest of infinities would be finite
-            infinity = tirx.infinity(self.element)
-            return -infinity if largest else infinity
-        return (tirx.min_value if largest else tirx.max_value)(self.element)
-
-
 def _vectorize(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int]) -> Any:
     if not (isinstance(loop.min, prim.IntImm) and int(loop.min) == 0) or loop.step is not None:
         raise NotVectorizable("a loop that does not start at 0 or not step by 1")
     statements = _without_names(list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body])
-    reductions = {number: found for number, part in enumerate(statements) if (found := _reduction(part, loop.loop_var))}
-    _check_independent(_sequence(statements), [found.store.buffer for found in reductions.values()])
+    reductions = {
+        number: found for number, part in enumerate(statements) if (found := find_reduction(part, loop.loop_var))
+    }
+    check_independent(_sequence(statements), [reduction.store.buffer for reduction in reductions.values()])
     return _Rewriter(loop, lanes, statements, reductions, analyzer, scratch).rewrite()
 
 
@@ -170,7 +133,7 @@ class _Rewriter:
         loop: Any,
         lanes: int,
         statements: Sequence[Any],
-        reductions: dict[int, _Reduction],
+        reductions: dict[int, Reduction],
         analyzer: Any,
         scratch: Mapping[Any, int],
     ) -> None:
@@ -342,24 +305,6 @@ def _sequence(parts: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else tirx.SeqStmt(list(parts))
 
 
-def _reduction(statement: Any, variable: Any) -> _Reduction | None:
-    """Recognise ``buffer[i] = combine(buffer[i], operand)`` where ``i`` does not depend on the loop."""
-    if not isinstance(statement, tirx.BufferStore) or any(uses(index, variable) for index in statement.indices):
-        return None
-    value = statement.value
-    if type(value) not in _REDUCTIONS:
-        return None
-    for before, operand in ((value.a, value.b), (value.b, value.a)):
-        if (
-            isinstance(before, tvm.ir.TensorLoad)
-            and before.source.same_as(statement.buffer)
-            and tvm_ffi.structural_equal(before.indices, statement.indices)
-            and not any(load.source.same_as(statement.buffer) for load in _loads(operand))
-        ):
-            return _Reduction(statement, type(value), operand)
-    return None
-
-
 def _without_names(statements: list[Any]) -> list[Any]:
     """Put values that are named first and stored later, as in reductions of several values at once, into their stores.
 
@@ -375,7 +320,7 @@ def _without_names(statements: list[Any]) -> list[Any]:
         if store is None or uses_of_name != 1:
             continue
         others = [other for other in stores if not other.same_as(store)]
-        if any(load.source.same_as(other.buffer) for load in _loads(statement.value) for other in others):
+        if any(load.source.same_as(other.buffer) for load in loads_of(statement.value) for other in others):
             continue
         moved[statement.var] = statement.value
     result = []
@@ -390,27 +335,3 @@ def _without_names(statements: list[Any]) -> list[Any]:
             statement = tirx.BufferStore(statement.buffer, moved[statement.value], statement.indices)
         result.append(statement)
     return result
-
-
-def _loads(node: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (tvm.ir.TensorLoad, lambda load: found.append(load)))
-    return found
-
-
-def _check_independent(body: Any, reduced: Sequence[Any]) -> None:
-    """Refuse a body that loads what another iteration may have stored."""
-    stores: list[Any] = []
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: stores.append(store)))
-    loads = _loads(body)
-    for buffer in reduced:
-        stored = sum(store.buffer.same_as(buffer) for store in stores)
-        loaded = sum(load.source.same_as(buffer) for load in loads)
-        if (stored, loaded) != (1, 1):
-            raise NotVectorizable("a partial result of the reduction is used inside it")
-    for store in stores:
-        if any(store.buffer.same_as(buffer) for buffer in reduced):
-            continue
-        for load in loads:
-            if load.source.same_as(store.buffer) and not tvm_ffi.structural_equal(load.indices, store.indices):
-                raise NotVectorizable("a tensor that the loop both reads and writes")
