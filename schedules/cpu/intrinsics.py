@@ -6,6 +6,7 @@ float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
@@ -15,6 +16,8 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, widened
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.simd.imported import BFLOAT16_DOT, SDOT, SUDOT, of_lanes
+
+Combine = Callable[..., tvm.ir.Expr]
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,21 @@ def dot_product_intrinsic(form: DotProduct, lanes: int) -> str:
     """Register the tensor intrinsic of ``form`` for ``lanes`` int32 lanes, unless it is there, and return its name."""
     name = f"tvm_ext.dot.{form.inputs}.{form.weights}.{lanes}x{form.pack}.{dict(form.names)[lanes]}"
     if TensorIntrin.get(name, allow_missing=True) is None:
-        TensorIntrin.register(name, _description(form, lanes), _implementation(form, lanes))
+        TensorIntrin.register(name, *_dot_product(form, lanes))
     return name
 
 
-def _description(form: DotProduct, lanes: int) -> PrimFunc:
+def _description(types: tuple[str, str, str], lanes: int, pack: int, widen: Combine) -> PrimFunc:
+    """Say what a dot product is: inputs, weights and sums of these types, operands widened before the products."""
     from tvm.script import tirx as T
 
-    inputs, weights, pack = form.inputs, form.weights, form.pack
+    inputs, weights, sums = types
 
     @T.prim_func(private=True, s_tir=True)
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (pack,), inputs, offset_factor=1)
         B = T.match_buffer(b, (lanes, pack), weights, offset_factor=1)
-        C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+        C = T.match_buffer(c, (lanes,), sums, offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(C[0:lanes], A[0:pack], B[0:lanes, 0:pack])
             T.writes(C[0:lanes])
@@ -112,33 +116,22 @@ def _description(form: DotProduct, lanes: int) -> PrimFunc:
                 for k in T.serial(pack):
                     with T.sblock("multiply_add"):
                         vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + T.Cast("int32", A[vk]) * T.Cast("int32", B[vi, vk])
+                        C[vi] = C[vi] + widen(A[vk]) * widen(B[vi, vk])
 
     return description
 
 
-def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
+def _implementation(types: tuple[str, str, str], lanes: int, pack: int, accumulate: Combine) -> PrimFunc:
+    """Compute a dot product: ``accumulate`` gets the sums, the pack of inputs and all weights, as vectors."""
     from tvm.script import tirx as T
 
-    inputs, weights, pack = form.inputs, form.weights, form.pack
-    intrinsic = dict(form.names)[lanes]
-    integers = f"int32x{lanes}"
-    # LLVM has one integer type for signed and unsigned bytes; the instruction decides how it reads them.
-    operand = f"{'int8' if pack == 4 else 'int16'}x{lanes * pack}"
-
-    def accumulate(total: tvm.ir.Expr, together: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
-        if form.element:
-            return T.call_extern(integers, form.element, total, weights_vector, T.reinterpret("float32", together))
-        inputs_vector = T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", together), lanes))
-        if form.extends:
-            return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs_vector, weights_vector)
-        return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs_vector, weights_vector)
+    inputs, weights, sums = types
 
     @T.prim_func(private=True, s_tir=True)
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (pack,), inputs, offset_factor=1)
         B = T.match_buffer(b, (lanes, pack), weights, offset_factor=1)
-        C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+        C = T.match_buffer(c, (lanes,), sums, offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(C[0:lanes], A[0:pack], B[0:lanes, 0:pack])
             T.writes(C[0:lanes])
@@ -149,6 +142,29 @@ def _implementation(form: DotProduct, lanes: int) -> PrimFunc:
             )
 
     return implementation
+
+
+def _dot_product(form: DotProduct, lanes: int) -> tuple[PrimFunc, PrimFunc]:
+    from tvm.script import tirx as T
+
+    intrinsic = dict(form.names)[lanes]
+    integers = f"int32x{lanes}"
+    # LLVM has one integer type for signed and unsigned bytes; the instruction decides how it reads them.
+    operand = f"{'int8' if form.pack == 4 else 'int16'}x{lanes * form.pack}"
+
+    def accumulate(total: tvm.ir.Expr, together: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
+        if form.element:
+            return T.call_extern(integers, form.element, total, weights_vector, T.reinterpret("float32", together))
+        inputs_vector = T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", together), lanes))
+        if form.extends:
+            return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs_vector, weights_vector)
+        return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs_vector, weights_vector)
+
+    types = form.inputs, form.weights, "int32"
+    return (
+        _description(types, lanes, form.pack, lambda value: T.Cast("int32", value)),
+        _implementation(types, lanes, form.pack, accumulate),
+    )
 
 
 def bfloat16_intrinsic(lanes: int) -> str:
@@ -171,37 +187,12 @@ def bfloat16_intrinsic(lanes: int) -> str:
 def _bfloat16(lanes: int) -> tuple[PrimFunc, PrimFunc]:
     from tvm.script import tirx as T
 
-    @T.prim_func(private=True, s_tir=True)
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (PAIR,), BITS, offset_factor=1)
-        B = T.match_buffer(b, (lanes, PAIR), BITS, offset_factor=1)
-        C = T.match_buffer(c, (lanes,), "float32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:PAIR], B[0:lanes, 0:PAIR])
-            T.writes(C[0:lanes])
-            for i in T.serial(lanes):
-                for k in T.serial(PAIR):
-                    with T.sblock("multiply_add"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + widened(A[vk]) * widened(B[vi, vk])
+    def accumulate(total: tvm.ir.Expr, together: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
+        pair = T.Broadcast(T.reinterpret("int32", together), lanes)
+        return T.call_pure_extern(f"float32x{lanes}", of_lanes(BFLOAT16_DOT, lanes), total, pair, weights_vector)
 
-    @T.prim_func(private=True, s_tir=True)
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (PAIR,), BITS, offset_factor=1)
-        B = T.match_buffer(b, (lanes, PAIR), BITS, offset_factor=1)
-        C = T.match_buffer(c, (lanes,), "float32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:PAIR], B[0:lanes, 0:PAIR])
-            T.writes(C[0:lanes])
-            C[T.Ramp(0, 1, lanes)] = T.call_pure_extern(
-                f"float32x{lanes}",
-                of_lanes(BFLOAT16_DOT, lanes),
-                C[T.Ramp(0, 1, lanes)],
-                T.Broadcast(T.reinterpret("int32", A[T.Ramp(0, 1, PAIR)]), lanes),
-                B[0, T.Ramp(0, 1, PAIR * lanes)],
-            )
-
-    return description, implementation
+    types = BITS, BITS, "float32"
+    return _description(types, lanes, PAIR, widened), _implementation(types, lanes, PAIR, accumulate)
 
 
 def depthwise_intrinsic(form: DotProduct, lanes: int) -> str:
