@@ -32,7 +32,7 @@ NEW = (
     "schedules/cpu/calibration.py",
     "tvm_ext/shapes/",
     "tvm_ext/dynamic.py",
-    "tvm_ext/layout/open_products.py",
+    "tvm_ext/layout/relax/open_products.py",
     "tvm_ext/backends/c/",
     "tvm_ext/backends/cuda/",
     "tvm_ext/backends/vta/codegen/description.py",

@@ -10,8 +10,8 @@ import tvm  # noqa: E402
 from torch import nn  # noqa: E402
 
 import tvm_ext  # noqa: E402
-from tvm_ext.layout.blocked_layout import blocked_layout  # noqa: E402
 from tvm_ext.layout.convolution_plan import channel_block  # noqa: E402
+from tvm_ext.layout.relax.blocked_layout import blocked_layout  # noqa: E402
 from tvm_ext.passes.fold_constants import fold_constants  # noqa: E402
 from tvm_ext.target import resolve_target  # noqa: E402
 

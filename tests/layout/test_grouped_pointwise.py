@@ -13,7 +13,7 @@ from tvm import relax
 import tvm_ext
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
-from tvm_ext.layout.grouped_pointwise import grouped_pointwise
+from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.product import regroup
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE

@@ -16,9 +16,9 @@ from tests.layout.lane_graphs import ChainBuilder, random_inputs
 from tests.modules import STOCK
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.layout import lanes as arithmetic
-from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator
 from tvm_ext.layout.lanes import LARGEST, ZERO, Lanes
-from tvm_ext.layout.rules import take
+from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
+from tvm_ext.layout.relax.rules import take
 from tvm_ext.schedules.cpu.machine import machine_of
 
 torch = pytest.importorskip("torch", reason="these tests compare with torch")

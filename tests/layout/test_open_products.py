@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ext
-from tvm_ext.layout.open_products import open_products
+from tvm_ext.layout.relax.open_products import open_products
 from tvm_ext.target import resolve_target
 
 SIZES = (0, 1, 3, 7, 17, 31, 33, 127)

@@ -15,7 +15,7 @@ from tvm import relax
 import tvm_ext
 from tests.modules import Branch, arguments
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.layout.pack_matmul import pack_matmul
+from tvm_ext.layout.relax.pack_matmul import pack_matmul
 
 Array = np.ndarray
 Build = Callable[..., relax.Expr]

@@ -19,7 +19,7 @@ from tests.integer_reference import run_integers
 from tests.quantized.qdq_graphs import QdqGraph
 from tests.zoo.quantized import quantized
 from tvm_ext.frontend import import_model
-from tvm_ext.quantized.integer_arithmetic import integer_arithmetic
+from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 
 LEVELS = {"native": None, "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 2}}
 

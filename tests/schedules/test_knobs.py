@@ -13,9 +13,9 @@ from tvm.s_tir import Schedule
 
 from tests.cpu import needs_avx512_vnni
 from tests.schedules.kernels import TARGETS, graph
-from tvm_ext.layout.blocked_layout import blocked_layout
-from tvm_ext.layout.pack_matmul import pack_matmul
-from tvm_ext.layout.quantized import LEGALIZATIONS
+from tvm_ext.layout.relax.blocked_layout import blocked_layout
+from tvm_ext.layout.relax.pack_matmul import pack_matmul
+from tvm_ext.layout.relax.quantized import LEGALIZATIONS
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.quantized import conv2d_int8, depthwise_conv2d_int8

@@ -1,6 +1,7 @@
 """How a convolution of floats is computed on a CPU: decided on numbers, before anything is rewritten.
 
-The rules of :mod:`tvm_ext.layout.convolution` turn a plan into kernels; :func:`verify_plan` checks it by counting.
+The rules of :mod:`tvm_ext.layout.relax.convolution` turn a plan into kernels; :func:`verify_plan` checks it by
+counting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds attention in products and softmax: what stands between two products and is used by nothing else.
 
 before: ``s = matmul(q, kt); s = multiply(s, 0.125); s = add(s, mask); p = nn.softmax(s); y = matmul(p, v)``
-after:  ``y = attention(q, kt, v, mask)``, one kernel; :mod:`tvm_ext.layout.pack_matmul` applies it
+after:  ``y = attention(q, kt, v, mask)``, one kernel; :mod:`tvm_ext.layout.relax.pack_matmul` applies it
 """
 
 from __future__ import annotations

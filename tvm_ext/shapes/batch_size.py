@@ -86,8 +86,8 @@ def images_at_once(function: relax.Function, batch: tirx.Var, machine: Machine) 
 def are_small_products(bindings: Sequence[Any], batch: tirx.Var, machine: Machine) -> bool:
     """Whether all that is reduced are products with constant matrices that take no longer than a few calls.
 
-    Kernels of products take any number of rows (:mod:`tvm_ext.layout.open_products`); a loop over images calls more of
-    them, each for a few rows.
+    Kernels of products take any number of rows (:mod:`tvm_ext.layout.relax.open_products`); a loop over images calls
+    more of them, each for a few rows.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, te
 
 from tests.schedules.kernels import TARGETS, assembly, graph
-from tvm_ext.layout.blocked_layout import blocked_layout
+from tvm_ext.layout.relax.blocked_layout import blocked_layout
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.packed_weights import pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution

@@ -16,11 +16,11 @@ from tvm_ext.backends.cpu.precision import check_precision, rounding
 from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
 from tvm_ext.fusion.relax.prologues import fuse_prologues
-from tvm_ext.layout.blocked_layout import blocked_layout
-from tvm_ext.layout.grouped_pointwise import grouped_pointwise
-from tvm_ext.layout.open_products import open_products
-from tvm_ext.layout.pack_matmul import pack_matmul
-from tvm_ext.layout.quantized import LEGALIZATIONS
+from tvm_ext.layout.relax.blocked_layout import blocked_layout
+from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
+from tvm_ext.layout.relax.open_products import open_products
+from tvm_ext.layout.relax.pack_matmul import pack_matmul
+from tvm_ext.layout.relax.quantized import LEGALIZATIONS
 from tvm_ext.memory.relax.open_segments import open_segments
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.bounded_indices import bounded_indices
@@ -47,7 +47,7 @@ from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
-from tvm_ext.quantized.integer_arithmetic import integer_arithmetic
+from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels

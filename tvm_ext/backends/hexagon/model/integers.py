@@ -19,10 +19,10 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_ext.backends.hexagon.model.kernels import Calls
-from tvm_ext.quantized.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.operators import OPERATOR_RULES
-from tvm_ext.quantized.rules import RULES
-from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized
+from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
+from tvm_ext.quantized.relax.operators import OPERATOR_RULES
+from tvm_ext.quantized.relax.rules import RULES
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized
 from tvm_ext.relax_utils import constant, scalar, static_shape
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum
 from tvm_ext.schedules.hexagon.fixed_point import MOST_RIGHT, Rescaling

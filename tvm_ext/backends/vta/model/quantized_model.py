@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.quantized.values import QuantizedConstant
+from tvm_ext.quantized.relax.values import QuantizedConstant
 from tvm_ext.relax_utils import constant, scalar
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator
 from tvm_ext.layout.convolution_plan import WinogradPlan
+from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE
 from tvm_ext.schedules.compute.matmul import pack_columns, round_up
 from tvm_ext.schedules.compute.winograd import (

@@ -1,4 +1,4 @@
-"""How convolutions of floats work on the blocked layout; the rules are listed in :mod:`tvm_ext.layout.rules`."""
+"""How convolutions of floats work on the blocked layout; the rules are listed in :mod:`tvm_ext.layout.relax.rules`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, is_better_turned, turn_geometry
 from tvm_ext.layout.convolution_plan import (
     ConvolutionPlan,
     ConvolutionShape,
@@ -20,7 +19,8 @@ from tvm_ext.layout.convolution_plan import (
     verify_plan,
 )
 from tvm_ext.layout.lanes import ANYTHING, ZERO
-from tvm_ext.layout.winograd import emit_winograd
+from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, is_better_turned, turn_geometry
+from tvm_ext.layout.relax.winograd import emit_winograd
 from tvm_ext.relax_utils import INJECTIVE, OUT_ELEMENTWISE, open_shape, read_only, static_shape
 from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution

@@ -1,7 +1,7 @@
 """Tensors in the blocked layout NCHW{v}c, and the mutator that rules of operators work with.
 
 A value is blocked where it is made by an operator that gains from it (a convolution) and stays so through operators
-that do not care (:mod:`tvm_ext.layout.rules`); any other use gets a plain copy, made once.
+that do not care (:mod:`tvm_ext.layout.relax.rules`); any other use gets a plain copy, made once.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def is_better_turned(shape: Sequence[int], known: Blocked | None) -> bool:
 
 Rule = Callable[["BlockedLayoutMutator", relax.Call], Blocked | None]
 Take = Callable[["BlockedLayoutMutator", relax.Expr], Blocked | tuple[Blocked, ...] | None]
-"""Rewrites a bound expression to the blocked layout, or declines it; see :func:`tvm_ext.layout.rules.take`."""
+"""Rewrites a bound expression to the blocked layout, or declines it; see :func:`tvm_ext.layout.relax.rules.take`."""
 
 
 def _is_pixel(stored: Sequence[Any]) -> bool:

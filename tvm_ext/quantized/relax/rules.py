@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from tvm import relax
 
-from tvm_ext.quantized.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
+from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
 from tvm_ext.relax_utils import scalar, static_shape
 
 LARGEST_SUM = 1 << 31

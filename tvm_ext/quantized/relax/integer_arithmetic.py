@@ -17,10 +17,10 @@ import tvm
 from tvm import relax
 
 from tvm_ext.graph.origins import all_origins
-from tvm_ext.quantized.mutator import IntegerMutator
-from tvm_ext.quantized.operators import OPERATOR_RULES
-from tvm_ext.quantized.rules import RULES
-from tvm_ext.quantized.values import ACTIVATION_TYPES
+from tvm_ext.quantized.relax.mutator import IntegerMutator
+from tvm_ext.quantized.relax.operators import OPERATOR_RULES
+from tvm_ext.quantized.relax.rules import RULES
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES
 
 
 def integer_arithmetic() -> tvm.transform.Pass:

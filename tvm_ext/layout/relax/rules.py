@@ -14,10 +14,10 @@ import tvm
 from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
-from tvm_ext.layout.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
-from tvm_ext.layout.convolution import convolution_rule, transposed_convolution_rule
 from tvm_ext.layout.lanes import ANYTHING, Lanes
-from tvm_ext.layout.quantized import INTEGER_RULES
+from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
+from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
+from tvm_ext.layout.relax.quantized import INTEGER_RULES
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, same_extents, static_shape
 from tvm_ext.schedules.compute.layout import block_channels, turn
 from tvm_ext.schedules.compute.open_convolution import open_pool

@@ -1,7 +1,7 @@
 """Rules for models with integer operators (ONNX's QLinearConv and its kin) in the form in which they are imported.
 
 before: ``astype(clip(round(float(conv2d(int32(x) - zx, w) + b) * m) + zy, 0, 255), "uint8")``
-after:  as :mod:`tvm_ext.quantized.integer_arithmetic` describes
+after:  as :mod:`tvm_ext.quantized.relax.integer_arithmetic` describes
 
 The form has one operator for each step, and each step is noted until the cast to 8 bits, where the whole is emitted. A
 step that is followed by something else is computed as the model has it.
@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 from tvm import relax
 
-from tvm_ext.quantized.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.rules import LARGEST_SUM, along_channels, convolve, has_integer_kernel, multiply
-from tvm_ext.quantized.values import ACTIVATION_TYPES, Quantized
+from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
+from tvm_ext.quantized.relax.rules import LARGEST_SUM, along_channels, convolve, has_integer_kernel, multiply
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized
 from tvm_ext.relax_utils import constant, scalar
 
 

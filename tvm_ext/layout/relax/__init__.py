@@ -1,0 +1,1 @@
+"""Layouts, applied to Relax functions."""

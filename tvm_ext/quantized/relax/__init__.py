@@ -1,0 +1,1 @@
+"""Integer arithmetic, applied to Relax functions."""
