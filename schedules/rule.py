@@ -45,11 +45,25 @@ class PreparingRule(ScheduleRule, Protocol):
         """Bring ``func`` into the form in which it is scheduled; it may be in it. None: not mine."""
 
 
-def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:
-    """Schedule one kernel with the first rule that takes it.
+Refusal = Callable[[PrimFunc, tvm.target.Target], str]
+"""Says why a target cannot run a scheduled kernel; ``""`` if it can."""
+
+
+def apply_rules(
+    func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule], refuses: Refusal | None = None
+) -> PrimFunc:
+    """Schedule one kernel with the first rule that takes it, and whose kernel the target can run.
 
     A rule that fails is a fault of this package, but no reason to refuse the model: the next rule is asked, and the
-    fault is noted in the attribute ``tvm_ext.schedule_fault``.
+    fault is noted in the attribute ``tvm_ext.schedule_fault``. So is a kernel over a limit of the target.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    target : tvm.target.Target
+    rules : sequence of ScheduleRule
+    refuses : Refusal, optional
+        By default the target runs whatever a rule makes.
 
     Returns
     -------
@@ -66,6 +80,9 @@ def apply_rules(func: PrimFunc, target: tvm.target.Target, rules: Sequence[Sched
             continue
         if schedule is not None:
             scheduled = schedule.mod["main"]
+            if refuses is not None and (reason := refuses(scheduled, target)):
+                faults.append(f"{rule.name}: its kernel {reason}")
+                continue
             if func.attrs and "global_symbol" in func.attrs:
                 scheduled = scheduled.with_attr("global_symbol", func.attrs["global_symbol"])
             func = scheduled.with_attr("tirx.is_scheduled", True).with_attr(RULE_ATTRIBUTE, rule.name)
@@ -129,8 +146,8 @@ def prepare_kernels(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
     return _prepare
 
 
-def apply_schedule_rules(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
-    """Make the pass that offers every unscheduled kernel to ``rules``.
+def apply_schedule_rules(rules: Sequence[ScheduleRule], refuses: Refusal | None = None) -> tvm.transform.Pass:
+    """Make the pass that offers every unscheduled kernel to ``rules``; see :func:`apply_rules`.
 
     A kernel that no rule takes stays as it is and is compiled as stock TVM would.
     """
@@ -138,7 +155,7 @@ def apply_schedule_rules(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.ApplyScheduleRules")
     def _apply(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        return _map_kernels(mod, lambda func: apply_rules(func, target, rules))
+        return _map_kernels(mod, lambda func: apply_rules(func, target, rules, refuses))
 
     return _apply
 

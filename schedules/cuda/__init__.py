@@ -5,9 +5,10 @@ What none of them takes goes to TVM's own rules for GPUs (DLight).
 
 from tvm_ext.schedules.cuda.elementwise import Elementwise
 from tvm_ext.schedules.cuda.matmul import Matmul
+from tvm_ext.schedules.cuda.recurrence import Recurrence
 from tvm_ext.schedules.cuda.row_reduction import RowReduction
 from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
 from tvm_ext.schedules.cuda.transpose import Transpose
 from tvm_ext.schedules.cuda.window import Window
 
-RULES = (TensorMatmul(), Matmul(), RowReduction(), Window(), Transpose(), Elementwise())
+RULES = (TensorMatmul(), Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())

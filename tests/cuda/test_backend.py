@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -17,12 +17,16 @@ import tvm_ext
 from tests.commands import real_command
 from tests.schedules.kernels import graph
 from tvm_ext.artifact.device_errors import device_error
+from tvm_ext.backends.cuda.backend import CUDA
+from tvm_ext.backends.cuda.kernel_limits import over_a_limit, within_limits
+from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import lower
 from tvm_ext.errors import CompileError, OptionError, TargetError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.registration import CUDA_PRODUCTS
 from tvm_ext.schedules.cuda.machine import PRODUCTS, machine_of
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_schedule_rules
 from tvm_ext.target import resolve_target
 
 NO_GPU = pytest.mark.skipif(tvm.cuda(0).exist, reason="this machine has a GPU")
@@ -186,6 +190,42 @@ def test_kernels_over_a_limit(kernel: tuple[Any, ...], message: str) -> None:
         builder.emit_func_output(result)
     with pytest.raises(CompileError, match=message):
         tvm_ext.compile(builder.get(), "nvidia/a100")
+
+
+def test_a_schedule_over_a_limit_is_given_up_for_the_next() -> None:
+    """Whatever made it: here a pass that stands for a tuning database gives a kernel more threads than there are."""
+
+    @tvm.transform.module_pass(opt_level=0)
+    def too_many_threads(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        schedule = tvm.s_tir.Schedule(mod)
+        (loop,) = schedule.get_loops("plus")
+        schedule.bind(loop, "threadIdx.x")
+        return tvm.IRModule({"main": schedule.mod["main"].with_attr("tirx.is_scheduled", True)})
+
+    data = te.placeholder((2000,), name="data")
+    func = te.create_prim_func([data, te.compute((2000,), lambda i: data[i] + 1.0, name="plus")])
+    before = tvm.IRModule({"main": func})
+    with resolve_target("nvidia/a100"):
+        after = within_limits(too_many_threads)(before)
+        assert "has 2000 x 1 x 1 threads in a block" in after["main"].attrs[FAULT_ATTRIBUTE]
+        assert "thread_binding" not in after.script()
+        taken = apply_schedule_rules(CUDA.rules, over_a_limit)(after)
+    assert taken["main"].attrs[RULE_ATTRIBUTE] == "cuda.elementwise"
+
+
+def test_vectors_of_a_cpu_are_no_vectors_of_cuda() -> None:
+    @T.prim_func(private=True, s_tir=True)
+    def kernel(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float16")) -> None:
+        for i in T.thread_binding(4, thread="threadIdx.x"):
+            for j in T.vectorized(16):
+                y[i * 16 + j] = T.Cast("float16", x[i * 16 + j])
+            for j in T.vectorized(4):
+                y[i * 4 + j] = T.Cast("float16", x[i * 4 + j])
+
+    with resolve_target("nvidia/a100"):
+        after = narrow_vectors()(tvm.IRModule({"main": kernel}))
+    assert "in range(16)" in after.script()
+    assert "in T.vectorized(4)" in after.script()
 
 
 @pytest.mark.parametrize(

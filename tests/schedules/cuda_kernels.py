@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tests.schedules.kernels import Build, Compiled, graph
+from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, ScheduleRule, apply_schedule_rules
 
 CUDA = {
@@ -74,6 +75,20 @@ def run_serially(
         if isinstance(func, tirx.PrimFunc):
             module.update_func(variable, serial_threads(func))
     return Compiled(kernels, taken, tvm.compile(module, LLVM, relax_pipeline=_lower()))
+
+
+def assert_emulated(
+    before: tirx.PrimFunc, scheduled: tirx.PrimFunc, arrays: Sequence[np.ndarray], tolerance: float = 1e-4
+) -> None:
+    """Run a scheduled kernel in the emulator: no fault, and what LLVM computes of the kernel before its schedule."""
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.compile(tvm.IRModule({"main": before.with_attr("global_symbol", "main")}), LLVM)["main"](*tensors)
+    run = Emulator(scheduled.with_attr("global_symbol", "main"), CUDA["sm_90"])(list(arrays))
+    assert not run.report.faults, str(run.report)
+    for got, wanted in zip(run.arrays, tensors, strict=True):
+        np.testing.assert_allclose(
+            got.astype("float64"), wanted.numpy().astype("float64"), rtol=tolerance, atol=tolerance
+        )
 
 
 def _lower() -> tvm.transform.Pass:

@@ -53,6 +53,22 @@ def test_fault_is_noted_and_the_next_rule_asked() -> None:
     assert taken.attrs[FAULT_ATTRIBUTE] == "fails: RuntimeError: no such block"
 
 
+def test_a_kernel_that_the_target_cannot_run_goes_to_the_next_rule() -> None:
+    asked = []
+
+    def refuses(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> str:
+        asked.append(target)
+        return "has too many threads" if len(asked) == 1 else ""
+
+    second = Takes()
+    second.name = "second"
+    taken = apply_rules(kernel(), TARGET, [Takes(), second], refuses)
+    assert taken.attrs[RULE_ATTRIBUTE] == "second"
+    assert taken.attrs[FAULT_ATTRIBUTE] == "takes: its kernel has too many threads"
+    taken = apply_rules(kernel(), TARGET, [Takes()], lambda *_: "is too large")
+    assert "tirx.is_scheduled" not in taken.attrs
+
+
 def test_pass_keeps_names_and_scheduled_kernels() -> None:
     func = kernel().with_attr("global_symbol", "plus").with_attr("tirx.is_scheduled", True)
     mod = tvm.IRModule({"plus": func, "other": kernel().with_attr("global_symbol", "other")})

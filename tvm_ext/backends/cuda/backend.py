@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tvm
+from tvm.s_tir import dlight
 
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
-from tvm_ext.backends.cuda.kernel_limits import check_kernels
+from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
+from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.gpu.backend import default_schedules
@@ -49,9 +51,12 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return [
         prepare_kernels(backend.rules),
-        *common.schedule(backend, target, options),
-        apply_schedule_rules(backend.rules),
-        default_schedules(),
+        *(within_limits(tuned) for tuned in common.schedule(backend, target, options)),
+        apply_schedule_rules(backend.rules, over_a_limit),
+        within_limits(default_schedules()),
+        # What a rule of TVM's made too large gets the plainest schedule there is.
+        dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
+        narrow_vectors(),
         check_kernels(),
     ]
 

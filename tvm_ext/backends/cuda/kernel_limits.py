@@ -1,7 +1,8 @@
-"""Refuses kernels that a GPU of the target's architecture could not start: too many threads, too much shared memory.
+"""Kernels that a GPU of the target's architecture could not start: too many threads, too much shared memory.
 
-A rule of this package does not make such kernels; a tuned schedule, or a kernel that somebody wrote, may be one. The
-driver would only say "invalid argument" when it is launched.
+The schedule of such a kernel is given up and the next one is tried, whether it came from a database, a rule of this
+package or one of TVM's. A kernel that somebody wrote has no other: it is refused, as the driver would only say "invalid
+argument" when it is launched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tvm import s_tir, tirx
 from tvm_ext.errors import CompileError
 from tvm_ext.schedules.cuda.blocks import element_bytes
 from tvm_ext.schedules.cuda.machine import MOST_GRID, MOST_THREADS, STATIC_SHARED, GpuMachine, machine_of
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,41 @@ class KernelUse:
     dynamic_shared: int
 
 
+def over_a_limit(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
+    """Say which limit of the target a scheduled kernel is over and what to do; ``""`` if none."""
+    return refusal(kernel_use(func, target), machine_of(target))
+
+
+def within_limits(schedule: tvm.transform.Pass) -> tvm.transform.Pass:
+    """Make the pass that schedules kernels as ``schedule`` does, except those that come out over a limit."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WithinLimits")
+    def _within(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=False)
+        scheduled = schedule(mod)
+        kept = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs)
+        by_name = {variable.name_hint: (variable, func) for variable, func in scheduled.functions_items()}
+        for variable, before in mod.functions_items():
+            if not isinstance(before, tirx.PrimFunc) or _is_scheduled(before):
+                continue
+            own, after = by_name.get(variable.name_hint, (variable, None))
+            if after is not None and _is_scheduled(after) and (reason := over_a_limit(after, target)):
+                earlier = str(before.attrs[FAULT_ATTRIBUTE]) + "; " if FAULT_ATTRIBUTE in (before.attrs or {}) else ""
+                kept.update_func(own, before.with_attr(FAULT_ATTRIBUTE, f"{earlier}a kernel that {reason}"))
+        return kept
+
+    return _within
+
+
 def check_kernels() -> tvm.transform.Pass:
     """Make the pass that refuses kernels over a limit, with a ``CompileError`` that says which limit and what to do."""
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CheckKernels")
     def _check(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        target = tvm.target.Target.current(allow_none=False)
         for variable, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
-                reason = refusal(kernel_use(func), machine)
-                if reason:
+                if reason := over_a_limit(func, target):
                     raise CompileError(f"kernel {variable.name_hint} {reason}")
         return mod
 
@@ -80,7 +107,11 @@ def refusal(use: KernelUse, machine: GpuMachine) -> str:
     return ""
 
 
-def kernel_use(func: tirx.PrimFunc) -> KernelUse:
+def _is_scheduled(func: tirx.PrimFunc) -> bool:
+    return bool(func.attrs) and "tirx.is_scheduled" in func.attrs
+
+
+def kernel_use(func: tirx.PrimFunc, target: tvm.target.Target) -> KernelUse:
     """Count what a scheduled kernel asks for.
 
     Of several kernels in one function the most of each counts, and shared memory together.
@@ -95,13 +126,13 @@ def kernel_use(func: tirx.PrimFunc) -> KernelUse:
             extents[tag] = None if size is None or earlier is None else max(earlier, size)
 
     tvm_ffi.structural_walk(func.body, [(tirx.For, loop)])
-    static, dynamic = _shared(func)
+    static, dynamic = _shared(func, target)
     threads = tuple(extents.get(f"threadIdx.{axis}", 1) or 1 for axis in "xyz")
     blocks = tuple(extents.get(f"blockIdx.{axis}", 1) for axis in "xyz")
     return KernelUse(threads, blocks, static, dynamic)  # type: ignore[arg-type]
 
 
-def _shared(func: tirx.PrimFunc) -> tuple[int, int]:
+def _shared(func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[int, int]:
     """Count the bytes of shared buffers once they have the sizes that one block needs."""
     found = {"shared": 0, "shared.dyn": 0}
     present = [False]
@@ -128,8 +159,8 @@ def _shared(func: tirx.PrimFunc) -> tuple[int, int]:
         transform.CompactBufferAllocation(), transform.LowerMatchBuffer(), transform.InjectSoftwarePipeline(),
     ]  # fmt: skip
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    module = tirx.transform.BindTarget(tvm.target.Target.current(allow_none=False))(module)
-    lowered = tvm.transform.Sequential(passes)(module)["main"]
+    with target:
+        lowered = tvm.transform.Sequential([tirx.transform.BindTarget(target), *passes])(module)["main"]
     found.update({"shared": 0, "shared.dyn": 0})
     tvm_ffi.structural_walk(lowered.body, [(s_tir.SBlock, block)])
     return found["shared"], found["shared.dyn"]
