@@ -13,3 +13,6 @@ TILE_ATTRIBUTE = "tvm_ext.tile"
 
 BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
 """Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""
+
+PARTS_ATTRIBUTE = "tvm_ext.parts"
+"""Annotation of the convolutions of an inverted residual: into how many parts the channels between them are divided."""

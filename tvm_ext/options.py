@@ -78,6 +78,9 @@ class PipelineOptions:
     prologues : bool
         Whether data-parallel kernels on a CPU are computed inside the convolutions that read them, while these copy
         their input, where that takes less time.
+    inverted_residuals : bool
+        Whether expansion, depthwise convolution and projection become one kernel on a CPU, where that takes no more
+        time: what is between them is then never stored as a whole.
     embed : str
         Which operators that multiply and add get kernels around an instruction of the CPU whose place in the operator a
         constraint solver finds. ``uncovered``: those that no rule of the layout takes, where the kernel should be
@@ -150,6 +153,9 @@ class PipelineOptions:
     )
     prologues: bool = _option(
         "flag", True, "Compute what precedes a convolution while its input is copied, where that is faster."
+    )
+    inverted_residuals: bool = _option(
+        "flag", True, "Make one kernel of expansion, depthwise convolution and projection, where that is no slower."
     )
     embed: Embed = _option(
         "choice",

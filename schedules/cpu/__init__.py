@@ -7,6 +7,7 @@ from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.embedded import Embedded
 from tvm_ext.schedules.cpu.fallback import Fallback
+from tvm_ext.schedules.cpu.inverted_residual import InvertedResidual
 from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.matvec import Matvec
 from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
@@ -23,6 +24,7 @@ RULES = (
     OpenConvolution(),
     OpenWindow(),
     Embedded(),
+    InvertedResidual(),
     WinogradStrips(),
     Winograd(),
     Conv2DInt8(),

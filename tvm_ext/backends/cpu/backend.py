@@ -15,6 +15,7 @@ from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.precision import check_precision, rounding
 from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
+from tvm_ext.fusion.relax.inverted_residuals import fuse_inverted_residuals
 from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.relax.blocked_layout import blocked_layout
 from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
@@ -95,7 +96,10 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return common.fuse(backend, target, options, [fuse_prologues(backend.rules)] if options.prologues else [])
+    residuals = [fuse_inverted_residuals()] if options.inverted_residuals else []
+    return common.fuse(
+        backend, target, options, [*residuals, *([fuse_prologues(backend.rules)] if options.prologues else [])]
+    )
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

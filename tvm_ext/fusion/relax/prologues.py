@@ -182,7 +182,7 @@ def _places(first: Any, second: Any) -> tuple[Any, ...]:
 def _fused(func: Any, trial: _Trial) -> Any:
     """Give a function with prologues inside; None where there are none."""
     bindings = [binding for block in func.body.blocks for binding in block.bindings]
-    calls = [binding for binding in bindings if _is_step(binding)]
+    calls = [binding for binding in bindings if is_step(binding)]
     place = {binding.var: number for number, binding in enumerate(calls)}
     uses = Counter(variable for binding in bindings for variable in set(variables_of(binding)))
     uses.update(relax.analysis.free_vars(func.body.body))
@@ -225,7 +225,7 @@ def _with_prologue(first: Any, second: Any, trial: _Trial) -> Any:
     return relax.VarBinding(second.var, trial.builder.normalize(merged))
 
 
-def _is_step(binding: Any) -> bool:
+def is_step(binding: Any) -> bool:
     """Whether a binding calls a kernel of static sizes and one result."""
     call = getattr(binding, "value", None)
     return (

@@ -1,0 +1,185 @@
+"""Decides whether an inverted residual becomes one kernel, and how it is divided: into bands of rows, parts of channels.
+
+Three kernels store what is between the convolutions, the largest tensors of such networks, and read it again from the
+cache that holds it. One kernel computes rows between bands twice, and reads and writes its sums once for each part of
+the channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from tvm_ext.errors import GraphError
+from tvm_ext.schedules.compute.inverted_residual import Window
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.divisors import divisors
+
+FLOAT_BYTES = 4
+
+POINTWISE_SHARE, WINDOW_SHARE = 0.8, 0.3
+"""Of the peak of a core: what convolutions of 1 x 1 taps and depthwise ones reach with operands in the L2 cache."""
+
+
+@dataclass(frozen=True)
+class ResidualShape:
+    """Expansion, depthwise convolution and projection, in numbers; lanes that fill up blocks count as channels.
+
+    Attributes
+    ----------
+    batch : int
+    in_channels, out_channels : int
+        0 where there is no expansion or no projection.
+    chunks, lanes : int
+        Blocks of channels between the convolutions, and channels in a block.
+    window : Window
+    """
+
+    batch: int
+    in_channels: int
+    chunks: int
+    lanes: int
+    out_channels: int
+    window: Window
+
+    @property
+    def hidden(self) -> int:
+        """Channels between the convolutions."""
+        return self.chunks * self.lanes
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Pixels of the input and of the output of the depthwise convolution, all images together."""
+        (height, width), (out_h, out_w) = self.window.extents, self.window.results
+        return self.batch * height * width, self.batch * out_h * out_w
+
+
+@dataclass(frozen=True)
+class ResidualPlan:
+    """How a kernel is divided, and what that is estimated to change.
+
+    Attributes
+    ----------
+    bands : int
+        Bands of rows of an image, each the work of one task.
+    parts : int
+        Of the channels between the convolutions.
+    seconds, apart : float
+        Of the one kernel, and of those that it takes the place of.
+    scratch : int
+        Bytes of a task between the convolutions, sums included.
+    stored : int
+        Bytes of tensors between kernels that are not stored any more.
+    """
+
+    bands: int
+    parts: int
+    seconds: float
+    apart: float
+    scratch: int
+    stored: int
+
+
+def plan_residual(shape: ResidualShape, machine: Machine, slower: float = 1.0) -> ResidualPlan | None:
+    """Choose the division that takes least time; None where several kernels take less.
+
+    Parameters
+    ----------
+    shape : ResidualShape
+    machine : Machine
+    slower : float
+        How much longer one kernel may take than several.
+    """
+    apart = seconds_apart(shape, machine)
+    best = min(_plans(shape, machine, apart), key=lambda plan: (plan.seconds, plan.scratch), default=None)
+    return best if best is not None and best.seconds <= slower * apart else None
+
+
+def _plans(shape: ResidualShape, machine: Machine, apart: float) -> Iterator[ResidualPlan]:
+    for bands in divisors(shape.window.results[0]):
+        if bands * shape.batch < min(machine.cores, shape.batch * shape.window.results[0]):
+            continue
+        for parts in divisors(shape.chunks):
+            seconds, scratch = seconds_as_one(shape, bands, parts, machine)
+            stored = sum(_stored(shape))
+            yield ResidualPlan(bands, parts, seconds, apart, scratch, stored)
+
+
+def _stored(shape: ResidualShape) -> list[int]:
+    """Bytes of each tensor between the kernels."""
+    before, behind = (pixels * shape.hidden * FLOAT_BYTES for pixels in shape.pixels)
+    return [*([before] if shape.in_channels else []), *([behind] if shape.out_channels else [])]
+
+
+def seconds_apart(shape: ResidualShape, machine: Machine) -> float:
+    """Estimate the seconds of a kernel for each convolution."""
+    flops, window_flops = _flops(shape)
+    seconds = (sum(flops) / POINTWISE_SHARE + window_flops / WINDOW_SHARE) / (machine.flops * machine.cores)
+    for size in _stored(shape):
+        share = size / machine.cores
+        seconds += 2 * share / _bandwidth(share, machine)
+    return seconds + (len(_stored(shape)) + 1) * (machine.call_seconds + machine.fork_seconds)
+
+
+def seconds_as_one(shape: ResidualShape, bands: int, parts: int, machine: Machine) -> tuple[float, int]:
+    """Estimate the seconds of one kernel, and count the bytes that a task keeps between the convolutions."""
+    (height, width), (out_h, out_w) = shape.window.extents, shape.window.results
+    rows = out_h // bands
+    in_rows = shape.window.input_rows(rows)
+    (expanding, projecting), window_flops = _flops(shape)
+    tasks = shape.batch * bands * (1 if shape.out_channels else parts)
+    rounds = ceil(tasks / machine.cores) / tasks  # of the core that has most
+    expanding *= in_rows * bands / height
+    seconds = ((expanding + projecting) / POINTWISE_SHARE + window_flops / WINDOW_SHARE) / machine.flops * rounds
+    before = in_rows * width * shape.hidden // parts * FLOAT_BYTES if shape.in_channels else 0
+    behind = rows * out_w * shape.hidden // parts * FLOAT_BYTES if shape.out_channels else 0
+    sums = rows * out_w * shape.out_channels * FLOAT_BYTES if parts > 1 else 0
+    scratch = before + behind + sums
+    moved = 2 * (before + behind + sums) * parts * shape.batch * bands * rounds
+    seconds += moved / _bandwidth(scratch, machine)
+    return seconds + machine.call_seconds + machine.fork_seconds, scratch
+
+
+def _flops(shape: ResidualShape) -> tuple[tuple[int, int], int]:
+    before, behind = shape.pixels
+    taps = shape.window.kernel[0] * shape.window.kernel[1]
+    products = 2 * before * shape.in_channels * shape.hidden, 2 * behind * shape.hidden * shape.out_channels
+    return products, 2 * behind * shape.hidden * taps
+
+
+def _bandwidth(size: float, machine: Machine) -> float:
+    """Bytes a second of a tensor of which a core has ``size`` bytes."""
+    if size <= machine.l2 * 3 // 4:
+        return machine.l2_bandwidth
+    return machine.l3_bandwidth if size <= machine.l3 // 2 else machine.memory_bandwidth / machine.cores
+
+
+def verify_residual(plan: ResidualPlan, shape: ResidualShape) -> None:
+    """Check by walking over rows that the bands give each row once, from rows that they expand.
+
+    Raises
+    ------
+    GraphError
+        If they do not.
+    """
+    window, (height, _), (out_h, _) = shape.window, shape.window.extents, shape.window.results
+    found = []
+    if sorted(chunk for part in range(plan.parts) for chunk in range(part, shape.chunks, plan.parts)) != list(
+        range(shape.chunks)
+    ) or shape.chunks % plan.parts:
+        found.append(f"{plan.parts} parts do not divide {shape.chunks} blocks of channels")
+    given = [row for band in range(plan.bands) for row in range(out_h) if row * plan.bands // out_h == band]
+    if given != list(range(out_h)) or out_h % plan.bands:
+        found.append(f"{plan.bands} bands do not divide {out_h} rows")
+    for row in range(out_h):
+        band, rows = row * plan.bands // out_h, out_h // plan.bands
+        first = band * rows * window.strides[0] - window.before[0]
+        expanded = range(first, first + window.input_rows(rows))
+        taps = (row * window.strides[0] + tap * window.dilation[0] - window.before[0] for tap in range(window.kernel[0]))
+        missing = [place for place in taps if 0 <= place < height and place not in expanded]
+        if missing:
+            found.append(f"row {row} depends on row {missing[0]}, which its band does not expand")
+            break
+    if found:
+        raise GraphError(f"the plan {plan} of an inverted residual is not valid: {'; '.join(found)}")
