@@ -57,8 +57,9 @@ PHASES: tuple[Phase, ...] = (
     ),
     Phase(
         "fuse",
-        "kernels merged with their neighbours: TVM's patterns, or mapping types (fuse option); on a CPU, what precedes "
-        "a convolution is computed while its input is copied (prologues option)",
+        "kernels merged with their neighbours: TVM's patterns, or mapping types (fuse option); on a CPU, expansion, "
+        "depthwise convolution and projection become one kernel (inverted_residuals option), and what precedes a "
+        "convolution is computed while its input is copied (prologues option)",
         ("tvm_ext/fusion", "tvm_ext/passes/limit_recomputation.py"),
     ),
     Phase(

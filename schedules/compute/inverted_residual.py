@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -73,8 +73,8 @@ def inverted_residual(
     data : te.Tensor
         Shape ``(N, CI / vi, H, W, vi)``.
     expansion, projection : tuple of (te.Tensor, Tail), optional
-        Weights ``(CO / vo, CI / vi, 1, 1, vi, vo)`` (see :func:`~tvm_ext.schedules.compute.packed_weights.pack_weight`),
-        and what follows the convolution.
+        Weights ``(CO / vo, CI / vi, 1, 1, vi, vo)``, as ``packed_weights.pack_weight`` lays them out, and what follows
+        the convolution.
     depthwise : tuple of (te.Tensor, Tail)
         Weights ``(C / v, KH, KW, v)``.
     window : Window
@@ -123,7 +123,7 @@ def inverted_residual(
 
         source = te.compute(expanded.shape, activated, name="expanded_tail")
     weight, tail = depthwise
-    taps = [te.reduce_axis((0, tirx.const(extent, INDEX)), name) for extent, name in zip(window.kernel, ("kh", "kw"), strict=True)]
+    taps = [_reduced(extent, name) for extent, name in zip(window.kernel, ("kh", "kw"), strict=True)]
 
     def summed(task: Expr, c: Expr, row: Expr, column: Expr, lane: Expr) -> Expr:
         place = row * window.strides[0] + taps[0] * window.dilation[0]
@@ -158,6 +158,10 @@ def inverted_residual(
     return te.compute(wide(shape), stored, name="put_together")
 
 
+def _reduced(extent: Any, name: str) -> tirx.IterVar:
+    return te.reduce_axis((0, tirx.const(int(extent), INDEX)), name)
+
+
 def _pointwise(
     data: te.Tensor,
     weight: te.Tensor,
@@ -167,8 +171,8 @@ def _pointwise(
     parts: int,
 ) -> te.Tensor:
     """Convolve by 1 x 1 taps; ``pixel`` gives the image, row and column of the input for those of ``extents``."""
-    ic = te.reduce_axis((0, tirx.const(int(weight.shape[1]), INDEX)), "ic")
-    ii = te.reduce_axis((0, tirx.const(int(weight.shape[-2]), INDEX)), "ii")
+    ic = _reduced(weight.shape[1], "ic")
+    ii = _reduced(weight.shape[-2], "ii")
 
     def element(task: Expr, oc: Expr, row: Expr, column: Expr, oi: Expr) -> Expr:
         image, h, w = pixel(task, row, column)

@@ -62,7 +62,7 @@ class InvertedResidual:
             schedule.reorder(n, band, c, row, w, lane)
             task = schedule.fuse(n, band)
             schedule.parallel(task)
-            inner, strip = _project(schedule, project, task, (c, row, w, lane), parts, machine)
+            inner, strip = _project(schedule, project, task, (c, row, w, lane), parts, machine), None
         _slide(schedule, window, inner, strip, machine)
         if expand is not None:
             _expand(schedule, expand, inner, machine)
@@ -84,7 +84,7 @@ def _project(
     stored: tuple[LoopRV, LoopRV, LoopRV, LoopRV],
     parts: int,
     machine: Machine,
-) -> tuple[LoopRV, None]:
+) -> LoopRV:
     """Project part by part; gives the loop over the parts, or the task where there is one part."""
     c, row, w, lane = stored
     _, chunks, _, width, _, in_chunks, block = loop_extents(schedule, project)
@@ -114,7 +114,7 @@ def _project(
         initial = schedule.decompose_reduction(project, place)
         mark_simd(schedule, schedule.get_loops(initial)[-1], int(schedule.get(lane).extent))
     _accumulate(schedule, sums, strip)
-    return place, None
+    return place
 
 
 def _accumulate(schedule: Schedule, sums: SBlockRV, strip: LoopRV) -> None:

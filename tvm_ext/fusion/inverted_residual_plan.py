@@ -1,4 +1,4 @@
-"""Decides whether an inverted residual becomes one kernel, and how it is divided: into bands of rows, parts of channels.
+"""Decides whether an inverted residual becomes one kernel, divided into bands of rows and parts of channels.
 
 Three kernels store what is between the convolutions, the largest tensors of such networks, and read it again from the
 cache that holds it. One kernel computes rows between bands twice, and reads and writes its sums once for each part of
@@ -165,9 +165,11 @@ def verify_residual(plan: ResidualPlan, shape: ResidualShape) -> None:
     """
     window, (height, _), (out_h, _) = shape.window, shape.window.extents, shape.window.results
     found = []
-    if sorted(chunk for part in range(plan.parts) for chunk in range(part, shape.chunks, plan.parts)) != list(
-        range(shape.chunks)
-    ) or shape.chunks % plan.parts:
+    if (
+        sorted(chunk for part in range(plan.parts) for chunk in range(part, shape.chunks, plan.parts))
+        != list(range(shape.chunks))
+        or shape.chunks % plan.parts
+    ):
         found.append(f"{plan.parts} parts do not divide {shape.chunks} blocks of channels")
     given = [row for band in range(plan.bands) for row in range(out_h) if row * plan.bands // out_h == band]
     if given != list(range(out_h)) or out_h % plan.bands:
@@ -176,7 +178,9 @@ def verify_residual(plan: ResidualPlan, shape: ResidualShape) -> None:
         band, rows = row * plan.bands // out_h, out_h // plan.bands
         first = band * rows * window.strides[0] - window.before[0]
         expanded = range(first, first + window.input_rows(rows))
-        taps = (row * window.strides[0] + tap * window.dilation[0] - window.before[0] for tap in range(window.kernel[0]))
+        taps = (
+            row * window.strides[0] + tap * window.dilation[0] - window.before[0] for tap in range(window.kernel[0])
+        )
         missing = [place for place in taps if 0 <= place < height and place not in expanded]
         if missing:
             found.append(f"row {row} depends on row {missing[0]}, which its band does not expand")

@@ -55,7 +55,6 @@ class Stage:
 
     def tail(self, tensors: Mapping[int, Any]) -> Tail:
         """Give what follows the convolution as a function, with ``tensors`` in the place of parameters."""
-
         mark = tvm.tirx.Var("sum", "float32")
 
         def load(node: Any) -> Any:
@@ -159,9 +158,7 @@ def _is_pointwise(loads: Sequence[Any], loops: Sequence[Any], shape: Sequence[in
     )
 
 
-def _window(
-    loads: Sequence[Any], loops: Sequence[Any], shape: Sequence[int], result: Sequence[int]
-) -> Window | None:
+def _window(loads: Sequence[Any], loops: Sequence[Any], shape: Sequence[int], result: Sequence[int]) -> Window | None:
     """Read the geometry of a depthwise convolution over two axes off its index expressions."""
     data, weight = loads
     taps = _extents(weight.source)
@@ -177,7 +174,10 @@ def _window(
             return None
         axes.append((second - first, third - first, -first))
     strides, dilation, before = zip(*axes, strict=True)
-    read = [position * stride + tap * step - pad for position, tap, (stride, step, pad) in zip((h, w), (kh, kw), axes, strict=True)]
+    read = [
+        position * stride + tap * step - pad
+        for position, tap, (stride, step, pad) in zip((h, w), (kh, kw), axes, strict=True)
+    ]
     if not _equal(data.indices, [n, c, *read, lane]) or min(*strides, *dilation) < 1 or min(before) < 0:
         return None
     return Window((taps[1], taps[2]), strides, dilation, before, tuple(shape[2:4]), tuple(result[2:4]))

@@ -72,9 +72,7 @@ class _Block:
         return tuple(binding for binding in (self.expand, self.window, self.project) if binding is not None)
 
 
-def _fused(
-    func: Any, stages: Mapping[str, Stage | None], builder: Any, kernels: dict[Any, Any], slower: float
-) -> Any:
+def _fused(func: Any, stages: Mapping[str, Stage | None], builder: Any, kernels: dict[Any, Any], slower: float) -> Any:
     """Give a function with inverted residuals as kernels; None where there are none."""
     blocks = _blocks(func, stages, slower)
     if not blocks:
@@ -176,7 +174,9 @@ def _as_one(block: _Block, stages: Mapping[str, Stage | None], builder: Any, ker
     return relax.VarBinding(result.var, builder.normalize(call))
 
 
-def _kernel(block: _Block, stages: Mapping[str, Stage | None], places: Sequence[Sequence[int]], operands: list[Any]) -> Any:
+def _kernel(
+    block: _Block, stages: Mapping[str, Stage | None], places: Sequence[Sequence[int]], operands: list[Any]
+) -> Any:
     """Make the kernel as tensor expressions, with what follows each convolution as it was in its kernel."""
     tensors = [
         te.placeholder(wide([int(extent) for extent in operand.ty.shape]), str(operand.ty.dtype), f"operand{number}")

@@ -1,0 +1,177 @@
+"""Inverted residuals as one kernel: the values of the three kernels, awkward shapes, NaN; who else reads; batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tests.memory.relax.modules import lowered, results_of
+from tvm_ext.backends.cpu import backend
+from tvm_ext.compiler import lower
+from tvm_ext.fusion.inverted_residual_plan import ResidualPlan
+from tvm_ext.fusion.relax import inverted_residuals as module
+from tvm_ext.options import PipelineOptions
+from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.target import resolve_target
+
+Array = np.ndarray
+
+
+def block(
+    channels: int, hidden: int, out: int, size: Sequence[int], kernel: int = 3, stride: int = 1, dilation: int = 1,
+    batch: int = 1, expands: bool = True, projects: bool = True, read_again: str = "",
+) -> tuple[tvm.IRModule, Any]:  # fmt: skip
+    """Expand, convolve each channel, project; a positive bias before each relu shows what is padded too late."""
+    rng = np.random.default_rng(channels * 1000 + hidden * 10 + out)
+    first = rng.standard_normal((hidden, channels, 1, 1)).astype("float32")
+    middle = rng.standard_normal((hidden, 1, kernel, kernel)).astype("float32")
+    last = rng.standard_normal((out, hidden, 1, 1)).astype("float32")
+    bias = [rng.uniform(0.5, 1.5, (1, count, 1, 1)).astype("float32") for count in (hidden, hidden, out)]
+    padding = dilation * (kernel - 1) // 2
+    inputs = channels if expands else hidden
+    x = relax.Var("x", relax.TensorType((batch, inputs, *size), "float32"))
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            t = u = x
+            if expands:
+                t = emit(op.nn.relu(emit(op.add(emit(op.nn.conv2d(x, relax.const(first))), relax.const(bias[0])))))
+            u = emit(
+                op.nn.conv2d(
+                    t, relax.const(middle), strides=(stride, stride), padding=padding, dilation=dilation, groups=hidden
+                )
+            )
+            u = y = emit(op.nn.silu(emit(op.add(u, relax.const(bias[1])))))
+            if projects:
+                y = emit(op.add(emit(op.nn.conv2d(u, relax.const(last))), relax.const(bias[2])))
+                if stride == 1 and out == channels and expands:
+                    y = emit(op.add(y, x))
+            more = {"t": [t], "u": [u]}.get(read_again, [])
+            results = builder.emit_output(relax.Tuple([y, *more]))
+        builder.emit_func_output(results)
+
+    def expected(value: Array) -> list[Array]:
+        conv, double = torch.nn.functional.conv2d, [torch.from_numpy(array).double() for array in (first, middle, last)]
+        biases = [torch.from_numpy(array).double() for array in bias]
+        source = torch.from_numpy(value).double()
+        t = torch.relu(conv(source, double[0]) + biases[0]) if expands else source
+        u = conv(t, double[1], stride=stride, padding=padding, dilation=dilation, groups=hidden) + biases[1]
+        u = y = torch.nn.functional.silu(u)
+        if projects:
+            y = conv(u, double[2]) + biases[2]
+            if stride == 1 and out == channels and expands:
+                y = y + source
+        return [item.numpy() for item in (y, *{"t": [t], "u": [u]}.get(read_again, []))]
+
+    return builder.get(), expected
+
+
+def fused(mod: tvm.IRModule) -> list[str]:
+    return [variable.name_hint for variable in mod.get_global_vars() if "inverted_residual" in variable.name_hint]
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make one kernel however long it takes."""
+    monkeypatch.setattr(backend, "fuse_inverted_residuals", lambda _: module.fuse_inverted_residuals(1e9))
+
+
+CASES: list[dict[str, Any]] = [
+    {"channels": 16, "hidden": 96, "out": 24, "size": (12, 12), "stride": 2},
+    {"channels": 24, "hidden": 144, "out": 24, "size": (8, 10)},
+    {"channels": 1, "hidden": 3, "out": 7, "size": (9, 7)},
+    {"channels": 17, "hidden": 31, "out": 17, "size": (7, 13)},
+    {"channels": 33, "hidden": 127, "out": 33, "size": (15, 3), "kernel": 5},
+    {"channels": 16, "hidden": 48, "out": 16, "size": (12, 12), "kernel": 5, "stride": 2},
+    {"channels": 16, "hidden": 32, "out": 16, "size": (12, 9), "dilation": 2},
+    {"channels": 8, "hidden": 32, "out": 8, "size": (6, 6), "batch": 3},
+    {"channels": 16, "hidden": 64, "out": 32, "size": (1, 1)},
+    {"channels": 16, "hidden": 64, "out": 0, "size": (14, 14), "projects": False},
+    {"channels": 20, "hidden": 40, "out": 5, "size": (9, 11), "projects": False, "stride": 2, "batch": 2},
+    {"channels": 16, "hidden": 32, "out": 16, "size": (14, 14), "expands": False},
+    {"channels": 16, "hidden": 35, "out": 19, "size": (9, 9), "expands": False, "stride": 2, "batch": 2},
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_values(case: dict[str, Any]) -> None:
+    """The values are those of float64, and a block is one kernel."""
+    mod, expected = block(**case)
+    value = np.random.default_rng(1).standard_normal(tuple(map(int, mod["main"].params[0].ty.shape))).astype("float32")
+    assert fused(lowered(mod))
+    for found, right in zip(results_of(lowered(mod), [value]), expected(value), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4 * np.abs(right).max())
+
+
+@pytest.mark.parametrize(("bands", "parts"), [(1, 1), (1, 6), (2, 3), (3, 2), (6, 6), (6, 1)])
+@pytest.mark.parametrize("kind", ["whole", "no projection", "no expansion"])
+def test_every_division_gives_the_same(monkeypatch: pytest.MonkeyPatch, kind: str, bands: int, parts: int) -> None:
+    """However a kernel is divided, with fewer tasks than threads and with more, its values are those of the parts."""
+    lanes = machine_of(resolve_target(None)).lanes("float32")
+    mod, _ = block(
+        lanes, 6 * lanes, 2 * lanes, (12, 10), stride=2, batch=2, expands=kind != "no expansion",
+        projects=kind != "no projection",
+    )  # fmt: skip
+    value = np.random.default_rng(2).standard_normal(tuple(map(int, mod["main"].params[0].ty.shape))).astype("float32")
+    (apart,) = results_of(lowered(mod, inverted_residuals=False), [value])
+    monkeypatch.setattr(module, "plan_residual", lambda *_: ResidualPlan(bands, parts, 0.0, 1.0, 0, 1))
+    (found,) = results_of(lowered(mod), [value])
+    np.testing.assert_allclose(found, apart, rtol=1e-5, atol=1e-5 * np.abs(apart).max())
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("channels", [16, 17])
+def test_nan_and_infinity_stay_where_they_are(channels: int) -> None:
+    """What no window meets is not touched, also in lanes that fill up blocks, and beside rows of zeros."""
+    mod, _ = block(channels, 35, channels, (11, 9))
+    value = np.random.default_rng(3).standard_normal((1, channels, 11, 9)).astype("float32")
+    value[0, 0, 0, 0], value[0, 1, 5, 8], value[0, 2, 10, 4] = np.nan, np.inf, -np.inf
+    (apart,) = results_of(lowered(mod, inverted_residuals=False), [value])
+    (found,) = results_of(lowered(mod), [value])
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(apart))
+    finite = np.isfinite(apart)
+    assert finite.any()
+    assert not finite.all()
+    np.testing.assert_allclose(found[finite], apart[finite], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("again", ["t", "u"])
+def test_what_others_read_is_stored(again: str) -> None:
+    """A result that is read once more has a kernel that stores it: only the rest is put together."""
+    mod, expected = block(16, 32, 24, (8, 8), read_again=again)
+    value = np.random.default_rng(4).standard_normal((1, 16, 8, 8)).astype("float32")
+    kernels = fused(lowered(mod))
+    assert len(kernels) == 1
+    for found, right in zip(results_of(lowered(mod), [value]), expected(value), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4 * np.abs(right).max())
+
+
+@pytest.mark.usefixtures("always")
+def test_the_option_leaves_kernels_apart() -> None:
+    """``inverted_residuals=False`` compiles a kernel for each convolution, precision bfloat16 as well."""
+    mod, _ = block(16, 96, 24, (12, 12))
+    assert not fused(lowered(mod, inverted_residuals=False))
+    assert not fused(lowered(mod, precision="bfloat16"))
+
+
+def test_planned_bytes_are_fewer() -> None:
+    """Of a block as at the beginning of MobileNetV2 nothing between the convolutions is in the arena."""
+    mod, _ = block(16, 96, 24, (112, 112), stride=2)
+    bytes_of = [lowered_bytes(mod, inverted_residuals=flag) for flag in (False, True)]
+    assert bytes_of[1] * 3 <= bytes_of[0]
+
+
+def lowered_bytes(mod: tvm.IRModule, **options: Any) -> int:
+    planned = lower(mod, resolve_target(None), PipelineOptions(**options))[1]
+    assert planned is not None
+    return int(planned.planned_bytes)
