@@ -16,3 +16,6 @@ BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
 
 PARTS_ATTRIBUTE = "tvm_ext.parts"
 """Annotation of the convolutions of an inverted residual: into how many parts the channels between them are divided."""
+
+OPERAND_ATTRIBUTE = "tvm_ext.operand"
+"""Annotation of an attention block: the type that operands of its products are rounded to."""

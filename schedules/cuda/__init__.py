@@ -3,6 +3,7 @@
 What none of them takes goes to TVM's own rules for GPUs (DLight).
 """
 
+from tvm_ext.schedules.cuda.attention import Attention
 from tvm_ext.schedules.cuda.elementwise import Elementwise
 from tvm_ext.schedules.cuda.matmul import Matmul
 from tvm_ext.schedules.cuda.recurrence import Recurrence
@@ -11,4 +12,4 @@ from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
 from tvm_ext.schedules.cuda.transpose import Transpose
 from tvm_ext.schedules.cuda.window import Window
 
-RULES = (TensorMatmul(), Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())
+RULES = (Attention(), TensorMatmul(), Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())

@@ -31,7 +31,8 @@ class Product:
 
     Attributes
     ----------
-    block : SBlockRV
+    block : SBlockRV or None
+        None of a product that is only estimated.
     batch, rows, columns, depth : int
         Extents. The last axis of the result is a column.
     row_operand : int
@@ -45,7 +46,7 @@ class Product:
         Of both operands and the result, each element once: a convolution reads a pixel for every place of the window.
     """
 
-    block: SBlockRV
+    block: SBlockRV | None
     batch: int
     rows: int
     columns: int

@@ -8,6 +8,7 @@ from tvm.s_tir import dlight
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
@@ -32,6 +33,7 @@ a vector; at 64 registers a thread, full occupancy halves."""
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return common.inference_form(
         arithmetic=[
+            attention_kernels(options.precision),
             mixed_precision(options.precision),
             *common.rewritten(options),
             *common.flushed(options),

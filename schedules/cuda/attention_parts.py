@@ -1,0 +1,109 @@
+"""An attention taken apart: expressions that load operands, change scores, and name the place of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ext.schedules.cuda.attention_tile import AttentionShape
+from tvm_ext.schedules.cuda.statements import number, substituted
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """What an attention computes, as expressions of the axes of its blocks.
+
+    Attributes
+    ----------
+    shape : AttentionShape
+    batch : tuple of int
+        Extents of the leading axes.
+    query, key, value : (expression, variables)
+        An element in float32, of the logical index: leading axes, then ``(M, K)``, ``(K, T)`` and ``(T, N)``.
+    logit : (expression, variables, buffer)
+        What becomes of a score, which is loaded from the buffer, of leading axes, row and key.
+    result : (buffer, list of int)
+        Where results go, and which logical axis each axis of it is.
+    """
+
+    shape: AttentionShape
+    batch: tuple[int, ...]
+    query: tuple[Any, Sequence[Any]]
+    key: tuple[Any, Sequence[Any]]
+    value: tuple[Any, Sequence[Any]]
+    logit: tuple[Any, Sequence[Any], Any]
+    result: tuple[Any, Sequence[int]]
+
+    def batch_index(self, flat: Any) -> list[Any]:
+        """Take the number of a head apart into the leading axes."""
+        found = []
+        for extent in reversed(self.batch):
+            found.append(flat % extent)
+            flat = flat // extent
+        return list(reversed(found))
+
+    def element(self, operand: tuple[Any, Sequence[Any]], batch: Sequence[Any], first: Any, second: Any) -> Any:
+        """Load an element of an operand in float32."""
+        expression, variables = operand
+        return substituted(expression, list(zip(variables, (*batch, first, second), strict=True)))
+
+    def logit_of(self, score: Any, batch: Sequence[Any], row: Any, key: Any) -> Any:
+        """Do to a score what is done before the softmax."""
+        expression, variables, buffer = self.logit
+        placed = substituted(expression, list(zip(variables, (*batch, row, key), strict=True)))
+
+        def own(access: Any, mutator: Any) -> Any:
+            return score if access.source.same_as(buffer) else mutator.default_mutate(access)
+
+        return tvm_ffi.structural_mutate(placed, [(tvm.ir.TensorLoad, own)])
+
+    def place(self, batch: Sequence[Any], row: Any, column: Any) -> list[Any]:
+        """Give the index at which a result is stored."""
+        logical = [*batch, row, column]
+        return [logical[axis] for axis in self.result[1]]
+
+    def side_by_side(self, operand: tuple[Any, Sequence[Any]]) -> tuple[int, int]:
+        """Say which of the last two logical axes of an operand has neighbours side by side, and how many surely do.
+
+        Returns
+        -------
+        axis : int
+            0 or 1.
+        count : int
+            A power of two, 8 at most.
+        """
+        expression, variables = operand
+        loads: list[Any] = []
+        tvm_ffi.structural_walk(expression, [(tvm.ir.TensorLoad, loads.append)])
+        (access,) = loads
+        last, size = access.indices[-1], access.source.shape[-1]
+        for axis, variable in enumerate(variables[-2:]):
+            if last.same_as(variable):
+                extent = int(size)
+                return axis, min(8, extent & -extent)
+        return 1, 1
+
+
+def cast(value: Any, dtype: str) -> Any:
+    """Convert where that is needed."""
+    return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+
+
+def guarded(condition: Any, value: Any, otherwise: Any) -> Any:
+    """Evaluate ``value`` only where ``condition`` holds; None is: always."""
+    return value if condition is None else tirx.if_then_else(condition, value, otherwise)
+
+
+def within(pairs: Sequence[tuple[Any, int, int]]) -> Any:
+    """Say that indices are below their extents, as far as they may reach a limit beyond; None if none does."""
+    found = None
+    for index, extent, limit in pairs:
+        if limit > extent:
+            test = index < number(extent)
+            found = test if found is None else tirx.And(found, test)
+    return found

@@ -1,0 +1,172 @@
+"""How an attention is cut up on a GPU, and whether one kernel is faster than its parts; chosen by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
+from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine
+from tvm_ext.schedules.cuda.product import Product
+from tvm_ext.schedules.cuda.product_tile import arithmetic_seconds, arithmetic_tile, tensor_seconds, tensor_tile
+
+SIDE = 16
+"""Rows, columns and depth of a fragment of tensor cores; threads that share a row without them."""
+
+LONGEST_SIDE = 128
+"""Extent of a head, of keys or of values, up to which its sums fit the registers of a block."""
+
+FEWEST_ROWS = 8
+"""Queries from which on their tile is worth it; fewer read every key once anyway."""
+
+HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Extents of an attention.
+
+    Attributes
+    ----------
+    batch : int
+        Of all leading axes together.
+    rows, length : int
+        Queries and keys.
+    depth, columns : int
+        Of a query or a key, and of a value.
+    operand : str
+        Type of the operands of the products.
+    other_bytes : int
+        Of masks and biases.
+    """
+
+    batch: int
+    rows: int
+    length: int
+    depth: int
+    columns: int
+    operand: str
+    other_bytes: int = 0
+
+    @staticmethod
+    def of(query: Sequence[int], value: Sequence[int], operand: str, other_bytes: int) -> AttentionShape:
+        """Read logical shapes ``(..., M, K)`` and ``(..., T, N)``."""
+        return AttentionShape(prod(query[:-2]), query[-2], value[-2], query[-1], value[-1], operand, other_bytes)
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the operands and the result, each once."""
+        size = 2 if self.operand in HALVES else 4
+        elements = self.rows * (self.depth + self.columns) + self.length * (self.depth + self.columns)
+        return self.batch * elements * size + self.other_bytes
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """What a block of threads computes at a time.
+
+    Attributes
+    ----------
+    rows : int
+        Queries of a block.
+    keys : int
+        That it has in shared memory at a time.
+    tensor : bool
+        On tensor cores, a warp for each 16 rows; otherwise 4 rows for each 16 threads.
+    """
+
+    rows: int
+    keys: int
+    tensor: bool
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.rows // SIDE * WARP if self.tensor else self.rows // 4 * SIDE
+
+    def shared(self, shape: AttentionShape) -> int:
+        """Bytes of shared memory of a block."""
+        depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
+        if self.tensor:
+            return 2 * self.keys * (depth + 8 + columns + 8)
+        tiles = shape.depth * (self.rows + 4 + self.keys + 4) + self.keys * columns
+        return 4 * (tiles + self.rows * (self.keys + 4))
+
+
+def attention_tile(shape: AttentionShape, machine: GpuMachine) -> AttentionTile | None:
+    """Choose the tile of least time; None where an attention is no work for one kernel."""
+    if shape.rows < FEWEST_ROWS or max(shape.depth, shape.columns) > LONGEST_SIDE:
+        return None
+    tensor = machine.has_async_copy and shape.operand in HALVES
+    candidates = [
+        tile
+        for rows in ((16, 32, 64, 128) if tensor else (16, 32, 64))
+        for keys in (64, 32)
+        if (tile := AttentionTile(rows, keys, tensor)).shared(shape) <= STATIC_SHARED
+    ]
+    return min(candidates, key=lambda tile: attention_seconds(shape, tile, machine), default=None)
+
+
+def attention_seconds(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> float:
+    """Estimate the seconds of an attention with such a tile."""
+    blocks = shape.batch * _up(shape.rows, tile.rows)
+    steps = _up(shape.length, tile.keys)
+    warps = _up(tile.threads, WARP)
+    depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
+    scores, sums = tile.rows * tile.keys / tile.threads, tile.rows * columns / tile.threads
+    filled = tile.keys * (depth + columns) / tile.threads
+    # Maximum, exponential, sum and what is done to a score; the sums are scaled once a step.
+    softmax = 12 * scores + sums + 40
+    if tile.tensor:
+        fragments = tile.keys // SIDE * (depth + columns) // SIDE
+        # A fragment is one ldmatrix and two products.
+        issue, tensor = fragments * 4, float(tile.rows * tile.keys * (depth + columns) * steps)
+        registers = sums + scores * 1.5 + depth / 4 + 48
+    else:
+        wide = 4 * tile.keys // SIDE
+        per_thread = depth * (wide + 2 + wide / 8) + tile.keys * (4 * columns / SIDE + 4 + columns / 64)
+        issue, tensor = per_thread, 0.0
+        registers = sums + scores + 56
+    size = 2 if tile.tensor else 4
+    launch = Launch(
+        blocks,
+        tile.threads,
+        registers=min(255, int(registers)),
+        shared=tile.shared(shape),
+        issue=steps * warps * (issue + softmax + 10 * filled),
+        tensor=tensor,
+        bytes=shape.moved,
+        l2_bytes=float(blocks * shape.length * (shape.depth + shape.columns) * size),
+        in_flight=size * filled,
+    )
+    return kernel_seconds(launch, machine)
+
+
+def pays(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> bool:
+    """Whether one kernel is faster than two products with a softmax between them, which move scores and weights."""
+    return attention_seconds(shape, tile, machine) < apart_seconds(shape, machine)
+
+
+def apart_seconds(shape: AttentionShape, machine: GpuMachine) -> float:
+    """Estimate the seconds of an attention in three kernels, each with its best tile."""
+    size = 2 if shape.operand in HALVES else 4
+    tensor = machine.has_async_copy and shape.operand in HALVES
+    scores = shape.batch * shape.rows * shape.length
+    seconds = 0.0
+    for columns, depth in ((shape.length, shape.depth), (shape.columns, shape.length)):
+        moved = size * shape.batch * (shape.rows + columns) * depth + 4 * shape.batch * shape.rows * columns
+        product = Product(
+            None, shape.batch, shape.rows, columns, depth, 0, size, size, 4, (True, 8), (False, 8), moved
+        )  # fmt: skip
+        choose, cost = (tensor_tile, tensor_seconds) if tensor else (arithmetic_tile, arithmetic_seconds)
+        seconds += cost(product, choose(product, machine), machine)
+    softmax = Launch(
+        shape.batch * shape.rows, 128, issue=4 * (40 + 12 * shape.length / 128), bytes=scores * (4 + size),
+        in_flight=4 * max(1, shape.length // 128),
+    )  # fmt: skip
+    return seconds + kernel_seconds(softmax, machine)
+
+
+def _up(number: int, part: int) -> int:
+    return -(-number // part)

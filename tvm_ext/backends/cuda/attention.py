@@ -1,0 +1,165 @@
+"""Attention becomes one kernel, where the rule for it takes it and the cost model says that it pays.
+
+before: ``s = matmul(permute_dims(q), permute_dims(k)); p = nn.softmax(add(multiply(s, 0.125), mask))``
+        ``y = permute_dims(matmul(p, permute_dims(v)))``
+after:  ``y = call_tir(attention, (q, k, v, mask))``, which computes the same row by row
+
+Products and softmax must be used by nothing else. The matrix of scores is then never in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.passes.attention import Attention, find_attention
+from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.relax_utils import OPAQUE, static_shape
+from tvm_ext.schedules.compute.row_attention import row_attention
+from tvm_ext.schedules.cuda.attention_tile import AttentionShape, attention_tile, pays
+from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Element types of attentions that are taken."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor in memory, read through a transpose.
+
+    Attributes
+    ----------
+    expr : relax.Expr
+    axes : tuple of int
+        For each logical axis, which axis it is in memory.
+    shape : tuple of int
+        Logical shape.
+    """
+
+    expr: relax.Expr
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def attention_kernels(precision: str = "float32") -> tvm.transform.Pass:
+    """Make the pass.
+
+    Parameters
+    ----------
+    precision : str
+        What operands of products in float32 are rounded to.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.AttentionKernels")
+    def _attention(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        rewriter = _Rewriter(mod, machine, precision)
+        for variable, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                rewriter.builder_.update_func(variable, rewriter.rewritten(func))
+        return relax.transform.DeadCodeElimination()(rewriter.builder_.finalize())
+
+    return _attention
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, machine: GpuMachine, precision: str) -> None:
+        super().__init__(mod)
+        self.machine, self.precision = machine, precision
+        self.bindings = Bindings()
+
+    def rewritten(self, func: relax.Function) -> relax.Function:
+        """Rewrite one function."""
+        self.bindings = Bindings()
+        self.bindings.visit_expr(func)
+        return self.visit_expr(func)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Replace the second product of an attention, or the transpose of one; the rest is dead then."""
+        call, order = binding.value, None
+        if calls(call, "relax.permute_dims") and self._once(call.args[0], binding.var):
+            call, order = self.bindings.values[call.args[0]], _permutation(call)
+        made = self._kernel(binding.var, call, order) if calls(call, "relax.matmul") else None
+        if made is None:
+            super().visit_var_binding_(binding)
+            return
+        leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
+        emitted = self.builder_.emit_output(made) if leaves else self.builder_.emit(made)
+        self.set_var_remap(binding.var, emitted)
+
+    def _once(self, expr: relax.Expr, user: relax.Var) -> bool:
+        """Whether a value is used once, and where ``user`` is bound."""
+        return expr in self.bindings.values and self.bindings.uses[expr] == 1 and self._visible(expr, user)
+
+    def _visible(self, expr: relax.Expr, user: relax.Var) -> bool:
+        if isinstance(expr, relax.DataflowVar):
+            return self.bindings.blocks.get(expr) == self.bindings.blocks.get(user)
+        return isinstance(expr, relax.Var | tvm.ir.GenericConst)
+
+    def _kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
+        found = find_attention(self.bindings, product, lambda expr: self._visible(expr, var))
+        if found is None or str(product.ty.dtype) not in DTYPES:
+            return None
+        parts = [self._operand(var, expr) for expr in (*found.scores.args, product.args[1])]
+        dtype = str(product.ty.dtype)
+        query, key, value = parts
+        if query is None or key is None or value is None or len({str(part.expr.ty.dtype) for part in parts}) > 1:  # type: ignore[union-attr]
+            return None
+        if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+            return None
+        operand = self.precision if dtype == "float32" else dtype
+        shape = AttentionShape.of(query.shape, value.shape, operand, _bytes(found, dtype))
+        tile = attention_tile(shape, self.machine)
+        if tile is None or not pays(shape, tile, self.machine):
+            return None
+        return self.builder_.call_te(
+            row_attention,
+            *(self.visit_expr(part.expr) for part in (query, key, value)),
+            [self.visit_expr(other) for other in found.others],
+            axes=(query.axes, key.axes, value.axes),
+            steps=found.steps,
+            out_axes=order or tuple(range(len(query.shape))),
+            operand=operand,
+            primfunc_name_hint="attention",
+            primfunc_attrs={"op_pattern": OPAQUE},
+        )
+
+    def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
+        """Look through the transposes before an operand."""
+        shape = static_shape(expr)
+        if shape is None or len(shape) < 2 or 0 in shape:
+            return None
+        axes = tuple(range(len(shape)))
+        while isinstance(expr, relax.Var) and expr in self.bindings.values:
+            permutation = _permutation(self.bindings.values[expr])
+            if permutation is None or not self._visible(self.bindings.values[expr].args[0], user):
+                break
+            axes = tuple(permutation[axis] for axis in axes)
+            expr = self.bindings.values[expr].args[0]
+        return Operand(expr, axes, shape)
+
+
+def _bytes(found: Attention, dtype: str) -> int:
+    """Count the bytes of what is added to the scores and the like."""
+    shapes = [(static_shape(other) or (), str(other.ty.dtype)) for other in found.others]
+    total = 0
+    for shape, kind in shapes:
+        size = max(1, tvm.DataType(kind).bits // 8)
+        for extent in shape:
+            size *= extent
+        total += size
+    return total
+
+
+def _permutation(value: Any) -> tuple[int, ...] | None:
+    """Give the axes of a transpose; None for any other value."""
+    if not calls(value, "relax.permute_dims"):
+        return None
+    rank = int(value.ty.ndim)
+    axes = value.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
