@@ -53,6 +53,22 @@ def test_json_names_mapping_rewrites_and_reasons(model: Path, capsys: pytest.Cap
     assert product["instructions"][0]["best"]["features"][-1] in ("reorder", "fuse")
 
 
+def test_rewriting_finds_what_it_can(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["embed", str(model), "--target", "tvm-ext/vta-1x16x16", "--engine", "top-down"]
+    assert run([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    stem, depthwise, product = report["operators"]
+    assert report["engine"] == "top-down"
+    assert stem["instructions"][0]["best"]["mapping"]["z"] == [{"axis": "rc", "size": 16, "stride": 1, "padded": 16}]
+    assert stem["instructions"][0]["programs"] > stem["instructions"][0]["candidates"] > 0
+    assert "matches the instruction vta.gemm.1x16x16" in depthwise["reason"]
+    assert product["chosen"] == "vta.gemm.1x16x16"
+    assert run(arguments) == 0
+    assert "2 of 3 multiply-accumulate kernels have an embedding" in capsys.readouterr().out
+    assert run([*arguments[:-1], "bottom-up"]) != 0
+    assert "top-down" in capsys.readouterr().err
+
+
 def test_table_for_a_cpu(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["embed", str(model), "--target", '{"kind": "llvm", "mcpu": "haswell"}']) == 0
     out = capsys.readouterr().out

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
+@click.option(
+    "--engine",
+    type=click.Choice(["constraints", "top-down"]),
+    default="constraints",
+    show_default=True,
+    help="What finds the embeddings: a constraint solver, or rewriting of loops until a pattern matches.",
+)
 @json_flag
-def command(model: Path, target: str, input_shapes: Shapes, as_json: bool) -> None:
+def command(model: Path, target: str, input_shapes: Shapes, engine: str, as_json: bool) -> None:
     """Embed the target's multiply-add instructions into the operators of MODEL (.onnx or .pt2); docs/embedding.md."""
     from tvm_ext.frontend import import_model
     from tvm_ext.report.embeddings import embed_model
@@ -32,9 +39,9 @@ def command(model: Path, target: str, input_shapes: Shapes, as_json: bool) -> No
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
-        found = embed_model(imported, target, progress=report)
+        found = embed_model(imported, target, progress=report, engine=engine)
     if as_json:
-        print_json({"model": str(model), "operators": [operator.to_json() for operator in found]})
+        print_json({"model": str(model), "engine": engine, "operators": [operator.to_json() for operator in found]})
         return
     _print(model, found)
 

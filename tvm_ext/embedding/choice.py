@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
 
 from tvm_ext.embedding.dataflow import Dataflow
+from tvm_ext.embedding.embedding import Embedding
 from tvm_ext.embedding.kernel import KernelPlan, Plan, Source
 from tvm_ext.embedding.program import STRICT, Setting, relaxed
 from tvm_ext.embedding.ranking import Ranked, naive_waste, rank, stored_macs
 from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.embedding.solver import solve
 from tvm_ext.embedding.strategy import Strategy
+from tvm_ext.embedding.top_down.engine import search
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
 
@@ -53,12 +55,15 @@ class Choice:
         Mappings for which there is no strategy, or that the target cannot run, and why.
     reason : str
         Why there is nothing; empty if there is.
+    programs : int
+        Programs that the top-down engine rewrote the operator to, and matched.
     """
 
     instruction: str
     ranked: tuple[Ranked, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     reason: str = ""
+    programs: int = 0
 
     @property
     def best(self) -> Ranked | None:
@@ -66,19 +71,37 @@ class Choice:
         return self.ranked[0] if self.ranked else None
 
 
-def choose(operator: Dataflow, offer: Offer) -> Choice:
-    """Search strict mappings and, where these would pad, relaxed ones as well; rank by cost."""
+Engine = Callable[[Dataflow, Dataflow], tuple[Sequence[Embedding], int]]
+"""Finds how an instruction fits an operator, and how many programs it rewrote; may raise :class:`EmbeddingError`."""
+
+
+def by_constraints(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:
+    """Search strict mappings and, where these would pad, relaxed ones as well."""
+    waste = naive_waste(operator, instruction)
+    settings = [STRICT, *relaxed((1,), waste)] if waste > 1 else [STRICT, replace(STRICT, swap=True)]
+    return solve(operator, instruction, settings), 0
+
+
+def top_down(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:
+    """Rewrite the operator until the instruction's pattern matches."""
+    found = search(operator, instruction)
+    return found.embeddings, found.candidates
+
+
+ENGINES: Mapping[str, Engine] = {"constraints": by_constraints, "top-down": top_down}
+
+
+def choose(operator: Dataflow, offer: Offer, engine: str = "constraints") -> Choice:
+    """Search by one of :data:`ENGINES`; rank by cost."""
     instruction = instruction_dataflow(offer.instruction)
     name = offer.instruction.name
     try:
-        waste = naive_waste(operator, instruction)
-        settings = [STRICT, *relaxed((1,), waste)] if waste > 1 else [STRICT, replace(STRICT, swap=True)]
-        found = solve(operator, instruction, settings)
+        found, programs = ENGINES[engine](operator, instruction)
     except EmbeddingError as error:
         return Choice(name, reason=str(error))
     ranked, refused = rank(found, cost=offer.cost)
     reasons = tuple((str(embedding), why) for embedding, why in refused)
-    return Choice(name, tuple(ranked), reasons, "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}")
+    return Choice(name, tuple(ranked), reasons, "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}", programs)
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ def by_axis(fused: Iterable[Fused]) -> dict[int, list[Digit]]:
 
 
 def one_extent(fused: Iterable[Fused]) -> bool:
-    """Whether each axis is padded to one extent."""
-    return all(len({digit.padded for digit in digits}) == 1 for digits in by_axis(fused).values())
+    """Whether each axis is padded to one extent; single points go with any."""
+    return all(len({digit.padded for digit in digits if digit.size > 1}) <= 1 for digits in by_axis(fused).values())
 
 
 def all_different(fused: Iterable[Fused]) -> bool:
     """Whether no point of the operator is met twice, and none lies beyond its extents."""
     for digits in by_axis(fused).values():
         reach = sum((digit.size - 1) * digit.stride for digit in digits)
-        if reach >= digits[0].padded:
+        if reach >= max(digit.padded for digit in digits):
             return False
         if len(digits) > 1:
             points = [
@@ -48,11 +48,11 @@ def covers(fused: Iterable[Fused]) -> bool:
     """Whether copies of the instruction can cover each axis: every digit begins where whole ones of those below end."""
     for digits in by_axis(fused).values():
         below = 1
-        for digit in sorted(digits, key=lambda digit: digit.stride):
+        for digit in sorted((it for it in digits if it.size > 1), key=lambda digit: digit.stride):
             if digit.stride % below:
                 return False
             below = digit.stride * digit.size
-        if digits[0].padded % below:
+        if max(digit.padded for digit in digits) % below:
             return False
     return True
 

@@ -63,7 +63,7 @@ class Embedding:
         extents = [axis.extent for axis in self.operator.axes]
         for fused in self.digits:
             for digit in fused:
-                extents[digit.axis] = digit.padded
+                extents[digit.axis] = max(extents[digit.axis], digit.padded)
         return tuple(extents)
 
     @property

@@ -45,11 +45,7 @@ def solve(
     """
     orders = [swapped for swapped in (False, True) if fits_types(operator, instruction, swapped)]
     if not orders:
-        raise EmbeddingError(
-            f"{operator.name} multiplies {' and '.join(access.dtype for access in operator.inputs)} into "
-            f"{operator.output.dtype}, the instruction "
-            f"{' and '.join(access.dtype for access in instruction.inputs)} into {instruction.output.dtype}"
-        )
+        raise EmbeddingError(explain_types(operator, instruction))
     found: dict[tuple, Embedding] = {}
     for setting in settings:
         for swapped in orders if setting.swap else orders[:1]:
@@ -66,6 +62,15 @@ def fits_types(operator: Dataflow, instruction: Dataflow, swapped: bool) -> bool
     return operator.output.dtype == instruction.output.dtype and all(
         have.dtype in _HOLDS.get(wanted.dtype, (wanted.dtype,))
         for have, wanted in zip(factors, instruction.inputs, strict=True)
+    )
+
+
+def explain_types(operator: Dataflow, instruction: Dataflow) -> str:
+    """Say which types an operator and an instruction have that do not agree."""
+    return (
+        f"{operator.name} multiplies {' and '.join(access.dtype for access in operator.inputs)} into "
+        f"{operator.output.dtype}, the instruction "
+        f"{' and '.join(access.dtype for access in instruction.inputs)} into {instruction.output.dtype}"
     )
 
 

@@ -73,7 +73,7 @@ class EmbeddedOperator:
 def _choice_json(choice: Choice, is_quantized: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "instruction": choice.instruction, "quantized": is_quantized, "candidates": len(choice.ranked),
-        "reason": choice.reason, "refused": dict(choice.refused),
+        "programs": choice.programs, "reason": choice.reason, "refused": dict(choice.refused),
     }  # fmt: skip
     if choice.best is not None:
         found["best"] = _ranked_json(choice.best)
@@ -102,7 +102,10 @@ def stored_bytes(item: Ranked) -> int:
 
 
 def embed_model(
-    imported: ImportedModel, target: Any = None, progress: Callable[[str], None] = lambda step: None
+    imported: ImportedModel,
+    target: Any = None,
+    progress: Callable[[str], None] = lambda step: None,
+    engine: str = "constraints",
 ) -> tuple[EmbeddedOperator, ...]:
     """Embed the instructions of a target into every multiply-accumulate operator of a model.
 
@@ -115,6 +118,8 @@ def embed_model(
         This machine, unless it says otherwise.
     progress : callable
         Gets the name of each step.
+    engine : str
+        What finds the embeddings: one of :data:`tvm_ext.embedding.choice.ENGINES`.
 
     Raises
     ------
@@ -138,12 +143,12 @@ def embed_model(
             continue
         for block, operator in read_products(func).items():
             progress(f"embed {name}")
-            found.append(_embedded(name, block, calls[name], operator, offers))
+            found.append(_embedded(name, block, calls[name], operator, offers, engine))
     return tuple(found)
 
 
 def _embedded(
-    kernel: str, block: str, calls: int, operator: Dataflow | EmbeddingError, offers: Any
+    kernel: str, block: str, calls: int, operator: Dataflow | EmbeddingError, offers: Any, engine: str
 ) -> EmbeddedOperator:
     if isinstance(operator, EmbeddingError):
         return EmbeddedOperator(kernel, block, calls, None, str(operator))
@@ -153,7 +158,7 @@ def _embedded(
         if _is_float(operator) and not _is_float_instruction(offer):
             taken = quantized(operator, offer.instruction)
             converted.add(offer.instruction.name)
-        choices.append(choose(taken, offer))
+        choices.append(choose(taken, offer, engine))
     reason = "" if any(choice.ranked for choice in choices) else choices[0].reason
     return EmbeddedOperator(kernel, block, calls, operator, reason, tuple(choices), frozenset(converted))
 
