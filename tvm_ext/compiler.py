@@ -22,7 +22,7 @@ from tvm_ext.code_generation import build
 from tvm_ext.database.folders import begun_by
 from tvm_ext.errors import CompileError, OptionError, TvmExtError
 from tvm_ext.frontend import ImportedModel, import_model
-from tvm_ext.layout.decisions import layout_decisions
+from tvm_ext.graph.decisions import layout_decisions
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.shared_results import shared_results

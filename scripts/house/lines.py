@@ -53,7 +53,7 @@ NEW = (
     "schedules/cpu/decoder_kernels.py",
     "schedules/cpu/word_product.py",
     "schedules/compute/weight_words.py",
-    "tvm_ext/layout/decisions.py",
+    "tvm_ext/graph/decisions.py",
     "tvm_ext/report/layout_section.py",
     "tvm_ext/fusion/relax/prologues.py",
     "tvm_ext/generation/",

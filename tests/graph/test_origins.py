@@ -19,6 +19,7 @@ from tests.zoo import get
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
+from tvm_ext.graph.decisions import DECISIONS_ATTRIBUTE
 from tvm_ext.graph.origins import (
     OriginBuilder,
     all_origins,
@@ -29,7 +30,6 @@ from tvm_ext.graph.origins import (
     with_origins,
     words_of,
 )
-from tvm_ext.layout.decisions import DECISIONS_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.traced_origins import traced_grouping
 

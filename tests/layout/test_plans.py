@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 import tvm_ext
 from tests.zoo import get
 from tvm_ext.errors import GraphError
+from tvm_ext.graph.decisions import Decision, layout_decisions, with_decisions
 from tvm_ext.layout.convolution_plan import (
     ConvolutionShape,
     plan_convolution,
     plan_integer_convolution,
-    verify_plan,
+    plan_open_convolution,
+    plan_phases,
 )
-from tvm_ext.layout.decisions import Decision, layout_decisions, with_decisions
-from tvm_ext.layout.product_plan import plan_product, verify_product
+from tvm_ext.layout.product_plan import plan_open_product, plan_product
+from tvm_ext.layout.verify import verify_open_plan, verify_open_product, verify_phases, verify_plan, verify_product
 from tvm_ext.schedules.compute.matmul import MatmulShape
 from tvm_ext.schedules.cpu.machine import ROWS
 
@@ -125,6 +127,45 @@ def test_products_are_covered(rows: int, reduction: int, columns: int, dtype: st
     if rows % plan.tile[0]:
         with pytest.raises(GraphError, match="do not cover it"):
             verify_product(replace(plan, copy_rows=False), shape)
+
+
+@given(st.none() | AWKWARD, st.none() | AWKWARD, st.sampled_from(["float32", "float64"]), st.sampled_from(MACHINES))
+def test_columns_of_open_products_are_covered(columns: int | None, reduction: int | None, dtype: str, machine) -> None:
+    plan = plan_open_product(columns, reduction, dtype, machine)
+    verify_open_product(plan, columns)
+    open_columns = plan_open_product(None, reduction, dtype, machine)
+    verify_open_product(open_columns, 0)
+    with pytest.raises(GraphError, match="no whole register tiles"):
+        verify_open_product(replace(plan, tile=(0, plan.tile[1])), columns)
+
+
+@given(AWKWARD, AWKWARD, AWKWARD, st.sampled_from([1, 2, 3]), st.integers(1, 4), st.sampled_from(MACHINES))
+def test_phases_are_the_result(channels: int, results: int, extent: int, stride: int, taps: int, machine) -> None:
+    """Of a transposed convolution without padding whose windows begin where the image does."""
+    reach = -(-taps // stride)
+    phase = ConvolutionShape(
+        1, channels, results, 1, (extent, extent), (reach, reach), (1, 1), (reach - 1,) * 4, (1, 1)
+    )
+    count = extent + reach - 1
+    plan = plan_phases(phase, machine)
+    verify_phases(plan, phase, (stride, stride), (count * stride, count * stride))
+    with pytest.raises(GraphError, match=f"are no axis 1 of {count * stride + 1}"):
+        verify_phases(plan, phase, (stride, stride), (count * stride, count * stride + 1))
+    with pytest.raises(GraphError, match="columns are computed"):
+        verify_phases(replace(plan, computed=count - 1), phase, (stride, stride), (count * stride, count * stride))
+
+
+@given(AWKWARD, AWKWARD, st.sampled_from(["plain", "grouped", "depthwise"]), st.sampled_from(MACHINES))
+def test_channels_of_open_convolutions_are_covered(channels: int, results: int, kind: str, machine) -> None:
+    groups = {"plain": 1, "grouped": 4, "depthwise": channels}[kind]
+    channels, results = (channels, channels) if kind == "depthwise" else (channels * groups, results * groups)
+    plan = plan_open_convolution(channels, results, groups, machine)
+    if plan is None:
+        assert kind == "grouped"
+        return
+    verify_open_plan(plan, channels, results, groups)
+    with pytest.raises(GraphError, match="blocks of"):
+        verify_open_plan(replace(plan, chunks=plan.chunks - 1), channels, results, groups)
 
 
 def test_an_artifact_says_how_its_operators_are_computed() -> None:

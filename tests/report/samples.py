@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.layout.decisions import Decision
+from tvm_ext.graph.decisions import Decision
 from tvm_ext.report.inspection import (
     Inspection,
     Kernel,

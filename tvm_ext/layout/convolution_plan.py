@@ -1,17 +1,15 @@
 """How a convolution of floats is computed on a CPU: decided on numbers, before anything is rewritten.
 
-The rules of :mod:`tvm_ext.layout.relax.convolution` turn a plan into kernels; :func:`verify_plan` checks it by
-counting.
+The rules of :mod:`tvm_ext.layout.relax.convolution` turn a plan into kernels;
+:func:`tvm_ext.layout.verify.verify_plan` checks it by counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from tvm_ext.errors import GraphError
 from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.convolution import output_extent
 from tvm_ext.schedules.compute.matmul import round_up
@@ -94,7 +92,7 @@ class WinogradPlan:
     strip: int
 
 
-Form = Literal["depthwise", "winograd", "pixels", "rows"]
+Form = Literal["depthwise", "winograd", "pixels", "rows", "open"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class ConvolutionPlan:
     ----------
     form : str
         ``depthwise``: channel by channel; ``winograd``: with fewer products; ``pixels``: the pixels of an image one
-        after another; ``rows``: row by row.
+        after another; ``rows``: row by row; ``open``: row by row, of extents that are only known at run time.
     block_in, block_out : int
         Channels of a block of the input and of the result; 1: a plane for each channel.
     chunks : int
@@ -205,6 +203,41 @@ def plan_convolution(
     return ConvolutionPlan("rows", block_in, block_out, chunks, computed, rounds=rounds)
 
 
+def plan_phases(phase: ConvolutionShape, machine: Machine, stored: int = 0) -> ConvolutionPlan:
+    """Decide how a transposed convolution is computed.
+
+    Parameters
+    ----------
+    phase : ConvolutionShape
+        The convolution that computes one phase of the result.
+    stored : int
+        See :func:`plan_convolution`.
+    """
+    lanes = machine.lanes("float32")
+    block_out = channel_block(phase.out_channels, lanes)
+    chunks = _count(phase.out_channels, block_out)
+    computed = computed_width(phase.results[-1], chunks, machine)
+    return ConvolutionPlan("rows", input_block(phase.in_channels, lanes, stored), block_out, chunks, computed)
+
+
+def plan_open_convolution(
+    in_channels: int, out_channels: int, groups: int, machine: Machine, stored: int = 0
+) -> ConvolutionPlan | None:
+    """Decide in which blocks a convolution of open extents is computed; None where its groups fill no vectors.
+
+    Parameters
+    ----------
+    stored : int
+        See :func:`plan_convolution`.
+    """
+    lanes = machine.lanes("float32")
+    if 1 < groups == in_channels == out_channels:
+        block = stored or channel_block(in_channels, lanes)
+        return ConvolutionPlan("depthwise", block, block, _count(out_channels, block))
+    blocks = blocks_of(in_channels, out_channels, groups, lanes, stored)
+    return None if blocks is None else ConvolutionPlan("open", *blocks, _count(out_channels, blocks[1]))
+
+
 def plan_integer_convolution(
     shape: ConvolutionShape, machine: Machine, pack: int, stored: int = 0
 ) -> ConvolutionPlan | None:
@@ -282,55 +315,3 @@ def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: 
         return 0 if copy is None else copy.bytes(shape.in_channels)
 
     return computed_pixels((size[0], size[1]), chunks, reduction, copied_bytes, machine)
-
-
-def verify_plan(plan: ConvolutionPlan, shape: ConvolutionShape) -> None:
-    """Check by counting that a plan computes every result of a convolution, from whole blocks, and of one group each.
-
-    Raises
-    ------
-    GraphError
-        If it does not; the message says which.
-    """
-    group_in, group_out = shape.in_channels // shape.groups, shape.out_channels // shape.groups
-    results = _places(shape)
-    found = []
-    if plan.chunks * plan.block_out < shape.out_channels:
-        found.append(f"{plan.chunks} blocks of {plan.block_out} hold no {shape.out_channels} channels")
-    if plan.form != "depthwise" and shape.groups > 1 and (group_in % plan.block_in or group_out % plan.block_out):
-        found.append(f"blocks of {plan.block_in} and {plan.block_out} reach beyond groups of {group_in}, {group_out}")
-    if plan.form in ("rows", "depthwise") and plan.computed < results[-1]:
-        found.append(f"{plan.computed} of {results[-1]} columns are computed")
-    if plan.form == "pixels" and plan.computed < prod(results):
-        found.append(f"{plan.computed} of {prod(results)} pixels are computed")
-    if (plan.form == "winograd") != (plan.winograd is not None):
-        found.append("the form and Winograd's tiles do not belong together")
-    if plan.winograd is not None:
-        found += _faults(plan.winograd, plan, shape, results)
-    if found:
-        raise GraphError(f"the plan {plan} for {shape} is not valid: {'; '.join(found)}; this is a fault of tvm-ext")
-
-
-def _places(shape: ConvolutionShape) -> list[int]:
-    """Count, axis by axis, where a window fits into the padded image, step by step."""
-    padding = zip(shape.padding[: shape.rank], shape.padding[shape.rank :], strict=True)
-    return [
-        len(range(0, extent + sum(around) - (taps - 1) * dilation, stride))
-        for extent, around, taps, dilation, stride in zip(
-            shape.extents, padding, shape.kernel, shape.dilation, shape.strides, strict=True
-        )
-    ]
-
-
-def _faults(fast: WinogradPlan, plan: ConvolutionPlan, shape: ConvolutionShape, results: Sequence[int]) -> list[str]:
-    found = []
-    if shape.groups != 1 or set((*shape.strides, *shape.dilation)) != {1} or shape.kernel[-2:] != (3, 3):
-        found.append("Winograd's algorithm is for 3 x 3 taps, one group, and steps of 1")
-    height, width = (len(range(0, extent, fast.outputs)) for extent in results[-2:])
-    if fast.rows < shape.batch * height * width:
-        found.append(f"{fast.rows} of {shape.batch * height * width} tiles are transformed")
-    if fast.strip and (shape.batch > 1 or len(results) > 2 or fast.strip > height):
-        found.append(f"strips of {fast.strip} rows of tiles are for one image of as many")
-    if min(fast.tile) < 1 or (len(results) > 2 and results[0] % fast.tile[0]):
-        found.append(f"a register tile of {fast.tile[0]} rows mixes positions")
-    return found

@@ -1,13 +1,17 @@
-"""How a product of matrices is cut into register tiles on a CPU: decided on numbers, before anything is rewritten."""
+"""How a product of matrices is cut into register tiles on a CPU: decided on numbers, before anything is rewritten.
+
+Products whose extents are only known at run time have plans of their own: their kernels hold a tile for whole blocks of
+rows and smaller ones for what is left over, and their columns are packed to whole tiles when they are known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tvm_ext.errors import GraphError
 from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.matmul import MatmulShape, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.machine import Machine
@@ -66,18 +70,40 @@ def plan_product(
     return ProductPlan(tile, lanes, round_up(chunks, tile[1]), copy_rows, rounds)
 
 
-def verify_product(plan: ProductPlan, shape: MatmulShape) -> None:
-    """Check by counting that register tiles of a plan cover every row and column, and that none is read that is not.
+MANY_ROWS = 5040
+"""Rows that the tile of an open product is chosen for: a multiple of every tile up to 10."""
 
-    Raises
-    ------
-    GraphError
-        If they do not.
+MANY_CHUNKS = 64
+"""Chunks of columns that it is chosen for where they are open."""
+
+MEAN_REDUCTION = 256
+"""Length of the sums that it is chosen for where it is open."""
+
+
+@dataclass(frozen=True)
+class OpenProductPlan:
+    """How a product is computed some of whose extents are only known at run time.
+
+    Attributes
+    ----------
+    tile : tuple of (int, int)
+        Rows and chunks of the largest register tile.
+    lanes : int
+        Columns of a chunk.
     """
-    columns = sum(plan.tile[1] * plan.lanes for _ in range(0, plan.chunks, plan.tile[1]))
-    rows = sum(plan.tile[0] for _ in range(0, shape.rows, plan.tile[0]))
-    if columns < shape.columns or columns != plan.chunks * plan.lanes or (rows != shape.rows and not plan.copy_rows):
-        raise GraphError(
-            f"the plan {plan} for a product of {shape.rows} x {shape.reduction} with {shape.columns} columns is not "
-            "valid: its register tiles do not cover it; this is a fault of tvm-ext"
-        )
+
+    tile: tuple[int, int]
+    lanes: int
+
+    def chunks(self, columns: Any) -> Any:
+        """Chunks that ``columns``, a number or an expression, are packed into: whole register tiles."""
+        width = self.lanes * self.tile[1]
+        return (columns + (width - 1)) // width * self.tile[1]
+
+
+def plan_open_product(columns: int | None, reduction: int | None, dtype: str, machine: Machine) -> OpenProductPlan:
+    """Decide how a product of many rows is computed; None: an extent that is open."""
+    lanes = machine.lanes(dtype)
+    chunks = MANY_CHUNKS if columns is None else -(-columns // lanes)
+    tile = register_tile(MANY_ROWS, chunks, MEAN_REDUCTION if reduction is None else reduction, 0, machine)
+    return OpenProductPlan(tile, lanes)

@@ -20,11 +20,11 @@ from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.fusion.relax.fuse import kernel_mappings
 from tvm_ext.graph import DataflowGraph, Dim, Node, from_relax
 from tvm_ext.graph.dataflow import HOST_VALUES
+from tvm_ext.graph.decisions import layout_decisions
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.symbolic import sort_value, total_of
 from tvm_ext.inputs import check_inputs, random_inputs
-from tvm_ext.layout.decisions import layout_decisions
 from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
 from tvm_ext.phases import PHASES, Phase

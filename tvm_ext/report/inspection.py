@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_ext.backends.backend import ResourceTable
+from tvm_ext.graph.decisions import Decision
 from tvm_ext.graph.symbolic import Dim, Symbolic
-from tvm_ext.layout.decisions import Decision
 
 if TYPE_CHECKING:
     from tvm_ext.report.embeddings import EmbeddedOperator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from tvm_ext.layout.decisions import Decision
+from tvm_ext.graph.decisions import Decision
 from tvm_ext.report.html import code_text, html_table, text_cell
 
 

@@ -14,8 +14,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.decisions import Decision
 from tvm_ext.graph.origins import OriginBuilder
-from tvm_ext.layout.decisions import Decision
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, open_shape

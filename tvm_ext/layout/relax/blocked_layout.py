@@ -9,8 +9,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.graph.origins import all_origins
-from tvm_ext.layout.decisions import with_decisions
 from tvm_ext.layout.relax.blocked import BlockedLayoutMutator
 from tvm_ext.layout.relax.rules import take
 from tvm_ext.schedules.cpu.machine import machine_of

@@ -12,15 +12,14 @@ from tvm import relax
 from tvm_ext.layout.convolution_plan import (
     ConvolutionPlan,
     ConvolutionShape,
-    blocks_of,
-    channel_block,
-    input_block,
     plan_convolution,
-    verify_plan,
+    plan_open_convolution,
+    plan_phases,
 )
 from tvm_ext.layout.lanes import ANYTHING, ZERO
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, is_better_turned, turn_geometry
 from tvm_ext.layout.relax.winograd import emit_winograd
+from tvm_ext.layout.verify import verify_open_plan, verify_phases, verify_plan
 from tvm_ext.relax_utils import INJECTIVE, OUT_ELEMENTWISE, open_shape, read_only, static_shape
 from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution
@@ -29,7 +28,6 @@ from tvm_ext.schedules.compute.open_convolution import open_convolution, open_de
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
 from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
-from tvm_ext.schedules.cpu.conv_tile import computed_width
 from tvm_ext.schedules.cpu.open_convolution import open_padding
 
 _LAYOUTS = {
@@ -152,20 +150,20 @@ def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: 
         return None
     if weight.ndim == 3:
         weight = weight[:, :, None]
-    lanes = rewriter.machine.lanes("float32")
     groups, in_channels, out_channels = int(call.attrs.groups), shape[1], weight.shape[0]
-    if groups == in_channels == out_channels and groups > 1:
-        source = rewriter.to_block(data, known.block if known else channel_block(in_channels, lanes))
+    plan = plan_open_convolution(in_channels, out_channels, groups, rewriter.machine, known.block if known else 0)
+    if plan is None:
+        return None
+    verify_open_plan(plan, in_channels, out_channels, groups)
+    rewriter.note(call.op.name, plan.form, plan)
+    source = rewriter.to_block(data, plan.block_in)
+    if plan.form == "depthwise":
         packed = relax.const(pack_depthwise_weight(weight, source.block))
         var = rewriter.emit_kernel(open_depthwise, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE, **geometry)
         return Blocked(var, out_channels, len(shape), ZERO)
-    blocks = blocks_of(in_channels, out_channels, groups, lanes, known.block if known else 0)
-    if blocks is None:
-        return None
-    source = rewriter.to_block(data, blocks[0])
     padding = geometry.pop("padding")
     padded = _padded(rewriter, source, padding) if any(padding) else source.var
-    packed = pack_weight(weight, *blocks, groups)
+    packed = pack_weight(weight, plan.block_in, plan.block_out, groups)
     var = rewriter.emit_kernel(
         open_convolution, [padded, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
         out_channels=out_channels, **geometry,
@@ -198,21 +196,23 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
     phases, first, counts = transposed_as_convolution(weight, strides, geometry["padding"], out_shape[2:])
     if any(count * stride != extent for count, stride, extent in zip(counts, strides, out_shape[2:], strict=True)):
         return None  # the last row or column of phases is not whole
-    lanes, known = rewriter.machine.lanes("float32"), rewriter.known(data)
-    block_out = channel_block(weight.shape[1], lanes)
-    source = rewriter.to_block(data, input_block(shape[1], lanes, known.block if known else 0))
-    columns = computed_width(counts[1], -(-weight.shape[1] // block_out), rewriter.machine)
-    plan = ConvolutionPlan("rows", source.block, block_out, -(-weight.shape[1] // block_out), columns)
-    rewriter.note(call.op.name, "phases", plan)
-    packed = np.stack([[pack_weight(phase, source.block, block_out) for phase in row] for row in phases])
     padding = [-offset for offset in first] + [
         count + taps + offset - extent - 1
         for count, taps, offset, extent in zip(counts, phases.shape[-2:], first, shape[2:], strict=True)
     ]
+    phase = ConvolutionShape(
+        shape[0], shape[1], weight.shape[1], 1, tuple(shape[2:]), phases.shape[-2:], (1, 1), tuple(padding), (1, 1)
+    )
+    known = rewriter.known(data)
+    plan = plan_phases(phase, rewriter.machine, known.block if known else 0)
+    verify_phases(plan, phase, strides, out_shape[2:])
+    source = rewriter.to_block(data, plan.block_in)
+    rewriter.note(call.op.name, "phases", plan)
+    packed = np.stack([[pack_weight(phase, plan.block_in, plan.block_out) for phase in row] for row in phases])
     var = rewriter.emit_kernel(
         transposed_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE,
         padding=padding, out_shape=list(out_shape[2:]),
-        computed_width=columns, out_channels=weight.shape[1],
+        computed_width=plan.computed, out_channels=weight.shape[1],
     )  # fmt: skip
     return Blocked(var, weight.shape[1], len(shape), ZERO)
 
@@ -224,11 +224,14 @@ def _open_transposed(rewriter: BlockedLayoutMutator, call: relax.Call, weight: n
     if list(weight.shape[-2:]) != scales or any((*geometry["padding"], *further)):
         return None
     channels = weight.shape[1]
-    lanes, known = rewriter.machine.lanes("float32"), rewriter.known(call.args[0])
-    block = channel_block(channels, lanes)
-    source = rewriter.to_block(call.args[0], input_block(weight.shape[0], lanes, known.block if known else 0))
+    known = rewriter.known(call.args[0])
+    plan = plan_open_convolution(weight.shape[0], channels, 1, rewriter.machine, known.block if known else 0)
+    assert plan is not None
+    verify_open_plan(plan, weight.shape[0], channels, 1)
+    rewriter.note(call.op.name, "open phases", plan)
+    source = rewriter.to_block(call.args[0], plan.block_in)
     phases = weight.transpose(2, 3, 1, 0).reshape(-1, channels, weight.shape[0], 1, 1)
-    packed = np.concatenate([pack_weight(phase, source.block, block) for phase in phases])
+    packed = np.concatenate([pack_weight(phase, source.block, plan.block_out) for phase in phases])
     product = rewriter.emit_kernel(
         open_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE, strides=[1, 1],
         dilation=[1, 1],

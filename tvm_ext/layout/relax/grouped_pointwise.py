@@ -8,16 +8,21 @@ Vectors then run along the rows and columns of the image instead of across the c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import tvm
 from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.origins import words_of
+from tvm_ext.layout.product_plan import plan_product
+from tvm_ext.layout.verify import verify_product
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only
-from tvm_ext.schedules.compute.matmul import matmul, round_up
+from tvm_ext.schedules.compute.matmul import MatmulShape, matmul
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.matmul import register_tile
 
 
 def grouped_pointwise() -> tvm.transform.Pass:
@@ -29,7 +34,7 @@ def grouped_pointwise() -> tvm.transform.Pass:
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
 
     return _grouped_pointwise
 
@@ -42,6 +47,13 @@ class GroupedPointwiseMutator(PyExprMutator):
         super().__init__(mod)
         self.lanes = machine.lanes("float32")
         self.machine = machine
+        self.decisions: list[Decision] = []
+        self._words: tuple[str, ...] = ()
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Rewrite a binding; what it comes from goes into the decision."""
+        self._words = words_of(binding.var)
+        super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Replace a convolution that the pass is for."""
@@ -53,16 +65,20 @@ class GroupedPointwiseMutator(PyExprMutator):
         batch, _, height, width = (int(extent) for extent in data.ty.shape)
         out_channels, in_channels, _, _ = (int(extent) for extent in weight.ty.shape)
         matrix = read_only(weight.value).reshape(1, groups, out_channels // groups, in_channels)
-        tile = register_tile(
-            out_channels // groups, -(-height * width // self.lanes), in_channels, 4 * in_channels, self.machine
-        )
+        shape = MatmulShape(matrix.shape, (batch, groups, in_channels, height * width))
+        plan = plan_product(shape, (0, 1, 2, 3), "float32", self.machine)
+        if batch > 1:  # whose products share their left operand
+            plan = replace(plan, copy_rows=True)
+        verify_product(plan, shape)
+        self.decisions.append(Decision.of(call.op.name, "grouped product", plan, self._words))
         return self.builder_.call_te(
             grouped_product,
             relax.const(np.ascontiguousarray(matrix)),
             data,
             out_shape=(batch, out_channels, height, width),
-            tile=tile,
-            lanes=self.lanes,
+            tile=plan.tile,
+            lanes=plan.lanes,
+            copy_rows=plan.copy_rows,
             primfunc_name_hint="grouped_pointwise",
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
@@ -85,7 +101,9 @@ class GroupedPointwiseMutator(PyExprMutator):
         )
 
 
-def grouped_product(weight: te.Tensor, data: te.Tensor, out_shape: list[int], tile: list[int], lanes: int) -> te.Tensor:
+def grouped_product(
+    weight: te.Tensor, data: te.Tensor, out_shape: list[int], tile: list[int], lanes: int, copy_rows: bool
+) -> te.Tensor:
     """Multiply each group's weights with its channels.
 
     Parameters
@@ -96,7 +114,7 @@ def grouped_product(weight: te.Tensor, data: te.Tensor, out_shape: list[int], ti
         Shape ``(n, g * ci, h, w)``.
     out_shape : list of int
         ``(n, g * co, h, w)``, the shape of the result.
-    tile, lanes
+    tile, lanes, copy_rows
         See :func:`tvm_ext.schedules.compute.matmul.matmul`.
     """
     _, groups, rows, channels = (int(extent) for extent in weight.shape)
@@ -107,7 +125,6 @@ def grouped_product(weight: te.Tensor, data: te.Tensor, out_shape: list[int], ti
 
     source = te.compute((batch, groups, channels, height * width), column, name="groups")
     axes = (0, 1, 2, 3)
-    copy_rows = round_up(rows, int(tile[0])) != rows or batch > 1
     weight_shape, source_shape = ([int(extent) for extent in tensor.shape] for tensor in (weight, source))
     product = matmul(weight, source, weight_shape, source_shape, axes, axes, axes, tile, lanes, copy_rows)
 

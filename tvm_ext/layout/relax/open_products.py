@@ -15,17 +15,17 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.origins import words_of
+from tvm_ext.layout.product_plan import OpenProductPlan, plan_open_product
+from tvm_ext.layout.verify import verify_open_product
 from tvm_ext.passes.bindings import Bindings, calls
 from tvm_ext.relax_utils import read_only, static_shape
-from tvm_ext.schedules.compute.matmul import pack_columns, round_up
+from tvm_ext.schedules.compute.matmul import pack_columns
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.open_product import open_packing, open_product
 
 DTYPES = ("float32", "float64")
-
-MANY_ROWS = 5040
-"""Rows that a register tile is chosen for: a multiple of every tile up to 10."""
 
 FEW_COLUMNS = 4
 """Products with fewer columns than this are left to the rule of open extents."""
@@ -43,7 +43,7 @@ def open_products() -> tvm.transform.Pass:
             ):
                 if rewriter.begin(function):
                     rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
 
     return _open_products
 
@@ -57,12 +57,19 @@ class _Rewriter(PyExprMutator):
         self.machine = machine
         self.bindings = Bindings()
         self.packed: dict[Any, relax.Expr] = {}
+        self.decisions: list[Decision] = []
+        self._words: tuple[str, ...] = ()
 
     def begin(self, function: relax.Function) -> bool:
         """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
         self.bindings = Bindings()
         self.bindings.visit_expr(function)
         return any(_is_open_product(value) for value in self.bindings.values.values())
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Rewrite a binding; what it comes from goes into the decision."""
+        self._words = words_of(binding.var)
+        super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Replace a product."""
@@ -77,32 +84,33 @@ class _Rewriter(PyExprMutator):
         rows = _product(left[:-1]) if flat else left[-2]
         dtype = str(call.ty.dtype)
         data = self._reshaped(self.visit_expr(call.args[0]), [batch, rows, left[-1]])
-        columns = int(out[-1]) if isinstance(out[-1], tirx.IntImm) else None
-        lanes = self.machine.lanes(dtype)
-        chunks = 64 if columns is None else -(-columns // lanes)
-        reduction = int(left[-1]) if isinstance(left[-1], tirx.IntImm) else 256
-        tile = register_tile(MANY_ROWS, chunks, reduction, 0, self.machine)
-        packed = self._packed(call.args[1], right, 1 if flat else batch, lanes, tile[1])
-        kernel = self.builder_.add_func(open_product(tile, lanes, flat, columns, dtype), "open_product")
+        columns, reduction = (
+            int(extent) if isinstance(extent, tirx.IntImm) else None for extent in (out[-1], left[-1])
+        )
+        plan = plan_open_product(columns, reduction, dtype, self.machine)
+        verify_open_product(plan, columns)
+        self.decisions.append(Decision.of("matmul", "open product", plan, self._words))
+        packed = self._packed(call.args[1], right, 1 if flat else batch, plan)
+        kernel = self.builder_.add_func(open_product(plan.tile, plan.lanes, flat, columns, dtype), "open_product")
         result = relax.TensorType([batch, rows, out[-1]], dtype)
         product = self.builder_.emit(relax.call_tir(kernel, [data, packed], result))
         return relax.op.reshape(product, relax.ShapeExpr(out))
 
-    def _packed(self, weight: relax.Expr, shape: list[Any], batch: Any, lanes: int, vectors: int) -> relax.Expr:
+    def _packed(self, weight: relax.Expr, shape: list[Any], batch: Any, plan: OpenProductPlan) -> relax.Expr:
         """Pack the right operand: here if it is a constant, by a kernel otherwise."""
-        dtype = str(weight.ty.dtype)
+        dtype, lanes, vectors = str(weight.ty.dtype), plan.lanes, plan.tile[1]
         if isinstance(weight, tvm.ir.GenericConst):
             key = (weight.value, lanes, vectors)
             if key not in self.packed:
                 array = read_only(weight.value)
-                chunks = round_up(-(-array.shape[-1] // lanes), vectors)
+                chunks = plan.chunks(array.shape[-1])
                 columns = pack_columns(array.reshape(-1, *array.shape[-2:]), lanes, chunks)
                 self.packed[key] = relax.const(columns, dtype)
             return self.packed[key]
         source, transposed = self._untransposed(weight)
         reduction, columns = shape[-2], shape[-1]
         operand = self._reshaped(source, [batch, columns, reduction] if transposed else [batch, reduction, columns])
-        chunks = _simple(tirx.floordiv(columns + (lanes * vectors - 1), lanes * vectors) * vectors)
+        chunks = _simple(plan.chunks(columns))
         kernel = self.builder_.add_func(open_packing(vectors, lanes, transposed, dtype), "open_packing")
         result = relax.TensorType([batch, chunks, reduction, lanes], dtype)
         return self.builder_.emit(relax.call_tir(kernel, [operand], result))

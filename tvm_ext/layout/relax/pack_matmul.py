@@ -16,9 +16,10 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.decisions import Decision, with_decisions
 from tvm_ext.graph.origins import all_origins, emit_from, span_of, words_between
-from tvm_ext.layout.decisions import Decision, with_decisions
-from tvm_ext.layout.product_plan import ProductPlan, plan_product, verify_product
+from tvm_ext.layout.product_plan import ProductPlan, plan_product
+from tvm_ext.layout.verify import verify_product
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, calls
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape

@@ -6,9 +6,10 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
-from tvm_ext.layout.convolution_plan import ConvolutionShape, plan_integer_convolution, verify_plan
+from tvm_ext.layout.convolution_plan import ConvolutionShape, plan_integer_convolution
 from tvm_ext.layout.lanes import ZERO, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, is_better_turned, turn_geometry
+from tvm_ext.layout.verify import verify_plan
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, scalar, static_shape
 from tvm_ext.schedules.compute.layout import turn
 from tvm_ext.schedules.compute.quantized import (

@@ -4,11 +4,11 @@ before: ``quantize(relu(conv2d(dequantize(x, sx, zx), dequantize(w, sw, 0)) + b)
 after:  ``quantize(float(conv2d_int32(pad(x, zx), w) + c) * (sx * sw / sy), 1, zy)``
         with ``c = b / (sx * sw) - zx * sum(w)``
 
-The sum is exact in int32; its product with the scale is rounded to float32 and then to the nearest integer (ties to
-even), as onnxruntime does for QLinearConv. Products of matrices become 1x1 convolutions; averages over all rows and
-columns are taken likewise; maxima, concatenations and reshapes of quantised tensors move their integers. Other
-operators stay in float32 as the model means them, but each dequantizes for itself, so that only integers go through
-memory. Activations of type int8 are kept as uint8, raised by 128.
+The sum is exact in int32, which :mod:`tvm_ext.quantized.sums` decides; its product with the scale is rounded to float32
+and then to the nearest integer (ties to even), as onnxruntime does for QLinearConv. Products of matrices become 1x1
+convolutions; averages over all rows and columns are taken likewise; maxima, concatenations and reshapes of quantised
+tensors move their integers. Other operators stay in float32 as the model means them, but each dequantizes for itself,
+so that only integers go through memory. Activations of type int8 are kept as uint8, raised by 128.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.quantized.relax.mutator import IntegerMutator
 from tvm_ext.quantized.relax.operators import OPERATOR_RULES
@@ -33,7 +34,7 @@ def integer_arithmetic() -> tvm.transform.Pass:
             if isinstance(function, relax.Function) and _has_bytes(function):
                 rewriter.origins = all_origins(function)
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
 
     return _integer_arithmetic
 

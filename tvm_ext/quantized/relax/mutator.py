@@ -9,8 +9,10 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.graph.decisions import Decision
 from tvm_ext.graph.origins import OriginBuilder, span_of, variables_of
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
+from tvm_ext.quantized.sums import plan_sums, verify_sums
 from tvm_ext.relax_utils import constant
 
 SIGNED_OFFSET = 128
@@ -60,12 +62,34 @@ class IntegerMutator(PyExprMutator):
         self.centred: dict[relax.Var, Quantized] = {}
         self.totals: dict[relax.Var, IntegerSum] = {}
         self.rounded: dict[relax.Var, tuple[IntegerSum, int, tuple[float, float] | None]] = {}
+        self._decided: dict[relax.Expr, Decision] = {}
+        self._words: tuple[str, ...] = ()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided for each sum, by its last plan."""
+        return list(self._decided.values())
+
+    def fits(self, weights: np.ndarray, shift: np.ndarray) -> bool:
+        """Whether sums with these weights, and ``shift`` added, stay within int32."""
+        return plan_sums(weights, shift) is not None
+
+    def decide(self, operator: str, value: IntegerSum) -> IntegerSum:
+        """Note the plan of a sum, and check it; the sum with a bias, added later, takes its place."""
+        plan = plan_sums(value.weights, value.shift)
+        assert plan is not None
+        verify_sums(plan, value.weights, value.shift)
+        known = self._decided.get(value.total)
+        words = (*(known.nodes if known else ()), *self._words)
+        name = known.operator if known else operator
+        self._decided[value.total] = Decision.of(name, "int32 sums", plan, tuple(dict.fromkeys(words)))
+        return value
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
         inherited = [word for operand in variables_of(binding.value) for word in self.waiting.get(operand, ())]
         words = (*inherited, *self.origins.get(binding.var, ()))
-        before = self._emitted
+        before, self._words = self._emitted, words
         with self.builder_.coming_from(span_of(words)):
             self._rewrite(binding)
         if self._emitted == before:  # it becomes part of what reads it

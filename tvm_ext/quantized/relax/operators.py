@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.relax.rules import LARGEST_SUM, along_channels, convolve, has_integer_kernel, multiply
+from tvm_ext.quantized.relax.rules import along_channels, convolve, has_integer_kernel, multiply
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized
 from tvm_ext.relax_utils import constant, scalar
 
@@ -63,7 +63,10 @@ def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     value, weight = rewriter.centred.get(call.args[0]), _weights(call.args[1])
     if value is None or weight is None or not has_integer_kernel(call, weight):
         return False
-    rewriter.totals[var] = convolve(rewriter, value, weight, np.ones(weight.shape[0], np.float32), call)
+    total = convolve(rewriter, value, weight, np.ones(weight.shape[0], np.float32), call)
+    if total is None:
+        return False
+    rewriter.totals[var] = rewriter.decide("nn.conv2d", total)
     return True
 
 
@@ -74,7 +77,7 @@ def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     total = multiply(rewriter, value, weight, np.ones(weight.shape[-1], np.float32))
     if total is None:
         return False
-    rewriter.totals[var] = total
+    rewriter.totals[var] = rewriter.decide("matmul", total)
     return True
 
 
@@ -83,9 +86,12 @@ def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     if left in rewriter.totals:
         value, bias = rewriter.totals[left], rewriter.constant_values(right)
         per_channel = None if bias is None or bias.dtype != np.int32 else along_channels(bias, value)
-        if per_channel is None or np.abs(per_channel.astype(np.int64) + value.shift).max() >= LARGEST_SUM:
+        if per_channel is None:
             return False
-        rewriter.totals[var] = replace(value, shift=value.shift + per_channel.astype(np.int64))
+        shift = value.shift + per_channel.astype(np.int64)
+        if not rewriter.fits(value.weights, shift):
+            return False
+        rewriter.totals[var] = rewriter.decide("add", replace(value, shift=shift))
         return True
     if left in rewriter.rounded:
         value, zero_point, clipped = rewriter.rounded[left]

@@ -13,10 +13,8 @@ from tvm import relax
 
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
+from tvm_ext.quantized.sums import MOST
 from tvm_ext.relax_utils import scalar, static_shape
-
-LARGEST_SUM = 1 << 31
-"""int32 sums must stay below; with 8-bit operands that is a reduction over more than 65,000 products."""
 
 
 def _dequantize(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -81,14 +79,14 @@ def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, Qu
 
 
 def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
-    """Whether there is a good kernel for a convolution with these weights, whose sums fit in int32."""
+    """Whether there is a good kernel for a convolution with these weights."""
     attributes = call.attrs
     if (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW"):
         return False
     groups, (out_channels, in_channels) = int(attributes.groups), weight.shape[:2]
     depthwise = in_channels == 1 and out_channels == groups
     whole = groups == 1 or (in_channels % 4 == 0 and out_channels // groups % 4 == 0)
-    return (depthwise or whole) and weight[0].size * 255 * 128 < LARGEST_SUM
+    return depthwise or whole
 
 
 def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -99,14 +97,16 @@ def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     scale = known.scale_along(0)
     if scale is None or not has_integer_kernel(call, weight):
         return False
-    rewriter.sums[var] = convolve(rewriter, value, weight, scale, call)
-    return True
+    total = convolve(rewriter, value, weight, scale, call)
+    if total is not None:
+        rewriter.sums[var] = rewriter.decide("nn.conv2d", total)
+    return total is not None
 
 
 def convolve(
     rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray, call: relax.Call | None = None
-) -> IntegerSum:
-    """Emit an exact convolution of integers.
+) -> IntegerSum | None:
+    """Emit an exact convolution of integers; None where a sum could leave int32.
 
     Parameters
     ----------
@@ -125,7 +125,10 @@ def convolve(
             [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
         )
         groups = int(call.attrs.groups)
-    data = value.data
+    data, rows = value.data, weight.reshape(len(weight), -1)
+    shift = -value.zero_point * rows.sum(axis=1, dtype=np.int64)
+    if not rewriter.fits(rows, shift):
+        return None
     if any(padding):
         top, left, bottom, right = padding
         widths = [0, 0, 0, 0, top, bottom, left, right]
@@ -136,8 +139,7 @@ def convolve(
             out_dtype="int32",
         )
     )  # fmt: skip
-    shift = -value.zero_point * weight.astype(np.int64).sum(axis=(1, 2, 3))
-    return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift)
+    return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift, rows)
 
 
 def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -148,17 +150,17 @@ def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     scale = known.scale_along(-1)
     total = None if scale is None else multiply(rewriter, value, weight, scale)
     if total is not None:
-        rewriter.sums[var] = total
+        rewriter.sums[var] = rewriter.decide("matmul", total)
     return total is not None
 
 
 def multiply(rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray) -> IntegerSum | None:
-    """Emit an exact product of matrices, ``(..., K) x (K, N)``, as a convolution; None for other shapes.
+    """Emit an exact product of matrices, ``(..., K) x (K, N)``, as a convolution.
 
-    Rows become the columns of a picture one row high.
+    None for other shapes, and where a sum could leave int32. Rows become the columns of a picture one row high.
     """
     shape = value.shape
-    if shape is None or len(shape) < 2 or weight.ndim != 2 or weight.shape[0] * 255 * 128 >= LARGEST_SUM:
+    if shape is None or len(shape) < 2 or weight.ndim != 2:
         return None
     *outer, depth = shape
     rows = int(np.prod(outer))
@@ -167,7 +169,7 @@ def multiply(rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, sca
         data = rewriter.emit(relax.op.permute_dims(rewriter.emit(relax.op.reshape(data, (rows, depth))), [1, 0]))
     picture = Quantized(rewriter.emit(relax.op.reshape(data, (1, depth, 1, rows))), value.scale, value.zero_point)
     result = convolve(rewriter, picture, np.ascontiguousarray(weight.T)[:, :, None, None], scale)
-    return replace(result, matrix_shape=(*outer, weight.shape[1]))
+    return None if result is None else replace(result, matrix_shape=(*outer, weight.shape[1]))
 
 
 def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -182,9 +184,12 @@ def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
             continue
         steps = per_channel.astype(np.float64) / value.scale.astype(np.float64)
         whole = np.rint(steps)
-        if np.abs(steps - whole).max() > 0.01 or np.abs(whole).max() >= LARGEST_SUM // 2:
+        if np.abs(steps - whole).max() > 0.01 or np.abs(whole).max() > MOST:
             continue
-        rewriter.sums[var] = replace(value, shift=value.shift + whole.astype(np.int64))
+        shift = value.shift + whole.astype(np.int64)
+        if not rewriter.fits(value.weights, shift):
+            continue
+        rewriter.sums[var] = rewriter.decide("add", replace(value, shift=shift))
         return True
     return False
 
@@ -219,12 +224,13 @@ def _average(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool
     if value is None or shape is None or out_shape is None or len(shape) != 4 or len(out_shape) != 4:
         return False
     count = shape[2] * shape[3]
-    if out_shape[2:] != (1, 1) or count * 255 >= LARGEST_SUM or not _takes_all(call, shape):
+    ones, shift = np.broadcast_to(np.int8(1), (shape[1], count)), np.full(shape[1], -value.zero_point * count)
+    if out_shape[2:] != (1, 1) or not _takes_all(call, shape) or not rewriter.fits(ones, shift):
         return False
     total = rewriter.emit(relax.op.sum(rewriter.emit(relax.op.astype(value.data, "int32")), axis=[2, 3], keepdims=True))
     scale = np.full(shape[1], np.float32(value.scale) / np.float32(count), np.float32)
-    shift = np.full(shape[1], -value.zero_point * count)
-    rewriter.sums[var] = IntegerSum(total, scale, shift)
+    name = call.op.name.removeprefix("relax.")
+    rewriter.sums[var] = rewriter.decide(name, IntegerSum(total, scale, shift, ones))
     return True
 
 

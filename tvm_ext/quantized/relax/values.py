@@ -110,6 +110,8 @@ class IntegerSum:
         float32, one for each channel.
     shift : np.ndarray
         int64, one for each channel.
+    weights : np.ndarray
+        Integers of shape ``(channels, products)``: what the activations of a sum are multiplied by.
     low, high : float
         Bounds of the values.
     """
@@ -117,6 +119,7 @@ class IntegerSum:
     total: relax.Expr
     scale: np.ndarray
     shift: np.ndarray
+    weights: np.ndarray
     low: float = -np.inf
     high: float = np.inf
     matrix_shape: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""What was decided for each operator that the layout passes rewrote: kept with the module, for metadata and reports."""
+"""What was decided for each operator that a pass rewrote: kept with the module, for metadata and reports."""
 
 from __future__ import annotations
 
