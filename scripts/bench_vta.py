@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from tvm_ext.backends.vta.model.offload import VTAModel, offload, prepare, to_fo
 from tvm_ext.backends.vta.model.profile import packed_convolution_cycles, profile_regions
 from tvm_ext.backends.vta.model.region import build_region
 from tvm_ext.backends.vta.model.relax_layers import read_graph
+from tvm_ext.backends.vta.model.tuned_region import best_region
 from tvm_ext.backends.vta.program.builder import ProgramBuilder, read_outputs
 from tvm_ext.backends.vta.simulate.replay import load_recording, replay
 from tvm_ext.backends.vta.simulate.simulator import Simulator
@@ -284,7 +286,8 @@ def resnet18(trials: int) -> list[dict[str, Any]]:
     regions = []
     for region in model.regions:
         taken = [integers[placed.layer.name] for placed in region.layers]
-        regions.append(build_region(taken, region.inputs, region.outputs, model.config, costs, plans))
+        build = partial(build_region, taken, region.inputs, region.outputs, model.config, costs)
+        regions.append(best_region(build, plans)[0])
     tuned = profile_regions(regions, costs)
     print(tuned)
     summary["tuned_cycles"] = packed_convolution_cycles(tuned, placed, model.config.block)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from tvm import tirx
@@ -35,12 +36,21 @@ class Plans:
     costs : CycleCosts
     tuned : mapping, optional
         Tuned schedules by :func:`.tuned.layer_key`.
+
+    Attributes
+    ----------
+    taken : Counter
+        How many layers were planned with each of them.
     """
 
     def __init__(self, config: VTAConfig, costs: CycleCosts, tuned: Mapping[str, TunedLayer] | None = None) -> None:
         self.config, self.costs = config, costs
         self.tuned = tuned or {}
-        self.used = 0
+        self.taken: Counter[str] = Counter()
+
+    def only(self, keys: Collection[str]) -> Plans:
+        """Give plans that know these tuned schedules only, and have planned nothing."""
+        return Plans(self.config, self.costs, {key: layer for key, layer in self.tuned.items() if key in keys})
 
     def plan(self, conv: Conv2d, epilogue: Epilogue | None) -> Plan:
         """Plan a layer; without an epilogue it is a maximum over windows.
@@ -51,15 +61,19 @@ class Plans:
             If it does not fit the memories.
         """
         default = default_plan(self.config, self.costs, conv, epilogue)
-        known = None if epilogue is None else self.tuned.get(layer_key(self.config, self.costs, conv, epilogue))
-        if known is None or epilogue is None:
+        if epilogue is None or not self.tuned:
+            return default
+        key = layer_key(self.config, self.costs, conv, epilogue)
+        known = self.tuned.get(key)
+        if known is None:
             return default
         try:
             plan = tuned_plan(self.config, conv, epilogue, known)
         except VTAProgramError:
             return default
         found = min((default, plan), key=lambda plan: count_cycles(plan, self.config, self.costs))
-        self.used += found is plan
+        if found is plan:
+            self.taken[key] += 1
         return found
 
 

@@ -37,6 +37,7 @@ from tvm_ext.backends.vta.model.quantize import quantize_network
 from tvm_ext.backends.vta.model.quantized_model import dequantize_constants, remove_quantization
 from tvm_ext.backends.vta.model.region import RegionProgram, build_region, geometry
 from tvm_ext.backends.vta.model.relax_layers import ModelGraph, read_graph
+from tvm_ext.backends.vta.model.tuned_region import best_region
 from tvm_ext.backends.vta.model.unfold import unfold_layers
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
 from tvm_ext.frontend.imported import ImportedModel
@@ -263,9 +264,9 @@ def offload(
     if not network.layers:
         return VTAModel(mod, floats, graph, partition, network, (), config, notes, *found)
     plans = Plans(config, costs, tuned)
-    regions = tuple(_build_regions(graph, partition, network, plans))
+    regions, taken = _build_regions(graph, partition, network, plans)
     if tuned:
-        notes = (*notes, f"{plans.used} layers on VTA have tuned schedules")
+        notes = (*notes, f"{taken} layers on VTA have tuned schedules, those that shorten the whole program")
     written = with_regions(floats, regions, network)
     return VTAModel(written, floats, graph, partition, network, regions, config, notes, *found)
 
@@ -357,17 +358,22 @@ def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[relax.Var, int]]:
 
 def _build_regions(
     graph: ModelGraph, partition: Partition, network: IntegerNetwork, plans: Plans
-) -> list[RegionProgram]:
-    regions = []
+) -> tuple[tuple[RegionProgram, ...], int]:
+    """Write the programs of regions, and count their layers with tuned schedules."""
+    regions, taken = [], 0
     integers = {integer.layer.name: integer for integer in network.layers}
     for names in partition.regions:
         inside = set(names)
         read = [name for at in names for name in integers[at].layer.inputs if name not in inside]
         outside = {name for node in graph.nodes if node.name not in inside for name in node.inputs}
         given = [name for name in names if name in outside or name in graph.outputs]
-        taken = [integers[at] for at in names]
-        regions.append(build_region(taken, list(dict.fromkeys(read)), given, plans.config, plans.costs, plans))
-    return regions
+        build = partial(
+            build_region, [integers[at] for at in names], list(dict.fromkeys(read)), given, plans.config, plans.costs
+        )
+        region, count = best_region(build, plans)
+        regions.append(region)
+        taken += count
+    return tuple(regions), taken
 
 
 def _unfolded(graph: ModelGraph, block: int) -> ModelGraph:
