@@ -159,8 +159,7 @@ def _reduce_into(
     machine: Machine,
 ) -> None:
     """Reduce one element after another, each where it is stored; vectors along ``axis`` if there is one."""
-    *outer, _ = loops = list(schedule.get_loops(store))
-    innermost = loops[-1]
+    *outer, innermost = schedule.get_loops(store) or [schedule.add_unit_loop(store)]
     schedule.compute_at(block, innermost, preserve_unit_loops=True)
     schedule.set_scope(block, 0, "local")
     inner = list(schedule.get_loops(block))[-len(axes.extents) :]

@@ -144,12 +144,14 @@ def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict
     """List the outputs that ONNX leaves open for these inputs, each with the reason.
 
     A float that an integer type cannot hold, cast to it; the place of an extreme among values that are not numbers,
-    and the largest of a window that holds such (onnxruntime gives any of its values); sums and products that
+    or among computed ones that rounding may exchange, and the largest of a window that holds what is no number
+    (onnxruntime gives any of its values); sums and products that
     overflow in one order and not in another; products of integers that overflow (onnxruntime's end at the limit);
     an integer divided by zero.
     """
     types = reference.value_types(model)
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
+    given = frozenset(known)
     wanted = [
         name
         for node in model.graph.node
@@ -173,6 +175,8 @@ def unspecified(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict
         if reason is None and node.op_type in _OPEN:
             result = types.get(node.output[0], (np.dtype("float32"), None))[0]
             reason = _OPEN[node.op_type]([known.get(name) for name in node.input], result)
+            if reason is None and node.op_type in _CHOICES and node.input[0] not in given:
+                reason = _near_tie(node, known.get(node.input[0]))
         if reason is not None:
             tainted.update(dict.fromkeys(node.output, reason))
     return tainted
@@ -192,6 +196,23 @@ def _open_extreme(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str 
     array = inputs[0]
     is_open = array is not None and array.dtype.kind == "f" and bool(np.isnan(array).any())
     return "an extreme among values that are not numbers" if is_open else None
+
+
+def _near_tie(node: onnx.NodeProto, array: np.ndarray | None) -> str | None:
+    """Say whether an operator chooses between computed values that differ by no more than rounding."""
+    if array is None or array.dtype.kind != "f" or not array.ndim or not array.size:
+        return None
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), _CHOICES[node.op_type])
+    ordered = np.sort(array.astype("float64"), axis=axis)
+    ahead, behind = np.split(ordered, [1], axis=axis)[1], np.split(ordered, [-1], axis=axis)[0]
+    unit = np.finfo(array.dtype).eps / np.finfo("float32").eps * NEAR
+    size = np.max(np.abs(array), axis=axis, keepdims=True, initial=0.0, where=np.isfinite(array))
+    is_near = ahead - behind <= unit * size
+    if node.op_type in ("ArgMax", "Hardmax"):
+        is_near = np.split(is_near, [-1], axis=axis)[1]
+    elif node.op_type == "ArgMin":
+        is_near = np.split(is_near, [1], axis=axis)[0]
+    return "a choice between values that rounding may exchange" if bool(is_near.any()) else None
 
 
 def _open_window(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | None:
@@ -274,6 +295,9 @@ def _open_norm(inputs: Sequence[np.ndarray | None], result: np.dtype) -> str | N
             return "a square that is denormal, or vanishes"
     return _open_sum(inputs, result)
 
+
+_CHOICES = {"ArgMax": 0, "ArgMin": 0, "Hardmax": -1, "TopK": -1}
+"""Operators that give a place, and the axis along which they look unless they say another."""
 
 _OPEN = {
     **dict.fromkeys(reference.SUMS - {"Cos", "Sin", "Tan", "Pow"}, _open_sum),

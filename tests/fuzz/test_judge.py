@@ -200,3 +200,16 @@ def test_a_logarithm_of_shares_of_infinity_is_no_number() -> None:
     assert kinds(model, feeds, [right]) in (["same"], ["rounding"])
     right[1, 1] = np.nan
     assert kinds(model, feeds, [right]) == ["wrong"]
+
+
+HARDMAX = model_of("(float[2,4] x) => (float[2,4] z)", "a = Exp(x) z = Hardmax<axis = 1>(a)")
+
+
+@pytest.mark.parametrize(("gap", "kind"), [(0.0, "unspecified"), (1e-7, "unspecified"), (1e-2, "wrong")])
+def test_a_choice_between_computed_values_is_open_within_rounding(gap: float, kind: str) -> None:
+    x = np.array([[0.0, 1.0 + gap, 1.0, -1.0], [3.0, 0.0, 1.0, 2.0]], "float32")
+    (right,) = reference.run(HARDMAX, {"x": x})
+    other = right.copy()
+    other[0] = [0, 0, 1, 0]
+    assert kinds(HARDMAX, {"x": x}, [right]) == ["same"]
+    assert kinds(HARDMAX, {"x": x}, [other]) == [kind]

@@ -108,3 +108,18 @@ def test_gathers_from_the_kernels_own_buffers() -> None:
     built["main"](tvm.runtime.tensor(x), found)
     rows, columns = np.arange(64)[:, None] * 5 % 64, np.arange(200) ** 2 % 128
     np.testing.assert_allclose(found.numpy(), x.sum(-1)[rows, columns], rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_without_axes() -> None:
+    """The softmax of one number: there is no loop around what is stored."""
+    data = te.placeholder((1,), "float32", name="data")
+    k = te.reduce_axis((0, 1), "k")
+    total = te.compute((), lambda: te.sum(te.exp(data[k]), k), name="total")
+    result = te.compute((), lambda: te.exp(data[0]) / total[()], name="result")
+    func = te.create_prim_func([data, result])
+    target = native_target()
+    schedule = Fallback().apply(func, target)
+    assert schedule is not None
+    found = tvm.runtime.tensor(np.zeros((), "float32"))
+    tvm.compile(schedule.mod, target)["main"](tvm.runtime.tensor(np.ones(1, "float32")), found)
+    assert found.numpy() == 1
