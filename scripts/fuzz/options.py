@@ -28,18 +28,23 @@ def runs_here(level: str) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is compiled and run; the first fields are those of the pipeline."""
+    """How a model is compiled and run; the first fields are those of ``tvm_ext.compile``."""
 
     memory: str = "stock"
     rewrite: str = "off"
     fuse: str = "stock"
     winograd: bool = True
+    prologues: bool = True
+    inverted_residuals: bool = True
+    embed: str = "uncovered"
+    emit: str = "module"
     level: str = "native"
     threads: int = 1
 
     def pipeline(self) -> dict[str, Any]:
         """Give the keyword arguments of ``tvm_ext.compile``."""
-        return {"memory": self.memory, "rewrite": self.rewrite, "fuse": self.fuse, "winograd": self.winograd}
+        names = ("memory", "rewrite", "fuse", "winograd", "prologues", "inverted_residuals", "embed")
+        return {name: getattr(self, name) for name in names} | ({"emit": "c"} if self.emit == "c" else {})
 
     def target(self) -> str | dict[str, Any]:
         """Give the target of ``tvm_ext.compile``."""
@@ -65,6 +70,10 @@ def draw_options(rng: np.random.Generator, threads: int) -> Options:
         rewrite=str(rng.choice(("off", "strict", "strict", "fast"))),
         fuse=str(rng.choice(("stock", "mapping-type"))),
         winograd=bool(rng.random() < 0.7),
+        prologues=bool(rng.random() < 0.8),
+        inverted_residuals=bool(rng.random() < 0.8),
+        embed=str(rng.choice(("uncovered", "uncovered", "all", "off"))),
+        emit="c" if rng.random() < 0.1 else "module",
         level=str(rng.choice([level for level in LEVELS if runs_here(level)])),
         threads=threads,
     )
