@@ -12,11 +12,11 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.backends.c.arithmetic import Arithmetic
 from tvm_ext.backends.c.constants import folded, literal
 from tvm_ext.backends.c.helpers import Helpers
-from tvm_ext.backends.c.instructions import element_dot, instruction
+from tvm_ext.backends.c.instructions import element_dot, instruction, opaque
 from tvm_ext.backends.c.masks import BINARY, COMPARISONS, LOGIC, type_of
 from tvm_ext.backends.c.types import CType, ctype
 from tvm_ext.errors import CompileError
-from tvm_ext.schedules.simd.imported import SDOT, SUDOT
+from tvm_ext.schedules.simd.imported import OPAQUE, SDOT, SUDOT
 from tvm_ext.schedules.simd.vector import operation
 
 _LIBRARY = {
@@ -328,14 +328,14 @@ class Expressions(Arithmetic):
 
     def _instruction(self, name: str, operands: Any, result: CType) -> str:
         kinds = [type_of(operand) for operand in operands]
-        if name.startswith("llvm.fma."):
-            return f"{self.helpers.fused(result)}({', '.join(map(self.text, operands))})"
         function = instruction(self.helpers, name, result, kinds)
         return f"{function}({', '.join(map(self.text, operands))})"
 
     def _extern(self, name: str, operands: Any, result: CType | None) -> str:
         if name in (SDOT, SUDOT):
             return f"{element_dot(self.helpers, name)}({', '.join(map(self.text, operands))})"
+        if name in OPAQUE.values() and result is not None:
+            return f"{opaque(self.helpers, name, result)}({', '.join(map(self.text, operands))})"
         plain = name.removesuffix("f")
         if plain in _LIBRARY and result is not None and result.lanes == 1:
             return f"{name}({', '.join(map(self.text, operands))})"
