@@ -16,7 +16,8 @@ from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.memory.relax.arena import arena
 from tvm_ext.memory.relax.isolate_concatenations import fuse_for_arena, isolate_concatenations
 from tvm_ext.memory.relax.limit import memory_limit
-from tvm_ext.memory.relax.order import memory_order
+from tvm_ext.memory.relax.order import Method, memory_order
+from tvm_ext.memory.relax.patches import run_in_patches
 from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
 from tvm_ext.memory.relax.rewriting import memory_rewriting
 from tvm_ext.options import PipelineOptions
@@ -37,6 +38,9 @@ from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.shapes.batch_loop import batch_loops
 
 Passes = list[tvm.transform.Pass]
+
+MOST_WORK, MOST_WORK_FOR_LIMIT = 1.1, 1.5
+"""Arithmetic that running in patches may lead to, as a multiple: wherever it helps, and where a limit demands it."""
 
 
 def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -96,11 +100,20 @@ def dispatch(backend: Backend, target: tvm.target.Target, options: PipelineOptio
 
 def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Decide about concatenations on the module as the phases up to fusion lower it."""
-    if options.memory != "optimal":
+    in_patches = options.patches == "always" or (options.patches == "auto" and options.memory_limit is not None)
+    if options.memory == "stock" or not (in_patches or options.memory == "optimal"):
         return []
     phases = ("layout", "legalize", "fuse")
     lowering = [item for phase in phases for item in backend.passes(phase, target, options)]
-    return [memory_rewriting(lowering, partial=options.memory_rewriting)]
+    method: Method = "optimal" if options.memory == "optimal" else "given"
+    passes: Passes = []
+    if in_patches:
+        limit = 0 if options.memory_limit is None else int(options.memory_limit)
+        most_work = MOST_WORK if options.patches == "always" else MOST_WORK_FOR_LIMIT
+        passes.append(run_in_patches(lowering, method, most_work, limit))
+    if options.memory == "optimal":
+        passes.append(memory_rewriting(lowering, partial=options.memory_rewriting))
+    return passes
 
 
 def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -12,6 +12,7 @@ from tvm_ext.errors import MemoryLimitError
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.memory.relax.arena import NOTE_ATTRIBUTE
 from tvm_ext.memory.relax.order import PLAN_ATTRIBUTE
+from tvm_ext.memory.relax.patches import PATCHES_ATTRIBUTE
 from tvm_ext.statistics import module_statistics
 
 
@@ -23,6 +24,8 @@ def memory_decisions(mod: tvm.IRModule) -> dict[str, dict[str, Any]]:
             decision: dict[str, Any] = {}
             if PLAN_ATTRIBUTE in func.attrs:
                 decision |= json.loads(str(func.attrs[PLAN_ATTRIBUTE]))
+            if PATCHES_ATTRIBUTE in func.attrs:
+                decision["patches"] = json.loads(str(func.attrs[PATCHES_ATTRIBUTE]))
             if NOTE_ATTRIBUTE in func.attrs:
                 decision["note"] = str(func.attrs[NOTE_ATTRIBUTE])
             if decision:

@@ -1,0 +1,143 @@
+"""Runs stages of a network strip by strip, where the peak of memory demands it.
+
+before: ``t = conv(x); u = conv(t); y = pool(u)``
+after:  ``y = concat(pool(conv(conv(x[rows of strip 0]))), pool(conv(conv(x[rows of strip 1]))), ...)``
+
+What is worth it is decided on plain data (:mod:`tvm_ext.memory.patches`), and confirmed by lowering on trial. Each
+result is computed of the same numbers in the same way; where a kernel of a strip is divided in another way than that of
+the image, sums are taken in another order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+
+from tvm_ext.memory import OrderOptions, plan_order
+from tvm_ext.memory.patches import PatchPlan, plan_patches, verify_patches
+from tvm_ext.memory.relax.graph import LIVENESS, memory_graph
+from tvm_ext.memory.relax.order import EFFORT as ORDER_EFFORT
+from tvm_ext.memory.relax.order import Method
+from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, row_graph, rows_of
+from tvm_ext.relax_utils import static_shape
+
+PATCHES_ATTRIBUTE = "tvm_ext.patches"
+"""Attribute of a function: what runs strip by strip, as JSON."""
+
+SEGMENTS = 3
+"""Segments that are looked for, one after the other, each where most is alive then."""
+
+TRIALS = 3
+"""Plans of a segment that are lowered on trial."""
+
+
+def run_in_patches(
+    lowering: Sequence[tvm.transform.Pass],
+    method: Method,
+    most_work: float,
+    limit: int = 0,
+    function: str = "main",
+) -> tvm.transform.Pass:
+    """Make the pass; it works on operators, before layout and legalisation.
+
+    Parameters
+    ----------
+    lowering : sequence of Pass
+        From operators to fused kernels: what the pipeline does next.
+    method : str
+        How the order will be chosen.
+    most_work : float
+        Arithmetic that is allowed, as a multiple of what there is.
+    limit : int
+        Bytes below which nothing more is asked for.
+    """
+    lower = tvm.transform.Sequential(list(lowering), name="tvm_ext.PatchTrial")
+
+    def peak_of(mod: tvm.IRModule) -> int | None:
+        graph = memory_graph(lower(mod), function).graph
+        if any(not isinstance(tensor.nbytes, int) for tensor in graph.tensors.values()):
+            return None
+        return plan_order(graph, OrderOptions(method=method, effort=ORDER_EFFORT, liveness=LIVENESS)).peak
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RunInPatches")
+    def _patches(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        global_var = next((var for var in mod.get_global_vars() if var.name_hint == function), None)
+        if global_var is None or not isinstance(mod[global_var], relax.Function) or row_graph(mod[global_var]) is None:
+            return mod
+        peak, work, notes = peak_of(mod), 1.0, []
+        for _ in range(SEGMENTS):
+            graph = row_graph(mod[global_var])
+            if graph is None or peak is None or peak <= limit:
+                break
+            for plan in plan_patches(graph.nodes, graph.inputs, graph.input_bytes, most_work / work, limit)[:TRIALS]:
+                verify_patches(plan, graph.nodes, graph.extents)
+                tried = _applied(mod, global_var, graph, plan)
+                lowered = peak_of(tried)
+                if lowered is not None and lowered < peak:
+                    mod, work = tried, work * plan.work
+                    notes.append({"strips": len(plan.strips), "operators": plan.last - plan.first + 1}
+                                 | {"before": peak, "after": lowered, "arithmetic": round(plan.work, 4)})  # fmt: skip
+                    peak = lowered
+                    break
+            else:
+                break
+        if not notes:
+            return mod
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated.update_func(global_var, mod[global_var].with_attr(PATCHES_ATTRIBUTE, json.dumps(notes)))
+        return updated
+
+    return _patches
+
+
+def _applied(mod: tvm.IRModule, global_var: tvm.ir.GlobalVar, graph: RowGraph, plan: PatchPlan) -> tvm.IRModule:
+    """Put the strips of a plan in the place of its segment."""
+    func = mod[global_var]
+    builder = relax.BlockBuilder()
+    result = graph.bindings[plan.last].var
+    with builder.function(global_var.name_hint, func.params, attrs=dict(func.attrs.items()) if func.attrs else None):
+        with builder.dataflow():
+            for binding in graph.bindings[: plan.first]:
+                builder.emit_normalized(binding)
+            strips = [_strip(builder, graph, plan, number) for number in range(len(plan.strips))]
+            whole = builder.normalize(relax.op.concat(strips, axis=len(static_shape(result)) + ROWS))
+            builder.emit_normalized(relax.VarBinding(result, whole))
+            for binding in graph.bindings[plan.last + 1 :]:
+                builder.emit_normalized(binding)
+        builder.emit_func_output(func.body.body)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated.update_func(global_var, builder.get()[global_var.name_hint])
+    return updated
+
+
+def _strip(builder: relax.BlockBuilder, graph: RowGraph, plan: PatchPlan, number: int) -> relax.Var:
+    """Emit the operators of a segment for one strip."""
+    ranges = plan.strips[number]
+    names = {variable: name for name, variable in graph.variables.items()}
+    held = {
+        plan.source: _rows(builder, graph.variables[plan.source], ranges[plan.source], (0, graph.extents[plan.source]))
+    }
+
+    def there(variable: relax.Var, rows: tuple[int, int]) -> relax.Expr:
+        name = names[variable]
+        return _rows(builder, held[name], rows, ranges[name])
+
+    for node, binding in list(zip(graph.nodes, graph.bindings, strict=True))[plan.first : plan.last + 1]:
+        if node.name in ranges:
+            extents = [graph.extents[name] for name, _ in node.reads]
+            held[node.name] = builder.emit(rows_of(binding.value, node, ranges[node.name], there, extents))
+    return held[graph.nodes[plan.last].name]
+
+
+def _rows(
+    builder: relax.BlockBuilder, tensor: relax.Expr, wanted: tuple[int, int], there: tuple[int, int]
+) -> relax.Expr:
+    """Take rows of a tensor that has the rows ``there``."""
+    if wanted == there:
+        return tensor
+    axis = len(static_shape(tensor)) + ROWS
+    begin, end = wanted[0] - there[0], wanted[1] - there[0]
+    return builder.emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
