@@ -188,7 +188,9 @@ def measure_part(options: argparse.Namespace) -> None:
     if options.part == "c":
         rows, summary = c_sources.measure(names, not options.no_latency, options.keep)
     else:
-        rows, summary = planned.measure(planned.NETS if options.part == "planned" else planned.CELLS, names)
+        rows, summary = planned.measure(
+            planned.NETS if options.part == "planned" else planned.CELLS, names, options.keep
+        )
     store(path, "memory", rows, summary, part=options.part)
     for key, value in summary.items():
         print(f"{key}: {value}")

@@ -1,14 +1,17 @@
 """Bytes that the default pipeline plans, beside stock TVM's and an arena as TensorFlow Lite makes it.
 
 Everything is lowered to the plan and no code is generated: bytes are those of any machine with these instruction sets.
-The arena of comparison is of fused kernels without Winograd's algorithm, in the order of the file, no result in place:
-tensors by size, the largest first, each at the lowest offset that is free while it lives (``GreedyMemoryPlanner``).
+The arena of comparison is of fused kernels without Winograd's algorithm and inverted residuals, in the order of the
+file, no result in place: tensors by size, the largest first, each at the lowest offset that is free while it lives
+(``GreedyMemoryPlanner``), of each function of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import exp, log
+from functools import partial
+from math import exp, log, prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +19,22 @@ import tvm
 from tvm import relax
 
 import tvm_ext
+from scripts.results import kept_or
 from tests.zoo import ZOO
 from tests.zoo.nets.cells import cells
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import given_order, liveness
 from tvm_ext.memory.relax.graph import LIVENESS, MemoryReader
+from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
 from tvm_ext.statistics import StatisticsInstrument
 from tvm_ext.target import resolve_target
 
 ALIGNMENT = 64
 NETS, CELLS = "net", "cell"
+PLANNED = ("vectorize", "finalize")
+"""Phases behind the plan of memory."""
 
 
 def models(kind: str, only: Sequence[str]) -> Iterator[tuple[str, ImportedModel]]:
@@ -68,18 +75,19 @@ def with_kernels(imported: ImportedModel) -> int:
 def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, Any]:
     """Plan a model every way."""
     target = resolve_target(None)
-    _, ours, _ = lower(imported.mod, target, PipelineOptions())
+    _, ours, _ = lower(imported.mod, target, PipelineOptions(disable=PLANNED))
     # Of networks the default is measured; irregular cells are those that another order and rewriting are for.
     optimal = lower(imported.mod, target, PipelineOptions(memory="optimal"))[1] if kind == CELLS else None
     modules: dict[str, tvm.IRModule] = {}
     lower(
         imported.mod,
         target,
-        PipelineOptions(memory="stock", winograd=False, disable=("vectorize", "finalize")),
+        PipelineOptions(memory="stock", winograd=False, inverted_residuals=False, disable=PLANNED),
         after_phase=lambda phase, mod: modules.update({phase.name: mod}),
     )
-    graph = MemoryReader(modules["schedule"]).graph
-    found = liveness(graph, given_order(graph), LIVENESS)
+    patched, in_patches = None, None
+    if kind == NETS:
+        patched, in_patches, _ = lower(imported.mod, target, PipelineOptions(patches="always", disable=PLANNED))
     stock = StatisticsInstrument()
     with target, tvm.transform.PassContext(instruments=[stock]):
         relax.get_pipeline("default")(imported.mod)
@@ -92,15 +100,35 @@ def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, An
         "planned_optimal": optimal.planned_bytes if optimal is not None else None,
         "with_kernels": with_kernels(imported) if name in ("mobilenet_v2", "unet") else None,
         "stock": stock.statistics.planned_bytes,
-        "greedy_by_size": greedy_by_size(found.intervals, found.sizes),
+        "in_patches": in_patches.planned_bytes if in_patches is not None else None,
+        "arithmetic_in_patches": _arithmetic(patched),
+        "greedy_by_size": sum(_greedy_arenas(modules["schedule"])),
     }
 
 
-def measure(kind: str, only: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def _arithmetic(mod: tvm.IRModule | None) -> float | None:
+    """Give the arithmetic of a module that runs in patches, as a multiple of what it is without."""
+    if mod is None:
+        return None
+    return prod(
+        note["arithmetic"] for decision in memory_decisions(mod).values() for note in decision.get("patches", ())
+    )
+
+
+def _greedy_arenas(mod: tvm.IRModule) -> Iterator[int]:
+    """Give the bytes of an arena for each function that calls kernels."""
+    for variable, func in mod.functions_items():
+        if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+            graph = MemoryReader(mod, variable.name_hint).graph
+            found = liveness(graph, given_order(graph), LIVENESS)
+            yield greedy_by_size(found.intervals, found.sizes)
+
+
+def measure(kind: str, only: Sequence[str], keep: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Plan every model; gives a row for each, and means of the ratios."""
     rows = []
     for name, imported in models(kind, only):
-        rows.append(measure_model(kind, name, imported))
+        rows.append(kept_or(keep, {"kind": kind, "name": name}, partial(measure_model, kind, name, imported)))
         print(rows[-1], flush=True)
     return rows, summarise(rows)
 
@@ -115,6 +143,13 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         summary["planned_vs_stock_worst"] = max(row["planned"] / row["stock"] for row in nets)
         summary["planned_vs_tflite_like"] = _mean([row["planned"] / row["greedy_by_size"] for row in nets])
         summary["planned_nets"] = len(nets)
+        summary["planned_patched_vs_stock"] = _mean([row["in_patches"] / row["stock"] for row in nets])
+        patched = [row for row in nets if row["in_patches"] < row["planned"]]
+        summary["patched_nets"] = len(patched)
+        if patched:
+            summary["patched_vs_stock_of_these"] = _mean([row["in_patches"] / row["stock"] for row in patched])
+            summary["patched_vs_planned_of_these"] = _mean([row["in_patches"] / row["planned"] for row in patched])
+            summary["arithmetic_in_patches_worst"] = max(row["arithmetic_in_patches"] for row in patched)
     if irregular:
         summary["cells_vs_stock"] = _mean([row["planned_optimal"] / row["stock"] for row in irregular])
     by_name = {row["name"]: row for row in rows}

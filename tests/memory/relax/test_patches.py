@@ -1,0 +1,112 @@
+"""Stages strip by strip: the values of the whole image, awkward sizes, pools and sums; limits; what cannot be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tests.memory.relax.modules import lowered, results_of
+from tvm_ext.compiler import lower
+from tvm_ext.errors import MemoryLimitError
+from tvm_ext.memory.relax.limit import memory_decisions
+from tvm_ext.options import PipelineOptions
+from tvm_ext.target import resolve_target
+
+
+def net(
+    size: tuple[int, int], kernel: int = 3, stride: int = 1, dilation: int = 1, pool: str = "max", batch: int = 1,
+    ceil: bool = False, channels: int = 17,
+) -> tvm.IRModule:  # fmt: skip
+    """Make a stem of two convolutions and a pool, a residual block with a concatenation, and a mean."""
+    rng = np.random.default_rng(sum(size) + kernel)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((batch, 3, *size), "float32"))
+
+    def convolved(value: Any, out: int, taps: int, **attributes: Any) -> Any:
+        weight = rng.standard_normal((out, int(value.ty.shape[1]), taps, taps)) / taps
+        y = builder.emit(op.nn.conv2d(value, relax.const(weight.astype("float32")), **attributes))
+        bias = relax.const(rng.uniform(0.5, 1.5, (1, out, 1, 1)).astype("float32"))
+        return builder.emit(op.nn.relu(builder.emit(op.add(y, bias))))
+
+    reach = dilation * (kernel - 1) // 2
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = convolved(x, channels, kernel, padding=reach, dilation=dilation)
+            y = convolved(y, channels, kernel, padding=reach, dilation=dilation, strides=stride)
+            pooled = op.nn.max_pool2d if pool == "max" else op.nn.avg_pool2d
+            y = builder.emit(pooled(y, (3, 3), (2, 2), (1, 1), ceil_mode=ceil))
+            z = convolved(y, channels, 3, padding=1)
+            y = builder.emit(op.add(y, z))
+            y = builder.emit(op.concat([y, z], axis=1))
+            y = convolved(y, 8, 3, padding=1, strides=2)
+            result = builder.emit_output(op.mean(y, axis=[2, 3]))
+        builder.emit_func_output(result)
+    return relax.transform.Normalize()(builder.get())
+
+
+def decided(mod: tvm.IRModule) -> list[dict[str, Any]]:
+    return memory_decisions(mod)["main"].get("patches", [])
+
+
+CASES: list[dict[str, Any]] = [
+    {"size": (48, 32)},
+    {"size": (33, 17), "kernel": 5},
+    {"size": (31, 40), "stride": 2, "pool": "avg"},
+    {"size": (47, 9), "ceil": True, "batch": 2},
+    {"size": (40, 24), "dilation": 2, "channels": 33},
+    {"size": (127, 7), "kernel": 7, "channels": 1},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("memory", ["arena", "optimal"])
+def test_values(case: dict[str, Any], memory: str) -> None:
+    """Strips give the values of the image at once, and need less memory."""
+    mod = net(**case)
+    value = np.random.default_rng(1).standard_normal(tuple(map(int, mod["main"].params[0].ty.shape))).astype("float32")
+    value[0, 0, 20, 3] = np.nan
+    whole, strips = lowered(mod, memory=memory, patches="off"), lowered(mod, memory=memory, patches="always")
+    found, expected = results_of(strips, [value]), results_of(whole, [value])
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    notes = decided(strips)
+    assert not decided(whole)
+    if case["size"] == (48, 32):
+        assert notes
+    assert all(note["after"] < note["before"] and note["arithmetic"] <= 1.1 for note in notes)
+
+
+def test_a_limit_asks_for_strips() -> None:
+    """What fits is left alone; what does not runs strip by strip; and what never will is refused with the least."""
+    mod, target = net((64, 64)), resolve_target(None)
+    whole = lower(mod, target, PipelineOptions(memory="optimal", patches="off"))[1]
+    assert whole is not None
+    roomy = lower(mod, target, PipelineOptions(memory="optimal", memory_limit=whole.planned_bytes + 100))
+    assert not decided(roomy[0])
+    tight = lower(mod, target, PipelineOptions(memory="optimal", memory_limit=whole.planned_bytes // 2))
+    assert decided(tight[0])
+    with pytest.raises(MemoryLimitError, match="best reachable peak"):
+        lower(mod, target, PipelineOptions(memory="optimal", memory_limit=64))
+    with pytest.raises(MemoryLimitError):
+        lower(mod, target, PipelineOptions(memory="optimal", memory_limit=whole.planned_bytes // 2, patches="off"))
+
+
+def test_what_cannot_be_cut_stays() -> None:
+    """Products, transposes and open sizes have no rows of images: the option changes nothing."""
+    x = relax.Var("x", relax.TensorType((4, 64), "float32"))
+    builder = relax.BlockBuilder()
+    weight = relax.const(np.eye(64, dtype="float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.matmul(builder.emit(op.nn.relu(x)), weight))
+            result = builder.emit_output(op.permute_dims(y))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    value = np.random.default_rng(0).standard_normal((4, 64)).astype("float32")
+    strips = lowered(mod, patches="always")
+    assert not decided(strips)
+    np.testing.assert_allclose(results_of(strips, [value])[0], np.maximum(value, 0).T, rtol=1e-6)
