@@ -78,6 +78,7 @@ def two_convolutions() -> list[RowNode]:
         RowNode("a", (("x", RowReach(3, 1, 1)),), 32, 100, 10.0),
         RowNode("b", (("a", RowReach(3, 1, 1)),), 32, 100, 10.0),
         RowNode("c", (("b", RowReach(2, 2, 0)),), 16, 25, 1.0),
+        RowNode("d", (("c", None),), 1, 4),
     ]
 
 
@@ -88,7 +89,7 @@ def test_two_large_tensors_are_never_there() -> None:
     best = plan_patches(nodes, {"x": 32}, {"x": 12}, 1.3)[0]
     assert best.peak < 3200
     assert (best.first, best.last, best.source) == (0, 2, "x")
-    assert cuts_of(nodes, ["x"]) == {-1: "x", 0: "a", 1: "b"}
+    assert cuts_of(nodes, ["x"]) == {-1: "x", 0: "a", 1: "b", 2: "c"}
 
 
 def test_enough_is_enough() -> None:
@@ -102,7 +103,7 @@ def test_enough_is_enough() -> None:
 def test_nothing_to_gain() -> None:
     """Where rows are not told apart, or a second tensor is alive all along, nothing is cut."""
     nodes = two_convolutions()
-    apart = [nodes[0], replace(nodes[1], reads=(("a", None),)), nodes[2]]
+    apart = [nodes[0], replace(nodes[1], reads=(("a", None),)), *nodes[2:]]
     assert not [plan for plan in plans(apart, {"x": 32}, {"x": 12}) if plan.first <= 1 <= plan.last]
     assert plan_patches([], {}, {}, 1.1) == []
 

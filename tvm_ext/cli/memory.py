@@ -17,6 +17,7 @@ from tvm_ext.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from tvm_ext.report.memory_pareto import ParetoPoint
     from tvm_ext.report.memory_plans import PlannedMemory
 
 
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
     "--plot", type=click.Path(path_type=Path), help="Draw bytes alive over time: .png or .svg (needs matplotlib)."
 )
 @click.option("--no-run", is_flag=True, help="Only plan; do not run the model to count what it takes.")
+@click.option(
+    "--pareto", is_flag=True, help="Measure time against bytes of several ways to compile; --plot draws the curve."
+)
 @json_flag
-def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, no_run: bool, as_json: bool) -> None:
+def command(
+    model: Path, target: str, input_shapes: Shapes, plot: Path | None, no_run: bool, pareto: bool, as_json: bool
+) -> None:
     """Plan the memory of MODEL (.onnx or .pt2): TVM's plan, one arena, the best order, concatenations taken apart."""
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
@@ -36,6 +42,8 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
     from tvm_ext.report.memory_plans import NAMES, compare_plans
     from tvm_ext.system.files import check_output
 
+    if pareto and no_run:
+        raise click.UsageError("--pareto measures time, so it does not go with --no-run")
     if plot is not None:
         check_chart(plot)
         check_writable(plot)
@@ -44,7 +52,20 @@ def command(model: Path, target: str, input_shapes: Shapes, plot: Path | None, n
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
-        plans = compare_plans(imported, target, measure=() if no_run else NAMES, progress=report)
+        if pareto:
+            from tvm_ext.report.memory_pareto import draw_pareto, measure_pareto
+
+            points = measure_pareto(imported, target, progress=report)
+        else:
+            plans = compare_plans(imported, target, measure=() if no_run else NAMES, progress=report)
+    if pareto:
+        if plot is not None:
+            draw_pareto(plot, model.name, points)
+        if as_json:
+            print_json({"model": str(model), "points": [point.to_json() for point in points]})
+        else:
+            _print_points(model, points)
+        return
     if plot is not None:
         draw_memory(plot, model.name, [plan.profile for plan in plans])
     if as_json:
@@ -88,3 +109,22 @@ def _print(model: Path, plans: tuple[PlannedMemory, ...]) -> None:
     console.print(f"Alive at the peak of '{peak.name}' (kernel {peak.profile.peak_step}):", markup=False)
     for name, kind, size in peak.profile.live_at_peak:
         console.print(f"  {bytes_text(size):>12}  {name}  {kind}", markup=False)
+
+
+def _print_points(model: Path, points: tuple[ParetoPoint, ...]) -> None:
+    from rich.table import Table
+
+    from tvm_ext.bench.table import wide_console
+    from tvm_ext.graph.units import bytes_text
+
+    console = wide_console()
+    console.print(f"[bold]{model.name}[/bold]: planned bytes and time; weights, inputs and results are not counted")
+    table = Table()
+    table.add_column("way")
+    for title in ("planned", "median ms"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for point in points:
+        mark = "no other one needs less of both" if point.best else ""
+        table.add_row(point.name, bytes_text(point.planned), f"{point.milliseconds:.3f}", mark)
+    console.print(table)

@@ -52,7 +52,7 @@ class RowNode:
     reads : tuple of (str, RowReach or None)
         Operands that are computed; None: rows are not told apart, so that a segment ends before this operator.
     rows, row_bytes : int
-        Of the result; 1 and its bytes where rows are not told apart.
+        Of the result; 1 and its bytes where it is no image.
     row_work : float
         Multiplications and additions for a row.
     in_place : bool

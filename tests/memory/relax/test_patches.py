@@ -87,12 +87,16 @@ def test_a_limit_asks_for_strips() -> None:
     assert whole is not None
     roomy = lower(mod, target, PipelineOptions(memory="optimal", memory_limit=whole.planned_bytes + 100))
     assert not decided(roomy[0])
-    tight = lower(mod, target, PipelineOptions(memory="optimal", memory_limit=whole.planned_bytes // 2))
+    least = lower(mod, target, PipelineOptions(memory="optimal", patches="always"))[1]
+    assert least is not None
+    assert least.planned_bytes < whole.planned_bytes
+    limit = least.planned_bytes + least.output_bytes
+    tight = lower(mod, target, PipelineOptions(memory="optimal", memory_limit=limit))
     assert decided(tight[0])
     with pytest.raises(MemoryLimitError, match="best reachable peak"):
         lower(mod, target, PipelineOptions(memory="optimal", memory_limit=64))
     with pytest.raises(MemoryLimitError):
-        lower(mod, target, PipelineOptions(memory="optimal", memory_limit=whole.planned_bytes // 2, patches="off"))
+        lower(mod, target, PipelineOptions(memory="optimal", memory_limit=limit, patches="off"))
 
 
 def test_what_cannot_be_cut_stays() -> None:

@@ -125,7 +125,7 @@ def _strip(builder: relax.BlockBuilder, graph: RowGraph, plan: PatchPlan, number
         name = names[variable]
         return _rows(builder, held[name], rows, ranges[name])
 
-    for node, binding in list(zip(graph.nodes, graph.bindings, strict=True))[plan.first : plan.last + 1]:
+    for node, binding in list(zip(graph.nodes, graph.bindings, strict=False))[plan.first : plan.last + 1]:
         if node.name in ranges:
             extents = [graph.extents[name] for name, _ in node.reads]
             held[node.name] = builder.emit(rows_of(binding.value, node, ranges[node.name], there, extents))

@@ -27,7 +27,7 @@ class RowGraph:
     Attributes
     ----------
     nodes : list of RowNode
-        One for each binding.
+        One for each binding, and a last one that reads the results.
     bindings : list of VarBinding
     inputs, input_bytes : dict of str to int
         Rows, and bytes of a row, of parameters.
@@ -69,6 +69,8 @@ def row_graph(func: relax.Function) -> RowGraph | None:
         if node is None:
             return None
         nodes.append(node)
+    results = [binding.var for binding in block.bindings if not isinstance(binding.var, relax.DataflowVar)]
+    nodes.append(RowNode("results", tuple((names[variable], None) for variable in results), 1, 0))
     variables = {name: variable for variable, name in names.items()}
     return RowGraph(nodes, list(block.bindings), inputs, input_bytes, variables)
 
@@ -93,7 +95,7 @@ def _node(binding: Any, names: Mapping[Any, str]) -> RowNode | None:
     is_view = isinstance(value, relax.Call) and value.op.name == "relax.reshape"
     if reaches is None:
         return RowNode(
-            name, tuple((operand, None) for operand in operands), 1, rows * row_bytes, in_place=is_view
+            name, tuple((operand, None) for operand in operands), rows, row_bytes, in_place=is_view
         )  # fmt: skip
     reads = tuple((names[variable], reach) for variable, reach in reaches)
     pointwise = value.op.name.removeprefix("relax.") in UNARY | BINARY
