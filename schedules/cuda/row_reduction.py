@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
+from tvm_ext.schedules.cuda.barriers import barriers_behind_sums
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, touched
 from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine, machine_of
 from tvm_ext.schedules.kernel.access import axes_of
@@ -49,12 +50,13 @@ class RowReduction:
         if not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
             return None
         try:
-            return _schedule(schedule, machine_of(target))
+            _schedule(schedule, machine_of(target))
         except (ScheduleError, NotRows):
             return None
+        return new_schedule(barriers_behind_sums(schedule.mod["main"]))
 
 
-def _schedule(schedule: Schedule, machine: GpuMachine) -> Schedule:
+def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
     blocks = _few_blocks(schedule)
     reductions = [block for block in blocks if not is_spatial(schedule, block)]
     if len(schedule.get_output_blocks("root")) != 1 or not reductions:
@@ -82,7 +84,6 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> Schedule:
         _along_rows(schedule, blocks, row, count, length, machine)
     else:
         _across_rows(schedule, blocks, row, count, length, machine)
-    return schedule
 
 
 def _few_blocks(schedule: Schedule) -> list[SBlockRV]:

@@ -29,10 +29,11 @@ TOLERANCE = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--seed", type=int, default=0, help="of the extents of operators that are drawn")
     parser.add_argument("--only", nargs="+", help="names of models, or 'operators'; not for the ledger")
 
 
-def _all(target: tvm.target.Target, only: list[str] | None) -> Iterator[Kernel | tuple[str, str]]:
+def _all(target: tvm.target.Target, only: list[str] | None, seed: int) -> Iterator[Kernel | tuple[str, str]]:
     for model in TINY:
         for options in ({}, {"precision": "float16"}):
             name = f"{model} {options['precision']}" if options else model
@@ -42,9 +43,9 @@ def _all(target: tvm.target.Target, only: list[str] | None) -> Iterator[Kernel |
                 except Exception as error:
                     yield name, f"the pipeline failed: {first_line(error)}"
     if only is None or "operators" in only:
-        for name, mod in operator_modules():
+        for name, mod in operator_modules(seed=seed):
             for options in ({}, {"precision": "float16"}):
-                if options and not name.startswith(("matmul", "batched", "convolution", "depthwise")):
+                if options and not name.startswith(("matmul", "product", "batched", "attention", "convolution")):
                     continue
                 try:
                     yield from kernels_of(f"{name} {options.get('precision', '')}".strip(), mod, target, **options)
@@ -104,7 +105,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     target = target_of(arguments.arch)
     seen: set[int] = set()
     rows: list[dict[str, Any]] = []
-    for kernel in _all(target, arguments.only):
+    for kernel in _all(target, arguments.only, arguments.seed):
         if isinstance(kernel, tuple):
             rows.append({"model": kernel[0], "kernel": "", "agrees": False, "why": kernel[1]})
             print(kernel)

@@ -34,7 +34,11 @@ def serial_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
-    return tvm_ffi.structural_mutate(func, [(tirx.For, serial)])
+    def no_barrier(statement: tirx.Evaluate, _mutator: Any) -> tirx.Evaluate:
+        is_barrier = getattr(getattr(statement.value, "op", None), "name", "").endswith("tvm_storage_sync")
+        return tirx.Evaluate(0) if is_barrier else statement
+
+    return tvm_ffi.structural_mutate(func, [(tirx.For, serial), (tirx.Evaluate, no_barrier)])
 
 
 def schedule_graph(

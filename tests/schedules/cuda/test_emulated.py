@@ -114,3 +114,12 @@ def test_a_transpose_behind_a_reshape_is_left_to_another_rule() -> None:
 def test_a_transpose_with_a_sum_of_another_tensor() -> None:
     x, y = values(64, 96), values(96, 64, seed=1)
     check(lambda _, a, b: op.add(op.permute_dims(a), b), [x, y], x.T + y, "cuda.transpose")
+
+
+@pytest.mark.parametrize("shape", [(33, 3), (129, 7), (1000, 17), (3, 300, 5)])
+def test_softmax_of_columns(shape: tuple[int, ...]) -> None:
+    """Threads that share a row are no neighbours here."""
+    x = values(*shape)
+    axis = len(shape) - 2
+    expected = torch.softmax(torch.from_numpy(x), axis).numpy()
+    check(lambda _, a: op.nn.softmax(a, axis), [x], expected, "cuda.row_reduction")
