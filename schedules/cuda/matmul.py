@@ -15,8 +15,8 @@ from tvm_ext.schedules.cuda.product_tile import Tile, arithmetic_tile
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
-SMALLEST_SIDE = 4
-"""Rows and columns from which on a tile is shared by enough threads; a product of fewer reads a matrix once."""
+SMALLEST_SIDE = 2
+"""Rows and columns from which on what is loaded is used more than once: a product with one vector reads a matrix once."""
 
 
 class Matmul:

@@ -55,12 +55,21 @@ def test_product_with_a_vector() -> None:
     check(lambda _, a, b: op.matmul(a, b), [x, w], x @ w, "cuda.row_reduction")
 
 
-@pytest.mark.parametrize("shape", [(33, 17, 129), (64, 300, 31), (7, 1024, 9)])
+@pytest.mark.parametrize(
+    "shape", [(33, 17, 129), (64, 300, 31), (7, 1024, 9), (2, 300, 129), (3, 127, 65), (129, 33, 2)]
+)
 def test_products(shape: tuple[int, int, int]) -> None:
     rows, depth, columns = shape
     x, w, b = values(rows, depth), values(depth, columns, seed=1), values(columns, seed=2)
     build = lambda _, a, c, d: op.nn.relu(op.add(op.matmul(a, c), d))  # noqa: E731
     check(build, [x, w, b], np.maximum(x @ w + b, 0), "cuda.matmul")
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 7])
+def test_a_few_vectors_read_the_matrix_once(rows: int) -> None:
+    """A dense layer for a small batch: its depth is divided, so that there are blocks enough."""
+    x, w = values(rows, 512), values(512, 200, seed=1)
+    check(lambda _, a, b: op.matmul(a, b), [x, w], x @ w, "cuda.matmul")
 
 
 def test_gelu_behind_a_product() -> None:
