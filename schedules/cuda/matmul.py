@@ -16,7 +16,7 @@ from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
 SMALLEST_SIDE = 2
-"""Rows and columns from which on what is loaded is used more than once: a product with one vector reads a matrix once."""
+"""Rows and columns from which on what is loaded is used more than once."""
 
 
 class Matmul:

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule, ScheduleError
@@ -250,7 +251,7 @@ def _side_by_side(region: Any, axes: Sequence[Any], depth: Sequence[Any], condit
 
 
 def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:
-    """Whether what makes an operand in this kernel loads it under a condition."""
+    """Whether what makes an operand in this kernel loads it under a condition that neighbours may not share."""
     waiting = [
         item
         for item in schedule.get_producers(block)
@@ -258,10 +259,28 @@ def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:
     ]
     while waiting:
         item = waiting.pop()
-        if has_condition(schedule, item):
+        if has_condition(schedule, item) and _varies_along_last(schedule.get(item)):
             return True
         waiting += list(schedule.get_producers(item))
     return False
+
+
+def _varies_along_last(body: Any) -> bool:
+    """Whether a condition of a block depends on the last index that it stores at."""
+    if not isinstance(body.body, tirx.BufferStore):
+        return True
+    last = _free(body.body.indices[-1])
+    found = [False]
+
+    def call(node: Any) -> None:
+        if getattr(node.op, "name", "").endswith("if_then_else"):
+            found[0] = found[0] or any(_among(variable, last) for variable in _free(node.args[0]))
+
+    def select(node: Any) -> None:
+        found[0] = found[0] or any(_among(variable, last) for variable in _free(node.condition))
+
+    tvm_ffi.structural_walk(body.body.value, [(tvm.ir.Call, call), (prim.Select, select)])
+    return found[0]
 
 
 def _variables(region: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cuda.attention import attention_kernels
+from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
@@ -39,6 +40,10 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             *common.flushed(options),
         ]
     )
+
+
+def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [channels_last()]
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -92,6 +97,7 @@ CUDA = Backend(
     phases={
         **COMMON,
         "canonicalize": _canonicalize,
+        "layout": _layout,
         "fuse": _fuse,
         "schedule": _schedule,
         "finalize": _finalize,

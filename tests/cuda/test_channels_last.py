@@ -1,0 +1,83 @@
+"""Convolutions on tensor cores with their channels side by side: which ones, and that they compute the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.schedules.cuda_kernels import assert_emulated, kernels_of, schedule_graph
+from tests.schedules.kernels import graph
+from tvm_ext.backends.cuda.channels_last import channels_last
+from tvm_ext.schedules.cuda import RULES
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.target import resolve_target
+
+op = relax.op
+
+
+def network(dtype: str = "float16", channels: int = 64, groups: int = 1, length: int = 8) -> tvm.IRModule:
+    """Make a chain of padded convolutions with what is between them."""
+    random = np.random.default_rng(0)
+    weights = [
+        relax.const((random.standard_normal((channels, channels // groups, 3, 3)) * 0.1).astype(dtype))
+        for _ in range(length)
+    ]
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        for weight in weights:
+            x = bb.emit(op.nn.relu(op.nn.conv2d(x, weight, padding=1, groups=groups, out_dtype="float32")))
+            x = bb.emit(op.astype(x, dtype))
+        return x
+
+    return graph(build, [((1, channels, 28, 28), dtype)])
+
+
+def turned(mod: tvm.IRModule, target: str = "nvidia/h100") -> tvm.IRModule:
+    with resolve_target(target):
+        return channels_last()(mod)
+
+
+def run(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
+    compiled = tvm.compile(mod, tvm.target.Target({"kind": "llvm"}))
+    return relax.VirtualMachine(compiled, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def test_the_same_numbers_in_another_order() -> None:
+    mod = network()
+    after = turned(mod)
+    text = after["main"].script()
+    assert text.count('data_layout="NHWC"') == 8
+    assert text.count("permute_dims") == 2  # one before, one behind, none between and none of weights
+    x = np.random.default_rng(1).standard_normal((1, 64, 28, 28)).astype("float16")
+    expected = run(mod, x)
+    # Eight times a sum in another order is rounded to float16.
+    np.testing.assert_allclose(run(after, x), expected, rtol=0, atol=1e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("mod", "target"),
+    [
+        (network("float32"), "nvidia/h100"),
+        (network(groups=64), "nvidia/h100"),
+        (network(), "nvidia/t4"),  # no tensor cores that the rules use
+        (network(channels=3, length=2), "nvidia/h100"),  # nothing to have side by side: transposes cost more
+    ],
+)
+def test_what_stays(mod: tvm.IRModule, target: str) -> None:
+    tvm.ir.assert_structural_equal(turned(mod, target), mod)
+
+
+def test_padding_is_no_reason_for_single_elements() -> None:
+    """Eight channels are one access, under the condition that their pixel is inside; the kernel is right."""
+    random = np.random.default_rng(2)
+    x, w = (random.standard_normal(shape).astype("float16") for shape in ((1, 9, 7, 16), (24, 3, 3, 16)))
+
+    def build(_: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
+        return op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI", out_dtype="float32")
+
+    before, scheduled = (next(iter(kernels_of(schedule_graph(build, [x, w], rules)).values())) for rules in ((), RULES))
+    assert scheduled.attrs[RULE_ATTRIBUTE] == "cuda.tensor_matmul"
+    assert "T.vectorized(T.int64(8))" in scheduled.script()
+    assert_emulated(before, scheduled, [x, w, np.zeros((1, 9, 7, 24), "float32")], 1e-3)
