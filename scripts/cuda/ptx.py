@@ -1,7 +1,8 @@
 """Compile the kernels of models to machine code: what compiles, and which kernels keep registers in memory.
 
 Models go through the default pipeline, in float32 and with ``precision="float16"``; kernels through nvcc and ptxas.
-With ``--keep`` a kernel that was compiled before, for any model, is not compiled again while its schedule is the same.
+With ``--keep`` a kernel that was compiled before, for any model, is not compiled again while its schedule is the same,
+and a model not while the rules for CUDA are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tvm_ext.backends.cuda.resources import KernelResources, kernel_resources, s
 from tvm_ext.backends.cuda.toolkit import MISSING, Toolkit, find_toolkit
 from tvm_ext.errors import TvmExtError, first_line
 
+ROOT = Path(__file__).resolve().parents[2]
+
 INT8 = ("resnet18_uint8", "mobilenet_v2_uint8")
 
 
@@ -27,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--archs", nargs="+", default=["sm_80", "sm_90"])
     parser.add_argument("--models", nargs="+", help="of the zoo; not for the ledger unless all are there")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further model after so many")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="compile nothing new after so many")
     add_keep_option(parser)
 
 
@@ -37,20 +40,27 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     if toolkit is None:
         raise SystemExit(MISSING)
     models = arguments.models or [*TINY, *INT8, *(name for name in ZOO if name not in TINY)]
-    compiled = _Compiled(toolkit, arguments.keep)
-    began, rows, left = time.perf_counter(), list[dict[str, Any]](), 0
+    compiled, rules = _Compiled(toolkit, arguments.keep), _rules()
+    kept = [row for row in read_rows(arguments.keep) if row.get("rules") == rules]
+    began, rows, left = time.perf_counter(), list[dict[str, Any]](), set[str]()
     for model in models:
-        if time.perf_counter() - began > arguments.seconds:
-            left += 1
-            continue
+        late = time.perf_counter() - began > arguments.seconds
         for options in ({},) if model.endswith("int8") else ({}, {"precision": "float16"}):
             for arch in arguments.archs:
-                rows.append(_row(model, arch, options, compiled))
-                print({key: value for key, value in rows[-1].items() if key != "worst"}, flush=True)
+                case = {"model": model, "precision": options.get("precision", "model"), "arch": arch, "rules": rules}
+                row = next((row for row in kept if case.items() <= row.items()), None)
+                if row is None and late:
+                    left.add(model)
+                    continue
+                if row is None:
+                    row = case | _row(model, arch, options, compiled)
+                    add_row(arguments.keep, row)
+                rows.append(row)
+                print({key: value for key, value in row.items() if key != "worst"}, flush=True)
     kernels = sum(row["kernels"] for row in rows)
     return rows, {
-        "ptx_models": len({row["model"] for row in rows}),
-        "ptx_models_left_out": left,
+        "ptx_models": len({row["model"] for row in rows} - left),
+        "ptx_models_left_out": len(left),
         "compiled": round(sum(row["compiled"] for row in rows) / max(len(rows), 1), 4),
         "compiled_kernels": kernels,
         "spilling_kernels": sum(row["spilling"] for row in rows),
@@ -63,7 +73,7 @@ class _Compiled:
     def __init__(self, toolkit: Toolkit, file: Path | None) -> None:
         self._toolkit, self._file = toolkit, file
         self._found: dict[tuple[str, str], list[dict[str, Any]]] = {
-            (row["key"], row["arch"]): row["kernels"] for row in read_rows(file)
+            (row["key"], row["arch"]): row["kernels"] for row in read_rows(file) if "key" in row
         }
 
     def of(self, functions: dict[str, Any], arch: str) -> list[KernelResources]:
@@ -85,12 +95,18 @@ def _key(func: Any) -> str:
     return hashlib.sha256(func.without_attr("global_symbol").script().encode()).hexdigest()
 
 
+def _rules() -> str:
+    """Name the state of the rules: a digest of the files that make them."""
+    digest = hashlib.sha256()
+    for folder in ("schedules/cuda", "schedules/kernel", "tvm_ext/backends/cuda"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def _row(model: str, arch: str, options: dict[str, Any], compiled: _Compiled) -> dict[str, Any]:
     start = time.perf_counter()
-    row: dict[str, Any] = {
-        "model": model, "precision": options.get("precision", "model"), "arch": arch, "compiled": False, "kernels": 0,
-        "spilling": 0, "why": "", "worst": [],
-    }  # fmt: skip
+    row: dict[str, Any] = {"compiled": False, "kernels": 0, "spilling": 0, "why": "", "worst": []}
     try:
         kernels = model_kernels(model, target_of(arch), **options)
         found = compiled.of({kernel.name: kernel.scheduled for kernel in kernels}, arch)
