@@ -155,12 +155,17 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
     """Inline what is computed from a block's result into it; gives the blocks of the kernel that are left behind it."""
     while True:
         consumers = list(schedule.get_consumers(block))
-        if len(consumers) != 1:
+        # One that repeats what it reads, as a broadcast does, is no place to compute it in.
+        if len(consumers) != 1 or _points(schedule, consumers[0]) > _points(schedule, block):
             return consumers
         try:
             schedule.reverse_compute_inline(consumers[0])
         except ScheduleError:
             return consumers
+
+
+def _points(schedule: Schedule, block: SBlockRV) -> int:
+    return prod(_size(axis) for axis in schedule.get(block).iter_vars)
 
 
 def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None) -> dict[str, Any] | None:

@@ -69,6 +69,8 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
         blocks = top_blocks(schedule)
     rows, inside = row_loops(schedule, blocks)
     count = prod(extent(schedule, loop) for loop in rows)
+    if any(_results(schedule, block) != count for block in reductions):
+        raise NotRows  # what is computed of it has other rows, as in squeeze and excitation
     length = max(_reduced(schedule, block) for block in reductions)
     if along and len(reductions) == 1 and length <= MOST_SERIAL and count >= MOST_SERIAL * length:
         raise NotRows
@@ -102,6 +104,12 @@ def _reduced(schedule: Schedule, block: SBlockRV) -> int:
     """Count the elements that one element of the result is made of."""
     axes = schedule.get(block).iter_vars
     return prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) == IterVar.CommReduce)
+
+
+def _results(schedule: Schedule, block: SBlockRV) -> int:
+    """Count the elements of the result of a reduction."""
+    axes = schedule.get(block).iter_vars
+    return prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) != IterVar.CommReduce)
 
 
 def _along_rows(

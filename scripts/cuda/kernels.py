@@ -62,7 +62,7 @@ def model_kernels(name: str, target: tvm.target.Target, **options: Any) -> list[
     plain, _, kind = name.rpartition("_")
     entry = quantized(plain, activations=kind) if kind in ("int8", "uint8") else get(name)
     label = " ".join([name, *map(str, options.values())])
-    return kernels_of(label, import_model(entry.onnx_path()).mod, target, **options)
+    return kernels_of(label, import_model(entry.onnx_path(), input_shapes=entry.input_shapes()).mod, target, **options)
 
 
 def operator_modules(sizes: Sequence[int] = AWKWARD, seed: int = 0) -> Iterator[tuple[str, tvm.IRModule]]:

@@ -132,3 +132,15 @@ def test_softmax_of_columns(shape: tuple[int, ...]) -> None:
     axis = len(shape) - 2
     expected = torch.softmax(torch.from_numpy(x), axis).numpy()
     check(lambda _, a: op.nn.softmax(a, axis), [x], expected, "cuda.row_reduction")
+
+
+def test_squeeze_and_excitation() -> None:
+    """A product of few numbers, which a large tensor is multiplied with: not all of it is work of one block."""
+    x, w, b = values(1, 8, 1, 1), values(32, 8, 1, 1, seed=1), values(1, 32, 1, 1, seed=3)
+    y = values(1, 32, 17, 12, seed=2)
+
+    def build(_: relax.BlockBuilder, x: relax.Var, w: relax.Var, b: relax.Var, y: relax.Var) -> relax.Expr:
+        return op.multiply(y, op.sigmoid(op.add(op.nn.conv2d(x, w), b)))
+
+    gate = 1 / (1 + np.exp(-np.einsum("ncij,kcij->nk", x, w) - b[:, :, 0, 0]))
+    check(build, [x, w, b, y], y * gate[:, :, None, None], "cuda.window")
