@@ -20,7 +20,7 @@ from scripts.results import kept_or
 from tests.zoo import ZOO
 from tests.zoo.entry import Entry
 from tvm_ext.backends.c.compiled import CModel, build
-from tvm_ext.errors import TvmExtError
+from tvm_ext.errors import CompileError, TvmExtError
 
 TURNS, RUNS = 7, 10
 TOLERANCE = 1e-5
@@ -49,7 +49,10 @@ def measure_model(entry: Entry, timed: bool) -> dict[str, Any]:
         folder = Path(name)
         written.write_to(folder)
         start = time.perf_counter()
-        build(folder)
+        try:
+            build(folder)
+        except CompileError as error:
+            return row | {"refused": str(error)[:200]}
         row["build_seconds"] = time.perf_counter() - start
         given = [inputs[spec.name] for spec in written.inputs]
         found, expected = written.run_program(folder, given), library.run(inputs)
@@ -125,7 +128,8 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "c_models": len(right),
         "c_wrong": sum("error" in row for row in rows) - len(right),
         "c_refused": sum("refused" in row for row in rows),
-        "c_static_as_planned": float(all(row["static"] == row["arena"] for row in rows if "static" in row)),
+        # Beside the arena there is a pointer to weights that come from a file.
+        "c_static_as_planned": float(all(0 <= row["static"] - row["arena"] <= 64 for row in rows if "static" in row)),
     }
     if compared := [row for row in rows if "arena" in row and row["planned"]]:
         summary["c_arena_over_plan"] = exp(sum(log(row["arena"] / row["planned"]) for row in compared) / len(compared))

@@ -223,8 +223,8 @@ class Expressions(Arithmetic):
 
     def load(self, buffer: Any, index: Any, result: CType) -> str:
         """Write the load of a value of some type from the elements at an index."""
-        if type_of_buffer(buffer).lanes > 1:
-            return f"{self._place(buffer)}[{self.text(index)}]"
+        if type_of_buffer(buffer).lanes > 1:  # in memory the type has another name, which is no operand of a choice
+            return f"(({self.helpers.type(result)}){self._place(buffer)}[{self.text(index)}])"
         if type_of(index).lanes == 1:
             if result.lanes > 1:  # read as another type
                 return self._vector(buffer, index, result)
