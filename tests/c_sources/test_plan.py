@@ -118,3 +118,20 @@ def test_a_tensor_over_one_that_is_read_later_is_noticed(offset: int, is_wrong: 
             verify_plan(Plan(steps, 128, 128))
     else:  # what is read is whole
         verify_plan(Plan(steps, 128, 128))
+
+
+@pytest.mark.parametrize(("second", "size", "is_wrong"), [(32, 32, False), (32, 16, True), (48, 32, True)])
+def test_a_name_that_a_concatenation_has_again(second: int, size: int, is_wrong: bool) -> None:
+    """A tensor whose operands were written into it may have the name of an earlier one of its place and shape."""
+    steps = (
+        Step("a", (tensor("a", 0, 64, False, True),)),
+        Step("left", (tensor("left", 0, 32, False, True),)),
+        Step("right", (tensor("right", second, size, False, True),)),
+        Step("use", (tensor("a", 0, 64, True, False), tensor("result", 128, 64, False, True))),
+    )
+    plan = Plan(steps, 192, 192, ())
+    if is_wrong:
+        with pytest.raises(GraphError, match="step 3 reads 'a'"):
+            verify_plan(plan, 16)
+    else:
+        verify_plan(plan, 16)

@@ -238,14 +238,33 @@ def _require_intact(arguments: Sequence[Sequence[Argument]]) -> None:
         for one in given:
             if not (one.read and _is_inside(one)):
                 continue
-            for step in range(written.get(_whole(one), number) + 1, number):
-                other = next((two for two in writes[step] if _whole(two) != _whole(one) and _overlap(one, two)), None)
-                if other is not None:
-                    raise GraphError(
-                        f"step {number} reads '{one.tensor}', over which step {step} wrote '{other.tensor}'"
-                    )
+            between = range(written.get(_whole(one), number) + 1, number)
+            others = [
+                (step, two)
+                for step in between
+                for two in writes[step]
+                if _whole(two) != _whole(one) and _overlap(one, two)
+            ]
+            if others and not _is_made_of(one, [two for _, two in others]):
+                step, other = others[0]
+                raise GraphError(f"step {number} reads '{one.tensor}', over which step {step} wrote '{other.tensor}'")
         for one in writes[number]:
             written[_whole(one)] = number
+
+
+def _is_made_of(one: Argument, parts: Sequence[Argument]) -> bool:
+    """Whether tensors are the parts that one is put together of: all inside of it, and not a byte without them.
+
+    A concatenation whose operands were written into it has the name of an earlier tensor of its place and shape.
+    """
+    low, end = one.place.offset, one.place.offset + one.bytes
+    if any(part.place.offset < low or part.place.offset + part.bytes > end for part in parts):
+        return False
+    for start, size in sorted((part.place.offset, part.bytes) for part in parts):
+        if start > low:
+            return False
+        low = max(low, start + size)
+    return low >= end
 
 
 def _whole(argument: Argument) -> str:
