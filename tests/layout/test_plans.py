@@ -188,3 +188,5 @@ def test_decisions_are_kept_with_a_module() -> None:
     assert layout_decisions(twice) == (decision, decision)
     assert with_decisions(mod, []) is mod
     assert decision.text.startswith("block_in 16, block_out 16, chunks 4")
+    assert "rounds" not in decision.text
+    assert Decision.of("relax.nn.conv2d", plan.form, replace(plan, rounds=True), ()).text.endswith(", rounds")

@@ -47,8 +47,9 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """The plan in a line."""
-        return ", ".join(f"{name} {_spelt(value)}" for name, value in self.plan)
+        """The plan in a line; of what is true or false, the name of what is true."""
+        said = [(name, value) for name, value in self.plan if value is not False]
+        return ", ".join(name if value is True else f"{name} {_spelt(value)}" for name, value in said)
 
 
 def _spelt(value: Any) -> str:
