@@ -211,6 +211,8 @@ class PipelineOptions:
             object.__setattr__(self, "on_chip_memory", parse_bytes(self.on_chip_memory, "on-chip memory"))
             if self.memory != "optimal":
                 raise OptionError(f"option on_chip_memory needs memory='optimal', not {self.memory!r}")
+        if self.patches == "always" and self.memory == "stock":
+            raise OptionError("option patches='always' needs memory='arena' or 'optimal', not 'stock'")
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, {candidates(str(name), names)}")

@@ -1,4 +1,4 @@
-"""Inverted residuals in C: small ones, whose rows are vectors on the stack, and of a size that is put into the arena."""
+"""Inverted residuals in C: small ones, whose rows are vectors on the stack, and larger ones, put into the arena."""
 
 from __future__ import annotations
 

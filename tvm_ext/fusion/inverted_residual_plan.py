@@ -128,10 +128,10 @@ def seconds_as_one(shape: ResidualShape, bands: int, parts: int, machine: Machin
     rows = out_h // bands
     in_rows = shape.window.input_rows(rows)
     (expanding, projecting), window_flops = _flops(shape)
+    expanded = expanding * in_rows * bands / height
     tasks = shape.batch * bands * (1 if shape.out_channels else parts)
     rounds = ceil(tasks / machine.cores) / tasks  # of the core that has most
-    expanding *= in_rows * bands / height
-    seconds = ((expanding + projecting) / POINTWISE_SHARE + window_flops / WINDOW_SHARE) / machine.flops * rounds
+    seconds = ((expanded + projecting) / POINTWISE_SHARE + window_flops / WINDOW_SHARE) / machine.flops * rounds
     before = in_rows * width * shape.hidden // parts * FLOAT_BYTES if shape.in_channels else 0
     behind = rows * out_w * shape.hidden // parts * FLOAT_BYTES if shape.out_channels else 0
     sums = rows * out_w * shape.out_channels * FLOAT_BYTES if parts > 1 else 0

@@ -106,7 +106,9 @@ def measure_pareto(
         planned.append(module_statistics(mod).planned_bytes)
         functions.append(relax.VirtualMachine(generate_code(mod, resolved), tvm.cpu())["main"])
     progress("run")
-    arguments = [tvm.runtime.tensor(np.ones(spec.shape, spec.dtype)) for spec in imported.inputs]
+    arguments = [
+        tvm.runtime.tensor(np.ones([int(extent) for extent in spec.shape], spec.dtype)) for spec in imported.inputs
+    ]
     seconds: list[list[float]] = [[] for _ in WAYS]
     for turn in range(rounds + 1):
         for function, times in zip(functions, seconds, strict=True):

@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.compiler import lower
-from tvm_ext.errors import MemoryLimitError
+from tvm_ext.errors import MemoryLimitError, OptionError
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
 from tvm_ext.target import resolve_target
@@ -93,8 +93,10 @@ def test_a_limit_asks_for_strips() -> None:
     limit = least.planned_bytes + least.output_bytes
     tight = lower(mod, target, PipelineOptions(memory="optimal", memory_limit=limit))
     assert decided(tight[0])
-    with pytest.raises(MemoryLimitError, match="best reachable peak"):
+    with pytest.raises(MemoryLimitError, match=r"best reachable peak.* in patches, for 1\.\d+ times the arithmetic"):
         lower(mod, target, PipelineOptions(memory="optimal", memory_limit=64))
+    with pytest.raises(OptionError, match="patches='always' needs memory='arena'"):
+        PipelineOptions(memory="stock", patches="always")
     with pytest.raises(MemoryLimitError):
         lower(mod, target, PipelineOptions(memory="optimal", memory_limit=limit, patches="off"))
 

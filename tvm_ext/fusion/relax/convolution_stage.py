@@ -109,8 +109,8 @@ def _described(schedule: Schedule, func: Any, kind: str, convolution: SBlockRV, 
     axes, parameters = tuple(axis.var for axis in stored.iter_vars), tuple(func.params)
     sums, result = summed.writes[0].source, _extents(parameters[-1])
     loads = [load for load in _loads(update.value) if not load.source.same_as(sums)]
-    places = [_place(load.source, parameters) for load in loads]
-    if len(loads) != 2 or None in places or not store.buffer.same_as(parameters[-1]):
+    places = [place for load in loads if (place := _place(load.source, parameters)) is not None]
+    if len(loads) != 2 or len(places) != 2 or not store.buffer.same_as(parameters[-1]):
         return None
     shape = _extents(parameters[places[0]])
     tensors = (*(parameters[place] for place in places), parameters[-1])
@@ -180,7 +180,8 @@ def _window(loads: Sequence[Any], loops: Sequence[Any], shape: Sequence[int], re
     ]
     if not _equal(data.indices, [n, c, *read, lane]) or min(*strides, *dilation) < 1 or min(before) < 0:
         return None
-    return Window((taps[1], taps[2]), strides, dilation, before, tuple(shape[2:4]), tuple(result[2:4]))
+    extents, results = (shape[2], shape[3]), (result[2], result[3])
+    return Window((taps[1], taps[2]), strides, dilation, before, extents, results)
 
 
 def _number(index: Any, values: Mapping[Any, int]) -> int | None:

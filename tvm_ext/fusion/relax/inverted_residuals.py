@@ -45,7 +45,8 @@ def fuse_inverted_residuals(slower: float = 1.0) -> tvm.transform.Pass:
         }
         if not any(stage is not None and stage.kind == "depthwise" for stage in stages.values()):
             return mod
-        builder, kernels, changed = relax.BlockBuilder(mod), {}, False
+        builder, changed = relax.BlockBuilder(mod), False
+        kernels: dict[Any, Any] = {}
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
                 fused = _fused(func, stages, builder, kernels, slower)
@@ -121,7 +122,7 @@ def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> lis
         if stage_of(before, "pointwise") is None or uses[source] != 1 or not isinstance(source, relax.DataflowVar):
             before = None
         follower = stage_of(behind, "pointwise")
-        if follower is None or not behind.value.args[1].fields[follower.data].same_as(binding.var):
+        if follower is None or behind is None or not behind.value.args[1].fields[follower.data].same_as(binding.var):
             behind = None
         options = []
         for first, last in ((before, behind), (before, None), (None, behind)):

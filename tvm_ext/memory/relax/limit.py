@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import Any
 
 import tvm
@@ -66,6 +67,12 @@ def _why(mod: tvm.IRModule) -> str:
     decisions = [decision for decision in memory_decisions(mod).values() if "peak" in decision]
     if not decisions:
         return "; memory='optimal' may need less"
+    work = prod(note["arithmetic"] for decision in decisions for note in decision.get("patches", ()))
+    if work > 1:
+        return (
+            f"; that is with stages in patches, for {work:.2f} times the arithmetic; make the input smaller, or raise "
+            "the limit"
+        )
     if all(decision["optimal"] for decision in decisions):
         return "; no order of these kernels needs less, so make the input smaller, or raise the limit"
     bound = max(decision["lower_bound"] for decision in decisions)

@@ -103,7 +103,7 @@ def _applied(mod: tvm.IRModule, global_var: tvm.ir.GlobalVar, graph: RowGraph, p
             for binding in graph.bindings[: plan.first]:
                 builder.emit_normalized(binding)
             strips = [_strip(builder, graph, plan, number) for number in range(len(plan.strips))]
-            whole = builder.normalize(relax.op.concat(strips, axis=len(static_shape(result)) + ROWS))
+            whole = builder.normalize(relax.op.concat(strips, axis=_row_axis(result)))
             builder.emit_normalized(relax.VarBinding(result, whole))
             for binding in graph.bindings[plan.last + 1 :]:
                 builder.emit_normalized(binding)
@@ -138,6 +138,12 @@ def _rows(
     """Take rows of a tensor that has the rows ``there``."""
     if wanted == there:
         return tensor
-    axis = len(static_shape(tensor)) + ROWS
+    axis = _row_axis(tensor)
     begin, end = wanted[0] - there[0], wanted[1] - there[0]
     return builder.emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
+
+
+def _row_axis(tensor: relax.Expr) -> int:
+    shape = static_shape(tensor)
+    assert shape is not None
+    return len(shape) + ROWS

@@ -110,7 +110,7 @@ def _variables(value: Any) -> list[Any]:
 
 def _work(call: Any, shape: Sequence[int]) -> float:
     if call.op.name in CONVOLUTIONS:
-        return 2.0 * prod(shape) * prod(static_shape(call.args[1])[1:])
+        return 2.0 * prod(shape) * prod((static_shape(call.args[1]) or ())[1:])
     if call.op.name in POOLS:
         return float(prod(shape) * prod(map(int, call.attrs.pool_size)))
     return float(prod(shape))
@@ -130,6 +130,7 @@ def _reaches(value: Any, shape: Sequence[int]) -> list[tuple[Any, RowReach]] | N
         if layouts != CONVOLUTIONS[name] or min(map(int, value.attrs.padding)) < 0:
             return None
         taps = static_shape(weight)
+        assert taps is not None
         return [(data, _reach(value, int(taps[ROWS]), int(value.attrs.dilation[ROWS])))]
     if name in POOLS:
         attrs = value.attrs
