@@ -54,7 +54,11 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "legalize",
         "every operator becomes a call of a TIR kernel; concatenations of more than 50 tensors are joined in groups",
-        ("tvm_ext/passes/wide_concatenations.py", "tvm_ext/passes/bounded_indices.py"),
+        (
+            "tvm_ext/passes/wide_concatenations.py",
+            "tvm_ext/passes/bounded_indices.py",
+            "tvm_ext/passes/named_extents.py",
+        ),
     ),
     Phase(
         "fuse",

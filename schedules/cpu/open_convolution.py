@@ -22,7 +22,17 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.compute.open_convolution import OPEN_CONVOLUTION
 from tvm_ext.schedules.cpu.conv_tile import register_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.open_tiles import FEW_COLUMNS, ZERO, OpenWindows, digits, product, tiles, whole, written
+from tvm_ext.schedules.cpu.open_tiles import (
+    FEW_COLUMNS,
+    ZERO,
+    OpenWindows,
+    digits,
+    kept,
+    product,
+    tiles,
+    whole,
+    written,
+)
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
@@ -106,12 +116,16 @@ class _Kernel:
             number = T.axis.spatial(total, task)
             sums = T.sblock_alloc_buffer((self.columns, self.vectors, self.lanes), self.windows.dtype, scope="local")
             n, part, rows_before, columns_before = digits(number, outer)
-            begin, first = rows_before * band_rows, columns_before * band
-            left = tirx.min(width - first, whole(band))
+            first = columns_before * band
+            n, part, begin, first, left = kept(
+                [n, part, rows_before * band_rows, first, tirx.min(width - first, whole(band))]
+            )
             with T.serial(ZERO, whole(groups if self.together else 1)) as step:
                 group = step if self.together else part
                 with T.serial(ZERO, tirx.min(rows - begin, whole(band_rows))) as row:
                     place = digits(begin + row, spatial[:-1])
+                    if len(place) > 1:
+                        place = kept(place)
 
                     def tile(column: Any, count: int, group: Any = group, place: Any = place) -> None:
                         self._tile(sums, n, group, [*place, column], count)

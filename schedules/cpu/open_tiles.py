@@ -136,6 +136,22 @@ def digits(number: Any, extents: Sequence[Any]) -> list[Any]:
     return [*([number] if extents else []), *reversed(found)]
 
 
+def kept(values: Sequence[Any]) -> list[Any]:
+    """Compute numbers here, in a block, and give what reads them again.
+
+    Simplification puts the value of a name in its place. The divisions that a place is made of would be part of every
+    index of an unrolled tile: most of the time of compilation, and code that the loops of short rows wait for.
+    """
+    numbers = [value for value in values if not isinstance(value, int | tirx.IntImm)]
+    if not numbers:
+        return list(values)
+    places = T.sblock_alloc_buffer((len(numbers),), "int64", scope="local")
+    for at, value in enumerate(numbers):
+        T.buffer_store(places, value, [whole(at)])
+    again = iter(range(len(numbers)))
+    return [value if isinstance(value, int | tirx.IntImm) else places[whole(next(again))] for value in values]
+
+
 def _loads(value: Any) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(value, (tvm.ir.TensorLoad, found.append))

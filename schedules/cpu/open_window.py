@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.open_convolution import OPEN_DEPTHWISE, OPEN_MAX, OPEN_SUM, OPEN_TOTAL
-from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, product, tiles, whole, written
+from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, kept, product, tiles, whole, written
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
@@ -75,7 +75,7 @@ def _write_total(windows: OpenWindows) -> None:
     with T.parallel(ZERO, total) as task, T.sblock("total"):
         number = T.axis.spatial(total, task)
         sums = T.sblock_alloc_buffer((SUMS, windows.lanes), windows.dtype, scope="local")
-        plane = digits(number, [batch, chunks])
+        plane = kept(digits(number, [batch, chunks]))
 
         def add(place: list[Any], column: Any, count: int) -> None:
             with T.unroll(ZERO, whole(count)) as j, T.vectorized(ZERO, whole(windows.lanes)) as x:
@@ -116,11 +116,11 @@ class _Kernel:
         with T.parallel(ZERO, total) as task, T.sblock("window"):
             number = T.axis.spatial(total, task)
             sums = T.sblock_alloc_buffer((WIDTHS[0], windows.lanes), windows.dtype, scope="local")
-            n, chunk, rows_before = digits(number, outer)
+            n, chunk, rows_before = kept(digits(number, outer))
             first = rows_before * TASK_ROWS
             with T.serial(ZERO, tirx.min(rows - first, whole(TASK_ROWS))) as row:
-                place = digits(first + row, spatial[:-1])
-                ranges = [self._taps(axis, at) for axis, at in enumerate(place)]
+                place = kept(digits(first + row, spatial[:-1]))
+                ranges = [tuple(kept(self._taps(axis, at))) for axis, at in enumerate(place)]
 
                 def tile(column: Any, count: int, place: Any = place, ranges: Any = ranges) -> None:
                     self._tile(sums, [n, chunk], [*place, column], [*ranges, None], count)

@@ -37,6 +37,7 @@ from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
+from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
@@ -89,6 +90,7 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         # TVM's reductions across the threads of a GPU know the finite identities only.
         infinite_identities(),
         bounded_indices(),
+        named_extents(for_fusion=True),
         relax.transform.AnnotateTIROpPattern(),
         numbers_apart(),
         fold_the_rest(),
@@ -100,7 +102,7 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     slower = 1.1 if options.memory == "optimal" else 1.0
     residuals = [fuse_inverted_residuals(slower)] if options.inverted_residuals else []
     prologues = [fuse_prologues(backend.rules)] if options.prologues else []
-    return common.fuse(backend, target, options, [*residuals, *prologues])
+    return [*common.fuse(backend, target, options, [*residuals, *prologues]), named_extents()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
