@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tvm_ext.backends.vta.codegen.generate import add_plan
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.codegen.layouts import pack_data, pack_weights, unpack_data
 from tvm_ext.backends.vta.codegen.plans import default_plan
+from tvm_ext.backends.vta.codegen.result_order import channels_last
 from tvm_ext.backends.vta.config import VTAConfig, load_config
 from tvm_ext.backends.vta.memory import MemoryImage
 from tvm_ext.backends.vta.model.host import HostSpeed
@@ -34,17 +36,20 @@ from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Embedding
 from tvm_ext.embedding.program import relaxed
-from tvm_ext.embedding.ranking import rank
+from tvm_ext.embedding.ranking import Ranked, rank
 from tvm_ext.embedding.read import instruction_dataflow, read_dataflow
+from tvm_ext.embedding.shared_windows import SharedWindow, share_window
 from tvm_ext.embedding.solver import solve
 from tvm_ext.embedding.strategy import strategy
-from tvm_ext.errors import VTAProgramError
+from tvm_ext.errors import EmbeddingError, VTAProgramError
 from tvm_ext.schedules.instructions.rows import vta_gemm
 
 COSTS = costs_named("chisel")
 EPILOGUE = Epilogue(8, -128, 127)
 PADS = (1, 2, 4, 8, 16)
 """Axes may be padded to multiples of these."""
+SHARED = (1, 2, 4)
+"""So many neighbouring outputs may share a window, along rows and along columns."""
 ESTIMATED, TRIED = 24, 3
 """Of so many with the least waste cycles are estimated, of so many counted."""
 
@@ -78,14 +83,16 @@ def operator_of(conv: Convolution, layout: str = "nchw") -> Dataflow:
     return read_dataflow(te.create_prim_func([data, weights, result]))
 
 
-def candidates(conv: Convolution, instruction: Dataflow, config: VTAConfig) -> list[Embedding]:
+def candidates(
+    conv: Convolution, instruction: Dataflow, config: VTAConfig, operator: Dataflow | None = None
+) -> list[Embedding]:
     """Search as the source does where channels are few: with and without the memory constraint, padding allowed.
 
     No axis of the instruction may pad more than whole blocks of images and channels do.
     """
     waste = max(-(-conv.images // config.batch) * config.batch / conv.images,
                 -(-conv.channels // config.block) * config.block / conv.channels)  # fmt: skip
-    return solve(operator_of(conv), instruction, relaxed(PADS, waste))
+    return solve(operator or operator_of(conv), instruction, relaxed(PADS, waste))
 
 
 @dataclass(frozen=True)
@@ -130,20 +137,29 @@ def arrays_of(conv: Convolution) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     return np.pad(data, ((0, 0), (0, 0), *((padding, padding) for padding in conv.padding))), weights
 
 
-def count_embedded(layer: EmbeddedLayer, conv: Convolution, config: VTAConfig) -> Counted:
-    """Run an embedded layer on the simulator and count its cycles."""
+def count_embedded(candidate: Candidate, layout: str, conv: Convolution, config: VTAConfig) -> Counted:
+    """Run an embedded layer on the simulator and count its cycles; VTA stores the operator's own result if it can."""
     data, weights = arrays_of(conv)
-    program = embedded_program(layer, config, COSTS, data, weights, EPILOGUE)
-    result, steps = run_embedded(program, layer)
+    for window in candidate.windows:
+        weights = window.shifted(weights)
+    layer = candidate.layer
+    direct = layer.direct_order() is not None
+    program = embedded_program(layer, config, COSTS, in_layout(data, layout), weights, EPILOGUE, direct)
+    result, steps = run_embedded(program, layer, direct)
     cycles = time_program(program.instructions, config, COSTS).cycles
-    exact = bool(np.array_equal(result, expected(conv)))
-    return Counted(cycles, transform_cycles(layer, COSTS), steps["gemm"], exact)
+    exact = bool(np.array_equal(result, in_layout(expected(conv), layout)))
+    return Counted(cycles, transform_cycles(layer, COSTS, direct=direct), steps["gemm"], exact)
 
 
-def count_padded(conv: Convolution, config: VTAConfig) -> Counted:
+def in_layout(array: NDArray, layout: str) -> NDArray:
+    """Transpose an array in NCHW."""
+    return np.ascontiguousarray(array.transpose(["nchw".index(axis) for axis in layout]))
+
+
+def count_padded(conv: Convolution, config: VTAConfig, layout: str = "nchw") -> Counted:
     """Count the cycles of what a hand-written layout does: images and channels padded to blocks, windows made dense.
 
-    VTA pads images as it loads them.
+    VTA pads images as it loads them. It stores a result in NHWC itself, where blocks of channels are not padded.
     """
     data, weights = arrays_of(conv)
     (py, px), (sy, sx) = conv.padding, conv.stride
@@ -164,36 +180,106 @@ def count_padded(conv: Convolution, config: VTAConfig) -> Counted:
     shape = (n, layer.out_blocks, *conv.result, config.batch, config.block)
     image.allocate("out", int(np.prod(shape)))
     builder = ProgramBuilder(config, image)
-    add_plan(default_plan(config, COSTS, layer, EPILOGUE), builder, ["data", "weights", "out"])
+    direct = layout == "nhwc" and config.batch == 1 and conv.outputs % config.block == 0
+    order = channels_last(shape[:4]) if direct else None
+    add_plan(default_plan(config, COSTS, layer, EPILOGUE, order), builder, ["data", "weights", "out"])
     program = builder.build()
     result = Simulator(config).run(program.words, image.data, image.base)
-    found = unpack_data(read_outputs(program, "out", shape, result.dram), (conv.images, conv.outputs, *conv.result))
-    host = (packed.size + np.prod(shape)) / HostSpeed().conversions * COSTS.clock_mhz * 1e6
+    if direct:
+        found = read_outputs(program, "out", (conv.images, *conv.result, conv.outputs), result.dram)
+        found = found.transpose(0, 3, 1, 2)
+    else:
+        found = unpack_data(read_outputs(program, "out", shape, result.dram), (conv.images, conv.outputs, *conv.result))
+    host = (packed.size + (0 if direct else np.prod(shape))) / HostSpeed().conversions * COSTS.clock_mhz * 1e6
     exact = bool(np.array_equal(found, expected(conv)))
     return Counted(time_program(program.instructions, config, COSTS).cycles, float(host), result.steps["gemm"], exact)
 
 
-def compare(conv: Convolution, embeddings: Sequence[Embedding], config: VTAConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Candidate:
+    """An embedding as a layer, with the windows that its operator shares, and what it should take."""
+
+    layer: EmbeddedLayer
+    windows: tuple[SharedWindow, ...]
+    cycles: float
+
+    def __str__(self) -> str:
+        shared = [f"{len(window.places)} outputs a window of {window.extent}" for window in self.windows]
+        found = self.layer.strategy
+        return f"{', '.join([*shared, *found.features])}: {found.embedding}"
+
+
+def estimated(
+    embeddings: Sequence[Ranked], config: VTAConfig, windows: Sequence[tuple[SharedWindow, ...]]
+) -> list[Candidate]:
+    """Estimate the cycles of embeddings; ``windows`` has those that the operator of each shares."""
+    found = []
+    for item, shared in zip(embeddings, windows, strict=True):
+        try:
+            layer = embedded_layer(item.strategy, config)
+            found.append(Candidate(layer, shared, estimated_cycles(layer, config, COSTS)))
+        except (EmbeddingError, VTAProgramError):
+            continue
+    return found
+
+
+def with_shared_windows(
+    conv: Convolution, layout: str, instruction: Dataflow, config: VTAConfig
+) -> tuple[list[Ranked], list[tuple[SharedWindow, ...]]]:
+    """Embed a convolution whose outputs share windows; gives what takes the fewest steps and values that are stored."""
+    found: list[tuple[Ranked, tuple[SharedWindow, ...]]] = []
+    for operator, windows in _shared(conv, layout, instruction):
+        try:
+            embeddings = candidates(conv, instruction, config, operator)
+        except EmbeddingError:
+            continue
+        # A step takes a cycle, and so does a value that the host stores.
+        fewest = sorted(embeddings, key=lambda it: it.calls)[: 2 * ESTIMATED]
+        ranked, _ = rank(fewest, cost=lambda it: it.embedding.calls + it.operands[0].elements)
+        found += [(item, windows) for item in ranked]
+    best = sorted(found, key=lambda item: item[0].cost)[:ESTIMATED]
+    return [item for item, _ in best], [windows for _, windows in best]
+
+
+def _shared(
+    conv: Convolution, layout: str, instruction: Dataflow
+) -> Iterator[tuple[Dataflow, tuple[SharedWindow, ...]]]:
+    """Let neighbours share windows that are no larger than the instruction sums over."""
+    rows, columns = (axis for at, axis in enumerate(operator_of(conv, layout).axes[:4]) if layout[at] in "hw")
+    most = instruction.axes[-1].extent
+    for turns in product(SHARED, repeat=2):
+        operator, windows = operator_of(conv, layout), []
+        for axis, number in zip((rows, columns), turns, strict=True):
+            if number > 1:
+                windows.append(share_window(operator, axis.name, number))
+                operator = windows[-1].operator
+        if windows and max(window.extent for window in windows) <= most:
+            yield operator, tuple(windows)
+
+
+def compare(
+    conv: Convolution, embeddings: Sequence[Embedding], config: VTAConfig, instruction: Dataflow, layout: str = "nchw"
+) -> dict[str, Any]:
     """Compare the best embedding with padding; padding is one of the candidates."""
-    padded = count_padded(conv, config)
+    padded = count_padded(conv, config, layout)
     least_waste, _ = rank(embeddings)
-    ranked, _ = rank(
-        [item.strategy.embedding for item in least_waste[:ESTIMATED]],
-        cost=lambda found: estimated_cycles(embedded_layer(found, config), config, COSTS),
-    )
+    found = estimated(least_waste[:ESTIMATED], config, [()] * len(least_waste[:ESTIMATED]))
+    if layout == "nhwc":
+        shared, windows = with_shared_windows(conv, layout, instruction, config)
+        found += estimated(shared, config, windows)
     best, chosen, tried = padded, "padding", 0
     exact = padded.exact
-    for item in ranked:
+    for candidate in sorted(found, key=lambda candidate: candidate.cycles):
         if tried == TRIED:
             break
         try:
-            counted = count_embedded(embedded_layer(item.strategy, config), conv, config)
+            counted = count_embedded(candidate, layout, conv, config)
         except VTAProgramError:
             continue
         tried += 1
         exact &= counted.exact
         if counted.total < best.total:
-            best, chosen = counted, f"{', '.join(item.strategy.features)}: {item.strategy.embedding}"
+            best, chosen = counted, str(candidate)
     return {
         "chosen": chosen, "exact": exact, "tried": tried,
         "padded_cycles": padded.cycles, "padded_host_cycles": round(padded.host_cycles),
@@ -222,15 +308,18 @@ def stored_ratios(conv: Convolution, embeddings: Sequence[Embedding], config: VT
     return ratios
 
 
-def few_channels(quick: bool) -> list[dict[str, Any]]:
-    """Table 4.2: memory, steps and cycles of the layers of few channels and of the dilated ones."""
+def few_channels(quick: bool, layout: str) -> list[dict[str, Any]]:
+    """Table 4.2: memory, steps and cycles of the layers of few channels and of the dilated ones.
+
+    Images are in a layout on both sides; in NHWC both sides let VTA store results so.
+    """
     config = load_config("sim")
     instruction = instruction_dataflow(vta_gemm(1, 16))
     rows = []
     for number, conv in enumerate(TABLE_4_2):
         if quick and number not in (4, 9, 12):
             continue
-        embeddings = candidates(conv, instruction, config)
+        embeddings = candidates(conv, instruction, config, operator_of(conv, layout))
         weights = [ratio for _, ratio in stored_ratios(conv, embeddings, config)]
         printed = [table[number] for table in WEIGHT_RATIOS.values()]
         error = max(min(abs(ratio - wanted) for ratio in weights) for wanted in printed)
@@ -239,9 +328,9 @@ def few_channels(quick: bool) -> list[dict[str, Any]]:
             min(abs(found - wanted) / wanted for found in reductions) for wanted in STEP_REDUCTIONS[number]
         )
         row = {
-            "layer": number + 1, "candidates": len(embeddings), "weight_ratio_error": round(error, 5),
+            "layer": number + 1, "layout": layout, "candidates": len(embeddings), "weight_ratio_error": round(error, 5),
             "step_reduction_error": round(step_error, 4), "least_weight_ratio": round(min(weights), 4),
-            **compare(conv, embeddings, config),
+            **compare(conv, embeddings, config, instruction, layout),
         }  # fmt: skip
         print(row, flush=True)
         rows.append(row)
@@ -266,7 +355,7 @@ def gemm_8x8x8(quick: bool) -> list[dict[str, Any]]:
         error, in_data, whole = min(errors)
         row = {
             "table_4_6": number + 1, "candidates": len(embeddings), "error": round(error, 4),
-            "data": round(in_data, 4), "total": round(whole, 4), **compare(conv, embeddings, config),
+            "data": round(in_data, 4), "total": round(whole, 4), **compare(conv, embeddings, config, instruction),
         }  # fmt: skip
         print(row, flush=True)
         rows.append(row)

@@ -80,3 +80,16 @@ def test_table_for_a_cpu(model: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_target_without_instructions_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["embed", str(model), "--target", "c"]) == 6
     assert "no instructions that multiply and add are known of target c" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["constraints", "top-down"])
+def test_an_operator_of_nothing_has_a_reason(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [0, 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [0, 3])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [5, 3], np.ones(15, "f"))],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "x.onnx")
+    assert run(["embed", str(tmp_path / "x.onnx"), "--engine", engine]) == 0
+    assert "multiplies nothing: its axis i0 is empty" in capsys.readouterr().out

@@ -76,9 +76,10 @@ Engine = Callable[[Dataflow, Dataflow], tuple[Sequence[Embedding], int]]
 
 
 def by_constraints(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:
-    """Search strict mappings and, where these would pad, relaxed ones as well."""
+    """Search strict mappings and, where these would pad, relaxed ones as well; factors may change places."""
     waste = naive_waste(operator, instruction)
-    settings = [STRICT, *relaxed((1,), waste)] if waste > 1 else [STRICT, replace(STRICT, swap=True)]
+    padded = [*relaxed((1,), waste), Setting(pad_to=(1,), waste=waste)]
+    settings = [STRICT, *padded] if waste > 1 else [STRICT, replace(STRICT, swap=True)]
     return solve(operator, instruction, settings), 0
 
 
@@ -95,6 +96,9 @@ def choose(operator: Dataflow, offer: Offer, engine: str = "constraints") -> Cho
     """Search by one of :data:`ENGINES`; rank by cost."""
     instruction = instruction_dataflow(offer.instruction)
     name = offer.instruction.name
+    if not operator.macs:
+        empty = next(axis.name for axis in operator.axes if not axis.extent)
+        return Choice(name, reason=f"{operator.name} multiplies nothing: its axis {empty} is empty")
     try:
         found, programs = ENGINES[engine](operator, instruction)
     except EmbeddingError as error:

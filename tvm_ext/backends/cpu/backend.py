@@ -47,6 +47,7 @@ from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
+from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
@@ -72,6 +73,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
     offers = backend.instructions(target) if uncovered or everything else ()
     return [
+        transposed_phases(),
         grouped_pointwise(),
         *([embed_operators(offers)] if everything else []),
         blocked_layout(winograd, bfloat16),

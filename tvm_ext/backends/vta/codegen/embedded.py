@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
+from tvm_ext.backends.vta.codegen.result_order import ResultOrder
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.embedding.packing import pack, unpack
 from tvm_ext.embedding.strategy import Dimension, Stored, Strategy
@@ -33,12 +35,15 @@ class EmbeddedLayer:
         Order of the stored dimensions of data, weights and result in VTA's memory.
     shapes : tuple of tuple of int
         Their shapes there.
+    axes : tuple of tuple of int
+        For each axis of the result of ``conv`` but lanes, the stored dimensions that it consists of.
     """
 
     strategy: Strategy
     conv: Conv2d
     orders: tuple[tuple[int, ...], ...]
     shapes: tuple[tuple[int, ...], ...]
+    axes: tuple[tuple[int, ...], ...]
 
     def pack(self, number: int, values: NDArray) -> NDArray:
         """Store data (0) or weights (1) of the operator as VTA reads them."""
@@ -50,6 +55,31 @@ class EmbeddedLayer:
         stored, order = self.strategy.operands[2], self.orders[2]
         dimensions = values.reshape([stored.shape[at] for at in order])
         return unpack(dimensions.transpose(np.argsort(order)), self.strategy)
+
+    def direct_order(self) -> ResultOrder | None:
+        """Order in which VTA stores the operator's own result, so that nobody has to unpack it; None if there is none.
+
+        It is there where the parts of all axes, from the largest stride to the smallest, and then the lanes, fill the
+        result's tensor.
+        """
+        stored = self.strategy.operands[2]
+        shape = stored.access.shape
+        strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
+        step = [sum(map(mul, dimension.steps, strides)) for dimension in stored.dimensions]
+        outer = [(axis, part, at) for axis, parts in enumerate(self.axes) for part, at in enumerate(parts)]
+        outer.sort(key=lambda place: (-step[place[2]], stored.dimensions[place[2]].extent == 1))
+        lanes = self.orders[2][len(outer) :]
+        filled = 1
+        for at in reversed([*(at for _, _, at in outer), *lanes]):
+            extent = stored.dimensions[at].extent
+            if extent > 1 and step[at] != filled:
+                return None
+            filled *= extent
+        if filled != prod(shape):
+            return None
+        extents = tuple(tuple(stored.dimensions[at].extent for at in parts) or (1,) for parts in self.axes)
+        order = [(axis, 0) for axis, parts in enumerate(self.axes) if not parts]
+        return ResultOrder(extents, (*order, *((axis, part) for axis, part, _ in outer)))
 
     def elements(self, number: int) -> int:
         """Elements of data, weights or result in VTA's memory."""
@@ -113,7 +143,10 @@ def embedded_layer(found: Strategy, config: VTAConfig) -> EmbeddedLayer:
         (*grouped, o, c, kernel, kernel_across, block, block),
         (n, *grouped, o, conv.out_height, conv.out_width, rows, block),
     )
-    return EmbeddedLayer(found, conv, orders, shapes)
+    at = {loop: place for place, dimension in enumerate(stored[2].dimensions) for loop, _ in dimension.loops}
+    empty: list[list[int]] = [[]] * (2 - len(image_loops))
+    axes = [batch, *([groups] if g > 1 else []), kinds["out"], *empty, *([loop] for loop in image_loops)]
+    return EmbeddedLayer(found, conv, orders, shapes, tuple(tuple(at[loop] for loop in loops) for loops in axes))
 
 
 def _kinds(found: Strategy, stored: Sequence[Stored]) -> dict[str, list[int]]:

@@ -19,7 +19,13 @@ from tvm_ext.backends.vta.timing.costs import CycleCosts
 
 
 def embedded_program(
-    layer: EmbeddedLayer, config: VTAConfig, costs: CycleCosts, data: NDArray, weights: NDArray, epilogue: Epilogue
+    layer: EmbeddedLayer,
+    config: VTAConfig,
+    costs: CycleCosts,
+    data: NDArray,
+    weights: NDArray,
+    epilogue: Epilogue,
+    direct: bool = False,
 ) -> Program:
     """Make the program of a layer, its operands stored.
 
@@ -32,6 +38,8 @@ def embedded_program(
         Of the operator.
     epilogue : Epilogue
         Without bias and residual.
+    direct : bool
+        Whether VTA stores the operator's own result; the layer has a :meth:`EmbeddedLayer.direct_order`.
 
     Raises
     ------
@@ -43,24 +51,39 @@ def embedded_program(
     image.allocate("weights", layer.pack(1, weights))
     image.allocate("out", layer.elements(2))
     builder = ProgramBuilder(config, image)
-    add_plan(default_plan(config, costs, layer.conv, epilogue), builder, ["data", "weights", "out"])
+    order = layer.direct_order() if direct else None
+    add_plan(default_plan(config, costs, layer.conv, epilogue, order), builder, ["data", "weights", "out"])
     return builder.build()
 
 
-def run_embedded(program: Program, layer: EmbeddedLayer) -> tuple[NDArray[np.int8], dict[str, int]]:
+def run_embedded(
+    program: Program, layer: EmbeddedLayer, direct: bool = False
+) -> tuple[NDArray[np.int8], dict[str, int]]:
     """Run a program on the simulator; gives the operator's result and how many steps of each unit there were."""
     result = Simulator(program.config).run(program.words, program.image.data, program.image.base)
+    if direct:
+        return read_outputs(program, "out", layer.strategy.operands[2].access.shape, result.dram), result.steps
     return layer.unpack(read_outputs(program, "out", layer.shapes[2], result.dram)), result.steps
 
 
-def transform_cycles(layer: EmbeddedLayer, costs: CycleCosts, host: HostSpeed | None = None) -> float:
-    """Cycles of VTA's clock in which the host stores data and reads the result back; weights are stored beforehand."""
-    seconds = (layer.elements(0) + layer.elements(2)) / (host or HostSpeed()).conversions
+def transform_cycles(
+    layer: EmbeddedLayer, costs: CycleCosts, host: HostSpeed | None = None, direct: bool = False
+) -> float:
+    """Cycles of VTA's clock in which the host stores data and reads the result back; weights are stored beforehand.
+
+    ``direct``: VTA stores the operator's own result.
+    """
+    elements = layer.elements(0) + (0 if direct else layer.elements(2))
+    seconds = elements / (host or HostSpeed()).conversions
     return seconds * costs.clock_mhz * 1e6
 
 
 def estimated_cycles(layer: EmbeddedLayer, config: VTAConfig, costs: CycleCosts) -> float:
-    """Estimate what a layer takes: its best tile, as the choice of tiles sees it, and the host."""
+    """Estimate what a layer takes: its best tile, as the choice of tiles sees it, and the host.
+
+    Where VTA can store the operator's own result it does so, in the same cycles.
+    """
     tile = choose_tile(layer.conv, config, costs, False, False)
     fitted = fit_tile(config, layer.conv, tile, False, False)
-    return estimate_cycles(layer.conv, fitted, config, costs) + transform_cycles(layer, costs)
+    direct = layer.direct_order() is not None
+    return estimate_cycles(layer.conv, fitted, config, costs) + transform_cycles(layer, costs, direct=direct)

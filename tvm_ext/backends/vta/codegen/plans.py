@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from tvm import tirx
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 
 from tvm_ext.backends.vta.codegen import compute
 from tvm_ext.backends.vta.codegen.compute import Epilogue
 from tvm_ext.backends.vta.codegen.estimate import count_cycles
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
+from tvm_ext.backends.vta.codegen.result_order import ResultOrder
 from tvm_ext.backends.vta.codegen.rules import conv2d_knobs, pooling_knobs
 from tvm_ext.backends.vta.codegen.tile_choice import best_tiles, pooling_tile
 from tvm_ext.backends.vta.codegen.tuned import TunedLayer, layer_key
@@ -25,6 +27,9 @@ from tvm_ext.schedules.vta.pooling import MaxPool2d
 
 # Of the tiles with the best estimates, so many that fit are counted by the cycle model.
 COUNTED = 2
+
+REORDERED = 4
+"""As many where the result has an order of its own, which the estimate does not know."""
 
 
 class Plans:
@@ -83,10 +88,13 @@ def layer_function(config: VTAConfig, conv: Conv2d, epilogue: Epilogue | None) -
 
 
 @lru_cache(maxsize=64)
-def default_plan(config: VTAConfig, costs: CycleCosts, conv: Conv2d, epilogue: Epilogue | None) -> Plan:
+def default_plan(
+    config: VTAConfig, costs: CycleCosts, conv: Conv2d, epilogue: Epilogue | None, order: ResultOrder | None = None
+) -> Plan:
     """Plan a layer with the schedule that is chosen for it without tuning.
 
     Of the tiles with the best estimates the cycle model counts a few; a tile whose places leave no room is passed over.
+    ``order`` is that of the result in memory, if it is another than that of blocks.
 
     Raises
     ------
@@ -99,14 +107,22 @@ def default_plan(config: VTAConfig, costs: CycleCosts, conv: Conv2d, epilogue: E
         return _planned(MaxPool2d().schedule(func, pooling_knobs(tile)), config)
     tiles = best_tiles(conv, config, costs, epilogue.bias == "weights", epilogue.residual)
     func = layer_function(config, conv, epilogue)
+    functions = (
+        [func] if order is None else [order.apply(func, accumulators=True), order.apply(func, accumulators=False)]
+    )
     plans: list[Plan] = []
     problem: VTAProgramError | None = None
-    for tile in tiles:
+    for func, tile in itertools.product(functions, tiles):
         try:
             plans.append(_planned(ConvolutionRule().schedule(func, conv2d_knobs(tile)), config))
         except VTAProgramError as error:
             problem = problem or error
-        if len(plans) == COUNTED:
+        except ScheduleError as error:
+            if order is None:
+                raise
+            # A tile may cut through a part of an axis, so that the result of a tile is no box in its order.
+            problem = problem or VTAProgramError(f"tile {tile} does not fit the order of the result: {error}")
+        if len(plans) == (COUNTED if order is None else REORDERED):
             break
     if not plans:
         raise problem or VTAProgramError(f"no schedule of {conv} fits the memories of VTA {config.name}")
