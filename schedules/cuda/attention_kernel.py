@@ -10,6 +10,7 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.cuda.attention_parts import AttentionParts, guarded, within
 from tvm_ext.schedules.cuda.attention_softmax import LOWEST, across, safe_base
 from tvm_ext.schedules.cuda.attention_tile import SIDE, AttentionTile
+from tvm_ext.schedules.cuda.machine import WARP
 from tvm_ext.schedules.cuda.statements import (
     kernel,
     load,
@@ -24,6 +25,9 @@ from tvm_ext.schedules.cuda.statements import (
 
 ROWS = 4
 """Rows of a thread."""
+
+BLOCK = 8
+"""Neighbours in memory that make a sector of 32 bytes."""
 
 
 def plain_kernel(func: PrimFunc, parts: AttentionParts, tile: AttentionTile) -> PrimFunc:
@@ -85,6 +89,10 @@ class _Plain:
             ]  # fmt: skip
 
         return [
+            # The length of a row is what is used of it: without this, TVM would take the extra elements away.
+            [
+                store(of[name], single(0), 0, int(of[name].shape[1]) - 1) for name in ("queries", "keys", "weights")
+            ],
             self._fill("queries", self.parts.query, batch, first, shape.rows, thread),
             unrolled(ROWS, lambda r: [
                 store(of["largest"], single(LOWEST), r),
@@ -110,7 +118,13 @@ class _Plain:
 
         def element(turn: Any) -> Any:
             flat = turn * threads + thread
-            at, depth = (flat // inner, flat % inner) if deep else (flat % outer, flat // outer)
+            if deep and name != "values" and inner % BLOCK == 0:
+                # A warp takes 4 rows of 8 elements: whole sectors of memory, and each its own bank.
+                part, place = flat // WARP, flat % WARP
+                at = part // (inner // BLOCK) * (WARP // BLOCK) + place // BLOCK
+                depth = part % (inner // BLOCK) * BLOCK + place % BLOCK
+            else:
+                at, depth = (flat // inner, flat % inner) if deep else (flat % outer, flat // outer)
             index = (depth, first + at) if name == "keys" else (first + at, depth)
             value = self.parts.element(operand, batch, *index)
             steps = -(-extent // outer) * outer

@@ -121,7 +121,7 @@ def attention_seconds(shape: AttentionShape, tile: AttentionTile, machine: GpuMa
     if tile.tensor:
         fragments = tile.keys // SIDE * (depth + columns) // SIDE
         # A fragment is one ldmatrix and two products.
-        issue, tensor = fragments * 4, float(tile.rows * tile.keys * (depth + columns) * steps)
+        issue, tensor = fragments * 4.0, float(tile.rows * tile.keys * (depth + columns) * steps)
         registers = sums + scores * 1.5 + depth / 4 + 48
     else:
         wide = 4 * tile.keys // SIDE

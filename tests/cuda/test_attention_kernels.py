@@ -11,6 +11,9 @@ from tvm import relax
 
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.attention import attention_kernels
+from tvm_ext.compiler import lower
+from tvm_ext.options import PipelineOptions
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.target import resolve_target
 
 op = relax.op
@@ -48,6 +51,21 @@ def test_heads_of_a_transformer(precision: str) -> None:
     inputs = [random.standard_normal((2, 17, 32)).astype("float32") for _ in range(3)]
     tolerance = 1e-5 if precision == "float32" else 5e-3
     np.testing.assert_allclose(run(after, inputs), run(mod, inputs), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("causal", [None, "TopLeft"])
+def test_the_operator_of_relax(causal: str | None) -> None:
+    """Operands (batch, sequence, head, width); a mask becomes a step before the softmax."""
+
+    def build(_: relax.BlockBuilder, q: relax.Var, k: relax.Var, v: relax.Var) -> relax.Expr:
+        return op.nn.attention(q, k, v, causal_mask=causal)
+
+    mod = graph(build, [((2, 33, 3, 16), "float32")] * 3)
+    lowered, _, _ = lower(mod, resolve_target("nvidia/h100"), PipelineOptions())
+    rules = [
+        str(func.attrs[RULE_ATTRIBUTE]) for func in lowered.functions.values() if isinstance(func, tvm.tirx.PrimFunc)
+    ]
+    assert rules == ["cuda.attention"]
 
 
 def scores_returned(bb: relax.BlockBuilder, q: relax.Var, k: relax.Var, v: relax.Var) -> relax.Expr:

@@ -20,6 +20,7 @@ from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import FusionOptions
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.schedules.cuda import RULES
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
@@ -34,6 +35,7 @@ a vector; at 64 registers a thread, full occupancy halves."""
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return common.inference_form(
         arithmetic=[
+            decompose_attention(),
             attention_kernels(options.precision),
             mixed_precision(options.precision),
             *common.rewritten(options),
