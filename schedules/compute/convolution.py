@@ -5,7 +5,7 @@ A tensor of ``C`` channels in blocks of ``v`` has shape ``(N, ceil(C / v), [D,] 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx
@@ -70,7 +70,8 @@ def convolution(
         Shape ``(N, CI / vi, [D,] H, W, vi)``.
     weight : te.Tensor
         Shape ``(CO / vo, CI / groups / vi, [KD,] KH, KW, vi, vo)``; or of bfloat16 in pairs, with ``vi / 2, vo, 2`` at
-        the end: data of float32 is then rounded, too, as it is copied; it may be bfloat16 already.
+        the end: data of float32 is then rounded, too, as it is copied; it may be bfloat16 already. Their ``vi`` may be
+        a part of that of the data.
     strides, dilation : sequence of int
         One for each spatial axis.
     padding : sequence of int
@@ -87,10 +88,11 @@ def convolution(
     te.Tensor
         Shape ``(N, ceil(CO / vo), [OD,] OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
-    computed_chunks, in_chunks, *kernel, _, block_out = (int(extent) for extent in unpaired_shape(weight))
+    computed_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in unpaired_shape(weight))
     rounds = str(weight.dtype) == BITS != str(data.dtype)
     source, spatial, out_w = padded_source(data, kernel, strides, padding, dilation, computed_width, rounds)
     chunks_per_group = computed_chunks // groups
+    read = blocks_read(source, block_in)
     ic = te.reduce_axis((0, in_chunks), "ic")
     taps = [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
     sums = InnerSum.of(weight)
@@ -98,12 +100,20 @@ def convolution(
     def element(n: tirx.Var, oc: tirx.Var, *rest: tirx.Var) -> Expr:
         chunk = ic if groups == 1 else oc // chunks_per_group * in_chunks + ic
         positions = _positions(rest[:-1], taps, strides, dilation)
-        value = sums.product(lambda ii: source[n, chunk, *positions, ii], weight, (oc, ic, *taps), rest[-1])
+        value = sums.product(lambda ii: read(n, chunk, positions, ii), weight, (oc, ic, *taps), rest[-1])
         return te.sum(value, [ic, *taps, *sums.axes])
 
     shape = (int(data.shape[0]), computed_chunks, *spatial, block_out)
     result = te.compute(shape, element, name="conv", attrs={KERNEL_ATTRIBUTE: "conv"})
     return crop(result, out_w, out_channels)
+
+
+def blocks_read(source: te.Tensor, block: int) -> Callable[[Expr, Expr, Sequence[Expr], Expr], Expr]:
+    """Read a blocked tensor in smaller blocks, which divide its own: by image, block, position and place in a block."""
+    parts = int(source.shape[-1]) // block
+    if parts == 1:
+        return lambda n, chunk, positions, place: source[n, chunk, *positions, place]
+    return lambda n, chunk, positions, place: source[n, chunk // parts, *positions, chunk % parts * block + place]
 
 
 def depthwise_convolution(

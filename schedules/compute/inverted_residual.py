@@ -17,6 +17,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, PARTS_ATTRIBUTE
+from tvm_ext.schedules.compute.convolution import blocks_read
 
 Tail: TypeAlias = Callable[[Expr, Sequence[Expr]], Expr]
 """What is computed of a sum of a convolution, and of its place ``(n, chunk, row, column, lane)``."""
@@ -74,7 +75,7 @@ def inverted_residual(
         Shape ``(N, CI / vi, H, W, vi)``.
     expansion, projection : tuple of (te.Tensor, Tail), optional
         Weights ``(CO / vo, CI / vi, 1, 1, vi, vo)``, as ``packed_weights.pack_weight`` lays them out, and what follows
-        the convolution.
+        the convolution. Of the expansion, ``vi`` may be a part of that of the data.
     depthwise : tuple of (te.Tensor, Tail)
         Weights ``(C / v, KH, KW, v)``.
     window : Window
@@ -171,12 +172,13 @@ def _pointwise(
     parts: int,
 ) -> te.Tensor:
     """Convolve by 1 x 1 taps; ``pixel`` gives the image, row and column of the input for those of ``extents``."""
+    read = blocks_read(data, int(weight.shape[-2]))
     ic = _reduced(weight.shape[1], "ic")
     ii = _reduced(weight.shape[-2], "ii")
 
     def element(task: Expr, oc: Expr, row: Expr, column: Expr, oi: Expr) -> Expr:
         image, h, w = pixel(task, row, column)
-        return te.sum(data[image, ic, h, w, ii] * weight[oc, ic, 0, 0, ii, oi], [ic, ii])
+        return te.sum(read(image, ic, (h, w), ii) * weight[oc, ic, 0, 0, ii, oi], [ic, ii])
 
     attrs = {KERNEL_ATTRIBUTE: f"residual_{name}", PARTS_ATTRIBUTE: parts}
     return te.compute(wide(extents), element, name=name, attrs=attrs)

@@ -11,7 +11,7 @@ from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.bfloat16 import BITS, InnerSum, rounded, unpaired_shape
-from tvm_ext.schedules.compute.convolution import output_extent
+from tvm_ext.schedules.compute.convolution import blocks_read, output_extent
 from tvm_ext.schedules.compute.layout import full, in_channels
 
 
@@ -80,7 +80,7 @@ def pixel_convolution(
     te.Tensor
         Shape ``(N, ceil(CO / vo), OH, OW, vo)``; lanes beyond ``CO`` are zero.
     """
-    computed_chunks, in_chunks, *kernel, _, block_out = unpaired_shape(weight)
+    computed_chunks, in_chunks, *kernel, block_in, block_out = unpaired_shape(weight)
     rounds = str(weight.dtype) == BITS != str(data.dtype)
     strides, padding, dilation = ([int(item) for item in items] for items in (strides, padding, dilation))
     batch, _, height, width, _ = (int(extent) for extent in data.shape)
@@ -94,6 +94,7 @@ def pixel_convolution(
     else:
         source = _copy_by_pixel(data, copy, strides, padding, dilation, out_w, rounds)
     chunks_per_group = computed_chunks // groups
+    read = blocks_read(source, block_in)
     ic = te.reduce_axis((0, in_chunks), "ic")
     kh, kw = te.reduce_axis((0, kernel[0]), "kh"), te.reduce_axis((0, kernel[1]), "kw")
     sums = InnerSum.of(weight)
@@ -103,12 +104,12 @@ def pixel_convolution(
 
         def value(ii: Expr) -> Expr:
             if copy is None and not rounds:
-                return source[n, chunk, pixel // out_w, pixel % out_w, ii]
+                return read(n, chunk, (pixel // out_w, pixel % out_w), ii)
             if copy is None:
-                return source[n, chunk, 0, 0, pixel, ii]
+                return read(n, chunk, (0, 0, pixel), ii)
             if copy.row_taps > 1:
-                return source[n, chunk, kw, kh, pixel, ii]
-            return source[n, chunk, kw, 0, pixel + kh * (dilation[0] * out_w), ii]
+                return read(n, chunk, (kw, kh, pixel), ii)
+            return read(n, chunk, (kw, 0, pixel + kh * (dilation[0] * out_w)), ii)
 
         return te.sum(sums.product(value, weight, (oc, ic, kh, kw), oi), [ic, kh, kw, *sums.axes])
 

@@ -58,7 +58,7 @@ class Machine:
     memory_bandwidth : float
         Bytes a second that all cores together move between memory and registers.
     fork_seconds : float
-        Handing a kernel to the thread pool and waiting for it; a shorter kernel is not divided.
+        Handing a kernel to the thread pool and waiting for it.
     call_seconds : float
         Calling a kernel.
     calibrated : str
@@ -85,17 +85,38 @@ class Machine:
     l3_bandwidth: float = 35e9
     l2_bandwidth: float = 56e9
     memory_bandwidth: float = 20e9
-    fork_seconds: float = 20e-6
+    fork_seconds: float = 2.5e-6
     call_seconds: float = 1e-6
     calibrated: str = ""
 
     def divides(self, flops: float) -> bool:
         """Whether a kernel of so many operations is worth handing to the thread pool."""
-        return self.cores > 1 and flops >= round(self.flops * self.fork_seconds / 2)
+        return self.cores > 1 and flops >= round(self.flops * self.forking_pays_from())
+
+    def forking_pays_from(self) -> float:
+        """Seconds of one core from which on a kernel is worth handing to the thread pool.
+
+        What the cores save together has to be more than the fork, and as much again: what each of them stores, others
+        read.
+        """
+        return WORTH_FORKS * self.fork_seconds * self.cores / (self.cores - 1) if self.cores > 1 else float("inf")
 
     def broadcasts(self, elements: int) -> float:
         """How many multiply-adds of vectors could be issued while elements are brought to all lanes, beside others."""
         return 0.0 if self.fuses else UNFUSED_BROADCAST * elements
+
+    def narrowing(self, parts: int) -> float:
+        """How many times as long as in whole vectors as many multiply-adds take in vectors of a part of the width.
+
+        A core that computes two whole vectors in a cycle computes no more than two halves; one that takes them in
+        halves anyway loses nothing.
+        """
+        return max(1.0, parts * min(1.0, self.units / NARROW_UNITS))
+
+    @property
+    def units(self) -> float:
+        """Whole float32 vectors that a core multiplies and adds in a cycle."""
+        return self.flops / (2 * self.lanes("float32") * self.clock)
 
     def slots(self, seconds: float) -> float:
         """How many multiply-adds of whole float32 vectors one core could issue meanwhile."""
@@ -108,6 +129,12 @@ class Machine:
 
 UNFUSED_BROADCAST = 0.8
 """Multiply-adds that a load and a shuffle take the place of, measured with code for SSE4 on Zen 3."""
+
+WORTH_FORKS = 2
+"""Times the thread pool's own time that dividing a kernel has to save."""
+
+NARROW_UNITS = 2
+"""Vectors narrower than the widest that are multiplied and added in a cycle, on all x86 cores with FMA since 2013."""
 
 L3_OF_CORE = 16 << 20
 """Most of the last cache that one core can count on. A virtual machine of two cores sees that of the whole server, such
@@ -175,6 +202,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
         row = replace(
             row, l1=known.l1 << 10, l2=known.l2 << 10, l3=known.l3 << 10, clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
+            l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth,
         )  # fmt: skip
         cores = cores or known.cores
     if mcpu == native_cpu().name:

@@ -20,7 +20,8 @@ from tvm.tirx import For, IntImm, PrimFunc, SeqStmt
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.cpu.cost import block_work
-from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.machine import WORTH_FORKS, Machine
+from tvm_ext.schedules.cpu.tasks import ROUGH
 from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.kernel.access import axes_of
 from tvm_ext.schedules.kernel.blocks import top_blocks
@@ -231,6 +232,6 @@ def prologue_seconds(cost: PrologueCost, copied: int, copies: bool, machine: Mac
     if not copies:
         inside += 2 * times * cost.written / (machine.l2_bandwidth * machine.cores)
     alone = cost.arithmetic / machine.cores + (cost.read + cost.written) / bandwidth + 2 * machine.call_seconds
-    if cost.arithmetic + (cost.read + cost.written) / machine.stream_bandwidth >= machine.fork_seconds:
-        alone += machine.fork_seconds
+    if cost.arithmetic + (cost.read + cost.written) / machine.stream_bandwidth >= ROUGH * machine.forking_pays_from():
+        alone += WORTH_FORKS * machine.fork_seconds
     return PrologueSeconds(inside, alone)

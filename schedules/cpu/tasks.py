@@ -14,6 +14,9 @@ from tvm_ext.schedules.knobs import TunableSchedule, divide
 EVEN_SHARES = 8
 """Tasks a core from which an uneven division costs less than an eighth."""
 
+ROUGH = 2
+"""Times as long as a fork is worth that a kernel has to take by its estimate, which is that of data from memory."""
+
 
 def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, machine: Machine) -> int:
     """Run outer loops in parallel when the kernel takes long enough.
@@ -32,7 +35,7 @@ def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, machi
         How many loops there are now in place of ``loops``.
     """
     cores = machine.cores
-    if cores < 2 or seconds < machine.fork_seconds or not loops:
+    if seconds < ROUGH * machine.forking_pays_from() or not loops:
         return len(loops)
     extents = [_static(schedule, loop) for loop in loops]
     tasks, count = 1, 0
@@ -56,7 +59,7 @@ def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, machi
 def share_out_one(schedule: Schedule, loop: LoopRV, seconds: float, machine: Machine, grain: int) -> LoopRV:
     """Cut a long loop into pieces, multiples of ``grain`` long if it divides so, and return the inner loop."""
     cores, extent = machine.cores, _static(schedule, loop)
-    if cores < 2 or seconds < machine.fork_seconds or extent is None or extent < 2 * cores:
+    if seconds < ROUGH * machine.forking_pays_from() or extent is None or extent < 2 * cores:
         return loop
     tasks = next((tasks for tasks in range(cores, EVEN_SHARES * cores, cores) if extent % (tasks * grain) == 0), 0)
     tasks = tasks or next((tasks for tasks in range(cores, EVEN_SHARES * cores) if extent % tasks == 0), 0)

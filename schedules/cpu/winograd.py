@@ -54,7 +54,9 @@ def winograd_outputs(
     lanes = machine.lanes("float32")
     steps = depth_taps * in_channels * -(-out_channels // lanes)
     positions = planes * out_extents[0] * out_extents[1]
-    best, best_cost = 0, positions * steps * KERNEL**2 / (2 * GAIN_OVER_PAIRS if pairs else GAIN)
+    # A machine without fused multiply-adds may do less than one in a cycle: its transforms take as long, too.
+    units = max(1.0, machine.units)
+    best, best_cost = 0, positions * steps * KERNEL**2 / (2 * GAIN_OVER_PAIRS if pairs else GAIN) / units
     for outputs, (forward, backward) in TRANSFORM_CYCLES.items():
         size = (outputs + KERNEL - 1) ** 2
         tile_rows, tile_columns = tiles(out_extents, outputs)
@@ -62,7 +64,7 @@ def winograd_outputs(
         weight_bytes = size * steps * lanes * 4
         bandwidth = machine.weight_bandwidth if weight_bytes > machine.l3 // 2 else machine.l3_bandwidth
         # Few rows leave a register tile too small to hide its loads.
-        multiply = size * steps * max(count, 6)
+        multiply = size * steps * max(count, 6) / units
         loads = weight_bytes / (bandwidth / machine.clock) / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
         transform = count * (in_channels / lanes * forward + -(-out_channels // lanes) * backward)
         cost = max(multiply, loads * machine.cores) + transform

@@ -13,6 +13,7 @@ import tvm_ext  # noqa: E402
 from tvm_ext.layout.convolution_plan import channel_block  # noqa: E402
 from tvm_ext.layout.relax.blocked_layout import blocked_layout  # noqa: E402
 from tvm_ext.passes.fold_constants import fold_constants  # noqa: E402
+from tvm_ext.schedules.cpu.machine import Machine  # noqa: E402
 from tvm_ext.target import resolve_target  # noqa: E402
 
 TOLERANCE = 2e-5  # of the output's standard deviation
@@ -186,8 +187,15 @@ def test_weights_are_packed_at_compile_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "lanes", "block"),
-    [(64, 16, 16), (24, 16, 8), (40, 16, 16), (8, 16, 8), (3, 16, 4), (1, 16, 4), (20, 8, 8), (12, 8, 4), (64, 4, 4)],
-)
-def test_channel_block(channels: int, lanes: int, block: int) -> None:
-    assert channel_block(channels, lanes) == block
+    ("channels", "bits", "units", "block"),
+    [
+        (64, 512, 1, 16), (24, 512, 1, 8), (40, 512, 1, 16), (8, 512, 1, 8), (3, 512, 1, 4), (1, 512, 1, 4),
+        (20, 256, 1, 8), (12, 256, 1, 4), (64, 128, 2, 4),
+        # A core of two whole vectors a cycle computes no more than two halves.
+        (24, 512, 2, 16), (40, 512, 2, 16), (8, 512, 2, 8), (17, 512, 2, 16), (3, 512, 2, 4), (12, 256, 2, 8),
+        (5, 256, 2, 8), (4, 256, 2, 4), (6, 128, 4, 4),
+    ],
+)  # fmt: skip
+def test_channel_block(channels: int, bits: int, units: int, block: int) -> None:
+    machine = Machine("", bits, 32, clock=3e9, flops=2 * bits / 32 * units * 3e9)
+    assert channel_block(channels, machine) == block

@@ -70,6 +70,18 @@ SHORT = replace(LARGE, extents=(3, 3), kernel=(1, 1), padding=(0, 0, 0, 0), in_c
 AVX512 = replace(ROWS[0][1], cores=2)
 
 
+@pytest.mark.parametrize(
+    ("channels", "block", "summed"),
+    [(16, 16, 16), (24, 16, 8), (8, 16, 8), (3, 16, 4), (40, 16, 8), (31, 16, 16), (25, 16, 4), (6, 8, 8), (3, 4, 4)],
+)
+def test_fewer_lanes_of_zeros_are_multiplied(channels: int, block: int, summed: int) -> None:
+    plan = plan_convolution(replace(STRIDED, in_channels=channels), AVX512, block)
+    assert plan is not None
+    assert (plan.block_in, plan.block_sum) == (block, summed)
+    with pytest.raises(GraphError, match=r"sums of 5 channels are no parts of blocks"):
+        verify_plan(replace(plan, block_sum=5), replace(STRIDED, in_channels=channels))
+
+
 def test_forms() -> None:
     forms = [
         (plan.form if plan else "")

@@ -21,6 +21,10 @@ FLOAT_BYTES = 4
 POINTWISE_SHARE, WINDOW_SHARE = 0.8, 0.3
 """Of the peak of a core: what convolutions of 1 x 1 taps and depthwise ones reach with operands in the L2 cache."""
 
+FORKS_OF_KERNEL = 8
+"""Times the thread pool's own time that a kernel costs beside its work: cores wait for the slowest of them, and read
+what others stored."""
+
 
 @dataclass(frozen=True)
 class ResidualShape:
@@ -119,7 +123,7 @@ def seconds_apart(shape: ResidualShape, machine: Machine) -> float:
     for size in _stored(shape):
         share = size / machine.cores
         seconds += 2 * share / _bandwidth(share, machine)
-    return seconds + (len(_stored(shape)) + 1) * (machine.call_seconds + machine.fork_seconds)
+    return seconds + (len(_stored(shape)) + 1) * _between_kernels(machine)
 
 
 def seconds_as_one(shape: ResidualShape, bands: int, parts: int, machine: Machine) -> tuple[float, int]:
@@ -138,7 +142,11 @@ def seconds_as_one(shape: ResidualShape, bands: int, parts: int, machine: Machin
     scratch = before + behind + sums
     moved = 2 * (before + behind + sums) * parts * shape.batch * bands * rounds
     seconds += moved / _bandwidth(scratch, machine)
-    return seconds + machine.call_seconds + machine.fork_seconds, scratch
+    return seconds + _between_kernels(machine), scratch
+
+
+def _between_kernels(machine: Machine) -> float:
+    return machine.call_seconds + FORKS_OF_KERNEL * machine.fork_seconds
 
 
 def _flops(shape: ResidualShape) -> tuple[tuple[int, int], int]:

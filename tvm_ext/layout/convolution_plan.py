@@ -25,6 +25,14 @@ from tvm_ext.schedules.cpu.winograd_strips import strip_rows
 FLOAT_BYTES = 4
 
 
+NARROW_COSTS = ((1, 1.0), (2, 1.3), (4, 2.0))
+"""Parts of a vector that a block may have, and what a lane costs at least: narrow vectors need more instructions."""
+
+
+LEAST_SUM = 4
+"""Input channels that are summed at least before the next taps."""
+
+
 @dataclass(frozen=True)
 class ConvolutionShape:
     """A convolution as its kernel sees it: rows and columns are exchanged already where that is better.
@@ -112,6 +120,9 @@ class ConvolutionPlan:
         Columns, or pixels, that are computed, those that fill up register tiles included.
     winograd : WinogradPlan or None
         Of the form ``winograd``.
+    block_sum : int
+        Input channels of a block of the weights: those of a block of the input, or, where these do not fill their last
+        block, a part of them that leaves fewer lanes of zeros to multiply; 0: ``block_in``.
     rounds : bool
         Whether operands are rounded to bfloat16 and multiplied in pairs.
     """
@@ -122,28 +133,33 @@ class ConvolutionPlan:
     chunks: int
     computed: int = 0
     winograd: WinogradPlan | None = None
+    block_sum: int = 0
     rounds: bool = False
 
 
-def channel_block(channels: int, lanes: int) -> int:
-    """Choose the block for ``channels``: wide vectors, few wasted lanes.
+def channel_block(channels: int, machine: Machine) -> int:
+    """Choose the block for ``channels``: wide vectors, few wasted lanes, and of two as good ones the smaller.
 
-    A block of half the vector width has to save 30 % of the lanes to be worth it, a quarter 50 %.
+    A block of half the vector width has to save 30 % of the lanes to be worth it, a quarter 50 %; more where a CPU
+    computes as many whole vectors in a cycle as it does narrower ones.
     """
-    candidates = [(lanes, 1.0), (lanes // 2, 1.3), (lanes // 4, 2.0)]
+    lanes = machine.lanes("float32")
+    candidates = {lanes // parts: max(least_cost, machine.narrowing(parts)) for parts, least_cost in NARROW_COSTS}
     return min(
-        (block for block, _ in candidates if block >= 2),
-        key=lambda block: -(-channels // block) * block * dict(candidates)[block],
+        (block for block in candidates if block >= 2),
+        key=lambda block: (-(-channels // block) * block * candidates[block], block),
         default=lanes,
     )
 
 
-def input_block(channels: int, lanes: int, stored: int) -> int:
+def input_block(channels: int, machine: Machine, stored: int) -> int:
     """Choose the block in which a convolution over all channels reads its input, which may be ``stored`` in one."""
-    return stored or (1 if channels < lanes // 2 else channel_block(channels, lanes))
+    return stored or (1 if channels < machine.lanes("float32") // 2 else channel_block(channels, machine))
 
 
-def blocks_of(in_channels: int, out_channels: int, groups: int, lanes: int, stored: int = 0) -> tuple[int, int] | None:
+def blocks_of(
+    in_channels: int, out_channels: int, groups: int, machine: Machine, stored: int = 0
+) -> tuple[int, int] | None:
     """Choose the blocks of input and output channels; None where groups divide no block.
 
     Parameters
@@ -152,7 +168,8 @@ def blocks_of(in_channels: int, out_channels: int, groups: int, lanes: int, stor
         See :func:`plan_convolution`.
     """
     if groups == 1:
-        return input_block(in_channels, lanes, stored), channel_block(out_channels, lanes)
+        return input_block(in_channels, machine, stored), channel_block(out_channels, machine)
+    lanes = machine.lanes("float32")
     sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
     block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
     block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
@@ -177,10 +194,10 @@ def plan_convolution(
     """
     lanes = machine.lanes("float32")
     if shape.is_depthwise:
-        block = stored or channel_block(shape.in_channels, lanes)
+        block = stored or channel_block(shape.in_channels, machine)
         computed = computed_strip_width(shape.results[-1], machine.vector_registers)
         return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
-    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, lanes, stored)
+    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored)
     if blocks is None:
         return None
     block_in, block_out = blocks
@@ -190,17 +207,28 @@ def plan_convolution(
         if fast is not None:
             return ConvolutionPlan("winograd", lanes, lanes, chunks, winograd=fast)
     rounds = bfloat16 and block_in % PAIR == 0
+    block_sum = summed_block(shape.in_channels // shape.groups, block_in)
     # An instruction takes a pair as if it were one.
-    steps = block_in // PAIR if rounds else block_in
-    reduction = _count(shape.in_channels // shape.groups, block_in) * steps * prod(shape.kernel)
+    steps = block_sum // PAIR if rounds else block_sum
+    reduction = _count(shape.in_channels // shape.groups, block_sum) * steps * prod(shape.kernel)
     pixels = _plan_pixels(shape, chunks, reduction, machine)
     if pixels:
-        return ConvolutionPlan("pixels", block_in, block_out, chunks, pixels, rounds=rounds)
+        return ConvolutionPlan("pixels", block_in, block_out, chunks, pixels, rounds=rounds, block_sum=block_sum)
     width = shape.results[-1]
     if shape.groups == 1:
         chunks = computed_chunks(width, chunks, machine, reduction)
     computed = computed_width(width, chunks, machine, reduction)
-    return ConvolutionPlan("rows", block_in, block_out, chunks, computed, rounds=rounds)
+    return ConvolutionPlan("rows", block_in, block_out, chunks, computed, rounds=rounds, block_sum=block_sum)
+
+
+def summed_block(channels: int, block: int) -> int:
+    """Choose how many input channels are summed before the next taps: a block, or a part of one.
+
+    With 24 channels in blocks of 16, three times 8 are a quarter less than twice 16. Parts of less than ``LEAST_SUM``
+    would begin too many loops.
+    """
+    parts = [block, *(part for part in (block // 2, block // 4) if part >= LEAST_SUM)]
+    return min(parts, key=lambda part: (_count(channels, part) * part, -part))
 
 
 def plan_phases(phase: ConvolutionShape, machine: Machine, stored: int = 0) -> ConvolutionPlan:
@@ -213,11 +241,10 @@ def plan_phases(phase: ConvolutionShape, machine: Machine, stored: int = 0) -> C
     stored : int
         See :func:`plan_convolution`.
     """
-    lanes = machine.lanes("float32")
-    block_out = channel_block(phase.out_channels, lanes)
+    block_out = channel_block(phase.out_channels, machine)
     chunks = _count(phase.out_channels, block_out)
     computed = computed_width(phase.results[-1], chunks, machine)
-    return ConvolutionPlan("rows", input_block(phase.in_channels, lanes, stored), block_out, chunks, computed)
+    return ConvolutionPlan("rows", input_block(phase.in_channels, machine, stored), block_out, chunks, computed)
 
 
 def plan_open_convolution(
@@ -230,11 +257,10 @@ def plan_open_convolution(
     stored : int
         See :func:`plan_convolution`.
     """
-    lanes = machine.lanes("float32")
     if 1 < groups == in_channels == out_channels:
-        block = stored or channel_block(in_channels, lanes)
+        block = stored or channel_block(in_channels, machine)
         return ConvolutionPlan("depthwise", block, block, _count(out_channels, block))
-    blocks = blocks_of(in_channels, out_channels, groups, lanes, stored)
+    blocks = blocks_of(in_channels, out_channels, groups, machine, stored)
     return None if blocks is None else ConvolutionPlan("open", *blocks, _count(out_channels, blocks[1]))
 
 
@@ -254,12 +280,12 @@ def plan_integer_convolution(
     """
     lanes, width = machine.lanes("int32"), shape.results[-1]
     if shape.is_depthwise:
-        block = stored or channel_block(shape.in_channels, lanes)
+        block = stored or channel_block(shape.in_channels, machine)
         computed = computed_strip_width(width, machine.vector_registers)
         return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
     if shape.groups == 1:
-        block_out = channel_block(shape.out_channels, lanes)
-        block_in = stored or channel_block(shape.in_channels, max(lanes, 4))
+        block_out = channel_block(shape.out_channels, machine)
+        block_in = stored or channel_block(shape.in_channels, machine)
         if block_in % pack or (not stored and shape.in_channels <= 4):
             block_in = 4
     else:

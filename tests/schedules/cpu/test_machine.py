@@ -15,6 +15,7 @@ from tvm_ext.schedules.cpu import cost, machine, matvec, winograd
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.native_cpu import NativeCpu
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
 from tvm_ext.target import resolve_target
 
@@ -22,12 +23,23 @@ MACHINE = Machine("avx512", 512, 32, "vnni", l2=1 << 20, l3=32 << 20, cores=2)
 FIGURES = [field.name for field in fields(Machine) if field.type == "float"]
 
 
-def test_kernels_are_divided_from_half_the_time_of_the_thread_pool_on() -> None:
+def test_kernels_are_divided_where_that_saves_twice_the_fork() -> None:
     assert MACHINE.divides(1_000_000)
     assert not MACHINE.divides(999_999)
     assert not replace(MACHINE, cores=1).divides(1 << 40)
-    assert replace(MACHINE, fork_seconds=10e-6).divides(500_000)
+    assert replace(MACHINE, fork_seconds=1.25e-6).divides(500_000)
     assert not replace(MACHINE, flops=200e9).divides(1_000_000)
+    # Of many cores, each has hardly anything to do: the fork alone has to be saved.
+    assert replace(MACHINE, cores=101).divides(505_000)
+    assert not replace(MACHINE, cores=101).divides(504_000)
+
+
+def test_narrow_vectors_cost_what_the_units_lose() -> None:
+    two = replace(MACHINE, clock=3e9, flops=192e9)
+    assert (two.units, two.narrowing(1), two.narrowing(2), two.narrowing(4)) == (2, 1, 2, 4)
+    one = replace(two, flops=96e9)
+    assert (one.units, one.narrowing(2), one.narrowing(4)) == (1, 1, 2)
+    assert replace(two, flops=384e9).narrowing(2) == 2
 
 
 @T.prim_func(s_tir=True)
@@ -60,7 +72,11 @@ def test_weights_that_come_slowly_are_kept_small() -> None:
     assert outputs(weight_bandwidth=1e9, l3_bandwidth=1e9) == 0
     assert outputs(l3_bandwidth=1e9, l3=128 << 20) == 0
     assert outputs(weight_bandwidth=1e9, l3=128 << 20) == outputs(l3=128 << 20)
-    assert outputs(clock=0.5e9, weight_bandwidth=1.5e9, l3_bandwidth=5e9) == outputs(clock=3.5e9, l3_bandwidth=35e9)
+    slow = outputs(clock=0.5e9, flops=100e9 / 7, weight_bandwidth=1.5e9, l3_bandwidth=5e9)
+    assert slow == outputs(clock=3.5e9, l3_bandwidth=35e9)
+    # Two multiply-adds a cycle hide less of the way of the weights, of which a larger tile has more.
+    found = [winograd_outputs(1, 192, 320, (7, 7), replace(MACHINE, flops=flops)) for flops in (100e9, 224e9)]
+    assert found == [4, 2]
 
 
 def test_blocks_of_the_fusion_planner() -> None:
@@ -110,12 +126,19 @@ def test_cpus_of_other_machines(
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN_CPUS))
-def test_known_cpus_are_names_of_llvm(name: str) -> None:
-    target = resolve_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": name})
+def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "native_cpu", lambda: NativeCpu("another"))
+    machine.forget_machines()
+    server = name.startswith("znver") or name.endswith(("lake", "rapids", "avx512", "lake-server"))
+    triple = "x86_64-linux-gnu" if server else "aarch64-linux-gnu"
+    target = resolve_target({"kind": "llvm", "mtriple": triple, "mcpu": name})
     known, found = KNOWN_CPUS[name], machine.machine_of(target)
     assert (found.l1, found.l2, found.l3) == (known.l1 << 10, known.l2 << 10, known.l3 << 10)
-    assert found.flops == 8 * known.units * known.clock
+    assert (found.isa, found.units) == ("avx512" if server else "neon", known.units)
+    assert found.flops == 2 * found.lanes("float32") * known.units * known.clock
+    assert found.l2_bandwidth == (known.l2_bytes * known.clock or Machine("", 0, 0).l2_bandwidth)
     assert machine.machine_of(resolve_target({**target.export(), "num-cores": 64})).cores == 64
+    machine.forget_machines()
 
 
 @pytest.mark.parametrize(("cores", "seen", "counted"), [(2, 480, 32), (2, 32, 32), (1, 32, 16), (60, 112, 112)])

@@ -21,6 +21,7 @@ from tvm_ext.layout.relax.blocked_layout import blocked_layout
 from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
 from tvm_ext.layout.relax.open_products import open_products
 from tvm_ext.layout.relax.pack_matmul import pack_matmul
+from tvm_ext.layout.relax.phases_as_channels import phases_as_channels
 from tvm_ext.layout.relax.quantized import LEGALIZATIONS
 from tvm_ext.memory.relax.open_segments import open_segments
 from tvm_ext.options import PipelineOptions
@@ -75,6 +76,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     return [
         transposed_phases(),
         grouped_pointwise(),
+        phases_as_channels(),
         *([embed_operators(offers)] if everything else []),
         blocked_layout(winograd, bfloat16),
         pack_matmul(bfloat16),

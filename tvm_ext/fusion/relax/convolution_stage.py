@@ -53,6 +53,11 @@ class Stage:
     sums: Any
     axes: tuple[Any, ...]
 
+    @property
+    def sums_blocks(self) -> bool:
+        """Whether a sum over channels goes over whole blocks, not over parts of them that end with the channels."""
+        return int(self.buffers[self.weight].shape[-2]) == self.shape[-1]
+
     def tail(self, tensors: Mapping[int, Any]) -> Tail:
         """Give what follows the convolution as a function, with ``tensors`` in the place of parameters."""
         mark = tvm.tirx.Var("sum", "float32")
@@ -148,13 +153,17 @@ def _is_pointwise(loads: Sequence[Any], loops: Sequence[Any], shape: Sequence[in
     n, oc, h, w, oi, ic, kh, kw, ii = loops
     no_tap = dict.fromkeys((kh, kw), tirx.const(0, "int64"))
     read = [substitute(index, no_tap) for index in data.indices]
-    pixels = [n, ic, w // result[3], w % result[3], ii]
+    if shape[4] % taps[4]:
+        return False
+    parts = shape[4] // taps[4]  # of a block, that are summed one after another
+    block, lane = (ic, ii) if parts == 1 else (ic // parts, ic % parts * taps[4] + ii)
+    pixels = [n, block, w // result[3], w % result[3], lane]
     return (
         tuple(shape[2:4]) == tuple(result[2:4])
-        and (taps[1], taps[4]) == (shape[1], shape[4])
+        and -(-taps[1] // parts) == shape[1]
         and taps[5] == result[4]
         and _equal(weight.indices, [oc, ic, kh, kw, ii, oi])
-        and (_equal(read, [n, ic, h, w, ii]) or _equal(read, pixels))
+        and (_equal(read, [n, block, h, w, lane]) or _equal(read, pixels))
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te
 
@@ -23,6 +24,7 @@ from tvm_ext.fusion.relax.convolution_stage import Stage, read_stage
 from tvm_ext.fusion.relax.groups import variables_of
 from tvm_ext.fusion.relax.prologues import is_step
 from tvm_ext.graph.origins import with_origins, words_of
+from tvm_ext.relax_utils import read_only
 from tvm_ext.schedules.compute.inverted_residual import inverted_residual, wide
 from tvm_ext.schedules.cpu.machine import machine_of
 
@@ -122,7 +124,12 @@ def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> lis
         if stage_of(before, "pointwise") is None or uses[source] != 1 or not isinstance(source, relax.DataflowVar):
             before = None
         follower = stage_of(behind, "pointwise")
-        if follower is None or behind is None or not behind.value.args[1].fields[follower.data].same_as(binding.var):
+        if (
+            follower is None
+            or behind is None
+            or not behind.value.args[1].fields[follower.data].same_as(binding.var)
+            or not (follower.sums_blocks or _is_constant(behind.value.args[1].fields[follower.weight]))
+        ):
             behind = None
         options = []
         for first, last in ((before, behind), (before, None), (None, behind)):
@@ -161,7 +168,11 @@ def _as_one(block: _Block, stages: Mapping[str, Stage | None], builder: Any, ker
     operands: dict[Any, int] = {}
     places = []
     for binding in block.bindings:
-        fields = binding.value.args[1].fields
+        fields = list(binding.value.args[1].fields)
+        stage = stages[_name(binding)]
+        assert stage is not None
+        if binding is block.project and not stage.sums_blocks:
+            fields[stage.weight] = _of_whole_blocks(fields[stage.weight], stage.shape)
         places.append([-1 if field in inner else operands.setdefault(field, len(operands)) for field in fields])
     key = (tuple(map(_name, block.bindings)), tuple(map(tuple, places)), block.plan.bands, block.plan.parts)
     if key not in kernels:
@@ -173,6 +184,20 @@ def _as_one(block: _Block, stages: Mapping[str, Stage | None], builder: Any, ker
         result.value.op, [kernels[key], relax.Tuple(list(operands))], result.value.attrs, result.value.ty_args
     )
     return relax.VarBinding(result.var, builder.normalize(call))
+
+
+def _is_constant(operand: Any) -> bool:
+    return isinstance(operand, tvm.ir.GenericConst)
+
+
+def _of_whole_blocks(weight: Any, shape: Sequence[int]) -> Any:
+    """Pack weights of 1 x 1 taps over parts of blocks as those over the whole blocks of an input of ``shape``."""
+    values = read_only(weight.value)
+    out_chunks, parts, _, _, part, block_out = values.shape
+    chunks, lanes = shape[1], shape[-1]
+    padded = np.zeros((out_chunks, chunks * lanes // part, part, block_out), values.dtype)
+    padded[:, :parts] = values[:, :, 0, 0]
+    return relax.const(padded.reshape(out_chunks, chunks, 1, 1, lanes, block_out))
 
 
 def _kernel(

@@ -124,7 +124,7 @@ def _emit(
             depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
             computed_width=plan.computed, **geometry,
         )  # fmt: skip
-    packed, data = pack_weight(weight, plan.block_in, plan.block_out, groups), source.var
+    packed, data = pack_weight(weight, plan.block_sum or plan.block_in, plan.block_out, groups), source.var
     if plan.rounds:
         packed = pairs(packed, -2)
         data = rewriter.rounded(data) if is_blocked else data
