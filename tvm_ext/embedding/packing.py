@@ -41,8 +41,8 @@ def unpack(values: NDArray, found: Strategy) -> NDArray:
     stored = found.operands[2]
     grid = np.ogrid[tuple(slice(0, extent) for extent in stored.access.shape)]
     places = _coordinates(found, list(grid))
-    found = values[tuple(np.broadcast_arrays(*places))] if places else values
-    return np.ascontiguousarray(np.broadcast_to(found, stored.access.shape))
+    result = values[tuple(np.broadcast_arrays(*places))] if places else values
+    return np.ascontiguousarray(np.broadcast_to(result, stored.access.shape))
 
 
 def pack_te(tensor: Any, stored: Stored, name: str) -> Any:
