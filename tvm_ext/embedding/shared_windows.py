@@ -67,10 +67,12 @@ def share_window(operator: Dataflow, axis: str, turns: int) -> SharedWindow:
     Raises
     ------
     EmbeddingError
-        If the axis slides along no window, or the taps are not a dimension of the other factor.
+        If there is no such axis, it slides along no window, or the taps are not a dimension of the other factor.
     """
     if turns < 2:
         raise EmbeddingError(f"{turns} outputs of {operator.name} cannot share a window; expected 2 or more")
+    if axis not in (names := [it.name for it in operator.axes]):
+        raise EmbeddingError(f"{operator.name} has no axis {axis!r}; it has {', '.join(names)}")
     slide = operator.number(axis)
     data = next((at for at, access in enumerate(operator.inputs) if access.uses(slide)), 0)
     rows = [row for row in operator.inputs[data].index if row[slide]]
