@@ -63,6 +63,12 @@ class TestDamage:
             (b"[]", "is damaged, it holds no JSON object"),
             (b"{}", "format None is not the one this version reads"),
             (b'{"format": 2}', "format 2 is not the one this version reads"),
+            (
+                b'{"format": 2}',
+                r"reads \(1\), tvm-ext .*: it does not say which tvm-ext wrote it; compile the model again",
+            ),
+            (b'{"format": 2, "versions": {"tvm-ext": "9.1"}}', "tvm-ext 9.1 wrote it"),
+            (b'{"format": 2, "versions": {"tvm-ext": 3}}', "it does not say which"),
             (b'{"format": true}', "format True is not"),
             (b'{"format": 1}', "is damaged, field inputs is missing"),
         ],

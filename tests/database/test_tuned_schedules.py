@@ -15,8 +15,8 @@ from tests.database.test_folders import commit
 from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.database.folders import VERSION, begun_by, note_version, open_database
-from tvm_ext.errors import CompileError, PerformanceWarning
+from tvm_ext.database.folders import RECORDS, VERSION, WORKLOADS, begun_by, note_version, open_database
+from tvm_ext.errors import CompileError, PerformanceWarning, TvmExtWarning
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 from tvm_ext.tuning import kernels_to_tune
 from tvm_ext.version import __version__
@@ -49,6 +49,24 @@ def test_a_database_without_these_kernels_is_said_to_be_of_no_use(tmp_path: Path
     ):
         compiled = tvm_ext.compile(model(), work_dir=tmp_path)
     np.testing.assert_allclose(next(iter(compiled.run([X]).values())), X @ WEIGHT, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [RECORDS, WORKLOADS])
+def test_damaged_lines_are_counted_and_left_where_they_are(name: str, tmp_path: Path) -> None:
+    note_version(tmp_path)
+    for size in (8, 16):
+        commit(tmp_path, matmul(size), 1.0)
+    content = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(content + "[0, [1")  # a run that was killed, or is writing
+    with pytest.warns(TvmExtWarning) as warned:
+        tvm_ext.compile(model(), work_dir=tmp_path)
+    assert all("could not be read" not in str(one.message) for one in warned)
+    damaged = content.replace("\n", "\n{\n", 1)
+    (tmp_path / name).write_text(damaged)
+    said = rf"1 lines of the database in .*begun by tvm-ext {__version__} .*could not be read and were passed over"
+    with pytest.warns(TvmExtWarning, match=said), pytest.warns(TvmExtWarning, match="none of the 1 kernels"):
+        tvm_ext.compile(model(), work_dir=tmp_path)
+    assert (tmp_path / name).read_text() == damaged
 
 
 def test_what_began_a_database(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.inputs import numpy_dtype
 from tvm_ext.system.files import require_regular
 from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.version import __version__
 
 FORMAT = 1
 REMEDY = "compile the model again"
@@ -39,12 +40,22 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is damaged, it holds no JSON object; {REMEDY}")
     version = metadata.get("format")
     if version != FORMAT or isinstance(version, bool):
-        raise ModelError(f"{path}: format {version!r} is not the one this version reads ({FORMAT}); {REMEDY}")
+        raise ModelError(
+            f"{path}: format {version!r} is not the one this version reads ({FORMAT}), {_writer(metadata)}; {REMEDY}"
+        )
     try:
         _check(metadata)
     except _Damage as damage:
         raise ModelError(f"{path} is damaged, field {damage}; {REMEDY}") from None
     return metadata
+
+
+def _writer(metadata: dict[str, Any]) -> str:
+    """Say which release wrote the metadata, and which one reads them."""
+    versions = metadata.get("versions")
+    known = versions.get("tvm-ext") if isinstance(versions, dict) else None
+    wrote = f"tvm-ext {known} wrote it" if isinstance(known, str) else "it does not say which tvm-ext wrote it"
+    return f"tvm-ext {__version__}: {wrote}"
 
 
 def tensor_specs(rows: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

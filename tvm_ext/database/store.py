@@ -172,6 +172,8 @@ class SharedDatabase(PyDatabase):
     ----------
     broken : OutputError or None
         Why it could not write: TVM, which calls it, lets nothing but a text through.
+    unread : int
+        Number of lines of records and workloads that are damaged, and were passed over. Traces do not count.
     """
 
     def __init__(self, folder: Path, lines: Lines, writes: bool = True) -> None:
@@ -185,6 +187,7 @@ class SharedDatabase(PyDatabase):
             workload = None if row.value is None else first[row.workload]
             if workload is not None:
                 self._rows.append((workload, row))
+        self.unread = sum(row.value is None for row in lines.records) + lines.workloads.count(None)
         self._lines, self._stamp = lines, (0, 0, 0)
 
     def _find(self, mod: tvm.IRModule) -> Workload | None:

@@ -13,14 +13,15 @@ from tvm import relax
 from tvm.tirx import PrimFunc
 
 from tvm_ext.database.folders import begun_by, open_earlier
-from tvm_ext.errors import warn
+from tvm_ext.errors import TvmExtWarning, warn
 
 
 def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
     """Make the pass, for the database in a folder.
 
     It is read as it is at that moment: a run that tunes into the folder meanwhile, or one that was killed in the middle
-    of a line, does no harm. A database that has records, but none of these kernels, is warned of.
+    of a line, does no harm. A database that has records, but none of these kernels, is warned of, and so are lines that
+    are damaged otherwise.
 
     Raises
     ------
@@ -32,6 +33,12 @@ def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
     def _tuned_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with open_earlier(Path(folder)) as database:
             tuned = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(mod)
+        if database.unread:
+            warn(
+                f"{database.unread} lines of the database in {folder} ({begun_by(Path(folder))}) could not be read and "
+                "were passed over; `tvm-ext tune` moves them out of the way, and measures what is missing",
+                TvmExtWarning,
+            )
         kernels, left = _unscheduled(mod), _unscheduled(tuned)
         if len(database) and kernels and kernels == left:
             warn(
