@@ -15,6 +15,7 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.embedding.relax.embed_operators import NOTES_ATTRIBUTE, embed_operators
 from tvm_ext.errors import OptionError
+from tvm_ext.graph.decisions import layout_decisions
 
 Op = Callable[..., relax.Expr]
 nn = relax.op.nn
@@ -116,7 +117,13 @@ def test_every_operator_is_noted_with_its_instruction(case: str) -> None:
         pytest.skip("no kernels are made of this CPU's instructions")
     embedded = embed_operators(offers)(module(*CASES[case]))
     assert "cycles" in str(embedded.attrs[NOTES_ATTRIBUTE])
+    (decision,) = layout_decisions(embedded)
+    instruction = dict(decision.plan)["instruction"]
+    assert decision.form == "embedded"
+    assert instruction in {offer.instruction.name for offer in offers}
+    assert instruction in str(embedded.attrs[NOTES_ATTRIBUTE])
     kept = embed_operators(offers, lambda operator: 1.0)(module(*CASES[case]))
+    assert not layout_decisions(kept)
     assert "not embedded" in str(kept.attrs[NOTES_ATTRIBUTE])
     assert "without" in str(kept.attrs[NOTES_ATTRIBUTE])
 

@@ -13,8 +13,8 @@ def layout_section(decisions: Sequence[Decision]) -> str:
     """Render a table of decisions; there is at least one."""
     intro = (
         "How convolutions and products are computed: in channels of a block, in register tiles, with Winograd's "
-        "algorithm, or in integers. A plan that computes more than there is fills register tiles up, and throws the "
-        "rest away."
+        "algorithm, in integers, or embedded, that is around an instruction. A plan that computes more than there is "
+        "fills register tiles up, and throws the rest away."
     )
     rows = [
         [

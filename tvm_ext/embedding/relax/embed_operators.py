@@ -29,7 +29,8 @@ from tvm_ext.embedding.packing import pack
 from tvm_ext.embedding.read import read_products
 from tvm_ext.embedding.relax.splice import Stages
 from tvm_ext.errors import EmbeddingError
-from tvm_ext.graph.origins import OriginBuilder
+from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.origins import OriginBuilder, words_of
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, static_shape
 
 OPERATORS = frozenset(
@@ -73,7 +74,8 @@ def embed_operators(offers: Sequence[Offer], ordinary: OrdinaryCost | None = Non
         if not rewriter.notes:
             return mod
         earlier = str(mod.attrs[NOTES_ATTRIBUTE]).splitlines() if mod.attrs and NOTES_ATTRIBUTE in mod.attrs else []
-        return rewriter.builder_.finalize().with_attr(NOTES_ATTRIBUTE, "\n".join([*earlier, *rewriter.notes]))
+        embedded = with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
+        return embedded.with_attr(NOTES_ATTRIBUTE, "\n".join([*earlier, *rewriter.notes]))
 
     return _embed_operators
 
@@ -96,6 +98,15 @@ class _Kernel:
     stored: tuple[tuple[tuple[int, ...], Store], ...]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where an instruction stands in an operator, as it is listed among the decisions of a compilation."""
+
+    instruction: str
+    embedding: str
+    cycles: int
+
+
 @mutator
 class _Rewriter(PyExprMutator):
     """Rewrites one module; operators that are alike share what was found."""
@@ -106,7 +117,8 @@ class _Rewriter(PyExprMutator):
         self.offers = offers
         self.ordinary = ordinary
         self.notes: list[str] = []
-        self.known: dict[Any, tuple[_Kernel, Any] | None] = {}
+        self.decisions: list[Decision] = []
+        self.known: dict[Any, tuple[_Kernel, Any, _Place] | None] = {}
         self.packed: dict[Any, Any] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -115,14 +127,14 @@ class _Rewriter(PyExprMutator):
         made = None
         if isinstance(call, relax.Call) and getattr(call.op, "name", "") in OPERATORS:
             with self.builder_.coming_from(binding.var.span):
-                made = self._embedded(call)
+                made = self._embedded(call, words_of(binding.var))
         if made is None:
             super().visit_var_binding_(binding)
             return
         leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, self.builder_.emit_output(made) if leaves else self.builder_.emit(made))
 
-    def _embedded(self, call: relax.Call) -> relax.Call | None:
+    def _embedded(self, call: relax.Call, words: Sequence[str]) -> relax.Call | None:
         name = str(call.op.name).removeprefix("relax.")
         operands = _operands(call)
         shapes = [static_shape(operand) for operand in (*operands, call)]
@@ -138,7 +150,8 @@ class _Rewriter(PyExprMutator):
         found = self.known[key]
         if found is None:
             return None
-        kernel, variable = found
+        kernel, variable, place = found
+        self.decisions.append(Decision.of(name, "embedded", place, words))
         arguments = [self.visit_expr(operands[number]) for number in kernel.operands]
         arguments += [self._stored(numbers, store, operands) for numbers, store in kernel.stored]
         return relax.call_tir(variable, arguments, call.ty)
@@ -153,7 +166,7 @@ class _Rewriter(PyExprMutator):
 
     def _made(
         self, name: str, call: relax.Call, operands: Sequence[Any], is_constant: Sequence[bool]
-    ) -> tuple[_Kernel, Any] | None:
+    ) -> tuple[_Kernel, Any, _Place] | None:
         types = [f"{operand.ty.dtype}{list(static_shape(operand) or ())}" for operand in operands]
         label = f"{name} of {' and '.join(types)}"
         try:
@@ -174,7 +187,9 @@ class _Rewriter(PyExprMutator):
             self.notes.append(f"{label}: not embedded: {said}, and {usual:.0f} without")
             return None
         self.notes.append(f"{label}: {said}")
-        return kernel, self.builder_.add_func(kernel.func, f"{name.rpartition('.')[2]}_embedded")
+        variable = self.builder_.add_func(kernel.func, f"{name.rpartition('.')[2]}_embedded")
+        plan = choice.plan
+        return kernel, variable, _Place(choice.instruction.name, str(plan.strategy.embedding), round(plan.cycles))
 
 
 def _operands(call: relax.Call) -> list[Any]:
