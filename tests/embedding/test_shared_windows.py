@@ -60,7 +60,7 @@ def test_lanes_that_were_padding_are_taps_of_the_next_outputs() -> None:
         ("C[w] += A[w+k+l] * B[k,l]", "w", "slides along no window"),
         ("C[w] += A[w+k] * B[2*k]", "w", "slides along no window"),
         ("C[w,v] += A[w+k] * B[k,w+v]", "w", "slides along no window"),
-        ("C[w] += A[w+k] * B[k]", "v", "has no axis 'v'; it has w, k"),
+        ("C[w] += A[w+k] * B[k]", "v", "has no axis 'v'; it has [wk], [wk]"),
         ("C[w] += A[w+k] * B[k]", "w", "1 outputs of operator cannot share"),
     ],
 )
