@@ -182,5 +182,14 @@ def command(
         click.echo(
             f"  hexagon  {bytes_text(emulated['constants'])} of constants, {bytes_text(emulated['arena'])} besides"
         )
+        packets = emulated["packets"]
+        before = max(packets["estimated_cycles_of_llvm"], 1)
+        click.echo(
+            f"  hexagon  {packets['ours']} of {packets['kernels']} kernels with packets of our own, "
+            f"{packets['verified_blocks']} blocks verified: {packets['estimated_cycles'] / before:.1%} of the cycles of "
+            "LLVM's, by the model"
+        )
+        if packets["refused"]:
+            click.echo(f"  hexagon  {len(packets['refused'])} packets refused by the assembler, LLVM's used instead")
     for note in compiled.metadata["decisions"]["import"]:
         click.echo(f"  import   {note}")

@@ -11,11 +11,12 @@ from tests.hexagon.emulated import needs_emulator
 from tests.hexagon.packer.programs import INPUT_BYTES, OUTPUT_BYTES, random_function
 from tvm_ext.backends.hexagon.code import assemble
 from tvm_ext.backends.hexagon.emulator import Script
-from tvm_ext.backends.hexagon.packer import choice, pack
+from tvm_ext.backends.hexagon.packer import choice, function
 from tvm_ext.backends.hexagon.packer.assembly import functions
 from tvm_ext.backends.hexagon.packer.dependences import dependence_graph
 from tvm_ext.backends.hexagon.packer.instruction import Instruction
 from tvm_ext.backends.hexagon.packer.pack import pack_assembly, refused_lines
+from tvm_ext.errors import CompileError
 
 PROGRAMS = 30
 NAMES = [f"program{seed}" for seed in range(PROGRAMS)]
@@ -39,7 +40,7 @@ def results(text: str) -> list[bytes]:
 
 
 def packets(text: str) -> int:
-    return sum(len(block.packets) for function in functions(text) for block in function.blocks)
+    return sum(len(block.packets) for item in functions(text) for block in item.blocks)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,11 @@ def test_dependences_between_vectors_that_are_forgotten_are_noticed(monkeypatch:
             for early, later in enumerate(edges)
         )
 
-    monkeypatch.setattr(pack, "dependence_graph", forgetful)
+    monkeypatch.setattr(function, "dependence_graph", forgetful)
+    with pytest.raises(CompileError, match=r"packets of kernel program\d+, block \d+, compute something else"):
+        pack_assembly(plain(), plain(), NAMES[:4], refusal=lambda text: [])
+    # The emulator sees it, too.
+    monkeypatch.setattr(function, "verify_blocks", lambda *_: 0)
     packed = pack_assembly(plain(), plain(), NAMES[:4], refusal=lambda text: [])
     assert results(packed.text)[:4] != results(plain())[:4]
 
@@ -113,3 +118,12 @@ def test_a_function_that_is_always_refused_keeps_the_packets_it_had() -> None:
     assert packed.kept == ("program",)
     assert packed.text == text
     assert packed.refused
+
+
+def test_blocks_that_hardly_run_keep_the_packets_they_had() -> None:
+    text = "\t.text\n" + random_function(1, "small", 12) + random_function(2, "large", 40)
+    packed = pack_assembly(text, text, share=0.5, refusal=lambda file: [])
+    count = {item.name: sum(len(block.packets) for block in item.blocks) for item in functions(packed.text)}
+    before = {item.name: sum(len(block.packets) for block in item.blocks) for item in functions(text)}
+    assert count["small"] == before["small"]
+    assert count["large"] < before["large"]

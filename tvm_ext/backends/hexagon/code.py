@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ UNPACKETIZED = ("-disable-packetizer:bool=1", "-disable-nvjump:bool=1", "-disabl
 STACK_BYTES = 4096
 """Allocations of so many bytes or fewer are made on the stack."""
 
+_DEBUGGING = ("\t.loc\t", "\t.file\t", "\t.cfi_")
+_TEMPORARY = re.compile(r"(\.Ltmp\d+):")
 _PACKED_INTERFACE = ["tirx.MakePackedAPI", "tirx.FP8StorageLegalize", "tirx.BF16StorageLegalize"]
 
 
@@ -56,7 +59,22 @@ def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, .
         mod = pipeline(mod)
     plain = {global_var: _of_pointers(global_var.name_hint, func) for global_var, func in mod.functions.items()}
     mod = finalize()(tvm.IRModule(plain, attrs=mod.attrs))
-    return str(tvm.get_global_func("target.build.llvm")(mod, target).inspect_source("asm"))
+    return without_debugging(str(tvm.get_global_func("target.build.llvm")(mod, target).inspect_source("asm")))
+
+
+def without_debugging(text: str) -> str:
+    """Leave out of an assembly file what is for debuggers: most of its lines, and labels inside of blocks."""
+    kept = []
+    is_kept = True
+    for line in text.split("\n"):
+        if line.startswith("\t.section"):
+            is_kept = ".debug_" not in line
+        elif line in ("\t.text", "\t.data", "\t.bss"):
+            is_kept = True
+        if is_kept and not line.startswith(_DEBUGGING):
+            kept.append(line)
+    used = set(re.findall(r"\.Ltmp\d+(?!\d|:)", "\n".join(kept)))
+    return "\n".join(line for line in kept if not (label := _TEMPORARY.match(line)) or label[1] in used)
 
 
 def _of_pointers(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -14,16 +14,20 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.backends.hexagon.code import Program, build
+from tvm_ext.backends.hexagon.code import Program, assemble
 from tvm_ext.backends.hexagon.emulator import Counts, Script
 from tvm_ext.backends.hexagon.model.kernels import PREFIX
-from tvm_ext.backends.hexagon.target import VECTOR_BYTES
+from tvm_ext.backends.hexagon.packer.pack import Packed, packed_kernels
+from tvm_ext.backends.hexagon.target import VECTOR_BYTES, processor
 from tvm_ext.errors import CompileError, UnsupportedOperatorError
 from tvm_ext.memory.arena import plan_arena
 from tvm_ext.relax_utils import constant, static_shape
 
 MOST_BYTES = 3 << 30
 """Memory of a model at most; a program has 32 bits for addresses, and needs some itself."""
+
+SHARE = 0.002
+"""Of a model's packets, below which a block keeps LLVM's."""
 
 CONSTANTS, ARENA = 0, 1
 
@@ -85,11 +89,21 @@ def _pairs(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class ModelProgram:
-    """A program, its plan, and its constants as bytes."""
+    """A program, its plan, and its constants as bytes.
+
+    Attributes
+    ----------
+    program : Program
+    plan : Plan
+    constants : bytes
+    packed : Packed, optional
+        How its kernels got their packets; not kept on disk.
+    """
 
     program: Program
     plan: Plan
     constants: bytes
+    packed: Packed | None = None
 
     def run(self, inputs: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[bytes], list[Counts]]:
         """Run the model in the emulator.
@@ -153,7 +167,9 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
         for global_var, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and global_var.name_hint in used
     }
-    return ModelProgram(build(tvm.IRModule(kernels, attrs=mod.attrs), target), plan, constants)
+    packed = packed_kernels(tvm.IRModule(kernels, attrs=mod.attrs), target, SHARE)
+    names = sorted(str(global_var.name_hint) for global_var in kernels)
+    return ModelProgram(assemble([packed.text], names, processor(target)), plan, constants, packed)
 
 
 @dataclass

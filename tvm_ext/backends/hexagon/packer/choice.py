@@ -11,6 +11,7 @@ from tvm_ext.backends.hexagon.packer.assembly import Block, Packet, closed
 from tvm_ext.backends.hexagon.packer.cycles import Timing, cycles_along, timing
 from tvm_ext.backends.hexagon.packer.dependences import Edges
 from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
+from tvm_ext.backends.hexagon.packer.memory import Memory, Packings
 from tvm_ext.backends.hexagon.packer.refine import Refinement
 from tvm_ext.backends.hexagon.packer.sda import Weights, pack_block
 
@@ -36,7 +37,12 @@ EFFORT = 400
 
 
 def block_candidates(
-    block: Block, edges: Edges, other: Block | None, may_keep: bool, refused: frozenset[frozenset[str]]
+    block: Block,
+    edges: Edges,
+    other: Block | None,
+    may_keep: bool,
+    refused: frozenset[frozenset[str]],
+    memory: Memory,
 ) -> list[list[Packet]]:
     """Pack a block in several ways.
 
@@ -52,28 +58,47 @@ def block_candidates(
         Whether LLVM's packets are one of the ways, if they are of the same instructions.
     refused : frozenset of frozenset of str
         Texts of packets that are not to be made.
+    memory : Memory
+        Packings of blocks that were packed before.
     """
     instructions = block.instructions
     theirs = closed(other.packets, other.end) if other is not None else None
-    is_same = other is not None and _is_same(block, other)
+    kept = theirs if other is not None and is_same(block, other) else None
     if len(instructions) > LARGEST_BLOCK:
-        return [theirs if is_same and theirs else block.packets]
+        return [kept or block.packets]
+    limit = len(theirs) if theirs is not None else len(instructions)
+    search = Refinement(instructions, edges, block.end, limit, ROUNDS, refused, EFFORT)
+
+    def packings() -> Packings:
+        found = []
+        for weights in WEIGHTS if len(instructions) > 1 else WEIGHTS[:1]:
+            # Patient packings are made for few cycles; those that fill packets should not have many of these.
+            search.limit = len(instructions) if weights.patience else limit
+            search.effort = EFFORT
+            members = pack_block(instructions, edges, weights, refused, bool(block.end))
+            found += [members, search.run(members)]
+        return found
+
     found: list[list[Packet]] = []
-    for weights in WEIGHTS if len(instructions) > 1 else WEIGHTS[:1]:
-        # Patient packings are made for few cycles; those that fill packets should not have many of these.
-        limit = len(instructions) if weights.patience or theirs is None else len(theirs)
-        search = Refinement(instructions, edges, block.end, limit, ROUNDS, refused, EFFORT)
-        members = pack_block(instructions, edges, weights, refused, bool(block.end))
-        for packing in (members, search.run(members)):
-            packets = search.packets(packing)
-            if packets is not None and packets not in found:
-                found.append(packets)
-    if may_keep and theirs is not None and is_same:
-        found.append(theirs)
+    for members in memory.get(instructions, edges, (block.end, limit, refused), packings):
+        packets = search.packets(members)
+        if packets is not None and packets not in found:
+            found.append(packets)
+    if may_keep and kept is not None:
+        found.append(kept)
     return found or [block.packets]
 
 
-def _is_same(block: Block, other: Block) -> bool:
+def quick_packing(block: Block, edges: Edges, refused: frozenset[frozenset[str]]) -> list[Packet]:
+    """Pack a block once."""
+    instructions = block.instructions
+    if len(instructions) > LARGEST_BLOCK:
+        return block.packets
+    search = Refinement(instructions, edges, block.end, len(instructions), ROUNDS, refused, 0)
+    return search.packets(pack_block(instructions, edges, WEIGHTS[0], refused, bool(block.end))) or block.packets
+
+
+def is_same(block: Block, other: Block) -> bool:
     """Whether LLVM's packets are of the same instructions, but for constants.
 
     Its packetizer works on one block at a time, and may move an addition to a pointer past accesses, whose offsets it
@@ -127,16 +152,12 @@ def choose(
     return [list(found[index]) for found, index in zip(candidates, chosen, strict=True)]
 
 
-def is_cheaper(blocks: Sequence[Block], others: Sequence[Block]) -> bool:
-    """Whether blocks are estimated to take fewer cycles than others of the same, or as many and fewer packets."""
-    graph = control_flow(others)
+def estimate(blocks: Sequence[Block], like: Sequence[Block]) -> tuple[float, int]:
+    """Estimate cycles and packets of a function, along the way through blocks ``like`` its own."""
+    graph = control_flow(like)
     times = frequencies(graph)
-    way = route(graph, times)
-    ours, theirs = (
-        _estimate(way, times, [[timing(packet) for packet in closed(block.packets, block.end)] for block in items])
-        for items in (blocks, others)
-    )
-    return ours < theirs
+    timings = [[timing(packet) for packet in closed(block.packets, block.end)] for block in blocks]
+    return _estimate(route(graph, times), times, timings)
 
 
 def _estimate(way: Sequence[int], times: Sequence[int], timings: Sequence[Sequence[Timing]]) -> tuple[float, int]:

@@ -8,38 +8,50 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tvm_ext.backends.hexagon.packer.assembly import Packet
 from tvm_ext.backends.hexagon.packer.rows import EARLY_DELAY, SOFT_LATENCY
 
 
+_NUMBERS: dict[str, int] = {}
+"""Numbers of registers: each has a place for when it can be read, and the next one for when it can be read early."""
+
+
+def _number(register: str) -> int:
+    return _NUMBERS.setdefault(register, 2 * len(_NUMBERS))
+
+
 @dataclass(frozen=True)
 class Timing:
-    """What a packet waits for, and what it makes, of all of its instructions."""
+    """What a packet waits for, and what it makes, of all of its instructions.
 
-    late: tuple[str, ...]
-    early: tuple[str, ...]
-    results: tuple[tuple[str, int, int], ...]  # register, packets until it can be read, and until it can be read early
+    Attributes
+    ----------
+    waits : tuple of int
+        Places of what it reads.
+    results : tuple of (place, packets until then)
+    """
+
+    waits: tuple[int, ...]
+    results: tuple[tuple[int, int], ...]
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 16)
 def timing(packet: Packet) -> Timing:
     """Sum up a packet."""
     current = {name for item in packet if item.is_for_this_packet for name in item.writes if name[0] == "v"}
-    late: set[str] = set()
-    early: set[str] = set()
-    results = []
+    waits: set[int] = set()
+    results: dict[int, int] = {}
     for item in packet:
-        early |= item.early - current
-        late |= item.reads - item.early - current
+        waits |= {_number(name) + (name in item.early) for name in item.reads - current}
         for name in item.writes:
             delay = item.latency_to(item, name) if name not in item.early else item.row.latency
-            results.append((name, delay, delay + (EARLY_DELAY if name[0] in "vq" else SOFT_LATENCY)))
-    return Timing(tuple(late), tuple(early), tuple(results))
+            results[_number(name)] = delay
+            results[_number(name) + 1] = delay + (EARLY_DELAY if name[0] in "vq" else SOFT_LATENCY)
+    return Timing(tuple(waits), tuple(results.items()))
 
 
-@dataclass
 class Clock:
     """Where a run of packets is in time.
 
@@ -49,19 +61,23 @@ class Clock:
         Cycles so far.
     """
 
-    now: int = 0
-    _late: dict[str, int] = field(default_factory=dict)
-    _early: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.now = 0
+        self._ready = [0] * (2 * len(_NUMBERS))
 
     def step(self, packet: Timing) -> None:
         """Issue a packet as soon as it can be."""
-        start = self.now
-        for name in packet.late:
-            start = max(start, self._late.get(name, 0))
-        for name in packet.early:
-            start = max(start, self._early.get(name, 0))
-        for name, delay, early in packet.results:
-            self._late[name], self._early[name] = start + delay, start + early
+        start, ready = self.now, self._ready
+        try:
+            for place in packet.waits:
+                if ready[place] > start:
+                    start = ready[place]
+            for place, delay in packet.results:
+                ready[place] = start + delay
+        except IndexError:  # registers that were numbered since
+            ready += [0] * (2 * len(_NUMBERS) - len(ready))
+            self.step(packet)
+            return
         self.now = start + 1
 
 

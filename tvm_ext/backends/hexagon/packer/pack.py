@@ -11,17 +11,16 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tvm
 
 from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
-from tvm_ext.backends.hexagon.packer.addresses import places
-from tvm_ext.backends.hexagon.packer.assembly import Block, Function, functions, written
-from tvm_ext.backends.hexagon.packer.choice import block_candidates, choose, is_cheaper
-from tvm_ext.backends.hexagon.packer.dependences import Dependence, Edges, dependence_graph
+from tvm_ext.backends.hexagon.packer.assembly import Block, functions, written
+from tvm_ext.backends.hexagon.packer.function import FunctionPacking, Ways
+from tvm_ext.backends.hexagon.packer.memory import Memory
 from tvm_ext.backends.hexagon.target import processor as processor_of
 from tvm_ext.backends.hexagon.toolchain import CLANG, compile_flags, program
 
@@ -62,15 +61,22 @@ class Packed:
     refused : tuple of Reproducer
         Packets that the assembler did not take.
     kept : tuple of str
-        Functions with LLVM's packets.
+        Functions with LLVM's packets, because others were refused.
+    verified : mapping of str to int
+        The others, each with how many of its blocks have packets of ours, all verified; 0: LLVM's were better.
+    cycles, cycles_before : mapping of str to float
+        Estimated cycles of those, with these packets and with LLVM's.
     """
 
     text: str
     refused: tuple[Reproducer, ...] = ()
     kept: tuple[str, ...] = ()
+    verified: Mapping[str, int] = field(default_factory=dict)
+    cycles: Mapping[str, float] = field(default_factory=dict)
+    cycles_before: Mapping[str, float] = field(default_factory=dict)
 
 
-def packed_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> Packed:
+def packed_kernels(mod: tvm.IRModule, target: tvm.target.Target, share: float = 0.0) -> Packed:
     """Compile kernels with our own packets.
 
     Parameters
@@ -79,6 +85,8 @@ def packed_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> Packed:
         As :func:`tvm_ext.backends.hexagon.code.assembly` takes it.
     target : tvm.target.Target
         For Hexagon.
+    share : float
+        As :func:`pack_assembly`.
 
     Returns
     -------
@@ -87,7 +95,7 @@ def packed_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> Packed:
     """
     names = [str(global_var.name_hint) for global_var in mod.functions]
     text, reference = assembly(mod, target, UNPACKETIZED), assembly(mod, target)
-    return pack_assembly(text, reference, names, processor=processor_of(target))
+    return pack_assembly(text, reference, names, share=share, processor=processor_of(target))
 
 
 def pack_assembly(
@@ -98,6 +106,7 @@ def pack_assembly(
     soft: bool = True,
     candidates: bool = True,
     capped: bool = True,
+    share: float = 0.0,
     refusal: Refusal | None = None,
     processor: str = "hexagonv67",
 ) -> Packed:
@@ -118,6 +127,9 @@ def pack_assembly(
         Whether LLVM's packets are a candidate, of a block and of a function as a whole.
     capped : bool
         Whether packets are held to 5 % more than LLVM's; otherwise only cycles count.
+    share : float
+        Blocks with less than this share of all packets, as loops tell, keep LLVM's packets where these are of the same
+        instructions: packing takes time, and a whole model has hundreds of blocks that hardly run.
     refusal : callable, optional
         The assembler; by default clang.
     processor : str
@@ -125,72 +137,72 @@ def pack_assembly(
 
     Raises
     ------
+    CompileError
+        If packets do not compute what the instructions do in their order.
     MissingPackageError
         If there is no clang.
     """
     refusal = refusal or (lambda file: refused_lines(file, processor))
     theirs = {function.name: function for function in functions(reference)}
     wanted = theirs.keys() if names is None else set(names)
+    waiting = [item for item in functions(text) if item.name in wanted and item.name in theirs]
+    ways = Ways(soft, candidates, capped)
+    works = {item.name: FunctionPacking(item, theirs[item.name], ways) for item in waiting}
+    done = dict(works)
+    least = share * sum(work.packets for work in works.values())
+    memory = Memory()
     refused: list[Reproducer] = []
     bodies: dict[str, Sequence[Block]] = {}
     kept: list[str] = []
-    for function in functions(text):
-        if function.name not in wanted or function.name not in theirs:
-            continue
-        body = _pack_function(function, theirs[function.name], reference, soft, candidates, capped, refusal, refused)
-        if body is None:
-            kept.append(function.name)
-        else:
-            bodies[function.name] = body
-    return Packed(written(reference, bodies), tuple(refused), tuple(kept))
-
-
-def _pack_function(
-    ours: Function,
-    theirs: Function,
-    reference: str,
-    soft: bool,
-    candidates: bool,
-    capped: bool,
-    refusal: Refusal,
-    refused: list[Reproducer],
-) -> list[Block] | None:
-    known = places(ours.blocks)
-    graphs = [dependence_graph(block.instructions, place) for block, place in zip(ours.blocks, known, strict=True)]
-    if not soft:
-        graphs = [_hardened(graph) for graph in graphs]
-    others = theirs.blocks if len(theirs.blocks) == len(ours.blocks) else None
-    counterparts: list[Block | None] = [*others] if others is not None else [None] * len(graphs)
-    bad: set[frozenset[str]] = set()
-    for _ in range(ATTEMPTS):
-        found = [
-            block_candidates(block, graph, other, candidates, frozenset(bad))
-            for block, graph, other in zip(ours.blocks, graphs, counterparts, strict=True)
-        ]
-        blocks = [
-            replace(block, packets=packets)
-            for block, packets in zip(ours.blocks, choose(ours.blocks, found, others if capped else None), strict=True)
-        ]
-        if candidates and others is not None and not is_cheaper(blocks, others):
-            return others
-        file = written(reference, {ours.name: blocks})
+    for attempt in range(ATTEMPTS + 1):
+        if not works:
+            break
+        if attempt == ATTEMPTS:
+            kept += works
+            break
+        bodies |= {name: work.blocks(least, memory) for name, work in works.items()}
+        file = written(reference, bodies)
         complaints = refusal(file)
-        if not complaints:
-            return blocks
-        fresh = [packet for packet in _packets_at(file, complaints) if frozenset(packet) not in bad]
-        refused += [Reproducer(ours.name, packet) for packet in fresh]
-        if not fresh or any(len(packet) == 1 for packet in fresh):
-            return None
-        bad |= set(map(frozenset, fresh))
-    return None
-
-
-def _hardened(edges: Edges) -> Edges:
-    """Make soft edges hard."""
-    return tuple(
-        {late: Dependence("hard", edge.latency) if edge.kind == "soft" else edge for late, edge in later.items()}
-        for later in edges
+        again = {}
+        for name, packets in _by_function(file, complaints, works, reference, bodies, refusal).items():
+            fresh = [packet for packet in packets if frozenset(packet) not in works[name].refused]
+            refused += [Reproducer(name, packet) for packet in fresh]
+            if not fresh or any(len(packet) == 1 for packet in fresh):
+                kept.append(name)
+            else:
+                works[name].refused |= set(map(frozenset, fresh))
+                again[name] = works[name]
+        for name in (*again, *kept):
+            bodies.pop(name, None)
+        works = again
+    return Packed(
+        written(reference, bodies),
+        tuple(refused),
+        tuple(kept),
+        {name: done[name].verified for name in bodies},
+        {name: done[name].cycles for name in bodies},
+        {name: done[name].cycles_before for name in bodies},
     )
+
+
+def _by_function(
+    file: str,
+    complaints: Sequence[int],
+    works: Mapping[str, FunctionPacking],
+    reference: str,
+    bodies: Mapping[str, Sequence[Block]],
+    refusal: Refusal,
+) -> dict[str, list[tuple[str, ...]]]:
+    """Give the packets that were refused by the functions they are in, empty where the assembler did not say."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    spans = [item for item in functions(file) if item.name in works] if complaints else []
+    for number in complaints:
+        inside = [item.name for item in spans if item.start < number <= item.stop]
+        if not inside:  # it crashed, perhaps: ask for each function by itself
+            guilty = (name for name in works if refusal(written(reference, {name: bodies[name]})))
+            return {name: [] for name in guilty} or {name: [] for name in works}
+        found.setdefault(inside[0], []).extend(_packets_at(file, [number]))
+    return found
 
 
 def refused_lines(text: str, processor: str) -> list[int]:
