@@ -1,6 +1,6 @@
 """Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
 
-Run: python scripts/bench_hexagon.py [kernels|networks|planner|packer ...] [--quick] [--json PATH]
+Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|packer ...] [--quick] [--json PATH]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 import tvm_ext
-from scripts.hexagon import packer, planner
+from scripts.hexagon import costs, packer, planner
 from scripts.results import add_json_option, result_path, store
 from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
 from tests.hexagon.fixed_point_reference import run_fixed_point
@@ -157,6 +157,7 @@ def measure_network(name: str) -> dict[str, Any]:
 
 
 PARTS = {
+    "costs": costs.measure,
     "kernels": measure_kernels,
     "networks": measure_networks,
     "planner": planner.measure,

@@ -25,7 +25,8 @@ from tvm_ext.schedules.hexagon.requantize import requantized
 TOGETHER = {FOUR: 2, TWO: 4, ONE: 4}
 """Vectors of the result that are computed together: their sums are 8, 16 and 16 registers."""
 
-_VECTORS = {FOUR: 1, TWO: 2, ONE: 2}  # of the left operand that a step takes
+VECTORS = {FOUR: 1, TWO: 2, ONE: 2}
+"""Vectors of the left operand that a step takes."""
 
 
 def needs_halves(weight: np.ndarray) -> bool:
@@ -54,7 +55,7 @@ def packed_weights(layout: Panels, weight: np.ndarray, halves: bool = False) -> 
         int32, flat.
     """
     depth, columns = weight.shape
-    step = _VECTORS[layout] * layout.columns
+    step = VECTORS[layout] * layout.columns
     vectors = layout.blocks(1, columns)[1]
     full = np.zeros((-(-depth // step) * step, vectors * layout.columns), np.int8)
     full[:depth, :columns] = weight
@@ -113,7 +114,7 @@ def product(
     """
     panels, vectors = layout.blocks(rows, columns)
     inner = layout.blocks(rows, depth)[1]
-    taken = _VECTORS[layout]
+    taken = VECTORS[layout]
     steps = -(-inner // taken)
     scalars = layout.columns * (taken if layout is ONE else 2 if halves else 1)
     code = Code(

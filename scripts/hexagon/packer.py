@@ -13,6 +13,7 @@ from tvm import tirx
 
 from tests.hexagon.cases import OTHERS, product_case
 from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
+from tvm_ext.backends.hexagon.packer.memory import Memory
 from tvm_ext.backends.hexagon.packer.pack import pack_assembly
 from tvm_ext.backends.hexagon.packer.trace import execute
 from tvm_ext.schedules.hexagon.code import Code
@@ -120,9 +121,9 @@ def _measured(label: str, kernel: tirx.PrimFunc, arrays: list[np.ndarray]) -> tu
     """Run a kernel in every way; gives its row, and the arrays as LLVM's packets leave them."""
     mod = tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")})
     llvm, single = assembly(mod, TARGET), assembly(mod, TARGET, UNPACKETIZED)
-    texts, refused, kept = {"llvm": llvm, "single": single}, 0, 0
+    texts, refused, kept, memory = {"llvm": llvm, "single": single}, 0, 0, Memory()
     for way, options in WAYS.items():
-        packed = pack_assembly(single, llvm, ["kernel"], processor=PROCESSOR, **options)  # type: ignore[arg-type]
+        packed = pack_assembly(single, llvm, ["kernel"], processor=PROCESSOR, memory=memory, **options)  # type: ignore[arg-type]
         texts[way] = packed.text
         refused, kept = refused + len(packed.refused), kept + len(packed.kept)
     runs = {way: execute(text, "kernel", arrays, PROCESSOR) for way, text in texts.items()}

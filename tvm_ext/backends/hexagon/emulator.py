@@ -115,8 +115,13 @@ class Script:
         self._words(_READ, *_pair(place), size)
         self._answers.append(size)
 
-    def run(self) -> tuple[list[Counts], list[bytes]]:
+    def run(self, seconds: float = SECONDS) -> tuple[list[Counts], list[bytes]]:
         """Run the program.
+
+        Parameters
+        ----------
+        seconds : float
+            After which it is ended.
 
         Returns
         -------
@@ -130,7 +135,7 @@ class Script:
         MissingPackageError
             If there is no emulator.
         """
-        return self.parsed(_emulate(self.program, self.content))
+        return self.parsed(_emulate(self.program, self.content, seconds))
 
     @property
     def content(self) -> bytes:
@@ -157,7 +162,7 @@ def _pair(place: Place) -> tuple[int, int]:
     return place if isinstance(place, tuple) else (place, 0)
 
 
-def _emulate(code: Program, script: bytes) -> bytes:
+def _emulate(code: Program, script: bytes, seconds: float) -> bytes:
     emulator = program(EMULATOR)
     with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as folder:
         path = Path(folder) / "program"
@@ -165,9 +170,9 @@ def _emulate(code: Program, script: bytes) -> bytes:
         path.chmod(0o700)
         command = [emulator, "-cpu", _EMULATED, str(path)]
         try:
-            done = subprocess.run(command, input=script, capture_output=True, timeout=SECONDS, check=False)
+            done = subprocess.run(command, input=script, capture_output=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
-            raise CompileError(f"a Hexagon program did not end within {SECONDS:.0f} s in the emulator") from None
+            raise CompileError(f"a Hexagon program did not end within {seconds:.0f} s in the emulator") from None
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip().splitlines()
         reason = _EXIT_CODES.get(done.returncode) or (message[-1] if message else f"exit code {done.returncode}")

@@ -19,6 +19,8 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_ext.backends.hexagon.model.kernels import Calls
+from tvm_ext.backends.hexagon.model.selection import Layouts, choose_layouts
+from tvm_ext.layout.decisions import with_decisions
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.operators import OPERATOR_RULES
 from tvm_ext.quantized.relax.rules import RULES
@@ -32,24 +34,37 @@ from tvm_ext.schedules.hexagon.windows import Window
 LARGEST = 1 << 31
 
 
-def hvx_kernels(layout: Panels = FOUR) -> tvm.transform.Pass:
+def hvx_kernels(layout: Panels | None = None) -> tvm.transform.Pass:
     """Make the pass; functions without 8-bit tensors are left alone.
 
     Parameters
     ----------
-    layout : Panels
-        Of products.
+    layout : Panels, optional
+        Of all operators; by default the planner selects one for each.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.HvxKernels")
     def _hvx_kernels(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _HvxMutator(mod, layout)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        if layout is not None:
+            return _rewritten(mod, Layouts(layout))
+        seen = Layouts()
+        rewritten = _rewritten(mod, seen)
+        if not seen.nodes:
+            return rewritten
+        chosen = choose_layouts(seen.nodes)
+        if any(item != FOUR for item in chosen.layouts):
+            rewritten = _rewritten(mod, Layouts(chosen.layouts))
+        return with_decisions(rewritten, chosen.decisions)
 
     return _hvx_kernels
+
+
+def _rewritten(mod: tvm.IRModule, layouts: Layouts) -> tvm.IRModule:
+    rewriter = _HvxMutator(mod, layouts)
+    for global_var, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+    return rewriter.builder_.finalize()
 
 
 @dataclass(frozen=True)
@@ -83,9 +98,9 @@ class _HvxMutator(_Base):
         Float tensors that are maxima over windows of such a function.
     """
 
-    def __init__(self, mod: tvm.IRModule, layout: Panels) -> None:
+    def __init__(self, mod: tvm.IRModule, layouts: Layouts) -> None:
         super().__init__(mod, (_HVX_RULES, OPERATOR_RULES, RULES))
-        self.calls = Calls(self.builder_, layout)
+        self.calls = Calls(self.builder_, layouts)
         self.pairs: dict[relax.Var, _Pair] = {}
         self.functions: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.tables: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}

@@ -6,17 +6,20 @@ what other operators need is turned back into planes, which is dead code where t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 
+from tvm_ext.backends.hexagon.model import costs
+from tvm_ext.backends.hexagon.model.selection import Layouts, Node, Operand
+from tvm_ext.graph.origins import words_of
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.hexagon.code import VECTOR
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, multiply, packed_table, weighted_sum
 from tvm_ext.schedules.hexagon.fixed_point import Rescaling
-from tvm_ext.schedules.hexagon.panels import FOUR, TWO, Panels
+from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
 from tvm_ext.schedules.hexagon.quantize import quantize, threshold_table
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
@@ -41,13 +44,14 @@ class Calls:
     Parameters
     ----------
     builder : relax.BlockBuilder
-    layout : Panels
-        Of products.
+    layouts : Layouts
+        Of operators; those that are emitted are noted there.
     """
 
-    def __init__(self, builder: relax.BlockBuilder, layout: Panels = FOUR) -> None:
+    def __init__(self, builder: relax.BlockBuilder, layouts: Layouts) -> None:
         self._builder = builder
-        self._layout = layout
+        self._layouts = layouts
+        self._makers: dict[Any, int] = {}  # operators by the pictures they make
         self._functions: dict[Hashable, Any] = {}
         self._panels: dict[Any, dict[Panels, Any]] = {}  # by the planes of a picture
         self._flat: dict[Any, Any] = {}  # planes as a kernel gives them, by what they were reshaped to
@@ -74,12 +78,18 @@ class Calls:
         relax.Var
             uint8, (1, O, out height, out width).
         """
-        layout = self._layout
         outputs, inputs = weight.shape[:2]
+        # Which weights are neighbours in vmpa's layout says whether it needs halves.
+        kinds = {TWO: "product of halves"} if needs_halves(_by_tap(weight, -(-inputs // 2) * 2)) else {}
+        layout = self._chosen(
+            "nn.conv2d", [data],
+            lambda layout: costs.windows(layout, window, inputs) + costs.packets(
+                kinds.get(layout, "product"), layout, window.out_pixels,
+                window.taps * layout.padded(1, inputs)[1], outputs,
+            ),
+        )  # fmt: skip
         padded = inputs if window.is_pointwise else layout.padded(1, inputs)[1]
-        by_tap = np.zeros((window.taps, padded, outputs), np.int8)
-        by_tap[:, :inputs] = weight.transpose(2, 3, 1, 0).reshape(window.taps, inputs, outputs)
-        matrix = by_tap.reshape(-1, outputs)
+        matrix = _by_tap(weight, padded)
         halves = layout is TWO and needs_halves(matrix)
         operand = self.panels(data, layout)
         if not window.is_pointwise:
@@ -98,7 +108,12 @@ class Calls:
     def depthwise(self, data: Any, window: Window, padding: int, weight: np.ndarray, bias: np.ndarray,
                   rescaling: Rescaling) -> Any:  # fmt: skip
         """Emit a convolution of as many groups as channels; ``weight`` is (channels, taps)."""
-        layout, (channels, taps) = self._layout, weight.shape
+        channels, taps = weight.shape
+        layout = self._chosen(
+            "nn.conv2d by channel", [data],
+            lambda layout: costs.windows(layout, window, channels)
+            + costs.packets("depthwise", layout, window.out_pixels, channels, taps),
+        )  # fmt: skip
         windows = self._gathered(self.panels(data, layout), layout, window, channels, padding)
         arguments = (layout, window.out_pixels, channels, taps, (rescaling.left, rescaling.low, rescaling.high))
         result = self._call(
@@ -110,7 +125,12 @@ class Calls:
 
     def maximum(self, data: Any, window: Window) -> Any:
         """Emit a maximum over windows; bytes outside the picture count for the least."""
-        layout, channels = self._layout, _channels(data)
+        channels = _channels(data)
+        layout = self._chosen(
+            "nn.max_pool2d", [data],
+            lambda layout: costs.windows(layout, window, channels)
+            + costs.packets("maximum", layout, window.out_pixels, channels, window.taps),
+        )  # fmt: skip
         panels, vectors = layout.blocks(window.out_pixels, channels)
         windows = self._gathered(self.panels(data, layout), layout, window, channels, 0)
         arguments = (vectors, panels, window.taps)
@@ -120,7 +140,8 @@ class Calls:
 
     def average(self, data: Any, bias: np.ndarray, rescaling: Rescaling) -> Any:
         """Emit the rescaled sums over all pixels, (1, C, 1, 1)."""
-        layout, channels, pixels = self._layout, _channels(data), _pixels(data)
+        channels, pixels = _extents(data)
+        layout = self._chosen("mean", [data], lambda layout: costs.packets("average", layout, pixels, channels))
         arguments = (layout, pixels, channels, (rescaling.left, rescaling.low, rescaling.high))
         result = self._call(
             f"{PREFIX}average", lambda name: average(*arguments, name=name), arguments,
@@ -131,7 +152,8 @@ class Calls:
 
     def weighted_sum(self, first: Any, second: Any, plan: WeightedSum) -> Any:
         """Emit a sum of two pictures of one shape."""
-        layout = self._layout
+        extents = _pixels(first), _channels(first)
+        layout = self._chosen("add", [first, second], lambda layout: costs.packets("add", layout, *extents))
         operands = [self.panels(item, layout) for item in (first, second)]
         size = layout.size(_pixels(first), _channels(first))
         result = self._call(
@@ -141,8 +163,10 @@ class Calls:
 
     def multiply(self, first: Any, second: Any, zero_points: tuple[int, int], rescaling: Rescaling) -> Any:
         """Emit the product of two pictures of one shape, or of one and a number for each of its channels."""
-        layout, by_channel = self._layout, _pixels(second) < _pixels(first)
-        blocks = layout.blocks(_pixels(first), _channels(first))
+        by_channel, extents = _pixels(second) < _pixels(first), (_pixels(first), _channels(first))
+        kind = "multiply by channel" if by_channel else "multiply"
+        layout = self._chosen("multiply", [first, second], lambda layout: costs.packets(kind, layout, *extents))
+        blocks = layout.blocks(*extents)
         arguments = (layout, blocks, zero_points, (rescaling.left, rescaling.low, rescaling.high), by_channel)
         result = self._call(
             f"{PREFIX}multiply", lambda name: multiply(*arguments, name=name), arguments,
@@ -168,8 +192,9 @@ class Calls:
 
     def look_up(self, data: Any, table: np.ndarray) -> Any:
         """Emit a function of bytes, given by its 256 values."""
-        layout = self._layout
-        size = layout.size(_pixels(data), _channels(data))
+        extents = _pixels(data), _channels(data)
+        layout = self._chosen("look-up", [data], lambda layout: costs.packets("look_up", layout, *extents))
+        size = layout.size(*extents)
         result = self._call(
             f"{PREFIX}look_up", lambda name: look_up(size // VECTOR, name=name), size,
             [self.panels(data, layout), packed_table(table)], size,
@@ -199,7 +224,11 @@ class Calls:
         return known[layout]
 
     def _known(self, data: Any) -> dict[Panels, Any]:
-        """Find what there is of a picture; one that was reshaped without moving channels is the same."""
+        """Find what there is of a picture."""
+        return self._panels.setdefault(self._base(data), {})
+
+    def _base(self, data: Any) -> Any:
+        """Find a picture as it was made; one that was reshaped without moving channels is the same."""
         while data not in self._panels and isinstance(data, relax.Var):
             call = self._builder.lookup_binding(data)
             if getattr(getattr(call, "op", None), "name", "") not in ("relax.reshape", "relax.flatten"):
@@ -209,7 +238,13 @@ class Calls:
             if any(shape is None or len(shape) < 2 for shape in shapes) or _extents(source) != _extents(data):
                 break
             data = source
-        return self._panels.setdefault(data, {})
+        return data
+
+    def _chosen(self, operator: str, operands: Sequence[Any], packets: Callable[[Panels], int]) -> Panels:
+        """Note an operator that is about to be emitted; gives its layout."""
+        read = tuple(Operand(self._makers.get(self._base(data)), _pixels(data), _channels(data)) for data in operands)
+        estimates = {layout.instruction: packets(layout) for layout in LAYOUTS}
+        return self._layouts.of(Node(operator, words_of(self._builder), read, estimates))
 
     def _planes(self, value: Any, layout: Panels, shape: tuple[int, ...] | None) -> Any:
         """Give a result as a picture."""
@@ -221,6 +256,7 @@ class Calls:
         )  # fmt: skip
         picture = self._builder.emit(relax.op.reshape(flat, shape))
         self._panels[picture] = {layout: value}
+        self._makers[picture] = len(self._layouts.nodes) - 1
         return picture
 
     def _gathered(self, operand: Any, layout: Panels, window: Window, channels: int, padding: int) -> Any:
@@ -259,6 +295,15 @@ class Calls:
             return self._builder.emit(relax.call_tir(function, given, result))
         both = relax.call_tir(function, given, [relax.TensorType((workspace,), "uint8"), result])
         return self._builder.emit(relax.TupleGetItem(self._builder.emit(both), 1))
+
+
+def _by_tap(weight: np.ndarray, padded: int) -> np.ndarray:
+    """Give weights OIHW as a matrix: taps times inputs, which are padded, and outputs."""
+    outputs, inputs, *kernel = weight.shape
+    taps = int(np.prod(kernel))
+    by_tap = np.zeros((taps, padded, outputs), np.int8)
+    by_tap[:, :inputs] = weight.transpose(2, 3, 1, 0).reshape(taps, inputs, outputs)
+    return by_tap.reshape(-1, outputs)
 
 
 def _channels(data: Any) -> int:

@@ -24,7 +24,7 @@ from tvm_ext.backends.hexagon.packer.verify import verify_blocks
 
 @dataclass(frozen=True)
 class Ways:
-    """Which packings are looked at; as the parameters of :func:`~tvm_ext.backends.hexagon.packer.pack.pack_assembly`."""
+    """Which packings are looked at, as the parameters of :func:`~tvm_ext.backends.hexagon.packer.pack.pack_assembly`."""
 
     soft: bool = True
     candidates: bool = True
@@ -107,11 +107,12 @@ class FunctionPacking:
                 hard.append([packets])
                 continue
             arguments = other, self.ways.candidates, frozenset(self.refused), memory
-            strict = block_candidates(block, _hardened(self._graphs[number]), *arguments)
-            hard.append(strict)
-            # What soft dependences forbid is among what they allow: with them there are more candidates.
             soft = block_candidates(block, self._graphs[number], *arguments) if self.ways.soft else []
-            found.append([*soft, *(packets for packets in strict if packets not in soft)])
+            if self.ways.candidates or not soft:
+                strict = block_candidates(block, _hardened(self._graphs[number]), *arguments)
+                hard.append(strict)
+                soft += [packets for packets in strict if packets not in soft]
+            found.append(soft)
         limits = others if self.ways.capped else None
         choices = [choose(self.ours.blocks, found, limits)]
         if self.ways.soft and self.ways.candidates:

@@ -109,6 +109,7 @@ def pack_assembly(
     share: float = 0.0,
     refusal: Refusal | None = None,
     processor: str = "hexagonv67",
+    memory: Memory | None = None,
 ) -> Packed:
     """Pack functions.
 
@@ -124,7 +125,8 @@ def pack_assembly(
     soft : bool
         Whether results may be read in their packet; False is *soft to hard* of the source's figure 4.11.
     candidates : bool
-        Whether LLVM's packets are a candidate, of a block and of a function as a whole.
+        Whether there are others than SDA's: packets without soft dependences, and LLVM's, of a block and of a function
+        as a whole.
     capped : bool
         Whether packets are held to 5 % more than LLVM's; otherwise only cycles count.
     share : float
@@ -134,6 +136,8 @@ def pack_assembly(
         The assembler; by default clang.
     processor : str
         As LLVM names it.
+    memory : Memory, optional
+        Packings of blocks that were packed before, which those of this call are added to.
 
     Raises
     ------
@@ -150,7 +154,7 @@ def pack_assembly(
     works = {item.name: FunctionPacking(item, theirs[item.name], ways) for item in waiting}
     done = dict(works)
     least = share * sum(work.packets for work in works.values())
-    memory = Memory()
+    memory = Memory() if memory is None else memory
     refused: list[Reproducer] = []
     bodies: dict[str, Sequence[Block]] = {}
     kept: list[str] = []

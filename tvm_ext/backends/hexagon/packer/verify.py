@@ -57,12 +57,18 @@ class _State:
         )
         text = _SAME_PACKET.sub("", item.text)
         if item.row.alone or item.row is UNKNOWN:
-            all_registers = tuple(sorted(self.registers.items()))
-            return self.names.of((text, all_registers, tuple(name for name, _ in self.stores), self.everything))
+            changed = frozenset(
+                (register, name)
+                for register, name in self.registers.items()
+                if name != self.names.of(("at the start", register, self.everything))
+            )
+            return self.names.of((text, changed, frozenset(name for name, _ in self.stores), self.everything))
         if item.access is None:
             return self.names.of((text, values))
         # A store is named by those before it that it may meet, so that a set of names stands for their order.
-        before = frozenset(name for name, other in self.stores if place is None or other is None or not apart(place, other))
+        before = frozenset(
+            name for name, other in self.stores if place is None or other is None or not apart(place, other)
+        )
         return self.names.of((text, values, before))
 
     def write(self, item: Instruction, name: int, place: Place_) -> None:
