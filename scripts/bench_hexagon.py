@@ -1,6 +1,6 @@
 """Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
 
-Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|packer ...] [--quick] [--json PATH]
+Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|packer|peers ...] [--quick] [--json PATH]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 import tvm_ext
-from scripts.hexagon import costs, packer, planner
+from scripts.hexagon import bounds, costs, packer, peers, planner
 from scripts.results import add_json_option, result_path, store
 from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
 from tests.hexagon.fixed_point_reference import run_fixed_point
@@ -161,7 +161,9 @@ PARTS = {
     "kernels": measure_kernels,
     "networks": measure_networks,
     "planner": planner.measure,
+    "bounds": bounds.measure,
     "packer": packer.measure,
+    "peers": peers.measure,
 }
 
 

@@ -61,7 +61,7 @@ def _extents(kind: str, random: np.random.Generator) -> tuple[Any, ...]:
     if kind.startswith("product"):
         return side * side, int(8 * 2 ** random.uniform(0, 6)), channels
     if kind in ("gather", "shift"):
-        edge = int(math.isqrt(taps)) | 1
+        edge = math.isqrt(taps) | 1
         step = 1 if kind == "shift" else 2
         window = Window(2 * side // 2, side, (edge, edge), (step, step), (edge // 2,) * 4)
         return window, channels

@@ -186,8 +186,8 @@ def command(
         before = max(packets["estimated_cycles_of_llvm"], 1)
         click.echo(
             f"  hexagon  {packets['ours']} of {packets['kernels']} kernels with packets of our own, "
-            f"{packets['verified_blocks']} blocks verified: {packets['estimated_cycles'] / before:.1%} of the cycles of "
-            "LLVM's, by the model"
+            f"{packets['verified_blocks']} blocks verified: {packets['estimated_cycles'] / before:.1%} of the cycles "
+            "of LLVM's, by the model"
         )
         if packets["refused"]:
             click.echo(f"  hexagon  {len(packets['refused'])} packets refused by the assembler, LLVM's used instead")

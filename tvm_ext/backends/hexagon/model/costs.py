@@ -1,7 +1,7 @@
 """Packets of kernels, estimated from their extents: the costs that layouts are chosen by.
 
-The packets of a kernel are a sum over its loops: how often each body runs, which extents say, times what it takes, which
-was measured. ``costs.json`` has the numbers of each kind of kernel in each layout; ``scripts/bench_hexagon.py costs``
+The packets of a kernel are a sum over its loops: how often each body runs, as extents tell, times what it takes, as was
+measured. ``costs.json`` has the numbers of each kind of kernel in each layout; ``scripts/bench_hexagon.py costs``
 measures kernels of drawn extents under the emulator and fits them.
 """
 

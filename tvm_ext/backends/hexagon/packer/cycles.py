@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from tvm_ext.backends.hexagon.packer.assembly import Packet
 from tvm_ext.backends.hexagon.packer.rows import EARLY_DELAY, SOFT_LATENCY
 
-
 _NUMBERS: dict[str, int] = {}
 """Numbers of registers: each has a place for when it can be read, and the next one for when it can be read early."""
 

@@ -24,7 +24,7 @@ from tvm_ext.backends.hexagon.packer.verify import verify_blocks
 
 @dataclass(frozen=True)
 class Ways:
-    """Which packings are looked at, as the parameters of :func:`~tvm_ext.backends.hexagon.packer.pack.pack_assembly`."""
+    """Which packings are looked at; parameters of :func:`~tvm_ext.backends.hexagon.packer.pack.pack_assembly`."""
 
     soft: bool = True
     candidates: bool = True

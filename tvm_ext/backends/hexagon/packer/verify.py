@@ -1,9 +1,11 @@
 """Check that packets compute what their instructions do one after the other, by names for values.
 
-Every value gets a name that tells what made it of which values, so that equal names are equal values. A block is followed
-once instruction by instruction, and once packet by packet, as the hardware has it: a packet reads all registers before
-it writes any, but for what is read with ``.new`` and ``.cur``; its loads come before its stores. Each instruction of
-a packet must make the name that one instruction of the block made, none may be left over, and the registers must end alike.
+Every value gets a name that tells what made it of which values, so that equal names are equal values. A block is
+followed once instruction by instruction, and once packet by packet, as the hardware has it: a packet reads all
+registers before it writes any, but for what is read with ``.new`` and ``.cur``; its loads come before its stores. Each
+instruction of a packet must make the name that one instruction of the block made, none may be left over, and the
+registers must end alike.
+
 Nothing here looks at the dependence graph that packets are made by. What both take for granted is which accesses of
 memory can meet (:mod:`~tvm_ext.backends.hexagon.packer.addresses`), and that the rows say what an instruction reads and
 writes.
