@@ -1,6 +1,7 @@
 """Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
 
-Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|packer|peers ...] [--quick] [--json PATH]
+Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|packer|halide|metaschedule ...] [--quick]
+     [--json PATH]
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,8 @@ PARTS = {
     "planner": planner.measure,
     "bounds": bounds.measure,
     "packer": packer.measure,
-    "peers": peers.measure,
+    "halide": partial(peers.measure, "halide"),
+    "metaschedule": partial(peers.measure, "metaschedule"),
 }
 
 

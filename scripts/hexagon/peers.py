@@ -47,35 +47,33 @@ SEARCHED = {
 """What MetaSchedule's rules for Hexagon ask of a target; its candidates are compiled as ours are."""
 
 
-def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Measure; ``quick`` takes the smallest convolution."""
-    peers = os.environ.get("PEERS", "halide metaschedule").split()
+def measure(peer: str, quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure beside ``halide`` or ``metaschedule``; ``quick`` takes the smallest convolution."""
     rows = []
     start = time.monotonic()
     for number, (extent, *rest) in enumerate(CONVOLUTIONS):
         if (quick and number != 1) or time.monotonic() - start > ENOUGH:
             continue
         shape = (extent // SMALLER, *rest)
-        row: dict[str, Any] = {"part": "peers", "convolution": "x".join(map(str, shape)), **_ours(*shape)}
-        if "halide" in peers:
+        row: dict[str, Any] = {"part": peer, "convolution": "x".join(map(str, shape)), **_ours(*shape)}
+        if peer == "halide":
             row["packets_halide"], row["halide_tile"] = best_packets(*shape)
-        if "metaschedule" in peers:
+        else:
             row["packets_metaschedule"], row["metaschedule_measured"] = _searched(*shape)
         print(row, flush=True)
         rows.append(row)
 
-    def ratio(peer: str) -> dict[str, float]:
-        found = [row[f"packets_{peer}"] / row["packets"] for row in rows if row.get(f"packets_{peer}")]
-        if not found:
-            return {}
-        mean = math.exp(sum(map(math.log, found)) / len(found))
-        return {f"packets_vs_{peer}": mean, f"packets_vs_{peer}_worst": min(found), f"{peer}_convolutions": len(found)}
-
-    return rows, {
-        **ratio("halide"),
-        **ratio("metaschedule"),
-        "products_per_packet": _mean([row["products_per_packet"] for row in rows]),
+    found = [row[f"packets_{peer}"] / row["packets"] for row in rows if row[f"packets_{peer}"]]
+    summary = {
+        f"packets_vs_{peer}": _mean(found),
+        f"packets_vs_{peer}_worst": min(found),
+        f"{peer}_convolutions": len(found),
     }
+    if peer == "metaschedule":
+        summary |= {"metaschedule_trials": TRIALS, "metaschedule_extents_divided_by": SMALLER}
+    else:
+        summary["products_per_packet"] = _mean([row["products_per_packet"] for row in rows])
+    return rows, summary
 
 
 def _mean(values: list[float]) -> float:
