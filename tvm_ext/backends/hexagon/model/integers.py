@@ -20,7 +20,7 @@ from tvm.relax.expr_functor import mutator
 
 from tvm_ext.backends.hexagon.model.kernels import Calls
 from tvm_ext.backends.hexagon.model.selection import Layouts, choose_layouts
-from tvm_ext.layout.decisions import with_decisions
+from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.operators import OPERATOR_RULES
 from tvm_ext.quantized.relax.rules import RULES

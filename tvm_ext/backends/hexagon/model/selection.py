@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm_ext.backends.hexagon.model.costs import relayout
-from tvm_ext.layout.decisions import Decision
+from tvm_ext.graph.decisions import Decision
 from tvm_ext.layout.selection import (
     Edge,
     Operator,
