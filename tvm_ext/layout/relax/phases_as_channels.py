@@ -9,6 +9,8 @@ Vectors then run across phases, too, where otherwise each phase would compute ve
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -63,16 +65,17 @@ class PhasesMutator(PyExprMutator):
         data, weight = call.args
         strides = [int(item) for item in call.attrs.strides]
         padding = [int(item) for item in call.attrs.padding]
-        batch, channels, *image = static_shape(call)
+        shape, given = static_shape(call), static_shape(data)
+        assert shape is not None
+        assert given is not None
+        batch, channels, *image = shape
         values = read_only(weight.value)
         phases, first, counts = transposed_as_convolution(values, strides, padding, image)
         if [count * stride for count, stride in zip(counts, strides, strict=True)] != image:
             return call  # the last row or column of phases is not whole
         behind = [
             count + taps + offset - extent - 1
-            for count, taps, offset, extent in zip(
-                counts, phases.shape[-2:], first, static_shape(data)[2:], strict=True
-            )
+            for count, taps, offset, extent in zip(counts, phases.shape[-2:], first, given[2:], strict=True)
         ]
         filters = np.ascontiguousarray(phases.reshape(-1, *phases.shape[3:]))
         window = [-offset for offset in first] + behind
@@ -83,17 +86,16 @@ class PhasesMutator(PyExprMutator):
 
     def _takes(self, call: relax.Call) -> bool:
         data, weight = call.args
-        attributes, shapes = call.attrs, (static_shape(data), static_shape(call))
+        attributes, given, shape = call.attrs, static_shape(data), static_shape(call)
+        if given is None or shape is None or 0 in (*given, *shape):
+            return False
+        phases = prod(int(step) for step in attributes.strides)
         return (
             isinstance(weight, tvm.ir.GenericConst)
-            and all(shape is not None and 0 not in shape for shape in shapes)
             and (attributes.data_layout, attributes.kernel_layout) == ("NCHW", "IOHW")
             and {str(expr.ty.dtype) for expr in (data, weight, call)} == {"float32"}
             and all(int(step) == 1 for step in attributes.dilation)
             and int(attributes.groups) == 1
-            and int(np.prod([int(step) for step in attributes.strides])) > 1
-            and gain_of_phases(
-                static_shape(call)[1], int(np.prod([int(step) for step in attributes.strides])), self.machine
-            )
-            >= LEAST_GAIN
+            and phases > 1
+            and gain_of_phases(shape[1], phases, self.machine) >= LEAST_GAIN
         )
