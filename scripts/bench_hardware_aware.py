@@ -1,9 +1,11 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
-Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--quick] [--workers N] [--json PATH]
+Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--pretrained] [--graph] [--quick]
+[--workers N] [--json PATH]
 
-All parts without a choice. Nothing is measured on this machine but the time of presampling: cycles are those of VTA's
-model, so that runs may go on beside other work. Runs are kept in the log, line by line, and not run again.
+All parts without a choice. Nothing is measured on this machine but the time of presampling and whole networks (by the
+processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other work. Runs are kept
+in the log, line by line, and not run again.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from scripts.glimpse.compare import glimpse_part
-from scripts.results import add_json_option, result_path, store
+from scripts.graph_search import graph_part
+from scripts.pretrained_replay import pretrained_part
+from scripts.results import add_json_option, add_keep_option, result_path, store
 from scripts.vta_landscapes import TABLE, template
 from tvm_ext.tuners.initialisers import Start, ValidityInitialiser
 from tvm_ext.tuners.recipes import recipe
@@ -223,6 +227,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "shares": shares_part,
     "validity": validity_part,
     "glimpse": glimpse_part,
+    "pretrained": pretrained_part,
+    "graph": graph_part,
 }
 
 
@@ -242,6 +248,14 @@ def main() -> int:
     parser.add_argument(
         "--folds", type=Path, default=ROOT / "build/glimpse", help="what is trained for each pair left out"
     )
+    parser.add_argument("--recorded", action="store_true", help="--pretrained by what its log holds; runs nothing")
+    parser.add_argument("--pretrained-log", type=Path, default=ROOT / "docs/results/pretrained_runs.jsonl")
+    parser.add_argument(
+        "--baselines", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl", help="runs of bench_tuners.py"
+    )
+    parser.add_argument("--networks", nargs="*", metavar="NAME", help="of --graph; twelve by default")
+    parser.add_argument("--variants", type=int, default=24, help="networks that --graph compiles for each")
+    add_keep_option(parser)
     add_json_option(parser, "hardware_aware")
     arguments = parser.parse_args()
     if arguments.quick:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Literal
 
 from tvm_ext.backends.description import KernelDescription
@@ -22,6 +23,8 @@ from tvm_ext.tuners.initialisers import (
     SpaceFillingInitialiser,
     ValidityInitialiser,
 )
+from tvm_ext.tuners.pretrained.artefact import Pretrained, shipped
+from tvm_ext.tuners.pretrained.model import PretrainedModel
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
@@ -118,6 +121,15 @@ def _annealing(seed: int) -> Explorer:
 def _wide_annealing(seed: int) -> Explorer:
     """Half as many queries as AutoTVM's, in steps of twice as many chains, as trees without tables are slower."""
     return SimulatedAnnealing(chains=256, steps=120, patience=120)
+
+
+def _short_annealing(seed: int) -> Explorer:
+    """As much as a search needs that a prior leads: of many chains, as large trees are asked at once."""
+    return SimulatedAnnealing(chains=512, steps=16, patience=16)
+
+
+def _short_agent(seed: int) -> Explorer:
+    return ActorCritic(episodes=64, steps=60, parallel=32, seed=seed)
 
 
 def _agent(seed: int) -> Explorer:
@@ -266,7 +278,56 @@ class GuidedRecipe(Recipe):
         )
 
 
+@dataclass(frozen=True)
+class PretrainedRecipe(Recipe):
+    """Parts with a cost model that was trained on other networks' kernels; it learns from nothing where none was.
+
+    Attributes
+    ----------
+    artefact : Pretrained, optional
+        What was trained; that of the package if left out.
+    costs : bool
+        Whether the cost that a schedule rule estimates is heard, where a space tells it.
+    """
+
+    artefact: Pretrained | None = None
+    costs: bool = True
+
+    @property
+    def shares(self) -> bool:
+        """Measurements of peers come between what was trained before and the space's own."""
+        return True
+
+    def tuner(
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        peers: Peers | None = None,
+        oracle: Oracle | None = None,
+        description: KernelDescription | None = None,
+    ) -> Tuner:
+        """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
+        costs = self.costs and space.cost is not None
+        try:
+            model = PretrainedModel(trained=(self.artefact or shipped()).of(space), costs=costs)
+            remarks = []
+        except TuningError as error:
+            model = PretrainedModel(costs=costs)
+            remarks = [f"no pretrained cost model is used: {error}; it learns from nothing"]
+        tuner = replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, peers, oracle, description)
+        tuner.remarks += remarks
+        return tuner
+
+
+def _as_recipe(row: Recipe) -> Recipe:
+    """Give the parts of a recipe of any kind."""
+    return Recipe(**{entry.name: getattr(row, entry.name) for entry in fields(Recipe)})
+
+
 RECIPES |= {
+    "sa_as_pretrained": PretrainedRecipe(_short_annealing, _adaptive, pool=4, refined_share=0.5),
+    "chameleon_pretrained": PretrainedRecipe(_short_agent, _adaptive, pool=4, refined_share=0.5),
+    "evolution_pretrained": PretrainedRecipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
     # Ahn, dissertation, UC San Diego, 2022, chapter 4; batches half as large as annealing's, as the first ones count.
     "glimpse": GuidedRecipe(_annealing, batch=32, initial=32, pool=4),
     "chameleon_glimpse": GuidedRecipe(_agent, _adaptive, batch=32, initial=32, pool=4, chooses=False),
@@ -289,3 +350,19 @@ def recipe(name: str, batch: int | None = None, initial: int | None = None) -> R
         raise OptionError(f"unknown tuner {name!r}, {candidates(name, RECIPES)}")
     row = RECIPES[name]
     return replace(row, batch=batch or row.batch, initial=initial or row.initial)
+
+
+def with_artefact(row: Recipe, name: str, path: Path) -> PretrainedRecipe:
+    """Give a recipe the cost model of a file.
+
+    Raises
+    ------
+    OptionError
+        If it is a recipe without a pretrained cost model.
+    TuningError
+        If no cost model can be read from the file.
+    """
+    if not isinstance(row, PretrainedRecipe):
+        takers = ", ".join(key for key, other in RECIPES.items() if isinstance(other, PretrainedRecipe))
+        raise OptionError(f"tuner {name!r} has no use for a pretrained cost model; {takers} have")
+    return replace(row, artefact=Pretrained.load(path))

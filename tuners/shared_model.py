@@ -80,10 +80,37 @@ class SharedModel(TileModel):
             return
         features = np.concatenate([rows for rows, _ in others])
         works = np.concatenate([scores > 0 for _, scores in others])
-        speeds = np.concatenate([_speeds(scores) for _, scores in others])
+        missed = np.concatenate([self._missed(rows[scores > 0], scores) for rows, scores in others])
         trees: dict[str, Any] = {"rounds": self.prior_rounds, "max_depth": self.prior_depth, "eta": self.prior_eta}
-        self._prior = self._trees(features[works], speeds, base_score=0.0, **trees)
-        self._prior_works = self._trees(features, works.astype(np.float32), **LOGISTIC, **trees)
+        self._prior = self._trees(features[works], missed, base_score=0.0, **trees)
+        labels, margin = works.astype(np.float32), self.known_odds(features)
+        self._prior_works = self._trees(features, labels, margin, **LOGISTIC, **trees)
+
+    def known(self, features: np.ndarray) -> np.ndarray | None:
+        """Give what is known of the logarithms of the speeds (n) before anything was measured; None if nothing is."""
+        return None
+
+    def known_odds(self, features: np.ndarray) -> np.ndarray | None:
+        """Give what is known of the odds to work (n) before anything was measured; None if nothing is."""
+        return None
+
+    def _missed(self, features: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Give what is left unsaid of the logarithms of the speeds of one space, up to a constant."""
+        known = self.known(features)
+        if known is None:
+            return _speeds(scores)
+        missed = _speeds(scores) - known
+        return missed - np.median(missed)
+
+    def _margins(self, features: np.ndarray) -> np.ndarray:
+        """Give the logarithms of the speeds (n) as they look without measurements of the space itself."""
+        known = self.known(features)
+        return _margin(self._prior, features) + (0.0 if known is None else known)
+
+    def _odds_of(self, features: np.ndarray) -> np.ndarray:
+        """Give the odds to work (n) as they look without measurements of the space itself."""
+        known = self.known_odds(features)
+        return _odds(_margin(self._prior_works, features) + (0.0 if known is None else known))
 
     def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
         """Learn anew what the prior does not say."""
@@ -92,19 +119,18 @@ class SharedModel(TileModel):
             return
         works = scores > 0
         if works.any():
-            missed = _speeds(scores) - _margin(self._prior, features[works])
+            missed = _speeds(scores) - self._margins(features[works])
             self._level = float(np.median(missed))
             self._booster = self._trees(features[works], missed - self._level, base_score=0.0)
-        if self._prior_works is not None or not works.all():
-            labels, margin = works.astype(np.float32), _odds(self._prior_works, features)
-            self._works = self._trees(features, labels, margin, **LOGISTIC)
+        if self.informed or not works.all():
+            self._works = self._trees(features, works.astype(np.float32), self._odds_of(features), **LOGISTIC)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Predict scores (n) relative to the best of the space."""
-        scores = np.exp(self._level + _margin(self._prior, features) + _margin(self._booster, features))
-        if self._works is None and self._prior_works is None:
+        scores = np.exp(self._level + self._margins(features) + _margin(self._booster, features))
+        if self._works is None and not self.informed:
             return scores
-        return scores / (1.0 + np.exp(-_odds(self._prior_works, features) - _margin(self._works, features)))
+        return scores / (1.0 + np.exp(-self._odds_of(features) - _margin(self._works, features)))
 
 
 def _speeds(scores: np.ndarray) -> np.ndarray:
@@ -120,9 +146,9 @@ def _margin(booster: Any, features: np.ndarray) -> np.ndarray:
     return booster.inplace_predict(features, predict_type="margin")
 
 
-def _odds(booster: Any, features: np.ndarray) -> np.ndarray:
-    """Logarithm of the odds that a configuration works, from others: never so sure that it cannot be corrected."""
-    return np.clip(_margin(booster, features), -SUREST, SUREST)
+def _odds(odds: np.ndarray) -> np.ndarray:
+    """Logarithms of the odds that configurations work, from others: never so sure that they cannot be corrected."""
+    return np.clip(odds, -SUREST, SUREST)
 
 
 @dataclass
@@ -143,6 +169,10 @@ class Peers:
         """Give peers that know the same, to which others can be added."""
         return Peers({key: list(members) for key, members in self._members.items()})
 
+    def groups(self) -> list[list[tuple[ConfigSpace, Sequence[Measurement]]]]:
+        """List spaces and their measurements, those together that belong together."""
+        return [list(members) for members in self._members.values()]
+
     def others(self, space: ConfigSpace) -> list[tuple[ConfigSpace, Sequence[Measurement]]]:
         """Spaces like ``space``, itself left out, that have measurements."""
         found = self._members.get(structure(space), ())
@@ -152,4 +182,5 @@ class Peers:
 def structure(space: ConfigSpace) -> Structure:
     """Give what spaces have in common whose measurements can be learnt from together."""
     features = zip(space.knobs, space.choice_features, strict=True)
-    return tuple((knob.name, rows.shape[1]) for knob, rows in features)
+    knobs = tuple((knob.name, rows.shape[1]) for knob, rows in features)
+    return ((space.family, 0), *knobs) if space.family else knobs

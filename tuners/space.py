@@ -7,7 +7,7 @@ Index and vector are related by mixed radix, the first knob fastest. Nothing is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,11 @@ class ConfigSpace:
     knobs : sequence of Knob
     default : sequence of int, optional
         Vector of the configuration to start from, where one is known to be good.
+    cost : callable, optional
+        What the rule that made the space estimates: from vectors (n × knobs) to costs (n), of any unit, lower is
+        better; infinite where it expects nothing to work.
+    family : str
+        Which rule made the space: what is learnt of one family says nothing of another.
 
     Attributes
     ----------
@@ -65,10 +70,16 @@ class ConfigSpace:
         If a space has no knobs, two knobs have the same name, or the default is not in the space.
     """
 
-    def __init__(self, knobs: Sequence[Knob], default: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        knobs: Sequence[Knob],
+        default: Sequence[int] | None = None,
+        cost: Callable[[np.ndarray], np.ndarray] | None = None,
+        family: str = "",
+    ) -> None:
         if not knobs:
             raise TuningError("the space has no knobs, so there is nothing to tune")
-        self.knobs = tuple(knobs)
+        self.knobs, self.cost, self.family = tuple(knobs), cost, family
         names = [knob.name for knob in self.knobs]
         if len(set(names)) < len(names):
             raise TuningError(f"knobs must have different names, found {', '.join(names)}")

@@ -315,10 +315,10 @@ class Tuner:
         return unvisited(self.space, around[np.argsort(-scores, kind="stable")[:count]], taken)
 
     def _learn_from_peers(self) -> bool:
-        """Train the prior of a shared model if there is more to learn from; tells whether it has one."""
-        if self.peers is None or not isinstance(self.cost_model, SharedModel):
+        """Train the prior of a shared model if there is more to learn from; tells whether something is known."""
+        if not isinstance(self.cost_model, SharedModel):
             return False
-        others = self.peers.others(self.space)
+        others = [] if self.peers is None else self.peers.others(self.space)
         count = sum(len(rows) for _, rows in others)
         if count >= LEAST_OF_PEERS and count >= GROWTH * self._learnt:
             start = time.perf_counter()

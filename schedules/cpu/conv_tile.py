@@ -158,7 +158,12 @@ PIXELS_PAY = 0.97
 
 
 def computed_pixels(
-    size: tuple[int, int], chunks: int, reduction: int, copied_bytes: Callable[[int], int], machine: Machine
+    size: tuple[int, int],
+    chunks: int,
+    reduction: int,
+    copied_bytes: Callable[[int], int],
+    machine: Machine,
+    forced: bool = False,
 ) -> int:
     """Round the pixels of an output image up to whole register tiles; 0 where its rows are better cut one by one.
 
@@ -172,15 +177,15 @@ def computed_pixels(
         Products summed for one output.
     copied_bytes : callable
         From the pixels to compute to the bytes of the input that have to be copied for that.
+    forced : bool
+        Whether pixels are asked for wherever they can be computed so, be rows better or not.
     """
     rows, width = size
     pixels = rows * width
     if rows == 1:
         return 0
-    best, best_cost = (
-        0,
-        PIXELS_PAY * rows * tile_cost(width, register_tile(width, chunks, machine, reduction), reduction, machine),
-    )
+    in_rows = rows * tile_cost(width, register_tile(width, chunks, machine, reduction), reduction, machine)
+    best, best_cost = 0, float("inf") if forced else PIXELS_PAY * in_rows
     for exact in (True, False):
         tile = register_tile(pixels, chunks, machine, reduction, exact)
         computed = -(-pixels // tile[0]) * tile[0]

@@ -85,14 +85,24 @@ def register_tile(rows: int, chunks: int, reduction: int, row_bytes: int, machin
     row_bytes : int
         Distance of two rows of the left operand in bytes; rows at multiples of 4 KiB share one set of the L1 cache.
     """
+    tiles = register_tiles(rows, chunks, reduction, row_bytes, machine)
+    # Of equals the one of fewest vectors.
+    return min(tiles, key=lambda tile: tile_cost(rows, chunks, reduction, tile, machine), default=(1, 1))
+
+
+def register_tiles(rows: int, chunks: int, reduction: int, row_bytes: int, machine: Machine) -> list[tuple[int, int]]:
+    """List for each number of vectors the best register tile that has so many; see :func:`register_tile`."""
     most_rows = CACHE_WAYS if row_bytes and row_bytes % PAGE == 0 else machine.vector_registers
-    best, best_cost = (1, 1), float("inf")
+    found = []
     for vectors in range(1, min(chunks, MOST_VECTORS) + 1):
-        for tile_rows in range(1, min(rows, most_rows) + 1):
-            cost = tile_cost(rows, chunks, reduction, (tile_rows, vectors), machine)
-            if cost < best_cost:
-                best, best_cost = (tile_rows, vectors), cost
-    return best
+        costs = {
+            (tile_rows, vectors): tile_cost(rows, chunks, reduction, (tile_rows, vectors), machine)
+            for tile_rows in range(1, min(rows, most_rows) + 1)
+        }
+        tile = min(costs, key=lambda tile: costs[tile], default=None)
+        if tile is not None and costs[tile] < float("inf"):
+            found.append(tile)
+    return found
 
 
 def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], machine: Machine) -> float:

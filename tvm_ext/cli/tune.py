@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from tvm_ext.cli.vta_model import calibrate_option, read_calibration
 if TYPE_CHECKING:
     from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuning import KernelResult, TuningResult
+    from tvm_ext.tuning.whole_network import NetworkResult
 
 
 NOISY = 0.05
@@ -42,12 +44,31 @@ NOISY = 0.05
 )
 @click.option(
     "--trials",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=0),
     default=256,
     show_default=True,
-    help="Measurements over all kernels, those in the database included.",
+    help="Measurements over all kernels, those in the database included; 0 with --graph: choices of the network only.",
+)
+@click.option(
+    "--graph",
+    is_flag=True,
+    help="Search first over choices of the whole network: how each convolution and product is computed, and what is "
+    "fused.",
+)
+@click.option(
+    "--variants",
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    help="Networks that --graph compiles and times, those of earlier runs included.",
 )
 @click.option("--tuner", default="evolution_shared", show_default=True, help="Which tuner searches.")
+@click.option(
+    "--pretrained",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Cost model that was trained on other networks' kernels, for a tuner whose name ends with _pretrained.",
+)
 @click.option(
     "--features",
     type=click.Choice(["knobs", "stores"]),
@@ -80,7 +101,10 @@ def command(
     input_shapes: Shapes,
     work_dir: Path,
     trials: int,
+    graph: bool,
+    variants: int,
     tuner: str,
+    pretrained: Path | None,
     features: str,
     batch: int,
     seed: int,
@@ -106,11 +130,18 @@ def command(
     from tvm_ext.report.tuning_chart import write_tuning_chart
     from tvm_ext.system.files import check_output
     from tvm_ext.target import resolve_target
-    from tvm_ext.tuners.recipes import recipe
+    from tvm_ext.tuners.recipes import recipe, with_artefact
     from tvm_ext.tuning import tune
+    from tvm_ext.tuning.whole_network import tune_network
 
     start = time.perf_counter()
     row = recipe(tuner)
+    if pretrained is not None:
+        row = with_artefact(row, tuner, pretrained)
+    if not trials and not graph:
+        raise click.UsageError("--trials 0 leaves nothing to do; give it trials, or --graph")
+    if graph and tracker is not None:
+        raise click.UsageError("--graph times whole networks on this machine: leave out --tracker and --key")
     if (tracker is None) != (key is None):
         raise click.UsageError("--tracker and --key belong together: where the servers are, and which of them")
     if tracker is not None and threads is not None:
@@ -125,11 +156,27 @@ def command(
         check_output(chart, [model])
     imported = import_model(model, input_shapes=input_shapes or None)
     samples = read_calibration(imported.inputs, calibration)
+    pipeline = PipelineOptions.from_keywords(given_options(options))
+    network = None
+    if graph:
+        if threads is not None:
+            os.environ["TVM_NUM_THREADS"] = str(threads)
+        network = tune_network(imported, resolved, work_dir, variants, options=pipeline)
+        if not as_json:
+            _tell(network)
     counts = backend_of(resolved).measurer
     if counts is not None and (tracker is not None or threads is not None or features != "knobs"):
         raise click.UsageError(
             f"{target} is tuned with {counts(resolved).name}: leave out --tracker, --key, --threads and --features"
         )
+    if not trials:
+        if output is not None:
+            compile(imported, resolved, work_dir=work_dir, calibration=samples, **given_options(options)).save(
+                output, force=force
+            )
+        if as_json:
+            print_json({"network": _network_document(network)})
+        return
     with (
         _display(trials, quiet=as_json) as progress,
         nullcontext() if counts is not None else _measurer(threads, tracker, key) as measurer,
@@ -137,7 +184,7 @@ def command(
         result = tune(
             imported.mod, resolved, work_dir, trials, row,
             seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
-            store_features=features == "stores", options=PipelineOptions.from_keywords(given_options(options)),
+            store_features=features == "stores", options=pipeline,
         )  # fmt: skip
     if output is not None:
         compile(imported, resolved, work_dir=work_dir, calibration=samples, **given_options(options)).save(
@@ -146,7 +193,7 @@ def command(
     if chart is not None and result.curve:
         write_tuning_chart({tuner: result.curve}, chart)
     if as_json:
-        print_json(_document(result))
+        print_json(_document(result) | ({"network": _network_document(network)} if network else {}))
         return
     others = f"; {result.others} records are of other kernels" if result.others else ""
     click.echo(f"{work_dir}: {result.trials} trials in {elapsed(start)}, {result.resumed} resumed{others}")
@@ -174,6 +221,27 @@ def command(
         click.echo(f"  no chart: {reason}; give it more --trials")
     if output is not None:
         click.echo(f"  compiled {output}")
+
+
+def _tell(network: NetworkResult) -> None:
+    measured = sum(trial.ratio is not None for trial in network.trials)
+    click.echo(f"{len(network.offers)} choices; {measured} networks timed in turns with the default")
+    for trial in (row for row in network.trials if row.ratio is None):
+        click.echo(f"  left out {'; '.join(map(' = '.join, trial.chosen.items()))}: {trial.reason}")
+    for trial in network.finals:
+        result = trial.reason if trial.ratio is None else f"{trial.ratio:.3f} of its latency"
+        click.echo(f"  {len(trial.chosen)} other choices: {result}")
+    for key, option in network.chosen.items():
+        click.echo(f"  {key}: {option}")
+    if not network.chosen:
+        click.echo("  the default is the fastest: nothing is changed")
+
+
+def _network_document(network: NetworkResult | None) -> dict[str, Any]:
+    if network is None:
+        return {}
+    rows = {name: [vars(row) for row in getattr(network, name)] for name in ("offers", "trials", "finals")}
+    return rows | {"chosen": dict(network.chosen), "ratio": network.ratio, "resumed": network.resumed}
 
 
 def _measurer(threads: int | None, tracker: str | None, key: str | None) -> Measurer:

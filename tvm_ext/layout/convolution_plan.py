@@ -206,19 +206,57 @@ def plan_convolution(
         fast = _plan_winograd(shape, machine, bfloat16)
         if fast is not None:
             return ConvolutionPlan("winograd", lanes, lanes, chunks, winograd=fast)
+    return pixels_plan(shape, machine, blocks, bfloat16, forced=False) or rows_plan(shape, machine, blocks, bfloat16)
+
+
+def pixels_plan(
+    shape: ConvolutionShape, machine: Machine, blocks: tuple[int, int], bfloat16: bool = False, forced: bool = True
+) -> ConvolutionPlan | None:
+    """Plan a convolution whose pixels are computed one after another; None where that cannot be.
+
+    Parameters
+    ----------
+    forced : bool
+        Also where rows look better.
+    """
+    rounds, block_sum, reduction = _reduction(shape, blocks[0], bfloat16)
+    chunks = _count(shape.out_channels, blocks[1])
+    pixels = _plan_pixels(shape, chunks, reduction, machine, forced)
+    if not pixels:
+        return None
+    return ConvolutionPlan("pixels", *blocks, chunks, pixels, rounds=rounds, block_sum=block_sum)
+
+
+def rows_plan(
+    shape: ConvolutionShape, machine: Machine, blocks: tuple[int, int], bfloat16: bool = False
+) -> ConvolutionPlan:
+    """Plan a convolution that is computed row by row."""
+    rounds, block_sum, reduction = _reduction(shape, blocks[0], bfloat16)
+    chunks, width = _count(shape.out_channels, blocks[1]), shape.results[-1]
+    if shape.groups == 1:
+        chunks = computed_chunks(width, chunks, machine, reduction)
+    computed = computed_width(width, chunks, machine, reduction)
+    return ConvolutionPlan("rows", *blocks, chunks, computed, rounds=rounds, block_sum=block_sum)
+
+
+def winograd_plan(shape: ConvolutionShape, machine: Machine, outputs: int) -> ConvolutionPlan | None:
+    """Plan Winograd's algorithm with so many outputs of a tile along an axis; None where it is not for the shape."""
+    fast = _plan_winograd(shape, machine, False, outputs)
+    lanes = machine.lanes("float32")
+    return (
+        None
+        if fast is None
+        else ConvolutionPlan("winograd", lanes, lanes, _count(shape.out_channels, lanes), winograd=fast)
+    )
+
+
+def _reduction(shape: ConvolutionShape, block_in: int, bfloat16: bool) -> tuple[bool, int, int]:
+    """Tell whether operands are rounded to bfloat16, which block is summed, and how many steps a sum takes."""
     rounds = bfloat16 and block_in % PAIR == 0
     block_sum = summed_block(shape.in_channels // shape.groups, block_in)
     # An instruction takes a pair as if it were one.
     steps = block_sum // PAIR if rounds else block_sum
-    reduction = _count(shape.in_channels // shape.groups, block_sum) * steps * prod(shape.kernel)
-    pixels = _plan_pixels(shape, chunks, reduction, machine)
-    if pixels:
-        return ConvolutionPlan("pixels", block_in, block_out, chunks, pixels, rounds=rounds, block_sum=block_sum)
-    width = shape.results[-1]
-    if shape.groups == 1:
-        chunks = computed_chunks(width, chunks, machine, reduction)
-    computed = computed_width(width, chunks, machine, reduction)
-    return ConvolutionPlan("rows", block_in, block_out, chunks, computed, rounds=rounds, block_sum=block_sum)
+    return rounds, block_sum, _count(shape.in_channels // shape.groups, block_sum) * steps * prod(shape.kernel)
 
 
 def summed_block(channels: int, block: int) -> int:
@@ -302,8 +340,8 @@ def _count(channels: int, block: int) -> int:
     return -(-channels // block)
 
 
-def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool) -> WinogradPlan | None:
-    """Plan Winograd's algorithm over rows and columns, if it pays."""
+def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wanted: int = 0) -> WinogradPlan | None:
+    """Plan Winograd's algorithm over rows and columns, if it pays or so many outputs are ``wanted``."""
     if shape.kernel[-2:] != (KERNEL, KERNEL) or any(step != 1 for step in (*shape.strides, *shape.dilation)):
         return None
     lanes = machine.lanes("float32")
@@ -312,7 +350,7 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool) ->
     *depth, height, width = shape.results
     taps = prod(shape.kernel[:-2])
     planes = shape.batch * prod(depth)
-    outputs = winograd_outputs(planes, in_channels, chunks * lanes, (height, width), machine, taps, bfloat16)
+    outputs = wanted or winograd_outputs(planes, in_channels, chunks * lanes, (height, width), machine, taps, bfloat16)
     if not outputs:
         return None
     positions, reduction = (outputs + KERNEL - 1) ** 2, taps * in_channels
@@ -330,7 +368,7 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool) ->
     return WinogradPlan(outputs, tile, count if depth else round_up(count, tile[0]), strip)
 
 
-def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine) -> int:
+def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine, forced: bool = False) -> int:
     """Count the pixels to compute of an image whose rows are not told apart; 0 where rows are better."""
     if shape.rank != 2:
         return 0

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from tvm_ext.layout.choices import Choices
 from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.matmul import MatmulShape, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.cpu.matmul import register_tile
+from tvm_ext.schedules.cpu.matmul import register_tile, register_tiles
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,51 @@ def plan_product(
     bfloat16 : bool
         Whether operands may be rounded to bfloat16: the right one is a constant.
     """
-    lanes = machine.lanes(dtype)
-    chunks = -(-shape.columns // lanes)
-    rounds = bfloat16 and dtype == "float32" and shape.columns > 1
+    tile = register_tile(*_extents(shape, data_axes, dtype, machine, bfloat16), machine)
+    return _with_tile(tile, shape, data_axes, dtype, machine, bfloat16)
+
+
+def choose_product(
+    choices: Choices, shape: MatmulShape, data_axes: Sequence[int], dtype: str, machine: Machine, bfloat16: bool = False
+) -> ProductPlan:
+    """Plan a product, as a search over whole networks found better or as the machine model says.
+
+    There are as many register tiles to choose from as there are numbers of vectors: for each the best number of rows.
+    Parameters are those of :func:`plan_product`.
+    """
+    rows, chunks, reduction, row_bytes = _extents(shape, data_axes, dtype, machine, bfloat16)
+    best = register_tile(rows, chunks, reduction, row_bytes, machine)
+    tiles = {best, *register_tiles(rows, chunks, reduction, row_bytes, machine)}
+    key = f"product {'x'.join(map(str, shape.out[:-1]))}x{shape.reduction} by {shape.columns}, {dtype}"
+    names = {f"{tile[0]}x{tile[1]}": tile for tile in sorted(tiles)}
+    work = prod(shape.out) * shape.reduction
+    tile = names[choices.decide(key, list(names), f"{best[0]}x{best[1]}", work)]
+    return _with_tile(tile, shape, data_axes, dtype, machine, bfloat16)
+
+
+def _extents(
+    shape: MatmulShape, data_axes: Sequence[int], dtype: str, machine: Machine, bfloat16: bool
+) -> tuple[int, int, int, int]:
+    """Rows, chunks and steps of a product, and the distance of two rows in bytes."""
+    chunks = -(-shape.columns // machine.lanes(dtype))
+    rounds = _rounds(shape, dtype, bfloat16)
     # A pair of bfloat16 takes an instruction and four bytes, as one float32 does; rows are read from a copy.
     steps = -(-shape.reduction // PAIR) if rounds else shape.reduction
     row_bytes = 4 * steps if rounds else row_stride(shape, data_axes) * np.dtype(dtype).itemsize
-    tile = register_tile(shape.rows, chunks, steps, row_bytes, machine)
+    return shape.rows, chunks, steps, row_bytes
+
+
+def _rounds(shape: MatmulShape, dtype: str, bfloat16: bool) -> bool:
+    return bfloat16 and dtype == "float32" and shape.columns > 1
+
+
+def _with_tile(
+    tile: tuple[int, int], shape: MatmulShape, data_axes: Sequence[int], dtype: str, machine: Machine, bfloat16: bool
+) -> ProductPlan:
+    lanes = machine.lanes(dtype)
     copy_rows = shape.rows % tile[0] != 0 or not uniform_rows(shape, data_axes)
-    return ProductPlan(tile, lanes, round_up(chunks, tile[1]), copy_rows, rounds)
+    chunks = round_up(-(-shape.columns // lanes), tile[1])
+    return ProductPlan(tile, lanes, chunks, copy_rows, _rounds(shape, dtype, bfloat16))
 
 
 MANY_ROWS = 5040

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import tvm
@@ -16,6 +17,7 @@ from tvm_ext.backends.registry import backend_of
 from tvm_ext.database.files import announced
 from tvm_ext.database.folders import note_version, open_database
 from tvm_ext.errors import OptionError, TuningError
+from tvm_ext.layout.choices import read_choices
 from tvm_ext.options import PipelineOptions
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.recipes import Recipe
@@ -90,6 +92,8 @@ def tune(
         If there is a measurer, or store features, for a target that is tuned by counting.
     """
     start = time.perf_counter()
+    if read_choices(Path(work_dir)):  # of a search over the whole network: they decide which kernels there are
+        options = replace(options, work_dir=str(work_dir))
     search = _search_of(mod, target, options, measurer, store_features)
     if compare is not None:
         _note_earlier(search, Path(compare))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast, get_args
 
 import tvm
 from tvm import relax
@@ -17,6 +18,7 @@ from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
 from tvm_ext.fusion.relax.inverted_residuals import fuse_inverted_residuals
 from tvm_ext.fusion.relax.prologues import fuse_prologues
+from tvm_ext.layout.choices import FUSE, PROLOGUES, Choices
 from tvm_ext.layout.relax.blocked_layout import blocked_layout
 from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
 from tvm_ext.layout.relax.open_products import open_products
@@ -24,7 +26,7 @@ from tvm_ext.layout.relax.pack_matmul import pack_matmul
 from tvm_ext.layout.relax.phases_as_channels import phases_as_channels
 from tvm_ext.layout.relax.quantized import LEGALIZATIONS
 from tvm_ext.memory.relax.open_segments import open_segments
-from tvm_ext.options import PipelineOptions
+from tvm_ext.options import Fuse, PipelineOptions
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.defined_integers import defined_integers
@@ -73,13 +75,14 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     bfloat16 = options.precision == "bfloat16"
     uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
     offers = backend.instructions(target) if uncovered or everything else ()
+    chosen = Choices.of(options.work_dir).chosen
     return [
         transposed_phases(),
         grouped_pointwise(),
         phases_as_channels(),
         *([embed_operators(offers)] if everything else []),
-        blocked_layout(winograd, bfloat16),
-        pack_matmul(bfloat16),
+        blocked_layout(winograd, bfloat16, chosen),
+        pack_matmul(bfloat16, chosen),
         open_products(),
         *([embed_operators(offers, ordinary_cost(machine_of(target)))] if uncovered else []),
         relax.transform.DeadCodeElimination(),
@@ -102,6 +105,10 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    chosen = Choices.of(options.work_dir)
+    fuse = chosen.decide(FUSE, get_args(Fuse), options.fuse)
+    with_prologues = chosen.decide(PROLOGUES, ("on", "off"), "on" if options.prologues else "off") == "on"
+    options = replace(options, fuse=cast(Fuse, fuse), prologues=with_prologues)
     # Where memory is what counts, a kernel may take a tenth longer than those that it takes the place of.
     slower = 1.1 if options.memory == "optimal" else 1.0
     residuals = [fuse_inverted_residuals(slower)] if options.inverted_residuals else []

@@ -16,6 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.decisions import Decision
 from tvm_ext.graph.origins import OriginBuilder
+from tvm_ext.layout.choices import Choices
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, open_shape
@@ -121,7 +122,13 @@ class BlockedLayoutMutator(PyExprMutator):
     """Rewrites one module; rules ask it for operands and let it emit kernels."""
 
     def __init__(
-        self, mod: tvm.IRModule, machine: Machine, take: Take, winograd: bool = True, bfloat16: bool = False
+        self,
+        mod: tvm.IRModule,
+        machine: Machine,
+        take: Take,
+        winograd: bool = True,
+        bfloat16: bool = False,
+        choices: Choices | None = None,
     ) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
@@ -129,6 +136,7 @@ class BlockedLayoutMutator(PyExprMutator):
         self.take = take
         self.winograd = winograd
         self.bfloat16 = bfloat16
+        self.choices = Choices() if choices is None else choices
         self.kernels = SharedKernels()
         self.decisions: list[Decision] = []
         self.words: dict[Any, tuple[str, ...]] = {}  # for the nodes that variables come from

@@ -6,17 +6,23 @@ after:  ``x' = to_blocked(x); y' = conv2d_blocked(x', w'); z' = relu(y'); mean'(
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tvm
 from tvm import relax
 
 from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.graph.origins import all_origins
+from tvm_ext.layout.choices import Choices
 from tvm_ext.layout.relax.blocked import BlockedLayoutMutator
+from tvm_ext.layout.relax.offers import with_offers
 from tvm_ext.layout.relax.rules import take
 from tvm_ext.schedules.cpu.machine import machine_of
 
 
-def blocked_layout(winograd: bool = True, bfloat16: bool = False) -> tvm.transform.Pass:
+def blocked_layout(
+    winograd: bool = True, bfloat16: bool = False, chosen: Mapping[str, str] | None = None
+) -> tvm.transform.Pass:
     """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone.
 
     Parameters
@@ -26,17 +32,20 @@ def blocked_layout(winograd: bool = True, bfloat16: bool = False) -> tvm.transfo
     bfloat16 : bool
         Whether convolutions over all channels, or groups of them, are computed from operands rounded to bfloat16, which
         add up in float32; the target must have the instruction.
+    chosen : mapping from key to option, optional
+        What a search found better than the machine model's choices; see :class:`~tvm_ext.layout.choices.Choices`.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         machine = machine_of(tvm.target.Target.current(allow_none=False))
-        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16)
+        choices = Choices(chosen or {})
+        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.words.update(all_origins(function))
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
+        return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)
 
     return _blocked_layout
 

@@ -9,10 +9,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.layout.convolution_choices import choose_convolution
 from tvm_ext.layout.convolution_plan import (
     ConvolutionPlan,
     ConvolutionShape,
-    plan_convolution,
     plan_open_convolution,
     plan_phases,
 )
@@ -91,8 +91,8 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         weight.shape[2:],
         *(tuple(geometry[name]) for name in ("strides", "padding", "dilation")),
     )  # fmt: skip
-    plan = plan_convolution(
-        convolved, rewriter.machine, known.block if known else 0, rewriter.winograd, rewriter.bfloat16
+    plan = choose_convolution(
+        rewriter.choices, convolved, rewriter.machine, known.block if known else 0, rewriter.winograd, rewriter.bfloat16
     )
     if plan is None:
         return None

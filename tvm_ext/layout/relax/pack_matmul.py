@@ -9,6 +9,7 @@ the result that leaves the last axis in place, become part of the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.decisions import Decision, with_decisions
 from tvm_ext.graph.origins import all_origins, emit_from, span_of, words_between
-from tvm_ext.layout.product_plan import ProductPlan, plan_product
+from tvm_ext.layout.choices import Choices
+from tvm_ext.layout.product_plan import ProductPlan, choose_product
+from tvm_ext.layout.relax.offers import with_offers
 from tvm_ext.layout.verify import verify_product
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, calls
@@ -52,7 +55,7 @@ class Operand:
     shape: tuple[int, ...]
 
 
-def pack_matmul(bfloat16: bool = False) -> tvm.transform.Pass:
+def pack_matmul(bfloat16: bool = False, chosen: Mapping[str, str] | None = None) -> tvm.transform.Pass:
     """Make the pass, for CPU targets; it takes static ``float32`` and ``float64`` products and leaves others alone.
 
     Parameters
@@ -60,18 +63,21 @@ def pack_matmul(bfloat16: bool = False) -> tvm.transform.Pass:
     bfloat16 : bool
         Whether ``float32`` products with a constant are computed from operands rounded to bfloat16, which add up in
         float32; the target must have the instruction.
+    chosen : mapping from key to option, optional
+        What a search found better than the machine model's choices; see :class:`~tvm_ext.layout.choices.Choices`.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PackMatmul")
     def _pack_matmul(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = PackMatmulMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)), bfloat16)
+        machine, choices = machine_of(tvm.target.Target.current(allow_none=False)), Choices(chosen or {})
+        rewriter = PackMatmulMutator(mod, machine, bfloat16, choices)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and not (
                 function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
             ):
                 if rewriter.begin(function):
                     rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
+        return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)
 
     return _pack_matmul
 
@@ -80,10 +86,13 @@ def pack_matmul(bfloat16: bool = False) -> tvm.transform.Pass:
 class PackMatmulMutator(PyExprMutator):
     """Rewrites one module, function by function."""
 
-    def __init__(self, mod: tvm.IRModule, machine: Machine, bfloat16: bool = False) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, machine: Machine, bfloat16: bool = False, choices: Choices | None = None
+    ) -> None:
         super().__init__(mod)
         self.machine = machine
         self.bfloat16 = bfloat16
+        self.choices = Choices() if choices is None else choices
         self.bindings = Bindings()
         self.transposed: set[relax.Var] = set()
         self.packed: dict[tuple[Any, ...], relax.Expr] = {}
@@ -178,7 +187,7 @@ class PackMatmulMutator(PyExprMutator):
         shape = MatmulShape(data.shape, weight.shape)
         dtype = str(data.expr.ty.dtype)
         constant = isinstance(weight.expr, tvm.ir.GenericConst)
-        plan = plan_product(shape, data.axes, dtype, self.machine, self.bfloat16 and constant)
+        plan = choose_product(self.choices, shape, data.axes, dtype, self.machine, self.bfloat16 and constant)
         verify_product(plan, shape)
         self.decisions.append(Decision.of("matmul", "product", plan, self.words.get(var, ())))
         return self.builder_.call_te(

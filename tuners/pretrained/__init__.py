@@ -1,0 +1,1 @@
+"""Cost models that were trained before: on measurements of other networks' kernels."""

@@ -1,0 +1,143 @@
+"""Trees that were trained on other kernels, by family of spaces, in one file that NumPy reads."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.errors import MissingPackageError, TuningError
+from tvm_ext.tuners.shared_model import Structure, structure
+from tvm_ext.tuners.space import ConfigSpace
+
+FORMAT = 1
+SHIPPED = "cpu_kernels.npz"
+"""What ``scripts/pretrain.py`` writes, where it was made for this package."""
+
+DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged file may raise."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Trees for spaces of one structure.
+
+    Attributes
+    ----------
+    speed, works : xgboost.Booster
+        From the features of :class:`~tvm_ext.tuners.pretrained.model.PretrainedModel` to what the rule's cost leaves
+        unsaid of the logarithm of a configuration's relative speed, and to the logarithm of the odds that it works.
+    costs : bool
+        Whether the cost was known when they were trained.
+    """
+
+    speed: Any
+    works: Any
+    costs: bool
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What was trained, for each structure of spaces.
+
+    Attributes
+    ----------
+    trained : mapping
+    notes : mapping
+        What it was trained on.
+    """
+
+    trained: Mapping[Structure, Trained]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, space: ConfigSpace) -> Trained:
+        """Give the trees for a space.
+
+        Raises
+        ------
+        TuningError
+            If spaces like it were not seen in training.
+        """
+        found = self.trained.get(structure(space))
+        if found is None:
+            knobs = ", ".join(knob.name for knob in space.knobs)
+            raise TuningError(f"no space with knobs {knobs} was seen in training")
+        if found.costs != (space.cost is not None):
+            raise TuningError("the cost that a rule tells was not treated alike in training and in this space")
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        rows, tables = [], {}
+        for number, (kind, trees) in enumerate(self.trained.items()):
+            row: dict[str, Any] = {"structure": [list(knob) for knob in kind], "costs": trees.costs}
+            for name in ("speed", "works"):
+                raw = bytes(getattr(trees, name).save_raw("ubj"))
+                tables[f"{name}_{number}"] = np.frombuffer(raw, dtype=np.uint8)
+                row[name] = hashlib.sha256(raw).hexdigest()
+            rows.append(row)
+        about = json.dumps({"format": FORMAT, "families": rows, "notes": dict(self.notes)})
+        np.savez_compressed(path, about=np.array(about), **tables)
+
+    @classmethod
+    def load(cls, path: Path) -> Pretrained:
+        """Read a file.
+
+        Raises
+        ------
+        TuningError
+            If it cannot be read, is damaged, or of another format.
+        MissingPackageError
+            If XGBoost is not installed.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(str(arrays["about"]))
+            if about["format"] != FORMAT:
+                raise ValueError(f"format {about['format']}, expected {FORMAT}")
+            trained = {}
+            for number, row in enumerate(about["families"]):
+                kind = tuple((str(name), int(width)) for name, width in row["structure"])
+                speed, works = (_booster(arrays[f"{name}_{number}"], row[name]) for name in ("speed", "works"))
+                trained[kind] = Trained(speed, works, bool(row["costs"]))
+            return cls(trained, about["notes"])
+        except DAMAGES as error:
+            raise TuningError(f"{path}: no pretrained cost model can be read from it ({error})") from None
+
+
+def _booster(stored: np.ndarray, digest: str) -> Any:
+    try:
+        import xgboost
+    except ImportError:
+        raise MissingPackageError("a pretrained cost model needs XGBoost: pip install tvm-ext[tune]") from None
+    raw = stored.tobytes()
+    if hashlib.sha256(raw).hexdigest() != digest:  # XGBoost's reader is not made for damaged input
+        raise ValueError("the trees are not those that were written")
+    booster = xgboost.Booster({"nthread": 1})
+    booster.load_model(bytearray(raw))
+    return booster
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Pretrained:
+    """Give what comes with the package for kernels of CPUs.
+
+    Raises
+    ------
+    TuningError
+        If nothing does, or the file is damaged.
+    """
+    with importlib.resources.as_file(importlib.resources.files("tvm_ext.tuners.pretrained") / SHIPPED) as path:
+        if not path.exists():
+            raise TuningError("none comes with this package (tvm-ext tune --pretrained takes one)")
+        return Pretrained.load(path)

@@ -1,0 +1,86 @@
+"""A cost model that begins with what a schedule rule estimates, and with what was learnt from other networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext.tuners.pretrained.artefact import Trained
+from tvm_ext.tuners.shared_model import SLOWEST, Examples, SharedModel
+from tvm_ext.tuners.space import ConfigSpace
+
+SAMPLES = 4096
+"""Of so many random configurations the least cost is the one that others are compared with."""
+
+FASTEST = 1.0
+"""Logarithm of how much faster than the best of the samples a cost may say that a configuration is."""
+
+
+@dataclass
+class PretrainedModel(SharedModel):
+    """Trees that correct trees trained before, which correct the rule's own cost.
+
+    Measurements of peers, where there are any, come between: each sees what those before it leave unsaid. Without a
+    cost and without trees of the space's structure it is a :class:`.SharedModel`.
+
+    Attributes
+    ----------
+    trained : Trained, optional
+        For spaces like this one.
+    costs : bool
+        Whether the cost of the space is the first to be heard.
+    """
+
+    trained: Trained | None = None
+    costs: bool = False
+    _reference: tuple[ConfigSpace, float] | None = None
+
+    @property
+    def informed(self) -> bool:
+        """Whether something is known before anything was measured."""
+        return self.costs or self.trained is not None or super().informed
+
+    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give the features of :class:`.SharedModel`, and the logarithm of the speed that the cost says."""
+        features = super().features(space, vectors)
+        if not self.costs:
+            return features
+        return np.concatenate([features, self._speeds(space, vectors)[:, None]], axis=1)
+
+    def known(self, features: np.ndarray) -> np.ndarray | None:
+        """Add what the cost says, and the trees."""
+        said = features[:, -1] if self.costs else None
+        if self.trained is None:
+            return said
+        trees = self.trained.speed.inplace_predict(features, predict_type="margin")
+        return trees if said is None else trees + said
+
+    def known_odds(self, features: np.ndarray) -> np.ndarray | None:
+        """Ask the trees that tell what works."""
+        if self.trained is None:
+            return None
+        return self.trained.works.inplace_predict(features, predict_type="margin")
+
+    def train(self, others: Sequence[Examples]) -> Trained:
+        """Train the trees that are kept, on measurements of spaces of one structure.
+
+        Parameters
+        ----------
+        others : sequence of (array, array)
+            Features and scores of each space; those where nothing works are left out.
+        """
+        self.learn(others)
+        return Trained(self._prior, self._prior_works, self.costs)
+
+    def _speeds(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        if space.cost is None:  # of a peer that does not tell
+            return np.zeros(len(vectors), dtype=np.float32)
+        if self._reference is None or self._reference[0] is not space:
+            sample = space.cost(space.random(np.random.default_rng(0), SAMPLES))
+            finite = sample[np.isfinite(sample)]
+            self._reference = space, float(finite.min()) if finite.size else 1.0
+        with np.errstate(divide="ignore"):
+            speeds = np.log(self._reference[1]) - np.log(space.cost(vectors))
+        return np.clip(np.nan_to_num(speeds, nan=SLOWEST), SLOWEST, FASTEST).astype(np.float32)

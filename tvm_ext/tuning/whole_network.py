@@ -1,0 +1,341 @@
+"""Search over choices of a whole network: how each convolution and product is computed, and what is fused.
+
+Kernels have few and good tiles; what is left to gain lies between them. A choice is measured in the whole network, with
+the conversions of layouts and the fusion that come of it, in turns with the network as the machine model has it. What
+looks faster is put together; the best networks are timed in turns once more, the default among them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tvm_ext.artifact.compiled_model import CompiledModel
+from tvm_ext.backends.registry import backend_of
+from tvm_ext.compiler import compile
+from tvm_ext.database.files import RECORDS, VERSION, WORKLOADS, append, locked
+from tvm_ext.database.folders import note_version, open_database
+from tvm_ext.errors import OptionError, TargetError, TvmExtError
+from tvm_ext.frontend.imported import ImportedModel
+from tvm_ext.inputs import random_inputs
+from tvm_ext.layout.choices import CHOICES, FUSE, PROLOGUES, Offer, read_choices, write_choices
+from tvm_ext.layout.relax.offers import offers_of
+from tvm_ext.options import PipelineOptions
+from tvm_ext.pipeline import phase_passes
+from tvm_ext.system.compile_lock import one_at_a_time
+from tvm_ext.tuning.target import check_runs_here
+
+TRIED = "choices_tried.jsonl"
+"""File in the folder: the networks that were measured, so that a search that was stopped goes on."""
+
+ROUNDS, SECONDS = 12, 1.0
+"""A network takes at least so many turns with the default, and about so many seconds."""
+
+CONFIRMED = 4
+"""The last comparison takes so many times as long."""
+
+LOOKS_FASTER, IS_SURE, IS_FASTER = 0.995, 0.98, 0.99
+"""Ratio of latencies from which on a choice is taken into a network, is one of the surest, and replaces the default."""
+
+AGREES = 1e-3
+"""Results may differ by so much of their largest magnitude."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One network that was measured.
+
+    Attributes
+    ----------
+    chosen : mapping from key to option
+        Where it differs from the machine model.
+    ratio : float or None
+        Its latency over the default's, the median of turns; None where it could not be used.
+    reason : str
+        Why it could not.
+    """
+
+    chosen: Mapping[str, str]
+    ratio: float | None
+    reason: str = ""
+
+
+@dataclass
+class NetworkResult:
+    """What a search found.
+
+    Attributes
+    ----------
+    offers : tuple of Offer
+        What there was to choose.
+    trials : list of Trial
+        Networks with one choice changed.
+    finals : list of Trial
+        Networks that were timed last, in turns with the default.
+    chosen : mapping from key to option
+        What was kept; empty where the default is the fastest.
+    ratio : float
+        Latency of what was kept over the default's; 1 where that is the default.
+    resumed : int
+        Trials that the folder held already.
+    """
+
+    offers: tuple[Offer, ...]
+    trials: list[Trial] = field(default_factory=list)
+    finals: list[Trial] = field(default_factory=list)
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    ratio: float = 1.0
+    resumed: int = 0
+
+
+@one_at_a_time
+def network_offers(mod: tvm.IRModule, target: tvm.target.Target, options: PipelineOptions) -> tuple[Offer, ...]:
+    """List what could be chosen for a module, most work first.
+
+    Raises
+    ------
+    TargetError
+        If the target is no CPU of this machine's kind.
+    """
+    backend = backend_of(target)
+    if not (backend.rules and backend.runs_here):
+        raise TargetError(
+            f"target {target.kind.name}: choices of whole networks are measured on CPUs; use a target of kind llvm"
+        )
+    check_runs_here(target)
+    with target, tvm.transform.PassContext():
+        for phase, phase_pass in phase_passes(target, replace(options, work_dir=None)):
+            if phase.name == "legalize":
+                break
+            mod = phase_pass(mod)
+    found = sorted(offers_of(mod), key=lambda offer: -offer.work)
+    return (*found, *_of_options(options))
+
+
+def _of_options(options: PipelineOptions) -> Iterator[Offer]:
+    """Choices that are options of the pipeline, and change no values."""
+    yield Offer(FUSE, ("stock", "mapping-type"), options.fuse)
+    yield Offer(PROLOGUES, ("on", "off"), "on" if options.prologues else "off")
+
+
+def tune_network(
+    imported: ImportedModel,
+    target: tvm.target.Target,
+    work_dir: str | Path,
+    variants: int,
+    *,
+    options: PipelineOptions | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    clock: Clock = time.perf_counter,
+    seconds: float = SECONDS,
+    progress: Callable[[NetworkResult], None] = lambda result: None,
+) -> NetworkResult:
+    """Search for choices that make a whole network faster, and keep them in the folder of the database.
+
+    A compilation with ``work_dir`` follows them. Choices of other models in the folder are kept.
+
+    Parameters
+    ----------
+    imported : ImportedModel
+        With fixed extents.
+    work_dir : path
+        Of a tuning database, which is begun if there is none; the kernels of all networks get its schedules.
+    variants : int
+        Networks to compile over all runs, beside the default and the last comparison: choices of the operators with the
+        most arithmetic come first.
+    options : PipelineOptions
+        Those the model will be compiled with.
+    inputs : mapping from name to array, optional
+        Random ones by default.
+    clock : callable
+        Seconds; ``time.thread_time`` with one thread beside other work.
+    seconds : float
+        Time of the turns of a network.
+    progress : callable
+        Called after every network.
+
+    Raises
+    ------
+    TargetError
+        If the target is no CPU of this machine's kind.
+    OptionError
+        If ``variants`` is negative, or the model has open extents.
+    TuningError, OutputError
+        If the folder cannot be used.
+    """
+    options = options or PipelineOptions()
+    if variants < 0:
+        raise OptionError(f"variants is {variants}; expected 0 or more networks to compile")
+    if any(not isinstance(extent, int) for spec in imported.inputs for extent in spec.shape):
+        raise OptionError("a search over the whole network needs fixed extents: give --input-shape for each input")
+    offers = network_offers(imported.mod, target, options)
+    result = NetworkResult(offers)
+    folder = Path(work_dir)
+    open_database(folder)
+    note_version(folder)
+    keys = {offer.key for offer in offers}
+    kept = {key: option for key, option in read_choices(folder).items() if key not in keys}
+    networks = _Networks(imported, target, folder, options, kept, inputs, clock, seconds)
+    known = _read_tried(folder, networks.name)
+    for key, option in _singles(offers):
+        if len(result.trials) >= variants:
+            break
+        trial = known.get(((key, option),))
+        if trial is None:
+            trial = networks.measure({key: option})
+            with locked(folder):
+                append(folder / TRIED, json.dumps({"network": networks.name} | asdict(trial)))
+        else:
+            result.resumed += 1
+        result.trials.append(trial)
+        progress(result)
+    result.finals = networks.compare(_together(result.trials), seconds * CONFIRMED)
+    fastest = min(
+        (trial for trial in result.finals if trial.ratio is not None),
+        key=lambda trial: trial.ratio or 1.0,
+        default=None,
+    )
+    if fastest is not None and fastest.ratio is not None and fastest.ratio <= IS_FASTER:
+        result.chosen, result.ratio = fastest.chosen, fastest.ratio
+    if result.chosen or (folder / CHOICES).exists():
+        write_choices(folder, kept | dict(result.chosen))
+    return result
+
+
+def _singles(offers: Sequence[Offer]) -> Iterator[tuple[str, str]]:
+    """One choice at a time: of the options of the pipeline, then of each operator, those with the most work first."""
+    for offer in sorted(offers, key=lambda offer: (offer.work > 0, -offer.work)):
+        for option in offer.options:
+            if option != offer.default:
+                yield offer.key, option
+
+
+def _together(trials: Sequence[Trial]) -> list[dict[str, str]]:
+    """Put choices together that were faster each: all of them, the surest, and the best of all.
+
+    Of an operator the fastest choice is taken. What choices of different operators do to one another is left to the
+    last comparison.
+    """
+    best: dict[str, tuple[float, str]] = {}
+    for trial in trials:
+        if trial.ratio is not None and len(trial.chosen) == 1:
+            ((key, option),) = trial.chosen.items()
+            best[key] = min(best.get(key, (LOOKS_FASTER, "")), (trial.ratio, option))
+    faster = {key: row for key, row in best.items() if row[1]}
+    ranked = sorted(faster, key=lambda key: faster[key])
+    found = [ranked, [key for key in ranked if faster[key][0] < IS_SURE], ranked[:1]]
+    unique = dict.fromkeys(tuple(sorted(keys)) for keys in found if keys)
+    return [{key: faster[key][1] for key in keys} for keys in unique]
+
+
+class _Networks:
+    """Compiles a model with choices, and times it in turns with the default."""
+
+    def __init__(
+        self,
+        imported: ImportedModel,
+        target: tvm.target.Target,
+        folder: Path,
+        options: PipelineOptions,
+        kept: Mapping[str, str],
+        inputs: Mapping[str, np.ndarray] | None,
+        clock: Clock,
+        seconds: float,
+    ) -> None:
+        self._imported, self._target, self._folder, self._kept = imported, target, folder, dict(kept)
+        self._options = {
+            name: value for name, value in vars(options).items() if name not in ("work_dir", "dump_dir", "calibration")
+        }
+        self._inputs = inputs or random_inputs(imported.inputs, seed=0)
+        self._clock, self._seconds = clock, seconds
+        self.name = f"{tvm_ffi.structural_hash(imported.mod):016x}"
+        self._default = self._compile({})
+        self._expected = self._default.run(self._inputs)
+
+    def _compile(self, chosen: Mapping[str, str]) -> CompiledModel:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for file in (RECORDS, WORKLOADS, VERSION):
+                if (self._folder / file).exists():
+                    shutil.copy(self._folder / file, folder / file)
+            write_choices(folder, self._kept | dict(chosen))
+            return compile(self._imported, self._target, work_dir=folder, **self._options)
+
+    def _candidate(self, chosen: Mapping[str, str]) -> CompiledModel | str:
+        """Compile a network; gives what is wrong with one that cannot be used."""
+        try:
+            compiled = self._compile(chosen)
+            results = compiled.run(self._inputs)
+        except TvmExtError as error:
+            return str(error)
+        for output, expected in self._expected.items():
+            found = results[output]
+            if found.dtype.kind == "f":
+                scale = float(np.abs(expected).max(initial=0.0)) or 1.0
+                worst = float(np.abs(found - expected).max(initial=0.0)) / scale
+                if not worst <= AGREES:
+                    return f"output {output!r} differs by {worst:.1e} of its largest value"
+            elif not np.array_equal(found, expected):
+                return f"output {output!r} differs"
+        return compiled
+
+    def measure(self, chosen: Mapping[str, str]) -> Trial:
+        """Compile a network and time it in turns with the default."""
+        return self.compare([chosen], self._seconds)[0]
+
+    def compare(self, rows: Sequence[Mapping[str, str]], seconds: float) -> list[Trial]:
+        """Compile networks and time all of them, and the default, in turns."""
+        made = [self._candidate(chosen) for chosen in rows]
+        runs = [self._default, *(network for network in made if not isinstance(network, str))]
+        laps = self._in_turns(runs, seconds * len(runs)) if len(runs) > 1 else []
+        ratios = iter([median(lap / base for lap, base in zip(row, laps[0], strict=True)) for row in laps[1:]])
+        return [
+            Trial(dict(chosen), None, network) if isinstance(network, str) else Trial(dict(chosen), next(ratios))
+            for chosen, network in zip(rows, made, strict=True)
+        ]
+
+    def _in_turns(self, networks: Sequence[CompiledModel], seconds: float) -> list[list[float]]:
+        """Run networks in turns; gives the times of each, those of the first two rounds left out."""
+        laps: list[list[float]] = [[] for _ in networks]
+        end = time.perf_counter() + seconds
+        while len(laps[0]) < ROUNDS or time.perf_counter() < end:
+            order = range(len(networks)) if len(laps[0]) % 2 else reversed(range(len(networks)))
+            for number in order:
+                machine = networks[number].virtual_machine
+                start = self._clock()
+                machine["main"](*self._tensors(networks[number]))
+                laps[number].append(self._clock() - start)
+        return [row[2:] for row in laps]
+
+    def _tensors(self, network: CompiledModel) -> list[Any]:
+        if not hasattr(self, "_arguments"):
+            self._arguments = [tvm.runtime.tensor(self._inputs[spec.name]) for spec in network.inputs]
+        return self._arguments
+
+
+def _read_tried(folder: Path, network: str) -> dict[tuple[tuple[str, str], ...], Trial]:
+    """Read what was measured of a network; lines that a killed run left unfinished are passed over."""
+    path = folder / TRIED
+    found = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+            if row.pop("network") == network:
+                trial = Trial(**row)
+                found[tuple(sorted(trial.chosen.items()))] = trial
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return found
