@@ -39,7 +39,7 @@ def convolution_plans(
         return {}
     found = {plan_name(chosen): chosen}
     lanes = machine.lanes("float32")
-    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, lanes, stored)
+    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored)
     if chosen.form == "depthwise" or blocks is None:
         return found
     if winograd and shape.groups == 1 and blocks == (lanes, lanes):
