@@ -79,6 +79,7 @@ def test_host_code_of_hexagon_is_for_hexagon() -> None:
         ({}, 'Field "kind" is not found'),
         ({"kind": "nope"}, 'Target kind "nope" is not defined; known kinds are c, cuda'),
         ({"kind": "llvm", "nope": 1}, "Unknown config option 'nope'"),
+        ({"kind": "llvm", "mcpuu": "znver4"}, r"Unknown config option 'mcpuu'.*; did you mean 'mcpu'\?"),
         ({"kind": "llvm", "mcpu": 5}, "Option 'mcpu': expected type 'str' but got 'int'"),
         ({"kind": "llvm", "mcpu": "skylak"}, "field mcpu: LLVM has no CPU 'skylak' .* did you mean skylake"),
         ({"kind": "llvm", "num-cores": -3}, "field num-cores: -3 is no number of cores; give 1 or more"),

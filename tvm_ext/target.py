@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,7 +111,10 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
     if isinstance(config, dict):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0].split(". Target creation")[0] if lines else type(error).__name__
-        return f"target {_spell(config)} is not valid: {reason}; known kinds are {kinds}"
+        unknown, _, known = reason.partition("'. Known options: ")
+        near = difflib.get_close_matches(unknown.rpartition("'")[2], re.findall("'([^']+)'", known), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"target {_spell(config)} is not valid: {reason}{hint or f'; known kinds are {kinds}'}"
     if " -" in config:
         kind, *options = config.split()
         fields = {"kind": kind} | {

@@ -82,6 +82,11 @@ def test_the_installed_script_answers_without_importing_tvm() -> None:
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x"], "'x' is not of the form NAME:1,3,224,224"),
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1,-3"], "with whole numbers from 0 on"),
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1", "--input-shape", "x:2"], "input 'x' is given twice"),
+        (
+            ["compile", "x.onnx", "-o", "x", "--fuse", "maping"],
+            "'stock', 'mapping-type', did you mean 'mapping-type'?; see",
+        ),
+        (["compile", "x.onnx", "-o", "x", "--fuse", "nope"], "'stock', 'mapping-type'; see"),
         (["compile", "x.onnx", "-o", "x", "--disable", "fuse,nope"], "unknown phase 'nope', candidates are"),
         (["run", "x", "--seed", "one"], "Invalid value for '--seed'"),
         (["run", "x", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0"),

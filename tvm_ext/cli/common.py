@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -17,6 +18,21 @@ import click
 from tvm_ext.options import OPT_LEVEL, PRESETS, PipelineOptions
 
 Shapes = dict[str, list[int | str]]
+
+
+class Choice(click.Choice):
+    """One of several words; an error names the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check one occurrence of the option."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = difflib.get_close_matches(str(value), [str(choice) for choice in self.choices], n=1)
+            if not near:
+                raise
+            said = f"{error.message.rstrip('.')}, did you mean {near[0]!r}?"
+        raise click.BadParameter(said, param=param, ctx=ctx)
 
 
 class InputShape(click.ParamType):
@@ -127,7 +143,7 @@ def _pipeline_option(item: Field[Any]) -> Callable[[Callable[..., Any]], Callabl
         return click.option(f"--{name}/--no-{name}", item.name, default=None, help=f"{about}  [default: {default}]")
     if choices:
         shown = "" if item.default is None else f"  [default: {item.default}]"
-        return click.option(f"--{name}", item.name, type=click.Choice(choices), help=about + shown)
+        return click.option(f"--{name}", item.name, type=Choice(choices), help=about + shown)
     if item.metadata["kind"] == "path":
         return click.option(f"--{name}", item.name, type=click.Path(path_type=Path), help=about)
     return click.option(f"--{name}", item.name, metavar=item.metadata["kind"].upper(), help=about)

@@ -11,6 +11,7 @@ import click
 
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
+    Choice,
     Shapes,
     dynamic_option,
     elapsed,
@@ -75,7 +76,7 @@ def _compile_decoder(
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write.")
 @click.option(
     "--emit",
-    type=click.Choice(["library", "c"]),
+    type=Choice(["library", "c"]),
     default="library",
     show_default=True,
     help="What to make: a library that TVM's runtime runs, or C sources that need neither TVM nor a heap.",

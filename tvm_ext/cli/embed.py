@@ -9,6 +9,7 @@ import click
 
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
+    Choice,
     Shapes,
     json_flag,
     model_options,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @model_options
 @click.option(
     "--engine",
-    type=click.Choice(["constraints", "top-down"]),
+    type=Choice(["constraints", "top-down"]),
     default="constraints",
     show_default=True,
     help="What finds the embeddings: a constraint solver, or rewriting of loops until a pattern matches.",

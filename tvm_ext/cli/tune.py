@@ -14,6 +14,7 @@ import click
 
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
+    Choice,
     Shapes,
     elapsed,
     given_options,
@@ -71,7 +72,7 @@ NOISY = 0.05
 )
 @click.option(
     "--features",
-    type=click.Choice(["knobs", "stores"]),
+    type=Choice(["knobs", "stores"]),
     default="knobs",
     show_default=True,
     help="What the cost model sees of a candidate: its choices, or also TVM's per-store features of the code.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import OptionError, candidates
 from tvm_ext.options import OPT_LEVEL, PipelineOptions
 from tvm_ext.target import resolve_target
 
@@ -60,7 +60,9 @@ class BackendOptions:
         if not isinstance(parsed.fallback, bool):
             raise OptionError(f"option fallback: {parsed.fallback!r} is neither True nor False")
         if parsed.weights not in WEIGHTS:
-            raise OptionError(f"option weights: {parsed.weights!r} is none of {', '.join(WEIGHTS)}")
+            raise OptionError(
+                f"option weights: unknown value {parsed.weights!r}, {candidates(str(parsed.weights), WEIGHTS)}"
+            )
         PipelineOptions.from_keywords(given)
         resolve_target(parsed.target)
         return parsed
