@@ -77,7 +77,8 @@ class Pretrained:
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        rows, tables = [], {}
+        rows: list[dict[str, Any]] = []
+        tables: dict[str, Any] = {}
         for number, (kind, trees) in enumerate(self.trained.items()):
             row: dict[str, Any] = {"structure": [list(knob) for knob in kind], "costs": trees.costs}
             for name in ("speed", "works"):

@@ -81,6 +81,6 @@ class PretrainedModel(SharedModel):
             sample = space.cost(space.random(np.random.default_rng(0), SAMPLES))
             finite = sample[np.isfinite(sample)]
             self._reference = space, float(finite.min()) if finite.size else 1.0
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.log(self._reference[1]) - np.log(space.cost(vectors))
         return np.clip(np.nan_to_num(speeds, nan=SLOWEST), SLOWEST, FASTEST).astype(np.float32)
