@@ -109,8 +109,9 @@ def test_together_takes_all_the_surest_and_the_best() -> None:
 def test_bad_input(imported, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="variants is -1"):
         tune_network(imported, native_target(), tmp_path, -1)
-    with pytest.raises(TargetError, match="measured on CPUs"):
-        network_offers(imported.mod, resolve_target({"kind": "cuda", "arch": "sm_80"}), PipelineOptions())
+    for target in ({"kind": "cuda", "arch": "sm_80"}, "tvm-ext/vta-1x16x16"):
+        with pytest.raises(TargetError, match="measured on CPUs"):
+            network_offers(imported.mod, resolve_target(target), PipelineOptions())
     spec = replace(imported.inputs[0], shape=("n", 16, 14, 14))
     with pytest.raises(OptionError, match="fixed extents"):
         tune_network(replace(imported, inputs=(spec,)), native_target(), tmp_path, 1)

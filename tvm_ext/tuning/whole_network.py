@@ -111,9 +111,9 @@ def network_offers(mod: tvm.IRModule, target: tvm.target.Target, options: Pipeli
         If the target is no CPU of this machine's kind.
     """
     backend = backend_of(target)
-    if not (backend.rules and backend.runs_here):
+    if not (backend.rules and backend.runs_here) or backend.measurer is not None:
         raise TargetError(
-            f"target {target.kind.name}: choices of whole networks are measured on CPUs; use a target of kind llvm"
+            f"target {backend.name}: choices of whole networks are measured on CPUs; use a target of kind llvm"
         )
     check_runs_here(target)
     with target, tvm.transform.PassContext():
