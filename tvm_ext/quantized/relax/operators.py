@@ -95,10 +95,10 @@ def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
         return True
     if left in rewriter.rounded:
         value, zero_point, clipped = rewriter.rounded[left]
-        shift = scalar(right)
-        if shift is None or not float(shift).is_integer() or clipped is not None:
+        added = scalar(right)
+        if added is None or not float(added).is_integer() or clipped is not None:
             return False
-        rewriter.rounded[var] = value, zero_point + int(shift), None
+        rewriter.rounded[var] = value, zero_point + int(added), None
     return False
 
 
