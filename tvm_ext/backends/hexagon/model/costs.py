@@ -85,7 +85,7 @@ FEATURES: dict[str, Callable[..., Sequence[float]]] = {
 
 @functools.cache
 def _rows() -> dict[str, dict[str, list[float]]]:
-    return json.loads(ROWS.read_text(encoding="utf-8"))["packets"]  # type: ignore[no-any-return]
+    return json.loads(ROWS.read_text(encoding="utf-8"))["packets"]
 
 
 def packets(kind: str, layout: Panels, *extents: int | Window) -> int:
