@@ -21,6 +21,11 @@ from tvm_ext.schedules.hexagon.panels import LAYOUTS, Panels
 Build = Callable[[QdqGraph], onnx.ModelProto]
 
 
+@pytest.fixture(autouse=True)
+def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_ext.backends.hexagon.packer.choice.EFFORT", 10)
+
+
 def small(activations: str = "uint8") -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A convolution, a residual, a depthwise convolution, a maximum, an average and a product."""
     graph = QdqGraph((1, 3, 13, 11), activations)
