@@ -83,7 +83,9 @@ def test_functions_in_several_steps_are_one() -> None:
     pooled = graph.quantized(graph.node("MaxPool", swish, kernel_shape=[2, 2], strides=[2, 2]))
     compiled = assert_exact(graph.model(pooled), graph.input(), scalar=1)
     names = [step.kernel.rstrip("0123456789") for step in compiled.executable.plan.steps if step.is_vector]
-    assert names == ["hvx_quantize", "hvx_from_planes", "hvx_look_up", "hvx_gather", "hvx_maximum", "hvx_to_planes"]
+    wanted = ["hvx_quantize", "hvx_from_planes", "hvx_look_up", "hvx_gather", "hvx_maximum", "hvx_to_planes"]
+    # The maximum may be cheaper in another layout than the look-up.
+    assert [name for name in names if name != "hvx_relayout"] == wanted
 
 
 @needs_emulator
