@@ -83,7 +83,7 @@ def test_the_installed_script_answers_without_importing_tvm() -> None:
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1,-3"], "with whole numbers from 0 on"),
         (["compile", "x.onnx", "-o", "x", "--input-shape", "x:1", "--input-shape", "x:2"], "input 'x' is given twice"),
         (
-            ["compile", "x.onnx", "-o", "x", "--fuse", "maping"],
+            ["compile", "x.onnx", "-o", "x", "--fuse", "mapping"],
             "'stock', 'mapping-type', did you mean 'mapping-type'?; see",
         ),
         (["compile", "x.onnx", "-o", "x", "--fuse", "nope"], "'stock', 'mapping-type'; see"),
