@@ -19,7 +19,7 @@ from tvm_ext.graph.origins import OriginBuilder
 from tvm_ext.layout.choices import Choices
 from tvm_ext.layout.lanes import ANYTHING, ZERO, Lanes
 from tvm_ext.passes.shared_kernels import SharedKernels
-from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, open_shape
+from tvm_ext.relax_utils import ELEMENTWISE, INJECTIVE, OPAQUE, OUT_ELEMENTWISE, open_shape
 from tvm_ext.schedules.compute.bfloat16 import rounded_tensor
 from tvm_ext.schedules.compute.layout import fill_lanes, from_blocked, full, to_blocked, turn
 from tvm_ext.schedules.cpu.machine import Machine
@@ -136,6 +136,7 @@ class BlockedLayoutMutator(PyExprMutator):
         self.take = take
         self.winograd = winograd
         self.bfloat16 = bfloat16
+        self.has_open_extents = False  # of the function that is rewritten
         self.choices = Choices() if choices is None else choices
         self.kernels = SharedKernels()
         self.decisions: list[Decision] = []
@@ -232,6 +233,14 @@ class BlockedLayoutMutator(PyExprMutator):
         if 1 in extents[first : first + 2]:
             return self.builder_.emit(relax.op.reshape(var, [extents[axis] for axis in axes]))
         return self.builder_.emit(relax.op.permute_dims(var, axes))
+
+    def pattern(self, stored: Sequence[Any]) -> int:
+        """Say what FuseOps may fuse to a kernel whose result is a map of these extents.
+
+        It takes in what spreads a pixel over a map, as squeeze and excitation do, and where the map's extents are open
+        no rule takes such a kernel.
+        """
+        return OPAQUE if self.has_open_extents and _is_pixel(stored) else OUT_ELEMENTWISE
 
     def note(self, operator: str, form: str, plan: Any) -> None:
         """Note how an operator of the binding that is being rewritten is computed."""

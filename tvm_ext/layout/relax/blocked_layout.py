@@ -44,6 +44,7 @@ def blocked_layout(
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.words.update(all_origins(function))
+                rewriter.has_open_extents = bool(relax.analysis.defined_symbolic_vars(function))
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)
 

@@ -118,10 +118,11 @@ def _emit(
     """
     if plan.winograd is not None:
         return emit_winograd(rewriter, plan.winograd, source, weight, geometry["padding"])
+    pattern = rewriter.pattern(source.stored)
     if plan.form == "depthwise":
         packed = relax.const(pack_depthwise_weight(weight, plan.block_in))
         return rewriter.emit_kernel(
-            depthwise_convolution, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE,
+            depthwise_convolution, [source.var, packed], "depthwise_conv", pattern,
             computed_width=plan.computed, **geometry,
         )  # fmt: skip
     packed, data = pack_weight(weight, plan.block_sum or plan.block_in, plan.block_out, groups), source.var
@@ -130,12 +131,12 @@ def _emit(
         data = rewriter.rounded(data) if is_blocked else data
     if plan.form == "pixels":
         return rewriter.emit_kernel(
-            pixel_convolution, [data, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+            pixel_convolution, [data, relax.const(packed)], "conv", pattern, groups=groups,
             pixels=plan.computed, out_channels=weight.shape[0], **geometry,
         )  # fmt: skip
     packed = np.pad(packed, [(0, plan.chunks - len(packed))] + [(0, 0)] * (packed.ndim - 1))
     return rewriter.emit_kernel(
-        convolution, [data, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+        convolution, [data, relax.const(packed)], "conv", pattern, groups=groups,
         computed_width=plan.computed, out_channels=weight.shape[0], **geometry,
     )  # fmt: skip
 
@@ -165,7 +166,7 @@ def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: 
     padded = _padded(rewriter, source, padding) if any(padding) else source.var
     packed = pack_weight(weight, plan.block_in, plan.block_out, groups)
     var = rewriter.emit_kernel(
-        open_convolution, [padded, relax.const(packed)], "conv", OUT_ELEMENTWISE, groups=groups,
+        open_convolution, [padded, relax.const(packed)], "conv", rewriter.pattern(source.stored), groups=groups,
         out_channels=out_channels, **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape), ZERO)

@@ -220,7 +220,7 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
     dtype = str(call.ty.dtype)
     if not lane_arithmetic.is_float(dtype):
         return None
-    var = rewriter.emit_kernel(global_average, [value.var], "global_average", OUT_ELEMENTWISE)
+    var = rewriter.emit_kernel(global_average, [value.var], "global_average", rewriter.pattern((1, 1)))
     return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype))
 
 
