@@ -87,7 +87,7 @@ def read_choices(folder: Path) -> dict[str, str]:
     path = folder / CHOICES
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise TuningError(f"{path}: cannot be read ({error}); remove it to do without") from None

@@ -103,7 +103,7 @@ class ModelProgram:
     program: Program
     plan: Plan
     constants: bytes
-    packed: Packed | None = None
+    packed: Packed | None = field(default=None, compare=False)
 
     def run(self, inputs: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[bytes], list[Counts]]:
         """Run the model in the emulator.
