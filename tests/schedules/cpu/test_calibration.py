@@ -50,6 +50,9 @@ def test_nothing_is_read_where_nothing_was_measured(path: Path, recwarn: pytest.
     for name in set(FIGURES) - told:
         assert getattr(machine, name) == getattr(DEFAULT, name)
     assert machine.clock == CLOCK
+    if KNOWN is not None:
+        assert machine.flops == 2 * machine.lanes("float32") * KNOWN.units * KNOWN.clock
+        assert machine.l2_bandwidth == (KNOWN.l2_bytes * KNOWN.clock or DEFAULT.l2_bandwidth)
     assert machine.calibrated == ""
     assert not list(recwarn)
 

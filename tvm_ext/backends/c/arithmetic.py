@@ -29,7 +29,7 @@ class Arithmetic(Masks):
     data: set[Any]
 
     @abstractmethod
-    def library_call(self, function: str, result: CType, operands: Any) -> str:
+    def c_call(self, function: str, result: CType, operands: Any) -> str:
         """Write a call of C's library."""
 
     def is_data(self, e: Any) -> bool:
@@ -54,7 +54,7 @@ class Arithmetic(Masks):
                 return self._fused(result, e.b, self.text(e.a), "-")
             if kind is prim.Mod:
                 function = {"float32": "fmodf", "float64": "fmod"}[result.element]
-                return self.library_call(function, result, (e.a, e.b))
+                return self.c_call(function, result, (e.a, e.b))
         elif kind in (prim.FloorDiv, prim.FloorMod):
             return self._floor(e, kind is prim.FloorMod, result)
         elif kind in _WRAPPING and result.element != "bool" and (result.lanes > 1 or self.is_data(e)):

@@ -272,17 +272,17 @@ class Expressions(Arithmetic):
         if name in ("isnan", "isinf", "isfinite"):
             return f"({name}({self.text(e.args[0])}) != 0)"
         if name == "rsqrt":
-            root = self.library_call("sqrtf" if result.element == "float32" else "sqrt", result, e.args)
+            root = self.c_call("sqrtf" if result.element == "float32" else "sqrt", result, e.args)
             return f"({self._one(result)} / {root})"
         if name == "sigmoid":
-            power = self.library_call(self._c_name("exp", result), result, (-e.args[0],))
+            power = self.c_call(self._c_name("exp", result), result, (-e.args[0],))
             return f"({self._one(result)} / ({self._one(result)} + {power}))"
         if name == "popcount":
-            return self.library_call(
+            return self.c_call(
                 "__builtin_popcountll" if result.bits == 64 else "__builtin_popcount", result, e.args
             )
         if name in _LIBRARY:
-            return self.library_call(self._c_name(_LIBRARY[name], result), result, e.args)
+            return self.c_call(self._c_name(_LIBRARY[name], result), result, e.args)
         raise self.refuse(f"a call of {name}")
 
     def _one(self, result: CType) -> str:
@@ -294,7 +294,7 @@ class Expressions(Arithmetic):
             raise self.refuse(f"{function} of {result.element}")
         return function if result.element == "float64" else f"{function}f"
 
-    def library_call(self, function: str, result: CType, operands: Any) -> str:
+    def c_call(self, function: str, result: CType, operands: Any) -> str:
         """Write a call of C's library, in every lane."""
         texts = [self.text(operand) for operand in operands]
         if result.lanes == 1:
