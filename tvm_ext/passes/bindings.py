@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -50,6 +51,42 @@ class Bindings(PyExprVisitor):
     def visit_dataflow_var_(self, op: relax.DataflowVar) -> None:
         """Count a use."""
         self.uses[op] += 1
+
+    def is_visible(self, expr: relax.Expr, user: relax.Var) -> bool:
+        """Whether a value can be used where ``user`` is bound."""
+        if isinstance(expr, relax.DataflowVar):
+            return self.blocks.get(expr) == self.blocks.get(user)
+        return isinstance(expr, relax.Var | tvm.ir.GenericConst)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor in memory, read through a transpose.
+
+    Attributes
+    ----------
+    expr : relax.Expr
+        The tensor in memory.
+    axes : tuple of int
+        For each logical axis, which axis it is in memory.
+    shape : tuple of int
+        Logical shape.
+    """
+
+    expr: relax.Expr
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def permutation(value: Any) -> tuple[int, ...] | None:
+    """Give the axes of a transpose; None for any other value."""
+    if not calls(value, "relax.permute_dims"):
+        return None
+    rank = int(value.ty.ndim)
+    if rank < 1:
+        return None
+    axes = value.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
 def calls(expr: Any, operator: str) -> bool:

@@ -278,9 +278,7 @@ class Expressions(Arithmetic):
             power = self.c_call(self._c_name("exp", result), result, (-e.args[0],))
             return f"({self._one(result)} / ({self._one(result)} + {power}))"
         if name == "popcount":
-            return self.c_call(
-                "__builtin_popcountll" if result.bits == 64 else "__builtin_popcount", result, e.args
-            )
+            return self.c_call("__builtin_popcountll" if result.bits == 64 else "__builtin_popcount", result, e.args)
         if name in _LIBRARY:
             return self.c_call(self._c_name(_LIBRARY[name], result), result, e.args)
         raise self.refuse(f"a call of {name}")

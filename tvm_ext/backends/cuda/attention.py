@@ -9,15 +9,12 @@ Products and softmax must be used by nothing else. The matrix of scores is then 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.attention import Attention, find_attention
-from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
 from tvm_ext.relax_utils import OPAQUE, static_shape
 from tvm_ext.schedules.compute.row_attention import row_attention
 from tvm_ext.schedules.cuda.attention_tile import AttentionShape, attention_tile, pays
@@ -25,24 +22,6 @@ from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Element types of attentions that are taken."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor in memory, read through a transpose.
-
-    Attributes
-    ----------
-    expr : relax.Expr
-    axes : tuple of int
-        For each logical axis, which axis it is in memory.
-    shape : tuple of int
-        Logical shape.
-    """
-
-    expr: relax.Expr
-    axes: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 def attention_kernels(precision: str = "float32") -> tvm.transform.Pass:
@@ -83,7 +62,7 @@ class _Rewriter(PyExprMutator):
         """Replace the second product of an attention, or the transpose of one; the rest is dead then."""
         call, order = binding.value, None
         if calls(call, "relax.permute_dims") and self._once(call.args[0], binding.var):
-            call, order = self.bindings.values[call.args[0]], _permutation(call)
+            call, order = self.bindings.values[call.args[0]], permutation(call)
         made = self._kernel(binding.var, call, order) if calls(call, "relax.matmul") else None
         if made is None:
             super().visit_var_binding_(binding)
@@ -94,15 +73,10 @@ class _Rewriter(PyExprMutator):
 
     def _once(self, expr: relax.Expr, user: relax.Var) -> bool:
         """Whether a value is used once, and where ``user`` is bound."""
-        return expr in self.bindings.values and self.bindings.uses[expr] == 1 and self._visible(expr, user)
-
-    def _visible(self, expr: relax.Expr, user: relax.Var) -> bool:
-        if isinstance(expr, relax.DataflowVar):
-            return self.bindings.blocks.get(expr) == self.bindings.blocks.get(user)
-        return isinstance(expr, relax.Var | tvm.ir.GenericConst)
+        return expr in self.bindings.values and self.bindings.uses[expr] == 1 and self.bindings.is_visible(expr, user)
 
     def _kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
-        found = find_attention(self.bindings, product, lambda expr: self._visible(expr, var))
+        found = find_attention(self.bindings, product, lambda expr: self.bindings.is_visible(expr, var))
         if found is None or str(product.ty.dtype) not in DTYPES:
             return None
         parts = [self._operand(var, expr) for expr in (*found.scores.args, product.args[1])]
@@ -136,10 +110,10 @@ class _Rewriter(PyExprMutator):
             return None
         axes = tuple(range(len(shape)))
         while isinstance(expr, relax.Var) and expr in self.bindings.values:
-            permutation = _permutation(self.bindings.values[expr])
-            if permutation is None or not self._visible(self.bindings.values[expr].args[0], user):
+            transpose = permutation(self.bindings.values[expr])
+            if transpose is None or not self.bindings.is_visible(self.bindings.values[expr].args[0], user):
                 break
-            axes = tuple(permutation[axis] for axis in axes)
+            axes = tuple(transpose[axis] for axis in axes)
             expr = self.bindings.values[expr].args[0]
         return Operand(expr, axes, shape)
 
@@ -154,12 +128,3 @@ def _bytes(found: Attention, dtype: str) -> int:
             size *= extent
         total += size
     return total
-
-
-def _permutation(value: Any) -> tuple[int, ...] | None:
-    """Give the axes of a transpose; None for any other value."""
-    if not calls(value, "relax.permute_dims"):
-        return None
-    rank = int(value.ty.ndim)
-    axes = value.attrs.axes
-    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)

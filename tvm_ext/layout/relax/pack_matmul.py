@@ -10,7 +10,6 @@ the result that leaves the last axis in place, become part of the kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -24,7 +23,7 @@ from tvm_ext.layout.product_plan import ProductPlan, choose_product
 from tvm_ext.layout.relax.offers import with_offers
 from tvm_ext.layout.verify import verify_product
 from tvm_ext.passes.attention import Attention, find_attention
-from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.attention import attention
 from tvm_ext.schedules.compute.bfloat16 import pairs
@@ -34,25 +33,6 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
 DTYPES = ("float32", "float64")
 """Element types of products that are taken; others are left to the default legalization."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor in memory, read through a transpose.
-
-    Attributes
-    ----------
-    expr : relax.Expr
-        The tensor in memory.
-    axes : tuple of int
-        For each logical axis, which axis it is in memory.
-    shape : tuple of int
-        Logical shape.
-    """
-
-    expr: relax.Expr
-    axes: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 def pack_matmul(bfloat16: bool = False, chosen: Mapping[str, str] | None = None) -> tvm.transform.Pass:
@@ -117,14 +97,14 @@ class PackMatmulMutator(PyExprMutator):
             return
         product = self._transposed_product(binding.var, binding.value)
         if product is not None:
-            call, out_axes = self.bindings.values[product], _permutation(binding.value)
+            call, out_axes = self.bindings.values[product], permutation(binding.value)
         else:
             call, out_axes = binding.value, None
         operands = self._operands(binding.var, call)
         if operands is None:
             super().visit_var_binding_(binding)
             return
-        found = find_attention(self.bindings, call, lambda expr: self._visible(expr, binding.var))
+        found = find_attention(self.bindings, call, lambda expr: self.bindings.is_visible(expr, binding.var))
         new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
         read = [part.expr for part in operands]
         if new_call is None:
@@ -138,7 +118,7 @@ class PackMatmulMutator(PyExprMutator):
 
     def _transposed_product(self, var: relax.Var, value: relax.Expr) -> relax.Var | None:
         """Find the product that ``value`` transposes, when nothing else uses it and its last axis stays in place."""
-        axes = _permutation(value)
+        axes = permutation(value)
         if axes is None or axes[-1] != len(axes) - 1:
             return None
         source = value.args[0]
@@ -170,18 +150,16 @@ class PackMatmulMutator(PyExprMutator):
         source = expr
         while isinstance(source, relax.Var) and source in self.bindings.values:
             value = self.bindings.values[source]
-            permutation = _permutation(value)
-            if permutation is None or value.args[0] in self.transposed or not self._visible(value.args[0], user):
+            transpose = permutation(value)
+            if (
+                transpose is None
+                or value.args[0] in self.transposed
+                or not self.bindings.is_visible(value.args[0], user)
+            ):
                 break
-            axes = tuple(permutation[axis] for axis in axes)
+            axes = tuple(transpose[axis] for axis in axes)
             source = value.args[0]
         return Operand(source, axes, shape)
-
-    def _visible(self, expr: relax.Expr, user: relax.Var) -> bool:
-        """Whether the value can be used where ``user`` is bound."""
-        if isinstance(expr, relax.DataflowVar):
-            return self.bindings.blocks.get(expr) == self.bindings.blocks.get(user)
-        return isinstance(expr, relax.Var | tvm.ir.GenericConst)
 
     def _kernel(self, var: relax.Var, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
         shape = MatmulShape(data.shape, weight.shape)
@@ -248,14 +226,3 @@ class PackMatmulMutator(PyExprMutator):
                 relax.const(pairs(columns, -2)) if plan.rounds else relax.const(columns, str(array.dtype))
             )
         return self.packed[key]
-
-
-def _permutation(value: relax.Expr) -> tuple[int, ...] | None:
-    """Give the axes of a transpose; None for any other value."""
-    if not calls(value, "relax.permute_dims"):
-        return None
-    rank = int(value.ty.ndim)
-    if rank < 1:
-        return None
-    axes = value.attrs.axes
-    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
