@@ -7,7 +7,7 @@ from typing import Protocol
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.schedules.knobs import TunableSchedule
 from tvm_ext.schedules.quick_schedule import QuickSchedule
@@ -55,7 +55,8 @@ def apply_rules(
     """Schedule one kernel with the first rule that takes it, and whose kernel the target can run.
 
     A rule that fails is a fault of this package, but no reason to refuse the model: the next rule is asked, and the
-    fault is noted in the attribute ``tvm_ext.schedule_fault``. So is a kernel over a limit of the target.
+    fault is noted in the attribute ``tvm_ext.schedule_fault``. So is a kernel over a limit of the target. That loops of
+    no iterations cannot be split is no fault: a kernel that fills nothing may stay as it is.
 
     Parameters
     ----------
@@ -87,7 +88,13 @@ def apply_rules(
                 scheduled = scheduled.with_attr("global_symbol", func.attrs["global_symbol"])
             func = scheduled.with_attr("tirx.is_scheduled", True).with_attr(RULE_ATTRIBUTE, rule.name)
             break
-    return func.with_attr(FAULT_ATTRIBUTE, "; ".join(faults)) if faults else func
+    return func.with_attr(FAULT_ATTRIBUTE, "; ".join(faults)) if faults and not _fills_nothing(func) else func
+
+
+def _fills_nothing(func: PrimFunc) -> bool:
+    """Whether the last parameter, the result, is a tensor without elements."""
+    result = func.buffer_map.get(func.params[-1]) if func.params else None
+    return result is not None and any(isinstance(size, IntImm) and size.value == 0 for size in result.shape)
 
 
 def prepare(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:

@@ -92,7 +92,7 @@ def test_lines_cut_anywhere(name: str, tmp_path: Path) -> None:
         assert len(open_earlier(folder)) == 3 + extra
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, "looking changes nothing"
         if name == WORKLOADS and place == len(text):
-            with pytest.warns(UserWarning, match="1 lines of the database"):  # two lines of one workload
+            with pytest.warns(UserWarning, match="1 line of the database"):  # two lines of one workload
                 database = open_database(folder)
         else:
             database = open_database(folder)
@@ -123,7 +123,7 @@ def test_what_two_of_tvms_own_writers_leave(tmp_path: Path) -> None:
     put(second, matmul(8), 4.0)  # again a line for it, and the number 1, which is of the other
     known = open_earlier(tmp_path)
     assert best_seconds(known, matmul(8)) == 1.0, "what is sound can be read before anything is repaired"
-    with pytest.warns(UserWarning, match=r"3 lines of the database in .* could not be read; they were moved to"):
+    with pytest.warns(UserWarning, match=r"3 lines of the database in .* could not be read, moved to"):
         database = open_database(tmp_path)
     for opened in (database, open_database(tmp_path), stock(tmp_path)):
         assert sorted(float(row.run_secs[0]) for row in opened.get_all_tuning_records()) == [1.0, 3.0]

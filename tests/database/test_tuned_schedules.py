@@ -63,7 +63,7 @@ def test_damaged_lines_are_counted_and_left_where_they_are(name: str, tmp_path: 
     assert all("could not be read" not in str(one.message) for one in warned)
     damaged = content.replace("\n", "\n{\n", 1)
     (tmp_path / name).write_text(damaged)
-    said = rf"1 lines of the database in .*begun by tvm-ext {__version__} .*could not be read and were passed over"
+    said = rf"1 line of the database in .*begun by tvm-ext {__version__} .*could not be read and were passed over"
     with pytest.warns(TvmExtWarning, match=said), pytest.warns(TvmExtWarning, match="none of the 1 kernels"):
         tvm_ext.compile(model(), work_dir=tmp_path)
     assert (tmp_path / name).read_text() == damaged

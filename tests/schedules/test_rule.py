@@ -30,9 +30,9 @@ class Takes:
         return new_schedule(func)
 
 
-def kernel() -> tvm.tirx.PrimFunc:
-    data = te.placeholder((8,), name="data")
-    return te.create_prim_func([data, te.compute((8,), lambda i: data[i] + 1.0, name="plus")])
+def kernel(size: int = 8) -> tvm.tirx.PrimFunc:
+    data = te.placeholder((size,), name="data")
+    return te.create_prim_func([data, te.compute((size,), lambda i: data[i] + 1.0, name="plus")])
 
 
 def test_first_answer_counts() -> None:
@@ -51,6 +51,11 @@ def test_fault_is_noted_and_the_next_rule_asked() -> None:
     taken = apply_rules(kernel(), TARGET, [Fails(), Takes()])
     assert taken.attrs[RULE_ATTRIBUTE] == "takes"
     assert taken.attrs[FAULT_ATTRIBUTE] == "fails: RuntimeError: no such block"
+
+
+def test_failing_on_no_elements_is_no_fault() -> None:
+    func = kernel(size=0)
+    tvm.ir.assert_structural_equal(apply_rules(func, TARGET, [Fails(), Declines()]), func)
 
 
 def test_a_kernel_that_the_target_cannot_run_goes_to_the_next_rule() -> None:

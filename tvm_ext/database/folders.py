@@ -75,8 +75,8 @@ def open_database(folder: Path) -> SharedDatabase:
                 cut = repair(folder, Lines.read(folder))
             found = Lines.read(folder)
             warn(
-                f"{cut} lines of the database in {folder} could not be read; they were moved to {RECORDS}{DAMAGED} and "
-                f"{WORKLOADS}{DAMAGED} there, and the others are gone on with",
+                f"{cut} line{'s' if cut != 1 else ''} of the database in {folder} could not be read, moved to "
+                f"{RECORDS}{DAMAGED} and {WORKLOADS}{DAMAGED} there, and the others are gone on with",
                 TvmExtWarning,
             )
     except OSError as error:

@@ -35,7 +35,7 @@ def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
             tuned = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(mod)
         if database.unread:
             warn(
-                f"{database.unread} lines of the database in {folder} ({begun_by(Path(folder))}) could not be read and "
+                f"{database.unread} line{'s' if database.unread != 1 else ''} of the database in {folder} ({begun_by(Path(folder))}) could not be read and "
                 "were passed over; `tvm-ext tune` moves them out of the way, and measures what is missing",
                 TvmExtWarning,
             )
