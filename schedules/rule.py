@@ -8,6 +8,7 @@ from typing import Protocol
 import tvm
 from tvm.s_tir import Schedule
 from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx.buffer import BufferType
 
 from tvm_ext.schedules.knobs import TunableSchedule
 from tvm_ext.schedules.quick_schedule import QuickSchedule
@@ -93,8 +94,8 @@ def apply_rules(
 
 def _fills_nothing(func: PrimFunc) -> bool:
     """Whether the last parameter, the result, is a tensor without elements."""
-    result = func.buffer_map.get(func.params[-1]) if func.params else None
-    return result is not None and any(isinstance(size, IntImm) and size.value == 0 for size in result.shape)
+    shape = func.params[-1].ty.shape if func.params and isinstance(func.params[-1].ty, BufferType) else ()
+    return any(isinstance(size, IntImm) and size.value == 0 for size in shape)
 
 
 def prepare(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> PrimFunc:

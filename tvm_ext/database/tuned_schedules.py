@@ -34,9 +34,10 @@ def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
         with open_earlier(Path(folder)) as database:
             tuned = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(mod)
         if database.unread:
+            lines = f"{database.unread} line{'s' if database.unread != 1 else ''}"
             warn(
-                f"{database.unread} line{'s' if database.unread != 1 else ''} of the database in {folder} ({begun_by(Path(folder))}) could not be read and "
-                "were passed over; `tvm-ext tune` moves them out of the way, and measures what is missing",
+                f"{lines} of the database in {folder} ({begun_by(Path(folder))}) could not be read and were passed "
+                "over; `tvm-ext tune` moves them out of the way, and measures what is missing",
                 TvmExtWarning,
             )
         kernels, left = _unscheduled(mod), _unscheduled(tuned)
