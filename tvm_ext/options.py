@@ -18,7 +18,7 @@ from tvm_ext.phases import PHASES
 Memory = Literal["stock", "arena", "optimal"]
 Rewrite = Literal["off", "strict", "fast"]
 Fuse = Literal["stock", "mapping-type"]
-Precision = Literal["float32", "float16", "bfloat16"]
+Precision = Literal["float32", "float16", "bfloat16", "tf32"]
 Embed = Literal["off", "uncovered", "all"]
 Patches = Literal["off", "auto", "always"]
 
@@ -96,9 +96,9 @@ class PipelineOptions:
         schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.
     precision : str
         Type of the operands of products and convolutions, which add up in float32, at an error that comes from rounding
-        the operands. ``float16`` and ``bfloat16`` use the tensor cores of a GPU, ``bfloat16`` the instructions of a CPU
-        that has AVX512-BF16, for constant weights; in ``float16`` values beyond 65504 become infinite. By default
-        ``float32``.
+        the operands. ``float16``, ``bfloat16`` and ``tf32`` (float32 with 10 bits of mantissa) use the tensor cores of
+        a GPU, ``bfloat16`` the instructions of a CPU that has AVX512-BF16, for constant weights; in ``float16`` values
+        beyond 65504 become infinite. By default ``float32``.
     cuda_graphs : bool
         Whether the kernels of a model with known extents are captured as CUDA graphs at the first run and launched
         together from then on. Off by default: it keeps the memory of what is captured.
@@ -182,8 +182,8 @@ class PipelineOptions:
     precision: Precision = _option(
         "choice",
         "float32",
-        "Type of the operands of products and convolutions, which add up in float32: on a GPU, or bfloat16 on a CPU "
-        "with AVX512-BF16.",
+        "Type of the operands of products and convolutions, which add up in float32: on a GPU (tf32 is float32 with "
+        "10 bits of mantissa), or bfloat16 on a CPU with AVX512-BF16.",
         *get_args(Precision),
     )
     cuda_graphs: bool = _option(

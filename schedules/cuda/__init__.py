@@ -12,4 +12,9 @@ from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
 from tvm_ext.schedules.cuda.transpose import Transpose
 from tvm_ext.schedules.cuda.window import Window
 
-RULES = (Attention(), TensorMatmul(), Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())
+_OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())
+
+RULES = (Attention(), TensorMatmul(), *_OTHERS)
+
+TF32_RULES = (Attention(), TensorMatmul(tf32=True), *_OTHERS)
+"""Those that round operands of float32 to tf32, so that tensor cores multiply them."""

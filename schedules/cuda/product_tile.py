@@ -51,6 +51,7 @@ _TENSOR_SHAPES = (
     Tile(64, 32, 32, 32, 16), Tile(32, 32, 64, 16, 16), Tile(16, 64, 64, 16, 16), Tile(64, 16, 64, 16, 16),
     Tile(16, 32, 64, 16, 16), Tile(32, 16, 64, 16, 16), Tile(16, 16, 64, 16, 16),
 )  # fmt: skip
+"""Depths of operands of 16 bits; tiles of others are as many bytes deep."""
 
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -94,7 +95,8 @@ def arithmetic_seconds(product: Product, tile: Tile, machine: GpuMachine) -> flo
 
 def tensor_tile(product: Product, machine: GpuMachine) -> Tile:
     """Choose the tile of a product that is computed on tensor cores."""
-    return min(_candidates(_TENSOR_SHAPES, product), key=lambda tile: tensor_seconds(product, tile, machine))
+    shapes = [replace(shape, depth=shape.depth * 2 // product.row_bytes) for shape in _TENSOR_SHAPES]
+    return min(_candidates(shapes, product), key=lambda tile: tensor_seconds(product, tile, machine))
 
 
 def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
@@ -102,28 +104,36 @@ def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
     blocks = product.batch * tile.parts * _up(product.rows, tile.rows) * _up(product.columns, tile.columns)
     steps = _up(_up(product.depth, tile.parts), tile.depth)
     threads = tile.threads * WARP
-    accumulators = tile.thread_rows * tile.thread_columns // WARP
     fragments = (tile.thread_rows + tile.thread_columns) // 16
     # A fragment is one ldmatrix; what fills shared memory takes a load, a store and addresses for each access, which
     # is of one element where a window is put together.
+    size = product.row_bytes
+    vector, fragment_depth = 16 // size, 32 // size
     accesses = (
-        tile.rows * tile.depth / max(1, min(8, product.row_vector[1]))
-        + tile.columns * tile.depth / max(1, min(8, product.column_vector[1]))
+        tile.rows * tile.depth / max(1, min(vector, product.row_vector[1]))
+        + tile.columns * tile.depth / max(1, min(vector, product.column_vector[1]))
     ) / threads
     products = (tile.thread_rows // 16) * (tile.thread_columns // 8)
-    issue = steps * tile.threads * (tile.depth / 16 * (2 * fragments + products) + 10 * accesses + 20)
+    issue = steps * tile.threads * (tile.depth / fragment_depth * (2 * fragments + products) + 10 * accesses + 20)
     launch = Launch(
         blocks,
         threads,
-        registers=min(255, accumulators + 4 * fragments + 40),
-        shared=4 * (tile.rows + tile.columns) * (tile.depth + 8),
+        registers=tensor_registers(tile),
+        shared=2 * size * (tile.rows + tile.columns) * (tile.depth + vector),
         issue=issue,
-        tensor=float(steps * tile.depth * tile.rows * tile.columns),
+        # The rate is that of 16-bit operands; those of 8 bits go twice as fast, tf32 half.
+        tensor=float(steps * tile.depth * tile.rows * tile.columns) * size / 2,
         bytes=product.unique_bytes,
         l2_bytes=blocks * steps * tile.depth * (tile.rows * product.row_bytes + tile.columns * product.column_bytes),
-        in_flight=2.0 * (tile.rows + tile.columns) * tile.depth / threads,
+        in_flight=float(size) * (tile.rows + tile.columns) * tile.depth / threads,
     )
     return kernel_seconds(launch, machine) + joining_seconds(product, tile.parts, machine)
+
+
+def tensor_registers(tile: Tile) -> int:
+    """Estimate the registers of a lane: its part of the result, fragments of both operands, and addresses."""
+    accumulators = tile.thread_rows * tile.thread_columns // WARP
+    return min(255, accumulators + 4 * (tile.thread_rows + tile.thread_columns) // 16 + 40)
 
 
 def joining_seconds(product: Product, parts: int, machine: GpuMachine) -> float:

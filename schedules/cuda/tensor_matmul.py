@@ -1,12 +1,14 @@
-"""Products on tensor cores: ``mma.sync`` of 16 x 8 x 16, operands of 16 bits, sums in float32.
+"""Products on tensor cores: ``mma.sync`` of 16 x 8, 32 bytes deep.
 
-A block of threads keeps a tile of rows and one of columns in shared memory, its warps load fragments from there with
-``ldmatrix`` and keep their part of the result in registers. Rows of a tile are 16 bytes longer than their elements, so
-that the eight rows of a matrix lie in different banks. The next tile is fetched while one is computed with.
+Operands of 16 bits and of float32 rounded to tf32 add up in float32, those of 8 bits in int32. A block of threads keeps
+a tile of rows and one of columns in shared memory, its warps load fragments from there with ``ldmatrix`` and keep their
+part of the result in registers. Rows of a tile are 16 bytes longer than their elements, so that the eight rows of a
+matrix lie in different banks. The next tile is fetched while one is computed with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -14,14 +16,16 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cuda.blocks import extent, power_of_two
+from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, power_of_two
 from tvm_ext.schedules.cuda.fragments import (
     SIDE,
     clear_fragment,
     columns_fragment,
+    fragment_depth,
     load_fragment,
     multiply_fragments,
     result_fragment,
+    result_type,
     rows_fragment,
 )
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
@@ -29,19 +33,29 @@ from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile, tensor_tile
 from tvm_ext.schedules.cuda.registers import registers_of_lanes
+from tvm_ext.schedules.cuda.rounding import rounded_to_tf32
 from tvm_ext.schedules.rule import new_schedule
 
-DTYPES = ("float16", "bfloat16")
-"""Of both operands."""
+HALVES, BYTES, SINGLES = ("float16", "bfloat16"), ("int8", "uint8"), ("float32",)
+"""Element types of operands. The two of a product are the same, or any of 8 bits."""
 
 SMALLEST_SIDE = 8
 """Rows and columns from which on tensor cores pay, though half of their work is then on padding."""
 
 
 class TensorMatmul:
-    """Schedule a product or a convolution of 16-bit operands that adds up in float32."""
+    """Schedule a product or a convolution whose operands tensor cores multiply.
+
+    Parameters
+    ----------
+    tf32 : bool
+        Take operands of float32 too, and round them to 10 bits of mantissa.
+    """
 
     name = "cuda.tensor_matmul"
+
+    def __init__(self, tf32: bool = False) -> None:
+        self._kinds = (HALVES, BYTES, SINGLES) if tf32 else (HALVES, BYTES)
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it is one such product with data-parallel neighbours and one result."""
@@ -51,21 +65,28 @@ class TensorMatmul:
         if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or product.depth < SIDE:
             return None
         body = schedule.get(product.block)
-        operands = {str(region.source.dtype) for region in body.reads}
-        if len(operands) != 1 or not operands <= set(DTYPES) or str(body.writes[0].source.dtype) != "float32":
+        dtypes = [str(region.source.dtype) for region in body.reads]
+        total = str(body.writes[0].source.dtype)
+        if not self._multiplies(dtypes) or total != result_type(dtypes[0]):
             return None
         try:
-            schedule_tensor_product(schedule, product, tensor_tile(product, machine), machine, operands.pop())
+            schedule_tensor_product(schedule, product, tensor_tile(product, machine), machine, dtypes)
         except ScheduleError:
             return None
-        return new_schedule(registers_of_lanes(schedule.mod["main"]))
+        made = registers_of_lanes(schedule.mod["main"])
+        return new_schedule(rounded_to_tf32(made) if dtypes[0] in SINGLES else made)
+
+    def _multiplies(self, dtypes: Sequence[str]) -> bool:
+        same = dtypes[0] == dtypes[1] or set(dtypes) <= set(BYTES)
+        return same and any(dtypes[0] in kind for kind in self._kinds)
 
 
 def schedule_tensor_product(
-    schedule: Schedule, product: Product, tile: Tile, machine: GpuMachine, dtype: str
+    schedule: Schedule, product: Product, tile: Tile, machine: GpuMachine, dtypes: Sequence[str]
 ) -> Schedule:
-    """Schedule a product with a tile, whose thread part is the part of a warp."""
+    """Schedule a product with a tile, whose thread part is the part of a warp; ``dtypes`` are its operands'."""
     block = product.block
+    fragment, total = fragment_depth(dtypes[0]), result_type(dtypes[0])
     as_matrices(schedule, product)
     schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])
     target = divide_depth(schedule, block, tile.parts) if tile.parts > 1 else block
@@ -73,7 +94,7 @@ def schedule_tensor_product(
     grid = schedule.fuse(*outer) if len(outer) > 1 else outer[0]
     i0, wi, mi, ii = schedule.split(i, [None, tile.rows // tile.thread_rows, tile.thread_rows // SIDE, SIDE])
     j0, wj, nj, jj = schedule.split(j, [None, tile.columns // tile.thread_columns, tile.thread_columns // SIDE, SIDE])
-    k0, k1, kk = schedule.split(k, [None, tile.depth // SIDE, SIDE])
+    k0, k1, kk = schedule.split(k, [None, tile.depth // fragment, fragment])
     schedule.reorder(grid, i0, j0, wi, wj, k0, k1, mi, nj, ii, jj, kk)
     inner = target
     target = schedule.blockize(ii)
@@ -83,29 +104,32 @@ def schedule_tensor_product(
     schedule.bind(warp, "threadIdx.y")
     store = schedule.cache_write(target, 0, "warp")
     schedule.reverse_compute_at(store, warp, preserve_unit_loops=True)
-    _to_fragments(schedule, store, ("read", 0), result_fragment)
+    _to_fragments(schedule, store, ("read", 0), result_fragment, SIDE)
     for operand, name, (deep, side_by_side), place in (
         (product.row_operand, "rows", product.row_vector, rows_fragment),
         (1 - product.row_operand, "columns", product.column_vector, columns_fragment),
     ):
+        dtype = dtypes[operand]
+        # Only elements of 16 bits are transposed on the way to registers; others are when they come to shared memory.
+        stored_deep = deep or element_bytes(dtype) != 2
         shared = schedule.cache_read(target, operand, "shared")
-        if not deep:
+        if not stored_deep:
             schedule.transform_layout(shared, ("write", 0), lambda *index: [*index[:-2], index[-1], index[-2]])
         kept = schedule.cache_read(target, operand, "warp")
         schedule.compute_at(kept, k1, preserve_unit_loops=True)
         schedule.compute_at(shared, k0, preserve_unit_loops=True)
         inline_into(schedule, shared)
-        _fill(schedule, shared, tile.threads, deep, side_by_side)
+        _fill(schedule, shared, tile.threads, deep, side_by_side if deep or not stored_deep else 1, dtype)
         # Axes of a copy are in the order of what it copies.
-        _to_fragments(schedule, kept, ("write", 0), place if deep else _turned(place))
-        _load(schedule, kept, name, deep, dtype)
+        _to_fragments(schedule, kept, ("write", 0), _turned(place) if not stored_deep else place, fragment)
+        _load(schedule, kept, name, stored_deep, dtype)
     clear = schedule.decompose_reduction(target, k0)
     if extent(schedule, k0) > 1:
         # Both tiles of the next step are fetched before this one is computed with: two of each, one barrier a step.
         schedule.annotate(k0, "software_pipeline_stage", [0, 0, 1])
         schedule.annotate(k0, "software_pipeline_order", [0, 1, 2])
-    schedule.tensorize(schedule.get_loops(schedule.get_child_blocks(clear)[0])[-2], clear_fragment())
-    schedule.tensorize(schedule.get_loops(inner)[-3], multiply_fragments(dtype, product.row_operand == 1))
+    schedule.tensorize(schedule.get_loops(schedule.get_child_blocks(clear)[0])[-2], clear_fragment(total))
+    schedule.tensorize(schedule.get_loops(inner)[-3], multiply_fragments(*dtypes, product.row_operand == 1))
     for loop in (mi, nj):
         schedule.unroll(loop)
     _store(schedule, store)
@@ -116,24 +140,28 @@ def schedule_tensor_product(
     return schedule
 
 
-def _to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], place: Any) -> None:
-    """Store a tensor as fragments: the last two axes become a grid of fragments, lanes, and places in a lane."""
+def _to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], place: Any, depth: int) -> None:
+    """Store a tensor as fragments: the last two axes become a grid of fragments, lanes, and places in a lane.
+
+    ``depth`` is the extent of a fragment along the second of them; of 16-bit elements both are :data:`SIDE`.
+    """
+    per = depth // 8
 
     def index_map(*index: Any) -> list[Any]:
         *outer, i, j = index
-        return [*outer, i // SIDE, j // SIDE, *place(i % SIDE, j % SIDE)]
+        return [*outer, i // SIDE, j // depth, *place(i % SIDE, j % depth, per)]
 
     schedule.transform_layout(block, buffer, index_map)
 
 
-def _fill(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side_by_side: int) -> None:
+def _fill(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side_by_side: int, dtype: str) -> None:
     """Spread the elements of a tile over all threads, neighbours in memory to neighbouring threads."""
     *_, i, k = schedule.get_loops(shared)
     if not deep:
         schedule.reorder(k, i)
     inner = extent(schedule, k if deep else i)
     total = extent(schedule, i) * extent(schedule, k)
-    wide = min(8, side_by_side, power_of_two(inner))
+    wide = min(VECTOR_BYTES // element_bytes(dtype), side_by_side, power_of_two(inner))
     while total % (warps * WARP * wide) and wide > 1:
         wide //= 2
     fused = schedule.fuse(i, k) if deep else schedule.fuse(k, i)
@@ -143,14 +171,16 @@ def _fill(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side_by_
     schedule.unroll(pieces[0])
     if wide > 1:
         schedule.vectorize(pieces[3])
-    schedule.storage_align(shared, 0, axis=-2, factor=16, offset=8)
+    # Rows of a tile are 16 bytes longer than a multiple of 32.
+    vector = VECTOR_BYTES // element_bytes(dtype)
+    schedule.storage_align(shared, 0, axis=-2, factor=2 * vector, offset=vector)
 
 
 def _load(schedule: Schedule, kept: SBlockRV, operand: str, deep: bool, dtype: str) -> None:
     """Load fragments by ``ldmatrix``."""
     *_, first, second = schedule.get_loops(kept)
     outer, row = schedule.split(first, [None, SIDE])
-    next_outer, column = schedule.split(second, [None, SIDE])
+    next_outer, column = schedule.split(second, [None, fragment_depth(dtype)])
     schedule.reorder(outer, next_outer, row, column)
     schedule.unroll(outer)
     schedule.unroll(next_outer)
@@ -158,7 +188,7 @@ def _load(schedule: Schedule, kept: SBlockRV, operand: str, deep: bool, dtype: s
 
 
 def _turned(place: Any) -> Any:
-    return lambda depth, side: place(side, depth)
+    return lambda depth, side, per: place(side, depth, per)
 
 
 def _store(schedule: Schedule, store: SBlockRV) -> None:

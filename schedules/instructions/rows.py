@@ -111,6 +111,13 @@ MMA_M16N8K16 = Instruction(
     requires=("sm_80",), homes=("warp", "warp", "warp"), cycles=16, latency=33,
 )  # fmt: skip
 
+MMA_M16N8K32 = Instruction(
+    name="cuda.mma.m16n8k32.s8",
+    meaning=multiply_add("C[i,j] += A[i,k] * B[j,k]", "int8", "int8", "int32", i=16, j=8, k=32),
+    implementation="mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", emit=None,
+    requires=("sm_80",), homes=("warp", "warp", "warp"), cycles=16, latency=33,
+)  # fmt: skip
+
 # Scalars of four bytes; pairs of vectors take even bytes (p = 0) and odd bytes (p = 1) apart.
 VRMPY = Instruction(
     name="hexagon.vrmpy",
@@ -145,6 +152,6 @@ ROWS: tuple[Instruction, ...] = (
     *(row(bits, broadcast) for row in (fma, vpdpbusd, vpdpwssd, pmaddwd) for bits in (512, 256)
       for broadcast in (True, False)),
     amx("int8", "int8"), amx("uint8", "int8"), amx("bfloat16", "bfloat16"),
-    sdot(True), sdot(False), SMMLA, DP4A, MMA_M16N8K16, VRMPY, VMPY, VMPY_SPLAT, VMPA,
+    sdot(True), sdot(False), SMMLA, DP4A, MMA_M16N8K16, MMA_M16N8K32, VRMPY, VMPY, VMPY_SPLAT, VMPA,
 )  # fmt: skip
 """All rows; ``tvm-ext embed`` and the tests go through them."""

@@ -22,9 +22,10 @@ from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.mixed_precision import mixed_precision
-from tvm_ext.schedules.cuda import RULES
+from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
+from tvm_ext.schedules.cuda import RULES, TF32_RULES
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
-from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16
+from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16, MMA_M16N8K32
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 
 FUSION = FusionOptions(max_operators=32, max_operands=12, max_results=4)
@@ -33,14 +34,16 @@ a vector; at 64 registers a thread, full occupancy halves."""
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    rounded = "float32" if options.precision == "tf32" else options.precision
     return common.inference_form(
+        integers=integer_arithmetic(),
         arithmetic=[
             decompose_attention(),
-            attention_kernels(options.precision),
-            mixed_precision(options.precision),
+            attention_kernels(rounded),
+            mixed_precision(rounded),
             *common.rewritten(options),
             *common.flushed(options),
-        ]
+        ],
     )
 
 
@@ -58,10 +61,11 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    rules = TF32_RULES if options.precision == "tf32" else backend.rules
     return [
-        prepare_kernels(backend.rules),
+        prepare_kernels(rules),
         *(within_limits(tuned) for tuned in common.schedule(backend, target, options)),
-        apply_schedule_rules(backend.rules, over_a_limit),
+        apply_schedule_rules(rules, over_a_limit),
         within_limits(default_schedules()),
         # What a rule of TVM's made too large gets the plainest schedule there is.
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
@@ -88,7 +92,7 @@ def _configured(capture: tvm.transform.Pass) -> tvm.transform.Pass:
 
 def _offers(target: tvm.target.Target) -> list[Offer]:
     machine: GpuMachine = machine_of(target)
-    rows = [DP4A, *([MMA_M16N8K16] if machine.has_async_copy else [])]
+    rows = [DP4A, *([MMA_M16N8K16, MMA_M16N8K32] if machine.has_async_copy else [])]
     bytes_per_cycle = machine.bandwidth / machine.multiprocessors / machine.clock
     return [Offer(row, throughput_cost(row, bytes_per_cycle)) for row in rows]
 

@@ -14,7 +14,7 @@ from tvm_ext.schedules.cuda.machine import LIMITS, PRODUCTS, compute_capability,
 KNOWN_ARCHITECTURES = (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
 """Compute capabilities that code is made for: those of the CUDA toolkit 13, which left older ones behind."""
 
-SMALLEST_OF_PRECISION = {"float32": 0, "float16": 75, "bfloat16": 80}
+SMALLEST_OF_PRECISION = {"float32": 0, "tf32": 80, "float16": 75, "bfloat16": 80}
 """By precision: the first compute capability whose arithmetic has the type."""
 
 

@@ -1,0 +1,66 @@
+"""Quantised models for CUDA are computed on integers: what the kernels mean is what the same model gives on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+import tvm_ext
+from tests.zoo.quantized import quantized
+from tvm_ext.compiler import lower
+from tvm_ext.frontend import import_model
+from tvm_ext.phases import Phase
+from tvm_ext.pipeline import checked_options
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.target import resolve_target
+
+TARGET = resolve_target({"kind": "cuda", "arch": "sm_80"})
+
+
+def phases(mod: tvm.IRModule) -> dict[str, tvm.IRModule]:
+    found: dict[str, tvm.IRModule] = {}
+
+    def keep(phase: Phase, after: tvm.IRModule) -> None:
+        found[phase.name] = tvm.IRModule(dict(after.functions_items()))
+
+    lower(mod, TARGET, checked_options({}), after_phase=keep)
+    return found
+
+
+@pytest.mark.parametrize("activations", ["int8", "uint8"])
+def test_a_model_gives_what_it_gives_on_a_cpu(activations: str) -> None:
+    entry = quantized("tiny_cnn", activations=activations)
+    mod = import_model(entry.onnx_path(), input_shapes=entry.input_shapes()).mod
+    modules = phases(mod)
+    rules = [
+        str(func.attrs[RULE_ATTRIBUTE])
+        for _, func in modules["schedule"].functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    ]
+    assert "cuda.tensor_matmul" in rules
+    unscheduled = tvm.relax.VirtualMachine(tvm.compile(modules["fuse"], "llvm"), tvm.cpu())
+    for seed in range(3):
+        inputs = entry.inputs(seed)
+        expected = tvm_ext.compile(mod).run(inputs)
+        got = unscheduled["main"](*(tvm.runtime.tensor(inputs[name]) for name in inputs))
+        got = [got] if isinstance(got, tvm.runtime.Tensor) else list(got)
+        for first, second in zip(got, expected.values(), strict=True):
+            np.testing.assert_array_equal(first.numpy(), second)
+
+
+def test_convolutions_add_up_integers() -> None:
+    entry = quantized("tiny_cnn", activations="uint8")
+    mod = import_model(entry.onnx_path(), input_shapes=entry.input_shapes()).mod
+    types: list[str] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") in ("relax.nn.conv2d", "relax.matmul"):
+            types.append(str(expr.ty.dtype))
+
+    for _, func in phases(mod)["canonicalize"].functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func.body, visit)
+    assert types
+    assert set(types) == {"int32"}
