@@ -8,7 +8,6 @@ pixels, tap after tap: what a product takes (im2col), and what is summed or comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,106 +16,9 @@ from tvm import tirx
 from tvm_ext.schedules.hexagon.code import VECTOR, WORDS, Code, intrinsic, octets, splat, words
 from tvm_ext.schedules.hexagon.panels import Panels
 from tvm_ext.schedules.hexagon.requantize import requantized
+from tvm_ext.schedules.hexagon.window import Window
 
 _ELEMENTS = {1: "uint8", 2: "int16", 4: "int32"}  # a row's neighbouring columns, as one
-
-
-@dataclass(frozen=True)
-class Window:
-    """Where a window stands: extents of pictures and window, steps, padding, as ONNX has them.
-
-    Attributes
-    ----------
-    height, width : int
-        Of the picture.
-    kernel, strides, dilations : (int, int)
-    padding : (top, left, bottom, right)
-    """
-
-    height: int
-    width: int
-    kernel: tuple[int, int] = (1, 1)
-    strides: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilations: tuple[int, int] = (1, 1)
-
-    @property
-    def out_height(self) -> int:
-        """Rows of the result."""
-        span = (self.kernel[0] - 1) * self.dilations[0] + 1
-        return (self.height + self.padding[0] + self.padding[2] - span) // self.strides[0] + 1
-
-    @property
-    def out_width(self) -> int:
-        """Columns of the result."""
-        span = (self.kernel[1] - 1) * self.dilations[1] + 1
-        return (self.width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
-
-    @property
-    def taps(self) -> int:
-        """Places of the window."""
-        return self.kernel[0] * self.kernel[1]
-
-    @property
-    def pixels(self) -> int:
-        """Of the picture."""
-        return self.height * self.width
-
-    @property
-    def out_pixels(self) -> int:
-        """Of the result."""
-        return self.out_height * self.out_width
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether the windows are the picture."""
-        return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.padding)
-
-    @property
-    def is_shift(self) -> bool:
-        """Whether the windows of neighbouring pixels are those of one, moved: each tap is the picture, shifted."""
-        return self.strides == (1, 1) and self.out_width == self.width
-
-    def shifts(self) -> np.ndarray:
-        """Give for each tap how many rows lie between an output pixel and its row of the picture; int32."""
-        taps = [divmod(tap, self.kernel[1]) for tap in range(self.taps)]
-        rows = [row * self.dilations[0] - self.padding[0] for row, _ in taps]
-        columns = [column * self.dilations[1] - self.padding[1] for _, column in taps]
-        return np.array([row * self.width + column for row, column in zip(rows, columns, strict=True)], np.int32)
-
-    def _sources(self, pixels: int) -> tuple[np.ndarray, np.ndarray]:
-        """Give the row of the picture of each output pixel at each tap, and whether it is inside: (taps, pixels)."""
-        pixel = np.minimum(np.arange(pixels), self.out_pixels - 1)
-        y, x = pixel // self.out_width, pixel % self.out_width
-        tap = np.arange(self.taps)[:, None]
-        row = y * self.strides[0] - self.padding[0] + tap // self.kernel[1] * self.dilations[0]
-        column = x * self.strides[1] - self.padding[1] + tap % self.kernel[1] * self.dilations[1]
-        inside = (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
-        return row * self.width + column, inside
-
-    def masks(self, layout: Panels) -> np.ndarray:
-        """Give vectors of bytes that are 255 where a tap is inside the picture: uint8, flat; panels, taps, 128."""
-        panels = layout.blocks(self.out_pixels, 1)[0]
-        inside = self._sources(panels * layout.rows)[1].reshape(self.taps, panels, layout.rows)
-        return np.repeat(np.where(inside, 255, 0).astype(np.uint8).transpose(1, 0, 2), layout.columns).reshape(-1)
-
-    def table(self, layout: Panels, channels: int) -> np.ndarray:
-        """Give the place of each output pixel's row at each tap, in elements of one row's neighbouring columns.
-
-        Rows of padding are at the beginning of the panel behind the picture.
-
-        Returns
-        -------
-        np.ndarray
-            int32, flat: panels, taps, rows.
-        """
-        panels = layout.blocks(self.out_pixels, 1)[0]
-        source_panels, vectors = layout.blocks(self.pixels, channels)
-        found, inside = self._sources(panels * layout.rows)
-        source = np.where(inside, found, source_panels * layout.rows)
-        places = source // layout.rows * (vectors * layout.rows) + source % layout.rows
-        by_panel = places.reshape(self.taps, panels, layout.rows).transpose(1, 0, 2)
-        return np.ascontiguousarray(by_panel, np.int32).reshape(-1)
 
 
 def gather(layout: Panels, window: Window, channels: int, padding: int, name: str = "gather") -> tirx.PrimFunc:
@@ -165,29 +67,31 @@ def gather(layout: Panels, window: Window, channels: int, padding: int, name: st
 
 
 def shift(layout: Panels, window: Window, channels: int, padding: int, name: str = "shift") -> tirx.PrimFunc:
-    """Make the kernel that gathers windows which are the picture, shifted (:attr:`Window.is_shift`).
+    """Make the kernel that gathers windows that are the picture or one of its phases, shifted.
 
     A vector of the result is part of two vectors of the picture; a mask puts padding where it is outside.
 
     Returns
     -------
     tirx.PrimFunc
-        Of ``data``, ``shifts`` (:meth:`Window.shifts`), ``masks`` (:meth:`Window.masks`), and ``result`` as in
-        :func:`gather`.
+        Of ``data`` (the picture, or its phases as :func:`gather` makes them of :attr:`Window.phases`), ``shifts``
+        (:meth:`Window.shifts`, flat), ``masks`` (:meth:`Window.masks`), and ``result`` as in :func:`gather`.
     """
     rows = layout.rows
-    source_panels, vectors = layout.blocks(window.pixels, channels)
+    phases = window.phases
+    source_panels, vectors = layout.blocks(phases.out_pixels, channels)
     panels = layout.blocks(window.out_pixels, 1)[0]
     code = Code(
-        data=(source_panels * vectors * VECTOR, "uint8"),
-        shifts=(window.taps, "int32"),
+        data=(source_panels * phases.taps * vectors * VECTOR, "uint8"),
+        shifts=(2 * window.taps, "int32"),
         masks=(panels * window.taps * VECTOR, "uint8"),
         result=(panels * window.taps * vectors * VECTOR, "uint8"),
     )
     fill = words(splat(tirx.const(padding, "uint8"), VECTOR))
     with code.loop("panel", panels) as panel, code.loop("tap", window.taps) as tap:
         place = panel * window.taps + tap
-        first = code.let("first", panel * rows + code.load(code["shifts"], tap))
+        first = code.let("first", panel * rows + code.load(code["shifts"], tap * 2))
+        phase = code.load(code["shifts"], tap * 2 + 1) * vectors if phases.taps > 1 else 0
         source = code.let("source", tirx.shift_right(first, tirx.const(rows.bit_length() - 1, "int32")))
         distance = code.let("distance", tirx.bitwise_and(first, tirx.const(rows - 1, "int32")) * layout.columns)
         inside = code.let("inside", words(code.load(code["masks"], place * VECTOR, VECTOR)))
@@ -195,7 +99,10 @@ def shift(layout: Panels, window: Window, channels: int, padding: int, name: str
         outside = code.let("outside", intrinsic("vand", WORDS, fill, intrinsic("vnot", WORDS, inside)))
         last = tirx.const(source_panels - 1, "int32")
         low, high = (
-            code.let("start", tirx.max(tirx.min(source + number, last), tirx.const(0, "int32")) * vectors)
+            code.let(
+                "start",
+                tirx.max(tirx.min(source + number, last), tirx.const(0, "int32")) * (phases.taps * vectors) + phase,
+            )
             for number in range(2)
         )
         with code.loop("vector", vectors) as vector:

@@ -11,7 +11,7 @@ from tvm_ext.backends.hexagon.model import costs
 from tvm_ext.backends.hexagon.model.selection import Node, Operand, problem_of
 from tvm_ext.layout.selection import Edge, Operator, SelectionProblem, plan_locally, plan_selection
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
-from tvm_ext.schedules.hexagon.windows import Window
+from tvm_ext.schedules.hexagon.window import Window
 
 FACTORS = (1, 3, 10, 30, 100)
 """By which changes of layout are made dearer."""

@@ -17,7 +17,8 @@ from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, multiply
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import product
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
-from tvm_ext.schedules.hexagon.windows import Window, average, depthwise, gather, maximum, shift
+from tvm_ext.schedules.hexagon.window import Window
+from tvm_ext.schedules.hexagon.windows import average, depthwise, gather, maximum, shift
 from tvm_ext.target import resolve_target
 
 SAMPLES, QUICK_SAMPLES = 12, 6

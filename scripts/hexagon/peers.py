@@ -19,7 +19,7 @@ from tvm_ext.backends.hexagon.emulator import Script
 from tvm_ext.backends.hexagon.measure import PacketMeasurer, sizes_of
 from tvm_ext.backends.hexagon.packer.pack import packed_kernels
 from tvm_ext.schedules.hexagon.panels import FOUR
-from tvm_ext.schedules.hexagon.windows import Window, shift
+from tvm_ext.schedules.hexagon.window import Window
 from tvm_ext.target import resolve_target
 from tvm_ext.tuning.counted_metaschedule import builder_and_runner
 
@@ -84,8 +84,6 @@ def _ours(extent: int, depth: int, columns: int, kernel: int, stride: int) -> di
     """Count the kernels of one convolution in panels, windows and rescaling included, with our packets and LLVM's."""
     window = Window(extent, extent, (kernel,) * 2, (stride,) * 2, (kernel // 2,) * 4)
     made = convolution(window, depth, columns)(FOUR)
-    if window.is_shift and not window.is_pointwise:
-        made[0] = shift(FOUR, window, depth, 0)
     kernels = {
         f"kernel{number}": kernel.with_attr("global_symbol", f"kernel{number}") for number, kernel in enumerate(made)
     }

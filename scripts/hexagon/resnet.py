@@ -13,10 +13,12 @@ from tvm_ext.backends.hexagon.code import build
 from tvm_ext.backends.hexagon.emulator import Script
 from tvm_ext.layout.selection import Edge, Operator, Plan, SelectionProblem, edge_between
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum, weighted_sum
+from tvm_ext.schedules.hexagon.gathering import gathering
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import product
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout
-from tvm_ext.schedules.hexagon.windows import Window, average, gather, maximum
+from tvm_ext.schedules.hexagon.window import Window
+from tvm_ext.schedules.hexagon.windows import average, maximum
 
 RESCALE = (8, 0, 255)
 STAGES = ((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7))
@@ -42,7 +44,7 @@ def convolution(window: Window, depth: int, columns: int) -> Callable[[Panels], 
     """Make the kernels of a convolution; weights are any of 8 bits, so that vmpa takes them in halves."""
 
     def kernels(layout: Panels) -> Kernels:
-        before = [] if window.is_pointwise else [gather(layout, window, depth, 0)]
+        before = [step.make("gathered") for step in gathering(layout, window, depth, 0)]
         inner = window.taps * layout.padded(1, depth)[1]
         main = product(layout, window.out_pixels, inner, columns, halves=layout is TWO, rescale=RESCALE)
         return [*before, main]
@@ -53,7 +55,8 @@ def convolution(window: Window, depth: int, columns: int) -> Callable[[Panels], 
 def _pool(window: Window, channels: int) -> Callable[[Panels], Kernels]:
     def kernels(layout: Panels) -> Kernels:
         panels, vectors = layout.blocks(window.out_pixels, channels)
-        return [gather(layout, window, channels, 0), maximum(vectors, panels, window.taps)]
+        before = [step.make("gathered") for step in gathering(layout, window, channels, 0)]
+        return [*before, maximum(vectors, panels, window.taps)]
 
     return kernels
 

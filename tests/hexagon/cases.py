@@ -13,20 +13,13 @@ from tvm_ext.backends.hexagon.code import build
 from tvm_ext.backends.hexagon.emulator import Counts, Script
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, multiply, packed_table, weighted_sum
 from tvm_ext.schedules.hexagon.fixed_point import Rescaling
+from tvm_ext.schedules.hexagon.gathering import gathering
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
 from tvm_ext.schedules.hexagon.quantize import quantize, threshold_table
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
-from tvm_ext.schedules.hexagon.windows import (
-    Window,
-    average,
-    depthwise,
-    depthwise_weights,
-    gather,
-    mask,
-    maximum,
-    shift,
-)
+from tvm_ext.schedules.hexagon.window import Window
+from tvm_ext.schedules.hexagon.windows import average, depthwise, depthwise_weights, mask, maximum
 
 Random = np.random.Generator
 GUARD = 0xA5
@@ -143,11 +136,12 @@ def draw_window(random: Random, largest: int) -> Window:
     while True:
         height, width = (int(extent) for extent in random.integers(1, largest + 1, 2))
         kernel = (int(random.integers(1, 5)), int(random.integers(1, 5)))
-        if random.random() < 0.4:  # a result as wide as the picture
+        if random.random() < 0.6:  # a result as wide as the picture, or as one of its phases
             step, kernel = int(random.integers(1, 4)), (kernel[0], 2 * int(random.integers(0, 3)) + 1)
             side = kernel[1] // 2 * step
             top, bottom = (int(item) for item in random.integers(0, 3, 2))
-            window = Window(height, width, kernel, (1, 1), (top, side, bottom, side), (step, step))
+            strides = (1, 1) if random.random() < 0.5 else tuple(map(int, random.integers(1, 4, 2)))
+            window = Window(height, width, kernel, strides, (top, side, bottom, side), (step, step))  # type: ignore[arg-type]
             if window.out_height > 0:
                 return window
             continue
@@ -175,16 +169,12 @@ def windows_of(window: Window, picture: np.ndarray, padding: int) -> np.ndarray:
 
 
 def gathered(case: Case, layout: Panels, window: Window, picture: np.ndarray, padding: int) -> int:
-    """Call the kernel that gathers windows; gives its result."""
-    channels = picture.shape[1]
-    vectors = layout.blocks(1, channels)[1]
-    extended = layout.size(window.pixels, channels) + vectors * 128
-    result = layout.blocks(window.out_pixels, 1)[0] * window.taps * vectors * 128
-    if window.is_shift:
-        kernel = shift(layout, window, channels, padding)
-        return case.call(kernel, layout.pack(picture), window.shifts(), window.masks(layout), -result)
-    kernel = gather(layout, window, channels, padding)
-    return case.call(kernel, layout.pack(picture), window.table(layout, channels), -extended, -result)
+    """Call the kernels that gather windows; gives their result."""
+    place = case.add(layout.pack(picture))
+    for step in gathering(layout, window, picture.shape[1], padding):
+        workspace = [-step.workspace] if step.workspace else []
+        place = case.call(step.make(step.kind), place, *step.tables, *workspace, -step.size)
+    return place
 
 
 def convolution_case(random: Random, layout: Panels) -> Case:

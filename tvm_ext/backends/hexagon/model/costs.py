@@ -16,7 +16,7 @@ from tvm_ext.errors import CompileError
 from tvm_ext.schedules.hexagon.panels import Panels
 from tvm_ext.schedules.hexagon.product import TOGETHER, VECTORS
 from tvm_ext.schedules.hexagon.relayout import CHANNELS, PIXELS
-from tvm_ext.schedules.hexagon.windows import Window
+from tvm_ext.schedules.hexagon.window import Window
 
 ROWS = Path(__file__).parent / "costs.json"
 """Packets of a round of each loop, by kinds of kernels and layouts."""
@@ -119,7 +119,11 @@ def windows(layout: Panels, window: Window, channels: int) -> int:
     """Estimate the packets that gather a picture's windows; none where they are the picture."""
     if window.is_pointwise:
         return 0
-    return packets("shift" if window.is_shift else "gather", layout, window, channels)
+    if window.is_shift:
+        return packets("shift", layout, window, channels)
+    if window.is_phased:
+        return packets("gather", layout, window.phases, channels) + packets("shift", layout, window, channels)
+    return packets("gather", layout, window, channels)
 
 
 def relayout(source: Panels | None, target: Panels, pixels: int, channels: int) -> int:

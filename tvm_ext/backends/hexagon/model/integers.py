@@ -29,7 +29,7 @@ from tvm_ext.relax_utils import constant, scalar, static_shape
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum
 from tvm_ext.schedules.hexagon.fixed_point import MOST_RIGHT, Rescaling
 from tvm_ext.schedules.hexagon.panels import FOUR, Panels
-from tvm_ext.schedules.hexagon.windows import Window
+from tvm_ext.schedules.hexagon.window import Window
 
 LARGEST = 1 << 31
 

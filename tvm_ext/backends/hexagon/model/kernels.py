@@ -19,20 +19,13 @@ from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.hexagon.code import VECTOR
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum, look_up, multiply, packed_table, weighted_sum
 from tvm_ext.schedules.hexagon.fixed_point import Rescaling
+from tvm_ext.schedules.hexagon.gathering import gathering
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import needs_halves, packed_weights, product
 from tvm_ext.schedules.hexagon.quantize import quantize, threshold_table
 from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
-from tvm_ext.schedules.hexagon.windows import (
-    Window,
-    average,
-    depthwise,
-    depthwise_weights,
-    gather,
-    mask,
-    maximum,
-    shift,
-)
+from tvm_ext.schedules.hexagon.window import Window
+from tvm_ext.schedules.hexagon.windows import average, depthwise, depthwise_weights, mask, maximum
 
 PREFIX = "hvx_"
 """What the names of these kernels begin with; kernels of other names run on the scalar core."""
@@ -92,8 +85,7 @@ class Calls:
         matrix = _by_tap(weight, padded)
         halves = layout is TWO and needs_halves(matrix)
         operand = self.panels(data, layout)
-        if not window.is_pointwise:
-            operand = self._gathered(operand, layout, window, inputs, padding)
+        operand = self._gathered(operand, layout, window, inputs, padding)
         arguments = (layout, window.out_pixels, len(matrix), outputs)
         scale = (rescaling.left, rescaling.low, rescaling.high)
         result = self._call(
@@ -260,19 +252,11 @@ class Calls:
         return picture
 
     def _gathered(self, operand: Any, layout: Panels, window: Window, channels: int, padding: int) -> Any:
-        vectors = layout.blocks(1, channels)[1]
-        size = layout.blocks(window.out_pixels, 1)[0] * window.taps * vectors * VECTOR
-        arguments = (layout, window, channels, padding)
-        if window.is_shift:
-            return self._call(
-                f"{PREFIX}shift", lambda name: shift(*arguments, name=name), arguments,
-                [operand, window.shifts(), window.masks(layout)], size,
-            )  # fmt: skip
-        extended = layout.size(window.pixels, channels) + vectors * VECTOR
-        return self._call(
-            f"{PREFIX}gather", lambda name: gather(*arguments, name=name), arguments,
-            [operand, window.table(layout, channels)], size, workspace=extended,
-        )  # fmt: skip
+        for step in gathering(layout, window, channels, padding):
+            operand = self._call(
+                f"{PREFIX}{step.kind}", step.make, step.key, [operand, *step.tables], step.size, step.workspace
+            )
+        return operand
 
     def _table(self, layout: Panels, rescaling: Rescaling, bias: np.ndarray) -> np.ndarray:
         return rescaling.table(bias, layout.padded(1, len(bias))[1])
@@ -284,14 +268,14 @@ class Calls:
         key: Hashable,
         operands: list[Any],
         size: int,
-        workspace: int | None = None,
+        workspace: int = 0,
     ) -> Any:
         """Emit a call that gives ``size`` bytes; equal kernels are made once."""
         if (name, key) not in self._functions:
             self._functions[name, key] = self._builder.add_func(make(name).without_attr("global_symbol"), name)
         given = [relax.const(item) if isinstance(item, np.ndarray) else item for item in operands]
         function, result = self._functions[name, key], relax.TensorType((size,), "uint8")
-        if workspace is None:
+        if not workspace:
             return self._builder.emit(relax.call_tir(function, given, result))
         both = relax.call_tir(function, given, [relax.TensorType((workspace,), "uint8"), result])
         return self._builder.emit(relax.TupleGetItem(self._builder.emit(both), 1))
