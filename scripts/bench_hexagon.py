@@ -1,7 +1,7 @@
 """Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
 
 Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|packer|halide|metaschedule ...] [--quick]
-     [--json PATH]
+     [--json PATH] [--keep FILE]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 import tvm_ext
 from scripts.hexagon import bounds, costs, packer, peers, planner
-from scripts.results import add_json_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, result_path, store
 from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
 from tests.hexagon.fixed_point_reference import run_fixed_point
 from tests.zoo.quantized import quantized
@@ -125,7 +125,7 @@ def measure_networks(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float
     rows = [measure_network(name) for name in (QUICK_NETWORKS if quick else NETWORKS)]
     summary: dict[str, float] = {"networks_exact": sum(row["exact"] for row in rows)}
     for row in rows:
-        for key in ("packets", "scalar_share", "vector_share", "filled"):
+        for key in ("packets", "cycles", "scalar_share", "vector_share", "filled"):
             summary[f"{row['model']}_{key}"] = row[key]
     return rows, summary
 
@@ -138,7 +138,7 @@ def measure_network(name: str) -> dict[str, Any]:
     model, inputs = entry.onnx_model(), entry.inputs()
     shapes = {key: list(value.shape) for key, value in inputs.items()}
     compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
-    outputs, layers = compiled.profile(inputs)
+    outputs, layers = compiled.profile(inputs, cycles=True)
     reference = run_fixed_point(model, inputs)
     peer = dict(zip(reference, onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs), strict=True))
     equal = {key: bool(np.array_equal(outputs[key], value)) for key, value in reference.items()}
@@ -151,22 +151,25 @@ def measure_network(name: str) -> dict[str, Any]:
         ),
         "calls": len(layers), "scalar_kernels": compiled.metadata["decisions"]["hexagon"]["scalar"],
         "by_kernel": [
-            {key: item[key] for key in ("kernel", "unit", "calls", "packets", "share")} for item in by_kernel(layers)
+            {key: item[key] for key in ("kernel", "unit", "calls", "packets", "cycles", "share")}
+            for item in by_kernel(layers)
         ],
     } | total  # fmt: skip
     print({key: value for key, value in row.items() if key not in ("by_kernel", "scalar_kernels")}, flush=True)
     return row
 
 
-PARTS = {
+PEERS = ("halide", "metaschedule")
+"""Parts whose other side takes long and is the same in every run: ``--keep`` remembers it."""
+
+PARTS: dict[str, Callable[..., tuple[list[dict[str, Any]], dict[str, float]]]] = {
     "costs": costs.measure,
     "kernels": measure_kernels,
     "networks": measure_networks,
     "planner": planner.measure,
     "bounds": bounds.measure,
     "packer": packer.measure,
-    "halide": partial(peers.measure, "halide"),
-    "metaschedule": partial(peers.measure, "metaschedule"),
+    **{peer: partial(peers.measure, peer) for peer in PEERS},
 }
 
 
@@ -176,12 +179,14 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to measure (default: everything)")
     parser.add_argument("--quick", action="store_true", help="few cases; nothing is written")
     add_json_option(parser, "hexagon")
+    add_keep_option(parser)
     arguments = parser.parse_args()
     if complaint():
         raise SystemExit(complaint())
     path = result_path("hexagon", arguments.json, not arguments.quick)
     for part in arguments.parts or PARTS:
-        rows, summary = PARTS[part](arguments.quick)
+        kept = {"keep": arguments.keep} if part in PEERS else {}
+        rows, summary = PARTS[part](arguments.quick, **kept)
         for key, value in summary.items():
             print(f"{key:32} {value:g}")
         store(path, "hexagon", rows, summary, part)

@@ -6,6 +6,8 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -14,6 +16,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from scripts.hexagon.halide_peer import best_packets
 from scripts.hexagon.resnet import convolution
+from scripts.results import kept_or
 from tvm_ext.backends.hexagon.code import assemble, assembly
 from tvm_ext.backends.hexagon.emulator import Script
 from tvm_ext.backends.hexagon.measure import PacketMeasurer, sizes_of
@@ -47,19 +50,26 @@ SEARCHED = {
 """What MetaSchedule's rules for Hexagon ask of a target; its candidates are compiled as ours are."""
 
 
-def measure(peer: str, quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Measure beside ``halide`` or ``metaschedule``; ``quick`` takes the smallest convolution."""
+def measure(peer: str, quick: bool, keep: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure beside ``halide`` or ``metaschedule``.
+
+    Parameters
+    ----------
+    quick : bool
+        Take the smallest convolution only.
+    keep : path, optional
+        File of what the peers need, which is the same in every run; only our side is counted anew.
+    """
     rows = []
     start = time.monotonic()
     for number, (extent, *rest) in enumerate(CONVOLUTIONS):
         if (quick and number != 1) or time.monotonic() - start > ENOUGH:
             continue
         shape = (extent // SMALLER, *rest)
-        row: dict[str, Any] = {"part": peer, "convolution": "x".join(map(str, shape)), **_ours(*shape)}
-        if peer == "halide":
-            row["packets_halide"], row["halide_tile"] = best_packets(*shape)
-        else:
-            row["packets_metaschedule"], row["metaschedule_measured"] = _searched(*shape)
+        key: dict[str, Any] = {"part": peer, "convolution": "x".join(map(str, shape))}
+        if peer == "metaschedule":
+            key["trials"] = TRIALS
+        row = key | _ours(*shape) | kept_or(keep, key, lambda key=key, shape=shape: key | _theirs(peer, shape))
         print(row, flush=True)
         rows.append(row)
 
@@ -74,6 +84,14 @@ def measure(peer: str, quick: bool) -> tuple[list[dict[str, Any]], dict[str, flo
     else:
         summary["products_per_packet"] = _mean([row["products_per_packet"] for row in rows])
     return rows, summary
+
+
+def _theirs(peer: str, shape: Sequence[int]) -> dict[str, Any]:
+    if peer == "halide":
+        packets, tile = best_packets(*shape)
+        return {"packets_halide": packets, "halide_tile": tile}
+    searched, measured = _searched(*shape)
+    return {"packets_metaschedule": searched, "metaschedule_measured": measured}
 
 
 def _mean(values: list[float]) -> float:

@@ -80,13 +80,19 @@ class ResourceTable:
 
 
 class CountingMeasurer(Protocol):
-    """Measures candidates by counting cycles, exactly and without a machine, and keeps what was found in a folder."""
+    """Counts cycles of candidates, or packets, exactly and without a machine, and keeps what it finds in a folder."""
 
     name: str
     """What counts them, as in "is tuned with NAME"."""
 
     clock: float
     """Cycles a second."""
+
+    unit: str
+    """What is counted, where that is no time; ``""`` for cycles at the clock."""
+
+    keeps_records: bool
+    """Whether what it keeps are records of the database in the folder, which otherwise belong to other kernels."""
 
     def kernels(self, mod: tvm.IRModule) -> list[CountedKernel]:
         """List what there is to tune in a Relax module; a ``TuningError`` says why that is nothing."""

@@ -45,6 +45,7 @@ def doctor(as_json: bool) -> None:
 @input_shape_option
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
+@click.option("--cycles", is_flag=True, help="Follow every packet through the cycle model, too: takes much longer.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the packets of every call.")
 @json_flag
 def profile(
@@ -53,6 +54,7 @@ def profile(
     input_shapes: Shapes,
     inputs: tuple[str, ...],
     seed: int,
+    cycles: bool,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -76,7 +78,7 @@ def profile(
     if not isinstance(compiled, HexagonModel):
         raise TargetError(f"target {target!r} is not a Hexagon processor; give one such as hexagon-v67")
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
-    _, layers = compiled.profile(arrays)
+    _, layers = compiled.profile(arrays, cycles)
     if picture is not None:
         draw_layers(layers, picture)
     total = totals(layers)
@@ -89,9 +91,13 @@ def profile(
     )
     if total["scalar_packets"]:
         click.echo(f"  on the scalar core: {total['scalar_share']:.0%} of the packets")
-    click.echo("  calls      packets  share  instructions   HVX  filled         bytes  kernel")
+    if cycles:
+        click.echo(f"  {total['cycles']:,} cycles by the model, {total['cycles'] / total['packets']:.2f} a packet")
+    head = "       cycles" if cycles else ""
+    click.echo(f"  calls      packets  share  instructions   HVX  filled         bytes{head}  kernel")
     for row in by_kernel(layers):
         click.echo(
             f"  {row['calls']:5} {row['packets']:12,} {row['share']:6.1%} {row['instructions']:13,} "
-            f"{row['vector_share']:5.0%} {row['filled']:7.0%} {row['bytes']:13,}  {row['kernel']}"
+            f"{row['vector_share']:5.0%} {row['filled']:7.0%} {row['bytes']:13,}"
+            f"{format(row['cycles'], '13,') if cycles else ''}  {row['kernel']}"
         )

@@ -26,6 +26,7 @@ from tvm_ext.cli.common import (
 from tvm_ext.cli.vta_model import calibrate_option, read_calibration
 
 if TYPE_CHECKING:
+    from tvm_ext.backends.backend import CountingMeasurer
     from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuning import KernelResult, TuningResult
     from tvm_ext.tuning.whole_network import NetworkResult
@@ -166,6 +167,7 @@ def command(
         if not as_json:
             _tell(network)
     counts = backend_of(resolved).measurer
+    shown = _shown(None if counts is None else counts(resolved))
     if counts is not None and (tracker is not None or threads is not None or features != "knobs"):
         raise click.UsageError(
             f"{target} is tuned with {counts(resolved).name}: leave out --tracker, --key, --threads and --features"
@@ -199,11 +201,11 @@ def command(
     others = f"; {result.others} records are of other kernels" if result.others else ""
     click.echo(f"{work_dir}: {result.trials} trials in {elapsed(start)}, {result.resumed} resumed{others}")
     for kernel in sorted(result.kernels, key=lambda kernel: -(kernel.best or 0.0) * kernel.calls):
-        click.echo(f"  {kernel.name:40.40} {_times(kernel)}")
+        click.echo(f"  {kernel.name:40.40} {_times(kernel, shown)}")
     if (comparison := _comparison(result.kernels)) is not None:
         click.echo(
-            f"  compared {comparison['kernels']} kernels: {comparison['now'] * 1e6:.1f} µs together, "
-            f"{comparison['earlier'] * 1e6:.1f} µs in the earlier run, {comparison['ratio']:.2f} times as fast"
+            f"  compared {comparison['kernels']} kernels: {shown(comparison['now'])} together, "
+            f"{shown(comparison['earlier'])} in the earlier run, {comparison['ratio']:.2f} times as fast"
         )
     shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     click.echo(f"  time     {shares}")
@@ -253,12 +255,20 @@ def _measurer(threads: int | None, tracker: str | None, key: str | None) -> Meas
     return RemoteMeasurer(parse_address(tracker), key) if tracker and key else Measurer(threads=threads)
 
 
-def _times(kernel: KernelResult) -> str:
+def _shown(counter: CountingMeasurer | None) -> Callable[[float], str]:
+    """Give what spells a time; where something else is counted, such as packets, how many they are."""
+    if counter is None or not counter.unit:
+        return lambda seconds: f"{seconds * 1e6:.1f} µs"
+    clock, unit = counter.clock, counter.unit
+    return lambda seconds: f"{round(seconds * clock):,} {unit}"
+
+
+def _times(kernel: KernelResult, shown: Callable[[float], str]) -> str:
     if kernel.best is None:
         return "nothing could be measured" if kernel.trials else "not tried; give it more --trials"
-    was = "" if kernel.before is None else f" (was {kernel.before * 1e6:.1f} µs)"
-    earlier = "" if kernel.earlier is None else f", {kernel.earlier * 1e6:.1f} µs in the earlier run"
-    return f"{kernel.best * 1e6:10.1f} µs{was}{earlier}"
+    was = "" if kernel.before is None else f" (was {shown(kernel.before)})"
+    earlier = "" if kernel.earlier is None else f", {shown(kernel.earlier)} in the earlier run"
+    return f"{shown(kernel.best):>13}{was}{earlier}"
 
 
 def _comparison(kernels: Sequence[KernelResult]) -> dict[str, Any] | None:

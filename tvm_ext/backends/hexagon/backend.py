@@ -6,12 +6,15 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.backends.backend import Backend
+from tvm_ext.backends.backend import Backend, CountingMeasurer
 from tvm_ext.backends.common import COMMON, Passes, inference_form
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
+from tvm_ext.backends.hexagon.toolchain import complaint
 from tvm_ext.embedding.choice import Offer, throughput_cost
+from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
+from tvm_ext.phases import PHASES
 from tvm_ext.schedules.instructions.rows import VMPA, VMPY, VMPY_SPLAT, VRMPY
 
 
@@ -56,12 +59,33 @@ def _instructions(target: tvm.target.Target) -> list[Offer]:
     return [Offer(row, throughput_cost(row, 128)) for row in (VRMPY, VMPA, VMPY_SPLAT, VMPY)]
 
 
+def _measurer(target: tvm.target.Target) -> CountingMeasurer:
+    # MetaSchedule is for those who tune.
+    from tvm_ext.backends.hexagon.tuning import PacketTuner
+
+    return PacketTuner(target, lambda mod: _before_schedules(mod, target))
+
+
+def _before_schedules(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Bring a module to the point where kernels get their schedules, with the options that are the default."""
+    if complaint():
+        raise MissingPackageError(complaint())
+    with target, tvm.transform.PassContext():
+        for phase in PHASES:
+            if phase.name == "schedule":
+                break
+            mod = tvm.transform.Sequential(HEXAGON.passes(phase.name, target, PipelineOptions()))(mod)
+    return mod
+
+
 HEXAGON = Backend(
     name="hexagon",
     accepts=lambda target: target.kind.name == "llvm" and is_hexagon(target),
     phases={**COMMON, "canonicalize": _canonicalize},
     complete=complete,
     instructions=_instructions,
+    measurer=_measurer,
+    profile_with="tvm-ext hexagon profile",
     standalone=_standalone,
 )
 

@@ -162,13 +162,23 @@ def _pair(place: Place) -> tuple[int, int]:
     return place if isinstance(place, tuple) else (place, 0)
 
 
+def emulation(code: Program, folder: Path, options: Sequence[str] = ()) -> list[str]:
+    """Write a program into a folder; gives the command that runs it, with options of the emulator.
+
+    Raises
+    ------
+    MissingPackageError
+        If there is no emulator.
+    """
+    emulator, path = program(EMULATOR), folder / "program"
+    path.write_bytes(code.image)
+    path.chmod(0o700)
+    return [emulator, "-cpu", _EMULATED, *options, str(path)]
+
+
 def _emulate(code: Program, script: bytes, seconds: float) -> bytes:
-    emulator = program(EMULATOR)
     with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as folder:
-        path = Path(folder) / "program"
-        path.write_bytes(code.image)
-        path.chmod(0o700)
-        command = [emulator, "-cpu", _EMULATED, str(path)]
+        command = emulation(code, Path(folder))
         try:
             done = subprocess.run(command, input=script, capture_output=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:

@@ -57,6 +57,8 @@ class CycleMeasurer:
     """
 
     name = "its cycle model"
+    unit = ""
+    keeps_records = False
 
     def __init__(self, target: tvm.target.Target, costs: CycleCosts | None = None) -> None:
         self.target, self.config = target, config_of_target(target)

@@ -23,7 +23,7 @@ from tvm_ext.backends.hexagon.model.program import ModelProgram, Plan
 from tvm_ext.errors import ModelError
 from tvm_ext.inputs import check_array, match_names, numpy_dtype
 
-_PROGRAM, _PLAN, _CONSTANTS = "program.elf", "plan.json", "constants.bin"
+_PROGRAM, _PLAN, _CONSTANTS, _TEXT = "program.elf", "plan.json", "constants.bin", "kernels.s"
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,15 @@ class Layer:
     counts : Counts
     bytes : int
         Of its operands and results.
+    cycles : int or None
+        By the cycle model; None where they were not counted.
     """
 
     kernel: str
     unit: str
     counts: Counts
     bytes: int
+    cycles: int | None = None
 
 
 class HexagonModel(CompiledModel):
@@ -66,8 +69,18 @@ class HexagonModel(CompiledModel):
         """
         return self.profile(inputs)[0]
 
-    def profile(self, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[dict[str, np.ndarray], list[Layer]]:
-        """Run the model, and list what every call executed; errors as :meth:`run`."""
+    def profile(
+        self, inputs: Mapping[str, Any] | Sequence[Any], cycles: bool = False
+    ) -> tuple[dict[str, np.ndarray], list[Layer]]:
+        """Run the model, and list what every call executed; errors as :meth:`run`.
+
+        Parameters
+        ----------
+        inputs : mapping or sequence
+            As :meth:`run` takes them.
+        cycles : bool
+            Whether every packet is followed through the cycle model: a run takes many times as long.
+        """
         bound: dict[str, int] = {}
         given = [
             check_array(spec, np.asarray(value), bound)
@@ -76,14 +89,19 @@ class HexagonModel(CompiledModel):
         types = [numpy_dtype(spec.dtype) for spec in self.outputs]
         shapes = [tuple(int(extent) for extent in spec.shape) for spec in self.outputs]
         sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(shapes, types, strict=True)]
-        contents, counts = self.executable.run(given, sizes)
+        found: list[int | None]
+        if cycles:
+            contents, counts, found = self.executable.trace(given, sizes)
+        else:
+            contents, counts = self.executable.run(given, sizes)
+            found = [None] * len(counts)
         outputs = {
             spec.name: np.frombuffer(content, dtype).reshape(shape).copy()
             for spec, content, dtype, shape in zip(self.outputs, contents, types, shapes, strict=True)
         }
         layers = [
-            Layer(step.kernel, "hvx" if step.is_vector else "scalar", count, step.bytes)
-            for step, count in zip(self.executable.plan.steps, counts, strict=True)
+            Layer(step.kernel, "hvx" if step.is_vector else "scalar", count, step.bytes, taken)
+            for step, count, taken in zip(self.executable.plan.steps, counts, found, strict=True)
         ]
         return outputs, layers
 
@@ -95,6 +113,7 @@ class HexagonModel(CompiledModel):
             archive.writestr(_PROGRAM, program.program.image)
             archive.writestr(_PLAN, json.dumps(head | program.plan.to_json()))
             archive.writestr(_CONSTANTS, program.constants)
+            archive.writestr(_TEXT, program.text)
         self.metadata["files"] = {LIBRARY: file_record(library)}
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
 
@@ -121,7 +140,7 @@ def load_hexagon(folder: Path) -> HexagonModel:
         with zipfile.ZipFile(io.BytesIO(library.read_bytes())) as archive:
             plan = json.loads(archive.read(_PLAN))
             program = Program(archive.read(_PROGRAM), tuple(plan["kernels"]), plan["processor"])
-            constants = archive.read(_CONSTANTS)
-        return HexagonModel(ModelProgram(program, Plan.from_json(plan), constants), metadata)
+            constants, text = archive.read(_CONSTANTS), archive.read(_TEXT).decode()
+        return HexagonModel(ModelProgram(program, Plan.from_json(plan), constants, text), metadata)
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ModelError(f"{library} is damaged ({error}); {REMEDY}") from None

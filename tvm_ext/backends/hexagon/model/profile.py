@@ -14,7 +14,7 @@ SLOTS = 4
 
 
 def totals(layers: Iterable[Layer]) -> dict[str, Any]:
-    """Sum up a model: packets, instructions, shares of HVX, of filled slots and of the scalar core, bytes moved."""
+    """Sum up a model: packets, instructions, shares of HVX, filled slots and the scalar core, bytes moved, cycles."""
     layers = list(layers)
     packets = sum(layer.counts.packets for layer in layers)
     scalar = sum(layer.counts.packets for layer in layers if layer.unit == "scalar")
@@ -45,4 +45,5 @@ def _sum(layers: Sequence[Layer]) -> dict[str, Any]:
         "vector_share": counts.vector_instructions / counts.instructions if counts.instructions else 0.0,
         "filled": counts.instructions / (SLOTS * counts.packets) if counts.packets else 0.0,
         "bytes": sum(layer.bytes for layer in layers),
+        "cycles": sum(cycles) if (cycles := [layer.cycles for layer in layers if layer.cycles is not None]) else None,
     }

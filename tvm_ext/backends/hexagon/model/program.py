@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvm_ext.backends.hexagon.code import Program, assemble
 from tvm_ext.backends.hexagon.emulator import Counts, Script
 from tvm_ext.backends.hexagon.model.kernels import PREFIX
+from tvm_ext.backends.hexagon.packer.calls import trace_calls
 from tvm_ext.backends.hexagon.packer.pack import Packed, packed_kernels
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, processor
 from tvm_ext.errors import CompileError, UnsupportedOperatorError
@@ -96,6 +97,8 @@ class ModelProgram:
     program : Program
     plan : Plan
     constants : bytes
+    text : str
+        Assembly of its kernels.
     packed : Packed, optional
         How its kernels got their packets; not kept on disk.
     """
@@ -103,6 +106,7 @@ class ModelProgram:
     program: Program
     plan: Plan
     constants: bytes
+    text: str = field(default="", repr=False)
     packed: Packed | None = field(default=None, compare=False)
 
     def run(self, inputs: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[bytes], list[Counts]]:
@@ -124,7 +128,18 @@ class ModelProgram:
         CompileError
             If the program fails.
         """
-        script = Script(self.program)
+        counts, contents = self._script(self.program, inputs, sizes).run()
+        return contents, counts
+
+    def trace(self, inputs: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[bytes], list[Counts], list[int]]:
+        """Run the model as :meth:`run` does, and give the cycles of each step by the model, too."""
+        counts, contents, cycles = trace_calls(
+            self.text, self.program, lambda program: self._script(program, inputs, sizes)
+        )
+        return contents, counts, cycles
+
+    def _script(self, program: Program, inputs: Sequence[np.ndarray], sizes: Sequence[int]) -> Script:
+        script = Script(program)
         script.array(np.frombuffer(self.constants, np.uint8))
         script.allocate(self.plan.arena)
         for place, array in zip(self.plan.inputs, inputs, strict=True):
@@ -133,8 +148,7 @@ class ModelProgram:
             script.call(step.kernel, step.places)
         for place, size in zip(self.plan.outputs, sizes, strict=True):
             script.read(place, size)
-        counts, contents = script.run()
-        return contents, counts
+        return script
 
 
 def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
@@ -169,7 +183,7 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
     }
     packed = packed_kernels(tvm.IRModule(kernels, attrs=mod.attrs), target, SHARE)
     names = sorted(str(global_var.name_hint) for global_var in kernels)
-    return ModelProgram(assemble([packed.text], names, processor(target)), plan, constants, packed)
+    return ModelProgram(assemble([packed.text], names, processor(target)), plan, constants, packed.text, packed)
 
 
 @dataclass

@@ -121,10 +121,10 @@ class FunctionPacking:
             [replace(block, packets=packets) for block, packets in zip(self.ours.blocks, choice, strict=True)]
             for choice in choices
         ]
-        if self.ways.candidates and others is not None:
-            results.append(others)
+        if self.ways.candidates:
+            results.append(self.theirs.blocks)
         best = min(results, key=self._cost)
-        self.verified = 0 if best is others else verify_blocks(self.ours, best, others)
+        self.verified = 0 if best is self.theirs.blocks else verify_blocks(self.ours, best, others)
         self.cycles = self._cost(best)[1]
         return best
 

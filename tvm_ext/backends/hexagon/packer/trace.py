@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from tvm_ext.backends.hexagon.code import Program, assemble
-from tvm_ext.backends.hexagon.emulator import Counts, Script
+from tvm_ext.backends.hexagon.emulator import Counts, Script, emulation
 from tvm_ext.backends.hexagon.packer.assembly import Block, functions, written
 from tvm_ext.backends.hexagon.packer.cycles import Clock, timing
-from tvm_ext.backends.hexagon.toolchain import EMULATOR, program
 from tvm_ext.errors import CompileError
 
 _MARK, _END = "tvm_ext_block_", "tvm_ext_block_end"
@@ -114,10 +113,8 @@ def _follow(log: bytes, blocks: Sequence[Block], addresses: dict[str, int]) -> t
 def _traced(code: Program, script: bytes) -> tuple[bytes, bytes]:
     """Run a program; gives what it writes, and a line for each packet."""
     with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as folder:
-        path, log = Path(folder) / "program", Path(folder) / "log"
-        path.write_bytes(code.image)
-        path.chmod(0o700)
-        command = [program(EMULATOR), "-cpu", "v67", "-singlestep", "-d", "exec,nochain", "-D", str(log), str(path)]
+        log = Path(folder) / "log"
+        command = emulation(code, Path(folder), ("-singlestep", "-d", "exec,nochain", "-D", str(log)))
         done = subprocess.run(command, input=script, capture_output=True, check=False)
         if done.returncode:
             raise CompileError(f"a Hexagon program failed in the emulator: exit code {done.returncode}")
