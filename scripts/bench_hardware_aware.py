@@ -1,11 +1,11 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
-Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--pretrained] [--graph] [--quick]
-[--workers N] [--json PATH]
+Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--glimpse-bound]
+[--pretrained] [--graph] [--stock-space] [--quick] [--workers N] [--json PATH]
 
-All parts without a choice. Nothing is measured on this machine but the time of presampling and whole networks (by the
-processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other work. Runs are kept
-in the log, line by line, and not run again.
+All parts without a choice. Nothing is measured on this machine but the time of presampling, whole networks and TVM's
+design space (by the processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other
+work. Runs are kept in the log, line by line, and not run again.
 """
 
 from __future__ import annotations
@@ -25,35 +25,56 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
+from scripts.glimpse.bound import bound_part
 from scripts.glimpse.compare import glimpse_part
 from scripts.graph_search import graph_part
 from scripts.pretrained_replay import pretrained_part
 from scripts.results import add_json_option, add_keep_option, result_path, store
+from scripts.stock_space import stock_space_part
 from scripts.vta_landscapes import TABLE, template
+from tvm_ext.backends.description import KernelDescription
+from tvm_ext.backends.vta.codegen.description import KNOBS, describe
+from tvm_ext.schedules.vta.conv2d import ORDERS
 from tvm_ext.tuners.initialisers import Start, ValidityInitialiser
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.convergence import TRIALS, Convergence, converge, quartiles
 from tvm_ext.tuners.replay.experiment import bootstrap_interval
 from tvm_ext.tuners.replay.recorded import RecordedLandscape, load_landscapes
-from tvm_ext.tuners.validity import Validity
+from tvm_ext.tuners.validity import Oracle, Validity, first_of_each
 
 Part = tuple[list[dict[str, Any]], dict[str, Any]]
 BATCH = 50
 """Configurations of an epoch (Rieber, dissertation, Heidelberg University, 2023, section 5.3)."""
 
 BASELINE = "autotvm_sa"
-ARMS = (
-    "validity",
-    "validity_without_distance",
-    "validity_without_bias",
-    "validity_asked",
-)
+ARMS = {
+    "validity": BASELINE,
+    "validity_without_distance": BASELINE,
+    "validity_without_bias": BASELINE,
+    "validity_asked": BASELINE,
+    "validity_exhaustive": "exhaustive",
+    "validity_exhaustive_undescribed": "exhaustive_undescribed",
+    "validity_exhaustive_repeating": "exhaustive",
+}
+"""Tuners with an oracle, and the same tuner without."""
+
+REPEATING = "_repeating"
+"""Ends the name of a tuner whose oracle lets all configurations of a program pass, not the first alone."""
+
+ENUMERATING = "validity_exhaustive"
+"""Begins the names of tuners that ask for everything beforehand."""
+
 DRAWN = (48, 53, 92, 106)
 CURVES = {  # label, style and width, the widest below
     BASELINE: ("without an oracle", "-", 2.6),
     "validity": ("validity", "-", 1.8),
     "validity_asked": ("validity, asked first", "--", 1.4),
 }
+HEADLINE = "validity_exhaustive"
+ENDINGS = {HEADLINE: "", "validity": "_annealed"}
+"""What ends the keys of a tuner's figures, where that is not its name."""
+
+KNOBS_BY_NAME = {name: (name,) for name in KNOBS}
 PRINTED = {  # table 5.4: trials to the best and interquartile range, relative to the tuner without
     "validity": (0.416, 0.424),
     "validity_without_distance": (0.483, 0.541),
@@ -67,10 +88,26 @@ def landscapes() -> dict[int, RecordedLandscape]:
     return load_landscapes()
 
 
+@lru_cache(maxsize=16)
+def described(number: int) -> KernelDescription:
+    """Say of a layer what the target says."""
+    row = template(number)
+    orders = np.array(list(ORDERS.values()))
+    knobs = [KNOBS_BY_NAME.get(knob.name, ()) for knob in row.space.knobs]
+    return describe(
+        row.config, row.costs, row.conv, row.epilogue,
+        lambda vectors: (row.tiles(vectors), orders[vectors[:, -1]]), knobs,
+    )  # fmt: skip
+
+
 def work(arm: str, number: int, seed: int) -> Convergence:
     """Run one tuner on one layer."""
     landscape = landscapes()[number]
-    return converge(arm, recipe(arm, BATCH, BATCH), landscape, seed, oracle=landscape.works)
+    oracle: Oracle = landscape.works
+    if arm.startswith(ENUMERATING) and not arm.endswith(REPEATING):
+        oracle = first_of_each(oracle, template(number).structures)
+    parts = recipe(arm.removesuffix(REPEATING), BATCH, BATCH)
+    return converge(arm, parts, landscape, seed, oracle=oracle, description=described(number))
 
 
 def replay(arms: Sequence[str], numbers: Sequence[int], seeds: int, log: Path, workers: int) -> list[Convergence]:
@@ -99,53 +136,66 @@ def replay(arms: Sequence[str], numbers: Sequence[int], seeds: int, log: Path, w
 def validity_part(arguments: argparse.Namespace) -> Part:
     """Trials to the best configuration, with and without a validity oracle, on 13 layers of VTA."""
     numbers, arms = arguments.layers, arguments.arms
-    runs = replay([BASELINE, *arms], numbers, arguments.seeds, arguments.log, arguments.workers)
+    without = list(dict.fromkeys([BASELINE, *(ARMS[arm] for arm in arms)]))
+    runs = replay([*without, *arms], numbers, arguments.seeds, arguments.log, arguments.workers)
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"seeds": arguments.seeds, "layers": len(numbers)}
-    for arm in (BASELINE, *arms):
-        by_layer: dict[int, dict[str, float]] = {}
-        for number in numbers:
-            name = landscapes()[number].name
-            of = {key: [row for row in runs if (row.tuner, row.landscape) == (key, name)] for key in (BASELINE, arm)}
-            (median, spread), (base, base_spread) = quartiles(of[arm]), quartiles(of[BASELINE])
-            by_layer[number] = {
-                "median": median,
-                "iqr": spread,
-                "convergence": median / base,
-                "iqr_ratio": spread / base_spread if base_spread else float("nan"),  # no spread to compare with
-                "found": float(np.mean([row.trials is not None for row in of[arm]])),
-                "invalid": float(np.mean([row.invalid / row.measured for row in of[arm]])),
-                "within_5_percent": float(np.median([row.trials_to(0.95) for row in of[arm]]))
-                / float(np.median([row.trials_to(0.95) for row in of[BASELINE]])),
-                "speed_at_100": float(np.median([row.speed_after(100) for row in of[arm]])),
-            }
-        ratios = [row["convergence"] for row in by_layer.values()]
-        row = {
-            "tuner": arm,
-            "convergence_ratio": round(float(np.mean(ratios)), 4),
-            "interval": [round(value, 4) for value in bootstrap_interval(ratios, lambda rows: float(np.mean(rows)))],
-            "source": PRINTED.get(arm),
-            **{
-                key: round(float(np.nanmean([layer[key] for layer in by_layer.values()])), 4)
-                for key in ("iqr_ratio", "found", "invalid", "within_5_percent", "speed_at_100")
-            },
-            "by_layer": {
-                str(number): {key: None if np.isnan(value) else round(value, 4) for key, value in layer.items()}
-                for number, layer in by_layer.items()
-            },
-        }
-        rows.append(row)
-        print({key: value for key, value in row.items() if key != "by_layer"}, flush=True)
-        if arm == BASELINE:
-            summary["baseline_found"], summary["baseline_invalid"] = row["found"], row["invalid"]
-        else:
-            end = arm.removeprefix("validity").lstrip("_") if arm.startswith("validity") else arm
-            end = f"_{end}" if end else ""
-            summary[f"convergence_ratio{end}"], summary[f"iqr_ratio{end}"] = row["convergence_ratio"], row["iqr_ratio"]
-            summary[f"found{end}"], summary[f"invalid{end}"] = row["found"], row["invalid"]
+    for arm, other in [*((arm, BASELINE) for arm in without), *((arm, ARMS[arm]) for arm in arms)]:
+        rows.append(against(runs, arm, other, numbers))
+        print({key: value for key, value in rows[-1].items() if key != "by_layer"}, flush=True)
+    for row in rows:
+        ending = ENDINGS.get(row["tuner"], f"_{row['tuner'].removeprefix('validity_')}")
+        keys = (
+            ("found", "invalid") if row["tuner"] in without else ("convergence_ratio", "iqr_ratio", "found", "invalid")
+        )
+        prefix = "baseline_" if row["tuner"] in without else ""
+        ending = "" if row["tuner"] == BASELINE else ending
+        summary |= {f"{prefix}{key}{ending}": row[key] for key in keys}
+    if HEADLINE in arms:
+        plain = against(runs, HEADLINE, BASELINE, numbers)
+        rows.append(plain)
+        summary["convergence_ratio_than_annealing"] = plain["convergence_ratio"]
+        summary["iqr_ratio_than_annealing"] = plain["iqr_ratio"]
+        summary["convergence_ratio_high"] = next(row["interval"][1] for row in rows if row["tuner"] == HEADLINE)
     if arguments.chart is not None:
         chart(runs, numbers, arguments.chart)
     return rows, summary
+
+
+def against(runs: Sequence[Convergence], arm: str, other: str, numbers: Sequence[int]) -> dict[str, Any]:
+    """Compare a tuner with another: means over the layers of the ratios of medians, and of interquartile ranges."""
+    by_layer: dict[int, dict[str, float]] = {}
+    for number in numbers:
+        name = landscapes()[number].name
+        of = {key: [row for row in runs if (row.tuner, row.landscape) == (key, name)] for key in (other, arm)}
+        (median, spread), (base, base_spread) = quartiles(of[arm]), quartiles(of[other])
+        by_layer[number] = {
+            "median": median,
+            "iqr": spread,
+            "convergence": median / base,
+            "iqr_ratio": spread / base_spread if base_spread else float("nan"),  # no spread to compare with
+            "found": float(np.mean([row.trials is not None for row in of[arm]])),
+            "invalid": float(np.mean([row.invalid / row.measured for row in of[arm]])),
+            "within_5_percent": float(np.median([row.trials_to(0.95) for row in of[arm]]))
+            / float(np.median([row.trials_to(0.95) for row in of[other]])),
+            "speed_at_100": float(np.median([row.speed_after(100) for row in of[arm]])),
+        }
+    ratios = [row["convergence"] for row in by_layer.values()]
+    return {
+        "tuner": arm,
+        "against": other,
+        "convergence_ratio": round(float(np.mean(ratios)), 4),
+        "interval": [round(value, 4) for value in bootstrap_interval(ratios, lambda rows: float(np.mean(rows)))],
+        "source": PRINTED.get(arm),
+        **{
+            key: round(float(np.nanmean([layer[key] for layer in by_layer.values()])), 4)
+            for key in ("iqr_ratio", "found", "invalid", "within_5_percent", "speed_at_100")
+        },
+        "by_layer": {
+            str(number): {key: None if np.isnan(value) else round(value, 4) for key, value in layer.items()}
+            for number, layer in by_layer.items()
+        },
+    }
 
 
 def shares_part(arguments: argparse.Namespace) -> Part:
@@ -227,8 +277,10 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "shares": shares_part,
     "validity": validity_part,
     "glimpse": glimpse_part,
+    "glimpse-bound": bound_part,
     "pretrained": pretrained_part,
     "graph": graph_part,
+    "stock-space": stock_space_part,
 }
 
 
@@ -248,13 +300,18 @@ def main() -> int:
     parser.add_argument(
         "--folds", type=Path, default=ROOT / "build/glimpse", help="what is trained for each pair left out"
     )
-    parser.add_argument("--recorded", action="store_true", help="--pretrained by what its log holds; runs nothing")
+    parser.add_argument(
+        "--recorded", action="store_true", help="--pretrained and --stock-space by what was kept; runs nothing"
+    )
     parser.add_argument("--pretrained-log", type=Path, default=ROOT / "docs/results/pretrained_runs.jsonl")
     parser.add_argument(
         "--baselines", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl", help="runs of bench_tuners.py"
     )
     parser.add_argument("--networks", nargs="*", metavar="NAME", help="of --graph; twelve by default")
     parser.add_argument("--variants", type=int, default=24, help="networks that --graph compiles for each")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each search of --stock-space, at least")
+    parser.add_argument("--processor-time", action="store_true", help="--stock-space beside other work")
+    parser.add_argument("--tuner", default="evolution", help="ours in --stock-space")
     add_keep_option(parser)
     add_json_option(parser, "hardware_aware")
     arguments = parser.parse_args()
@@ -262,9 +319,9 @@ def main() -> int:
         arguments.layers, arguments.seeds = "3,48", min(arguments.seeds, 3)
     arguments.layers = [int(number) for number in arguments.layers.split(",")]
     arguments.arms = arguments.arms.split(",")
-    chosen = arguments.quick or len(arguments.layers) < len(TABLE) or tuple(arguments.arms) != ARMS
+    chosen = arguments.quick or len(arguments.layers) < len(TABLE) or set(arguments.arms) != set(ARMS)
     path = result_path("hardware_aware", arguments.json, is_whole=not chosen)
-    for name in [name for name in PARTS if getattr(arguments, name)] or list(PARTS):
+    for name in [name for name in PARTS if getattr(arguments, name.replace("-", "_"))] or list(PARTS):
         rows, summary = PARTS[name](arguments)
         print(summary)
         store(path, "hardware_aware", [{"part": name, **row} for row in rows], summary, name)

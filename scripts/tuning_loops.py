@@ -92,7 +92,7 @@ def loop(trials: int, seeds: int) -> list[Row]:
 
 def stock_loop(trials: int) -> Row:
     """Tune the same convolution once as TVM does."""
-    curve, seconds = _apart(stock_search, LOOP, trials)
+    curve, seconds = apart(stock_search, LOOP, trials)
     row: Row = {
         "stock_loop": LOOP.name,
         "trials": trials,
@@ -150,10 +150,10 @@ def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[
     rows = []
     for task in tasks:
         mod = convolution(task)
-        stock, stock_seconds = _apart(stock_search, task, trials)
+        stock, stock_seconds = apart(stock_search, task, trials)
         goal, reached = stock[-1][1], _reached(stock, stock[-1][1])
         _, _, with_rules = ours(mod, trials, threads=physical_cores())
-        same_space, _ = _apart(our_search_in_stock_space, task, trials)
+        same_space, _ = apart(our_search_in_stock_space, task, trials)
         row: Row = {
             "same_best": task.name,
             "trials": trials,
@@ -190,7 +190,7 @@ def summarise_same_best(rows: Sequence[Row]) -> dict[str, float]:
 def whole_model(trials: int, name: str = "resnet18") -> list[Row]:
     """Tune a whole model with TVM's search, and with ours in no more time: latency of both, interleaved."""
     with tempfile.TemporaryDirectory() as folder:
-        stock_seconds = _apart(stock_model_search, name, folder, trials)
+        stock_seconds = apart(stock_model_search, name, folder, trials)
         imported = tvm_ext.import_model(get(name).onnx_model())
         with tempfile.TemporaryDirectory() as own:
             result, seconds, _ = ours(imported.mod, trials, threads=physical_cores(), folder=own)
@@ -317,7 +317,7 @@ def _reached(curve: Curve, goal: float) -> float | None:
     return next((seconds for seconds, latency in curve if latency <= goal), None)
 
 
-def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call in a process of its own, which imports everything anew."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:

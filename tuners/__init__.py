@@ -64,8 +64,8 @@ def evolution(**options: Any) -> Any:
 def validity(**options: Any) -> Any:
     """Search by simulated annealing that begins where the target's resources allow; see :func:`strategy`.
 
-    MetaSchedule's own search hands no oracle over: there, validity is learnt from what fails. ``tvm-ext tune`` for VTA
-    asks the target.
+    The oracle is the target's: of CUDA its threads, memories and vectors, of Hexagon the bytes of VTCM, of VTA its
+    buffers (``tvm-ext tune``). Where a target runs whatever is scheduled, validity is learnt from what fails.
     """
     return strategy("validity", **options)
 

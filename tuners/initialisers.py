@@ -160,6 +160,51 @@ class ValidityInitialiser:
         return farthest_in_turn(rows, count, rng) if self.maximise else rng.permutation(len(rows))[:count].tolist()
 
 
+@dataclass
+class EnumeratingInitialiser:
+    """Random ones of all configurations that work, as far as the oracle can be asked for all.
+
+    Where validity is known in closed form, every configuration of a space is asked for in milliseconds. What does not
+    work need not be measured then, to learn the limits neither, and a cost model only ranks what works. Where that
+    would take the oracle too long, or the space is too large, it is asked as by :class:`ValidityInitialiser`.
+
+    Attributes
+    ----------
+    most : int
+        Configurations of the largest space that is enumerated.
+    seconds : float
+        What the oracle may take for all of them, as the first :attr:`first` tell.
+    """
+
+    most: int = 1 << 17
+    seconds: float = 60.0
+    first: int = 1024
+
+    def propose(self, count: int, start: Start) -> np.ndarray:
+        """See :class:`Initialiser`."""
+        space, validity = start.space, start.validity
+        if validity is None or not validity.has_oracle or count < 1:
+            return start.random(count)
+        if not self._enumerated(space, validity, start.rng):
+            return ValidityInitialiser(share=1.0, maximise=False).propose(count, start)
+        free = [key for key in validity.known_to_work() if key not in start.taken]
+        found = start.take(space.vectors(start.rng.permutation(free).astype(np.int64)[:count]))
+        return np.concatenate([found, start.random(count - len(found))])
+
+    def _enumerated(self, space: ConfigSpace, validity: Validity, rng: np.random.Generator) -> bool:
+        """Ask for everything; tells whether that was done, now or before."""
+        if space.size > self.most:
+            return False
+        if len(validity.answers) < space.size:
+            asked, seconds = validity.asked, validity.seconds
+            if validity.ask(space.vectors(rng.permutation(space.size)[: self.first])) is None:
+                return False
+            asked = validity.asked - asked
+            if asked and (validity.seconds - seconds) / asked * space.size > self.seconds:
+                return False
+        return validity.ask(space.vectors(np.arange(space.size))) is not None
+
+
 def _changes_in_turns(space: ConfigSpace, vector: Vector, rng: np.random.Generator) -> np.ndarray:
     """Vectors (n x knobs) that differ in one knob: the nearest choice of every knob, the next nearest, and so on."""
     turns = []

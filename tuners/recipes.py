@@ -10,13 +10,15 @@ from typing import Literal
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.errors import OptionError, TuningError, candidates
 from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
-from tvm_ext.tuners.explorers import Evolution, Explorer, RandomSearch, SimulatedAnnealing
+from tvm_ext.tuners.described_model import DescribedModel
+from tvm_ext.tuners.explorers import Evolution, Exhaustive, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
 from tvm_ext.tuners.glimpse.artefact import Artefact
 from tvm_ext.tuners.glimpse.guide import Guide
 from tvm_ext.tuners.glimpse.parts import GuidedModel, GuidedSampler, PriorInitialiser
 from tvm_ext.tuners.glimpse.tuner import GuidedTuner
 from tvm_ext.tuners.initialisers import (
+    EnumeratingInitialiser,
     Initialiser,
     LocalInitialiser,
     RandomInitialiser,
@@ -138,6 +140,10 @@ def _agent(seed: int) -> Explorer:
 
 def _published_agent(seed: int) -> Explorer:
     return ActorCritic(seed=seed)
+
+
+def _exhaustive(seed: int) -> Explorer:
+    return Exhaustive()
 
 
 def _evolution(seed: int) -> Explorer:
@@ -319,12 +325,53 @@ class PretrainedRecipe(Recipe):
         return tuner
 
 
+@dataclass(frozen=True)
+class DescribedRecipe(Recipe):
+    """Parts with a cost model that sees what the target says of configurations, where it says anything.
+
+    Attributes
+    ----------
+    listens : bool
+        Whether the model sees it; else tiles only.
+    """
+
+    cost_model: Callable[[], CostModel] = DescribedModel
+    batch: int = 50
+    initial: int = 50
+    listens: bool = True
+
+    def tuner(
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        peers: Peers | None = None,
+        oracle: Oracle | None = None,
+        description: KernelDescription | None = None,
+    ) -> Tuner:
+        """See :meth:`Recipe.tuner`."""
+        if not self.listens or description is None:
+            return super().tuner(space, seed, peers, oracle)
+        model = DescribedModel(description=description)
+        # Of peers the target has other descriptions.
+        return replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, None, oracle)
+
+
 def _as_recipe(row: Recipe) -> Recipe:
     """Give the parts of a recipe of any kind."""
     return Recipe(**{entry.name: getattr(row, entry.name) for entry in fields(Recipe)})
 
 
 RECIPES |= {
+    # What works is enumerated, and all of it ranked by a model that sees bytes, fill of memories and turns of loops.
+    "validity_exhaustive": DescribedRecipe(
+        _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True
+    ),
+    "validity_exhaustive_undescribed": DescribedRecipe(
+        _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, listens=False
+    ),
+    # The same without an oracle.
+    "exhaustive": DescribedRecipe(_exhaustive),
+    "exhaustive_undescribed": DescribedRecipe(_exhaustive, listens=False),
     "sa_as_pretrained": PretrainedRecipe(_short_annealing, _adaptive, pool=4, refined_share=0.5),
     "chameleon_pretrained": PretrainedRecipe(_short_agent, _adaptive, pool=4, refined_share=0.5),
     "evolution_pretrained": PretrainedRecipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,6 +149,29 @@ class Validity:
     def load(self, state: dict[str, list[int]]) -> None:
         """Take over what :meth:`dump` gave."""
         self.answers = dict.fromkeys(state["works"], True) | dict.fromkeys(state["fails"], False)
+
+
+def first_of_each(oracle: Oracle, programs: Callable[[np.ndarray], Sequence[Hashable]]) -> Oracle:
+    """Make an oracle that lets only one configuration of each program pass: the first it is asked for.
+
+    Parameters
+    ----------
+    oracle : callable
+    programs : callable
+        Gives keys of vectors that work (n x knobs), equal where configurations are compiled to the same program: loops
+        of one turn have no order, for instance.
+    """
+    first: dict[Hashable, tuple[int, ...]] = {}
+
+    def distinct(vectors: np.ndarray) -> np.ndarray:
+        works = np.array(oracle(vectors), bool)
+        at = np.flatnonzero(works)
+        for row, key in zip(at.tolist(), programs(vectors[at]) if at.size else (), strict=True):
+            vector = tuple(vectors[row].tolist())
+            works[row] = first.setdefault(key, vector) == vector
+        return works
+
+    return distinct
 
 
 def _within(oracle: Oracle | None, vectors: np.ndarray, seconds: float) -> np.ndarray | None:

@@ -2,7 +2,8 @@
 
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
 from tvm_ext.tuners.explorers.evolution import Evolution
+from tvm_ext.tuners.explorers.exhaustive import Exhaustive
 from tvm_ext.tuners.explorers.random import RandomSearch
 from tvm_ext.tuners.explorers.simulated_annealing import SimulatedAnnealing
 
-__all__ = ["Evolution", "Exploration", "Explorer", "RandomSearch", "Score", "SimulatedAnnealing"]
+__all__ = ["Evolution", "Exhaustive", "Exploration", "Explorer", "RandomSearch", "Score", "SimulatedAnnealing"]

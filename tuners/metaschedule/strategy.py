@@ -16,6 +16,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
@@ -24,6 +25,7 @@ from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import Measurement, Tuner
+from tvm_ext.tuners.validity import Oracle
 
 FIRST_OF_SKETCH = 8
 """Every sketch is tried so often before one is preferred, or as often as half of the budget allows."""
@@ -128,7 +130,7 @@ class TunerStrategy(PySearchStrategy):
                 continue
             # Not the built-in hash of a string, which differs from process to process.
             seed = zlib.crc32(f"{self.seed}/{number}".encode())
-            tuner = self.recipe.tuner(space.space, seed, self.peers)
+            tuner = self.recipe.tuner(space.space, seed, self.peers, self._oracle(space))
             if self.store_features:
                 make = partial(self._schedule, space)
                 tuner.rescorer = Rescorer(StoreFeatures(make, self.context), self.recipe.cost_model())
@@ -142,6 +144,23 @@ class TunerStrategy(PySearchStrategy):
         self._given = [0] * len(self.sketches)
         if database is not None and database.has_workload(self.mod):
             self._learn(database)
+
+    def _oracle(self, space: TraceSpace) -> Oracle | None:
+        """Ask the target's row what it says of scheduled kernels; None where it runs all, or the recipe does not ask.
+
+        Configurations that cannot be scheduled do not work, nor those that the postprocessors of the space refuse.
+        """
+        target = None if self.context is None else self.context.target
+        refuses = None if target is None or not self.recipe.asks else backend_of(target).refuses
+        if refuses is None or target is None:
+            return None
+        reason = refuses(target)
+
+        def works(vector: np.ndarray) -> bool:
+            schedule = self._schedule(space, tuple(vector.tolist()))
+            return schedule is not None and not reason(schedule.mod["main"], target)
+
+        return lambda vectors: np.array([works(vector) for vector in vectors], bool)
 
     def _learn(self, database: ms.Database) -> None:
         """Take over what earlier runs measured."""

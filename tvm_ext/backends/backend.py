@@ -17,7 +17,7 @@ from tvm_ext.errors import OptionError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cuda.machine import GpuMachine
-from tvm_ext.schedules.rule import ScheduleRule
+from tvm_ext.schedules.rule import Refusal, ScheduleRule
 
 PhasePasses = Callable[["Backend", tvm.target.Target, PipelineOptions], Sequence[tvm.transform.Pass]]
 """Lists the passes of a phase, in order."""
@@ -168,6 +168,9 @@ class Backend:
         Says of a compiled module with another precision than float32 what is rounded, and by how much.
     instructions : callable
         Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
+    refuses : callable, optional
+        Makes, of a target, what says of a scheduled kernel why the target cannot run it, without running it: what the
+        validity oracles of tuners ask.
     resources : callable, optional
         Compiles scheduled kernels, by name, and tells what they take of the processor.
     measurer : callable, optional
@@ -202,6 +205,7 @@ class Backend:
     check_options: Callable[[tvm.target.Target, PipelineOptions], None] = in_float32
     rounding: Callable[[tvm.IRModule], dict[str, Any]] | None = None
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
+    refuses: Callable[[tvm.target.Target], Refusal] | None = None
     resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     profile_with: str = ""

@@ -14,6 +14,7 @@ from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, wit
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
+from tvm_ext.backends.cuda.validity import kernel_fault
 from tvm_ext.backends.gpu.backend import default_schedules
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.fusion.cost_model import LinearModel
@@ -113,5 +114,6 @@ CUDA = Backend(
     machine=machine_of,
     check_options=check_precision,
     instructions=_offers,
+    refuses=lambda target: kernel_fault,
     resources=resource_table,
 )

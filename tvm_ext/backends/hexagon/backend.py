@@ -11,11 +11,15 @@ from tvm_ext.backends.common import COMMON, Passes, inference_form
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
 from tvm_ext.backends.hexagon.toolchain import complaint
+from tvm_ext.backends.scope_limits import within_scopes
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.phases import PHASES
 from tvm_ext.schedules.instructions.rows import VMPA, VMPY, VMPY_SPLAT, VRMPY
+
+VTCM = "global.vtcm"
+"""Scope of the tightly coupled memory beside the vector units."""
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -95,5 +99,6 @@ HEXAGON_SDK = Backend(
     phases=COMMON,
     complete=complete,
     instructions=_instructions,
+    refuses=within_scopes(lambda target: {VTCM: int(target.attrs["vtcm-capacity"])}),
 )
 """TVM's kind ``hexagon``, whose libraries are linked with a vendor's SDK."""

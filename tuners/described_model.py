@@ -1,0 +1,42 @@
+"""A cost model that also sees what the target says of configurations: bytes moved, memories filled, turns of loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext.backends.description import KernelDescription
+from tvm_ext.tuners.shared_model import SharedModel
+from tvm_ext.tuners.space import ConfigSpace
+
+KEPT = 1024
+"""The features of so many vectors are kept, in case the same array is asked for again: all of a space are."""
+
+
+@dataclass
+class DescribedModel(SharedModel):
+    """Trees on the logarithm of the speed that see tiles, and the numbers of a target's description if there is one.
+
+    Attributes
+    ----------
+    description : KernelDescription, optional
+        Of the space that is tuned; without one only tiles are seen.
+    """
+
+    rounds: int = 100
+    eta: float = 0.15
+    description: KernelDescription | None = None
+    _kept: tuple[np.ndarray, np.ndarray] | None = None
+
+    def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give the features of :class:`.SharedModel`, and the numbers that the target gives."""
+        if self._kept is not None and self._kept[0] is vectors:
+            return self._kept[1]
+        features = super().features(space, vectors)
+        if self.description is not None:
+            numbers = self.description.features(vectors).astype(np.float32)
+            features = np.concatenate([features, numbers], axis=1)
+        if len(vectors) >= KEPT:
+            self._kept = vectors, features
+        return features
