@@ -81,3 +81,39 @@ def test_padding_is_no_reason_for_single_elements() -> None:
     assert scheduled.attrs[RULE_ATTRIBUTE] == "cuda.tensor_matmul"
     assert "T.vectorized(T.int64(8))" in scheduled.script()
     assert_emulated(before, scheduled, [x, w, np.zeros((1, 9, 7, 24), "float32")], 1e-3)
+
+
+def bottleneck() -> tvm.IRModule:
+    """Make convolutions that gain from their channels side by side, a softmax over planes, and some that lose."""
+    random = np.random.default_rng(0)
+
+    def weight(*shape: int) -> relax.Expr:
+        return relax.const((random.standard_normal(shape) * 0.1).astype("float16"))
+
+    def convolved(bb: relax.BlockBuilder, x: relax.Var, *shape: int) -> relax.Expr:
+        total = op.nn.conv2d(x, weight(*shape), padding=shape[-1] // 2, out_dtype="float32")
+        return bb.emit(op.astype(total, "float16"))
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        for _ in range(4):
+            x = convolved(bb, x, 64, 64, 3, 3)
+        x = bb.emit(op.reshape(convolved(bb, x, 3, 64, 1, 1), (1, 3, 784)))
+        x = bb.emit(op.reshape(op.nn.softmax(x, -1), (1, 3, 28, 28)))
+        for _ in range(3):
+            x = convolved(bb, x, 3, 3, 3, 3)
+        return x
+
+    return graph(build, [((1, 64, 28, 28), "float16")])
+
+
+def test_only_those_that_gain_are_turned() -> None:
+    """The planner's selection is better than all planes and than all channels side by side."""
+    mod = bottleneck()
+    after = turned(mod)
+    text = after["main"].script()
+    assert text.count('data_layout="NHWC"') == 4
+    assert text.count('data_layout="NCHW"') == 4
+    assert text.count("permute_dims") == 2
+    x = np.random.default_rng(1).standard_normal((1, 64, 28, 28)).astype("float16")
+    expected = run(mod, x)
+    np.testing.assert_allclose(run(after, x), expected, rtol=0, atol=1e-2 * np.abs(expected).max())

@@ -10,12 +10,14 @@ also beside padding. Weights are brought into order when compiling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from tvm_ext.backends.cuda.layout_selection import LAST, convert, select_orders
 from tvm_ext.passes.bindings import calls
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
@@ -36,13 +38,40 @@ def channels_last() -> tvm.transform.Pass:
         machine = machine_of(tvm.target.Target.current(allow_none=False))
         if not machine.has_async_copy or not any(_products(call, machine) for call in _calls(mod)):
             return mod
-        transform = relax.transform
-        turned = tvm.transform.Sequential(
-            [transform.ConvertLayout(LAYOUTS), transform.Normalize(), transform.FoldConstant()]
-        )(mod)
-        return turned if _seconds(turned, machine) < _seconds(mod, machine) else mod
+        # Costs of plans leave out what transposes become once they are fused and folded: the modules are compared.
+        found = min(_candidates(mod, machine), key=lambda item: _seconds(item, machine))
+        return found if _seconds(found, machine) < _seconds(mod, machine) else mod
 
     return _channels_last
+
+
+def _candidates(mod: tvm.IRModule, machine: GpuMachine) -> list[tvm.IRModule]:
+    """Make the module with those convolutions turned that are selected for the whole network, and with all turned."""
+    transform = relax.transform
+    passes = [transform.ConvertLayout(LAYOUTS), transform.Normalize(), transform.FoldConstant()]
+    everything = tvm.transform.Sequential(passes)(mod)
+    selected = _selected(mod, machine)
+    if not selected:
+        return [everything]
+    return [everything, convert(mod, selected)]
+
+
+def _selected(mod: tvm.IRModule, machine: GpuMachine) -> list[relax.Call]:
+    """List the convolutions that are better off with their channels side by side, in all functions together."""
+    found: list[relax.Call] = []
+
+    def transposed(expr: Any) -> float:
+        return _transpose_seconds(static_shape(expr), str(expr.ty.dtype), machine)
+
+    def seconds(call: relax.Call, order: str) -> float | None:
+        products = _products(call, machine, order == LAST)
+        return _product_seconds(products, machine) if products else None
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            selected = select_orders(func, seconds, transposed)
+            found += [] if selected is None else selected[1]
+    return found
 
 
 def _calls(mod: tvm.IRModule) -> list[relax.Call]:
@@ -63,19 +92,30 @@ def _seconds(mod: tvm.IRModule, machine: GpuMachine) -> float:
     """Estimate the seconds of the convolutions on tensor cores and of the transposes of a module."""
     total = 0.0
     for call in _calls(mod):
-        if calls(call, "relax.permute_dims") and (shape := static_shape(call)) is not None:
-            moved = 2 * prod(shape) * max(1, tvm.DataType(str(call.ty.dtype)).bits // 8)
-            blocks = max(1, prod(shape) // 1024)
-            total += kernel_seconds(Launch(blocks, 256, issue=8 * 60, bytes=moved), machine)
+        if calls(call, "relax.permute_dims"):
+            total += _transpose_seconds(static_shape(call), str(call.ty.dtype), machine)
         else:
-            total += sum(
-                tensor_seconds(product, tensor_tile(product, machine), machine) for product in _products(call, machine)
-            )
+            total += _product_seconds(_products(call, machine), machine)
     return total
 
 
-def _products(call: relax.Call, machine: GpuMachine) -> list[Product]:
-    """Give the product of matrices that a convolution is, if it is one for tensor cores; its rows are pixels."""
+def _product_seconds(products: list[Product], machine: GpuMachine) -> float:
+    return sum(tensor_seconds(product, tensor_tile(product, machine), machine) for product in products)
+
+
+def _transpose_seconds(shape: Sequence[int] | None, dtype: str, machine: GpuMachine) -> float:
+    if shape is None:
+        return 0.0
+    moved = 2 * prod(shape) * max(1, tvm.DataType(dtype).bits // 8)
+    blocks = max(1, prod(shape) // 1024)
+    return kernel_seconds(Launch(blocks, 256, issue=8 * 60, bytes=moved), machine)
+
+
+def _products(call: relax.Call, machine: GpuMachine, last: bool | None = None) -> list[Product]:
+    """Give the product of matrices that a convolution is, if it is one for tensor cores; its rows are pixels.
+
+    ``last`` asks for what it would be with its channels side by side, or with planes; by default it is as it stands.
+    """
     if not calls(call, "relax.nn.conv2d") or int(call.attrs.groups) != 1:
         return []
     if any(str(arg.ty.dtype) not in HALVES for arg in call.args):
@@ -84,15 +124,16 @@ def _products(call: relax.Call, machine: GpuMachine) -> list[Product]:
     layout = str(call.attrs.data_layout)
     if data is None or weight is None or out is None or layout not in ("NCHW", "NHWC"):
         return []
-    last = layout == "NHWC"
-    channels, outputs = (data[3], out[3]) if last else (data[1], out[1])
+    stands = layout == "NHWC"
+    channels, outputs = (data[3], out[3]) if stands else (data[1], out[1])
+    last = stands if last is None else last
     depth = prod(weight) // outputs
     side = channels & -channels
     window = depth // channels
     if last:
         vectors = (True, side), (True, side)
     else:
-        pixels = data[2] * data[3]
+        pixels = prod(data) // data[0] // channels
         vectors = (False, pixels & -pixels if window == 1 else 1), (True, side if window == 1 else 1)
     moved = 2 * (prod(data) + prod(weight)) + 4 * prod(out)
     return [Product(None, 1, prod(out) // outputs, outputs, depth, 0, 2, 2, 4, *vectors, moved)]
