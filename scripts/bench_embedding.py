@@ -102,8 +102,8 @@ def hand_written(quick: bool) -> Part:
 
 
 def table_4_2(quick: bool) -> Part:
-    """Layers of few channels, and dilated ones, images in NHWC."""
-    rows = few_channels(quick, "nhwc")
+    """Layers of few channels, and dilated ones, images in NCHW as the table has them."""
+    rows = few_channels(quick, "nchw")
     return rows, {
         "low_channel_layers": len(rows),
         "low_channel_exact": sum(row["exact"] for row in rows),
@@ -115,13 +115,13 @@ def table_4_2(quick: bool) -> Part:
     }
 
 
-def table_4_2_nchw(quick: bool) -> Part:
-    """Run the same layers with images in NCHW: the host stores data and reads results back on both sides."""
-    rows = few_channels(quick, "nchw")
+def table_4_2_nhwc(quick: bool) -> Part:
+    """Run the same layers with images in NHWC, which VTA stores results in itself on both sides."""
+    rows = few_channels(quick, "nhwc")
     return rows, {
-        "low_channel_nchw_speedup": round(geometric_mean([row["speedup"] for row in rows]), 3),
-        "low_channel_nchw_operator_speedup": round(geometric_mean([row["operator_speedup"] for row in rows]), 3),
-        "worst_low_channel_nchw": min(row["speedup"] for row in rows),
+        "low_channel_nhwc_speedup": round(geometric_mean([row["speedup"] for row in rows]), 3),
+        "low_channel_nhwc_operator_speedup": round(geometric_mean([row["operator_speedup"] for row in rows]), 3),
+        "worst_low_channel_nhwc": min(row["speedup"] for row in rows),
     }
 
 
@@ -228,7 +228,7 @@ def rewriting(quick: bool) -> Part:
     return rows, summary
 
 
-PARTS = {"strict": hand_written, "low channels": table_4_2, "low channels nchw": table_4_2_nchw,
+PARTS = {"strict": hand_written, "low channels": table_4_2, "low channels nhwc": table_4_2_nhwc,
          "gemm 8x8x8": table_4_6, "models": models, "cpu": processor,
          "stock": stock_tensorize, "top down": rewriting}  # fmt: skip
 

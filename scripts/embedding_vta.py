@@ -18,6 +18,7 @@ from tvm_ext.backends.vta.codegen.embedded import EmbeddedLayer, embedded_layer
 from tvm_ext.backends.vta.codegen.embedded_program import (
     embedded_program,
     estimated_cycles,
+    moved_values,
     run_embedded,
     transform_cycles,
 )
@@ -40,7 +41,7 @@ from tvm_ext.embedding.ranking import Ranked, rank
 from tvm_ext.embedding.read import instruction_dataflow, read_dataflow
 from tvm_ext.embedding.shared_windows import SharedWindow, share_window
 from tvm_ext.embedding.solver import solve
-from tvm_ext.embedding.strategy import strategy
+from tvm_ext.embedding.strategy import Strategy, strategy
 from tvm_ext.errors import EmbeddingError, VTAProgramError
 from tvm_ext.schedules.instructions.rows import vta_gemm
 
@@ -88,11 +89,12 @@ def candidates(
 ) -> list[Embedding]:
     """Search as the source does where channels are few: with and without the memory constraint, padding allowed.
 
-    No axis of the instruction may pad more than whole blocks of images and channels do.
+    No axis of the instruction may pad more than whole blocks of images and channels do. Factors may change places:
+    columns of images on the lanes of results, which VTA then stores in rows as NCHW has them.
     """
     waste = max(-(-conv.images // config.batch) * config.batch / conv.images,
                 -(-conv.channels // config.block) * config.block / conv.channels)  # fmt: skip
-    return solve(operator or operator_of(conv), instruction, relaxed(PADS, waste))
+    return solve(operator or operator_of(conv), instruction, relaxed(PADS, waste, swap=True))
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Candidate:
 
 
 def estimated(
-    embeddings: Sequence[Ranked], config: VTAConfig, windows: Sequence[tuple[SharedWindow, ...]]
+    embeddings: Sequence[Ranked], windows: Sequence[tuple[SharedWindow, ...]], config: VTAConfig
 ) -> list[Candidate]:
     """Estimate the cycles of embeddings; ``windows`` has those that the operator of each shares."""
     found = []
@@ -223,20 +225,26 @@ def estimated(
     return found
 
 
-def with_shared_windows(
+def cheapest(
     conv: Convolution, layout: str, instruction: Dataflow, config: VTAConfig
 ) -> tuple[list[Ranked], list[tuple[SharedWindow, ...]]]:
-    """Embed a convolution whose outputs share windows; gives what takes the fewest steps and values that are stored."""
+    """Embed a convolution, its outputs sharing windows or not; gives what takes the fewest steps and values to move.
+
+    A step takes a cycle, and so does a value that the host stores, or that it reads back.
+    """
+
+    def cost(found: Strategy) -> float:
+        layer = embedded_layer(found, config)
+        return found.embedding.calls + moved_values(layer, layer.direct_order() is not None)
+
     found: list[tuple[Ranked, tuple[SharedWindow, ...]]] = []
     for operator, windows in _shared(conv, layout, instruction):
         try:
             embeddings = candidates(conv, instruction, config, operator)
         except EmbeddingError:
             continue
-        # A step takes a cycle, and so does a value that the host stores.
-        fewest = sorted(embeddings, key=lambda it: it.calls)[: 2 * ESTIMATED]
-        ranked, _ = rank(fewest, cost=lambda it: it.embedding.calls + it.operands[0].elements)
-        found += [(item, windows) for item in ranked]
+        fewest = sorted(embeddings, key=lambda it: it.calls)[: 40 * ESTIMATED]
+        found += [(item, windows) for item in rank(fewest, cost=cost)[0]]
     best = sorted(found, key=lambda item: item[0].cost)[:ESTIMATED]
     return [item for item, _ in best], [windows for _, windows in best]
 
@@ -244,7 +252,10 @@ def with_shared_windows(
 def _shared(
     conv: Convolution, layout: str, instruction: Dataflow
 ) -> Iterator[tuple[Dataflow, tuple[SharedWindow, ...]]]:
-    """Let neighbours share windows that are no larger than the instruction sums over."""
+    """Let neighbours share windows that are no larger than the instruction sums over, where channels are few."""
+    yield operator_of(conv, layout), ()
+    if conv.channels >= instruction.axes[-1].extent:
+        return
     rows, columns = (axis for at, axis in enumerate(operator_of(conv, layout).axes[:4]) if layout[at] in "hw")
     most = instruction.axes[-1].extent
     for turns in product(SHARED, repeat=2):
@@ -263,10 +274,8 @@ def compare(
     """Compare the best embedding with padding; padding is one of the candidates."""
     padded = count_padded(conv, config, layout)
     least_waste, _ = rank(embeddings)
-    found = estimated(least_waste[:ESTIMATED], config, [()] * len(least_waste[:ESTIMATED]))
-    if layout == "nhwc":
-        shared, windows = with_shared_windows(conv, layout, instruction, config)
-        found += estimated(shared, config, windows)
+    found = estimated(least_waste[:ESTIMATED], [()] * len(least_waste[:ESTIMATED]), config)
+    found += estimated(*cheapest(conv, layout, instruction, config), config)
     best, chosen, tried = padded, "padding", 0
     exact = padded.exact
     for candidate in sorted(found, key=lambda candidate: candidate.cycles):

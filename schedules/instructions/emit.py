@@ -120,3 +120,52 @@ def matrix_product(intrinsic: str, rows: int, columns: int, depth: int) -> Emit:
         return implementation
 
     return emit
+
+
+TILES = 8
+"""Tile registers of AMX, each of 16 rows of 64 bytes here."""
+
+
+def tile_product(intrinsic: str, left: str, right: str, result: str, pack: int) -> Emit:
+    """``C[i,j] += sum over q and r of A[i,q,r] * B[q,j,r]`` on AMX tiles of 16 rows of 64 bytes, loaded and stored.
+
+    It configures the tiles and releases them, so that it stands anywhere; the process must have asked for them
+    (:func:`tvm_ext.system.tiles.request_tiles`).
+    """
+
+    def emit(scopes: Scopes) -> PrimFunc:
+        from tvm.script import tirx as T
+
+        def call(name: str, *arguments: Any) -> Any:
+            return T.call_llvm_intrin("void", f"llvm.x86.{name}", *arguments)
+
+        @T.prim_func(private=True, s_tir=True)
+        def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, (16, 16, pack), left, offset_factor=1, scope=scopes[0])
+            B = T.match_buffer(b, (16, 16, pack), right, offset_factor=1, scope=scopes[1])
+            C = T.match_buffer(c, (16, 16), result, offset_factor=1, scope=scopes[2])
+            with T.sblock("root"):
+                T.reads(C[0:16, 0:16], A[0:16, 0:16, 0:pack], B[0:16, 0:16, 0:pack])
+                T.writes(C[0:16, 0:16])
+                shape = T.alloc_buffer((64,), "uint8")  # palette 1; bytes of a row from 16 on, rows from 48 on
+                for byte in T.serial(64):
+                    shape[byte] = T.if_then_else(
+                        byte == 0,
+                        T.uint8(1),
+                        T.if_then_else(
+                            T.And(T.And(byte >= 16, byte < 16 + 2 * TILES), byte % 2 == 0),
+                            T.uint8(64),
+                            T.if_then_else(T.And(byte >= 48, byte < 48 + TILES), T.uint8(16), T.uint8(0)),
+                        ),
+                    )
+                T.evaluate(call("ldtilecfg", T.address_of(shape[0])))
+                T.evaluate(call("tileloadd64", T.uint8(0), T.address_of(C[0, 0]), T.int64(64)))
+                T.evaluate(call("tileloadd64", T.uint8(1), T.address_of(A[0, 0, 0]), T.int64(64)))
+                T.evaluate(call("tileloadd64", T.uint8(2), T.address_of(B[0, 0, 0]), T.int64(64)))
+                T.evaluate(call(intrinsic, T.uint8(0), T.uint8(1), T.uint8(2)))
+                T.evaluate(call("tilestored64", T.uint8(0), T.address_of(C[0, 0]), T.int64(64)))
+                T.evaluate(call("tilerelease"))
+
+        return implementation
+
+    return emit

@@ -142,6 +142,8 @@ class Instruction:
         From one to the next that does not depend on it.
     latency : int
         Cycles until the next may add to the same result.
+    prepare : callable, optional
+        What a process does once before it runs one; raises :class:`EmbeddingError` where that is refused.
     """
 
     name: str
@@ -152,6 +154,7 @@ class Instruction:
     homes: Scopes
     cycles: float
     latency: int = 1
+    prepare: Callable[[], None] | None = None
 
     def function(self) -> PrimFunc:
         """Return the meaning as a function on buffers in ordinary memory."""

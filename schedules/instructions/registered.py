@@ -44,10 +44,16 @@ def tensor_intrinsic(instruction: Instruction) -> str:
     Raises
     ------
     EmbeddingError
-        If the row has no implementation to make code of.
+        If the row has no implementation to make code of, or one that a process must prepare for.
     """
     if instruction.emit is None:
         raise EmbeddingError(f"no code is made of {instruction.name}: its row has no implementation")
+    if instruction.prepare is not None:
+        raise EmbeddingError(
+            f"no code is made of {instruction.name}: every process that runs it would have to call "
+            f"{instruction.prepare.__module__}.{instruction.prepare.__name__} first; "
+            "replace(row, prepare=None) says that yours do"
+        )
     name = f"tvm_ext.embedding.{instruction.name}"
     if TensorIntrin.get(name, allow_missing=True) is None:
         TensorIntrin.register(name, instruction.meaning(instruction.homes), instruction.emit(instruction.homes))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tvm_ext.schedules.instructions.emit import dot_product, fused_multiply_add, matrix_product
+from tvm_ext.schedules.instructions.emit import dot_product, fused_multiply_add, matrix_product, tile_product
 from tvm_ext.schedules.instructions.instruction import Instruction, multiply_add
+from tvm_ext.system.tiles import request_tiles
 
 VECTORS = ("global", "global", "local")
 """Factors come from memory, sums stay in registers."""
@@ -74,8 +75,9 @@ def amx(left: str, right: str) -> Instruction:
     return Instruction(
         name=f"x86.amx.{name}",
         meaning=multiply_add("C[i,j] += A[i,q,r] * B[q,j,r]", left, right, result, i=16, j=16, q=16, r=pack),
-        implementation=f"llvm.x86.{name}", emit=None,
-        requires=("amx-bf16" if pack == 2 else "amx-int8",), homes=("tile", "tile", "tile"), cycles=16, latency=52,
+        implementation=f"llvm.x86.{name}", emit=tile_product(name, left, right, result, pack),
+        requires=("amx-tile", "amx-bf16" if pack == 2 else "amx-int8"), homes=("global", "global", "global"),
+        cycles=16, latency=52, prepare=request_tiles,
     )  # fmt: skip
 
 

@@ -19,10 +19,11 @@ from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions import rows
 from tvm_ext.schedules.instructions.emit import fused_multiply_add
 from tvm_ext.schedules.instructions.instruction import Instruction, Meaning, macs, multiply_add
+from tvm_ext.system.tiles import request_tiles
 
 FLAGS = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2"}
-BFLOAT = [row for row in rows.ROWS if isinstance(row.meaning, Meaning) and row.meaning.left == "bfloat16"]
+FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2",
+           "amx-tile": "amx_tile", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16"}  # fmt: skip
 
 
 def has(instruction: Instruction) -> bool:
@@ -42,14 +43,14 @@ def einsum(meaning: Meaning, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def meanings() -> object:
-    functions = {row.name: row.function() for row in rows.ROWS if row not in BFLOAT}
+    functions = {row.name: row.function() for row in rows.ROWS}
     return tvm.compile(
         tvm.IRModule({name.replace(".", "_"): func.with_attr("global_symbol", name.replace(".", "_"))
                       for name, func in functions.items()}), "llvm",
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("row", [row for row in rows.ROWS if row not in BFLOAT], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", rows.ROWS, ids=lambda row: row.name)
 def test_a_meaning_runs_and_is_what_numpy_computes(row: Instruction, meanings: object) -> None:
     rng, read = np.random.default_rng(1), instruction_dataflow(row)
     values = [random_values(rng, access.shape, access.dtype) for access in read.operands]
@@ -66,11 +67,6 @@ def test_a_meaning_runs_and_is_what_numpy_computes(row: Instruction, meanings: o
     assert read.macs == macs(row.meaning)
 
 
-@pytest.mark.parametrize("row", BFLOAT, ids=lambda row: row.name)
-def test_bfloat16_meanings_are_read(row: Instruction) -> None:
-    assert instruction_dataflow(row).macs == macs(row.meaning) == 16 * 16 * 32
-
-
 @pytest.mark.parametrize("row", [row for row in rows.ROWS if row.emit and has(row)], ids=lambda row: row.name)
 def test_an_implementation_does_what_its_meaning_says(row: Instruction) -> None:
     check_instruction(row, tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
@@ -79,21 +75,34 @@ def test_an_implementation_does_what_its_meaning_says(row: Instruction) -> None:
 CODE = {
     "x86": {"kind": "llvm", "mcpu": "cascadelake"},
     "x86.pmaddwd": {"kind": "llvm", "mcpu": "skylake-avx512"},  # with VNNI, sum and product become one
+    "x86.amx": {"kind": "llvm", "mcpu": "x86-64-v4", "mattr": ["+amx-tile", "+amx-int8", "+amx-bf16"]},
     "arm": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod", "+i8mm"]},
 }
 
 
 @pytest.mark.parametrize("family", CODE)
 def test_machine_code_has_the_instruction(family: str) -> None:
-    mine = {f"f{at}": row for at, row in enumerate(rows.ROWS) if row.emit and row.name.startswith(family)}
+    mine = {
+        f"f{at}": row
+        for at, row in enumerate(rows.ROWS)
+        if row.emit and row.name.startswith(family) and (".amx." not in row.name or "amx" in family)
+    }
     scopes = ("global", "global", "global")
     module = tvm.IRModule(
         {name: row.emit(scopes).with_attr("global_symbol", name) for name, row in mine.items() if row.emit}
     )
     code = tvm.compile(module, tvm.target.Target(CODE[family])).mod.inspect_source("asm")
     for row in mine.values():
-        mnemonic = row.name.split(".")[1]
+        mnemonic = row.name.split(".")[2 if "amx" in family else 1]
         assert mnemonic in code or (family == "x86" and mnemonic == "pmaddwd"), row.name
+
+
+def test_tiles_are_asked_for_or_refused_with_a_reason() -> None:
+    if "amx_tile" in FLAGS:
+        request_tiles()
+    else:
+        with pytest.raises(EmbeddingError, match="AMX tiles"):
+            check_instruction(rows.amx("int8", "int8"), tvm.target.Target("llvm"))
 
 
 def test_a_row_whose_implementation_does_something_else_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,5 +135,11 @@ def test_unknown_intrinsics_are_refused() -> None:
 
 
 def test_rows_without_an_implementation_are_refused() -> None:
-    with pytest.raises(EmbeddingError, match=r"no code is made of x86\.amx\.tdpbssd"):
+    with pytest.raises(EmbeddingError, match=r"no code is made of hexagon\.vrmpy"):
+        embedding_rule(rows.VRMPY)
+
+
+def test_rows_that_a_process_prepares_for_are_refused_until_it_says_so() -> None:
+    with pytest.raises(EmbeddingError, match=r"no code is made of x86\.amx\.tdpbssd: .*request_tiles first"):
         embedding_rule(rows.amx("int8", "int8"))
+    embedding_rule(replace(rows.amx("int8", "int8"), name="test.amx", prepare=None))

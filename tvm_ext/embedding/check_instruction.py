@@ -31,6 +31,8 @@ def check_instruction(instruction: Instruction, target: tvm.target.Target, seed:
             f"the row of {instruction.name} has no implementation to run; a code generator of its own makes it from "
             "the meaning"
         )
+    if instruction.prepare is not None:
+        instruction.prepare()
     scopes = ("global", "global", "global")
     functions = {"meaning": instruction.function(), "implementation": instruction.emit(scopes)}
     module = tvm.IRModule(

@@ -39,7 +39,8 @@ def instructions(target: tvm.target.Target) -> Sequence[Offer]:
 
 
 def _offer(row: Instruction, machine: Machine) -> Offer:
-    if row.emit is None or not row.name.startswith("x86."):  # kernels were measured on x86 only
+    # Kernels were measured on x86 only; those of tiles would need every process that runs them to ask for tiles.
+    if row.emit is None or row.prepare is not None or not row.name.startswith("x86."):
         return Offer(row, throughput_cost(row, machine.stream_bandwidth / machine.clock))
     plan = kernel_plan(row, machine)
     return Offer(row, planned_cost(plan), plan)

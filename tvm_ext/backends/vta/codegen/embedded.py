@@ -45,8 +45,13 @@ class EmbeddedLayer:
     shapes: tuple[tuple[int, ...], ...]
     axes: tuple[tuple[int, ...], ...]
 
+    @property
+    def data(self) -> int:
+        """Factor of the matrix unit (0 or 1) that the operator's data becomes; its weights become the other."""
+        return int(self.strategy.embedding.operand(0))
+
     def pack(self, number: int, values: NDArray) -> NDArray:
-        """Store data (0) or weights (1) of the operator as VTA reads them."""
+        """Store values of the operator as VTA reads them: its left factor (0) or its right one (1)."""
         stored = self.strategy.operands[self.strategy.embedding.operand(number)]
         return np.ascontiguousarray(pack(values, stored).transpose(self.orders[number])).reshape(self.shapes[number])
 

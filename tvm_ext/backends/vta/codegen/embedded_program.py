@@ -47,8 +47,9 @@ def embedded_program(
         If no schedule of it fits the memories.
     """
     image = MemoryImage()
-    image.allocate("data", layer.pack(0, data))
-    image.allocate("weights", layer.pack(1, weights))
+    values = (data, weights)
+    for number, name in enumerate(("data", "weights")):
+        image.allocate(name, layer.pack(number, values[number if layer.data == 0 else 1 - number]))
     image.allocate("out", layer.elements(2))
     builder = ProgramBuilder(config, image)
     order = layer.direct_order() if direct else None
@@ -66,6 +67,14 @@ def run_embedded(
     return layer.unpack(read_outputs(program, "out", layer.shapes[2], result.dram)), result.steps
 
 
+def moved_values(layer: EmbeddedLayer, direct: bool = False) -> int:
+    """Values that the host stores, and reads back unless VTA stores the operator's own result (``direct``).
+
+    Weights are stored beforehand.
+    """
+    return layer.elements(layer.data) + (0 if direct else layer.elements(2))
+
+
 def transform_cycles(
     layer: EmbeddedLayer, costs: CycleCosts, host: HostSpeed | None = None, direct: bool = False
 ) -> float:
@@ -73,8 +82,7 @@ def transform_cycles(
 
     ``direct``: VTA stores the operator's own result.
     """
-    elements = layer.elements(0) + (0 if direct else layer.elements(2))
-    seconds = elements / (host or HostSpeed()).conversions
+    seconds = moved_values(layer, direct) / (host or HostSpeed()).conversions
     return seconds * costs.clock_mhz * 1e6
 
 
