@@ -243,10 +243,16 @@ def cheapest(
             embeddings = candidates(conv, instruction, config, operator)
         except EmbeddingError:
             continue
-        fewest = sorted(embeddings, key=lambda it: it.calls)[: 40 * ESTIMATED]
+        fewest = sorted(embeddings, key=lambda it: (it.calls, not _stores_neighbours(it)))[: 8 * ESTIMATED]
         found += [(item, windows) for item in rank(fewest, cost=cost)[0]]
     best = sorted(found, key=lambda item: item[0].cost)[:ESTIMATED]
     return [item for item, _ in best], [windows for _, windows in best]
+
+
+def _stores_neighbours(embedding: Embedding) -> bool:
+    """Whether the lanes of a result are neighbours in the operator's own."""
+    (*_, lanes), innermost = embedding.digits[1], embedding.operator.output.index[-1]
+    return lanes.stride == 1 and innermost[lanes.axis] == 1
 
 
 def _shared(

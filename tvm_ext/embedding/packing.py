@@ -62,13 +62,18 @@ def pack_te(tensor: Any, stored: Stored, name: str) -> Any:
         value = tensor(*index)
         return te.if_then_else(te.all(*conditions), value, tirx.const(0, tensor.dtype)) if conditions else value
 
-    return te.compute(stored.shape, element, name=name)
+    return te.compute(wide(stored.shape), element, name=name)
 
 
 def unpack_te(tensor: Any, found: Strategy, name: str) -> Any:
     """Read the operator's result from the stored one, as a tensor expression."""
     shape = found.operands[2].access.shape
-    return te.compute(shape, lambda *at: tensor(*_coordinates(found, list(at))), name=name)
+    return te.compute(wide(shape), lambda *at: tensor(*_coordinates(found, list(at))), name=name)
+
+
+def wide(shape: Sequence[int]) -> list[Any]:
+    """Give extents the type that those of Relax tensors have."""
+    return [tirx.IntImm("int64", int(extent)) for extent in shape]
 
 
 def _coordinates(found: Strategy, output: Sequence[Any]) -> list[Any]:

@@ -136,7 +136,7 @@ class _Rewriter(PyExprMutator):
 
     def _embedded(self, call: relax.Call, words: Sequence[str]) -> relax.Call | None:
         name = str(call.op.name).removeprefix("relax.")
-        operands = _operands(call)
+        operands = operands_of(call)
         shapes = [static_shape(operand) for operand in (*operands, call)]
         if any(shape is None or 0 in shape for shape in shapes):
             self.notes.append(f"{name}: an extent of it is not known, or is 0")
@@ -170,7 +170,7 @@ class _Rewriter(PyExprMutator):
         types = [f"{operand.ty.dtype}{list(static_shape(operand) or ())}" for operand in operands]
         label = f"{name} of {' and '.join(types)}"
         try:
-            func = _legalized(call, operands)
+            func = legalized(call, operands)
             products = read_products(func)
             if len(products) != 1:
                 raise EmbeddingError(f"its kernel has {len(products)} blocks that sum up products; expected one")
@@ -192,7 +192,7 @@ class _Rewriter(PyExprMutator):
         return kernel, variable, _Place(choice.instruction.name, str(plan.strategy.embedding), round(plan.cycles))
 
 
-def _operands(call: relax.Call) -> list[Any]:
+def operands_of(call: relax.Call) -> list[Any]:
     """List the tensors that an operator is called on, fields of tuples one by one."""
     found: list[Any] = []
     for argument in call.args:
@@ -200,7 +200,7 @@ def _operands(call: relax.Call) -> list[Any]:
     return [operand for operand in found if isinstance(getattr(operand, "ty", None), relax.TensorType)]
 
 
-def _legalized(call: relax.Call, operands: Sequence[Any]) -> tirx.PrimFunc:
+def legalized(call: relax.Call, operands: Sequence[Any]) -> tirx.PrimFunc:
     """Make the kernel that an operator would be, a parameter for each operand.
 
     Raises
@@ -291,17 +291,26 @@ def _buffer(buffers: Sequence[Any], name: str) -> Any:
 def _store(stages: Stages, factor: Any, at: int, found: Any) -> Store:
     """Make what stores a constant factor, after what its kernel does to it."""
     shape, dtype = factor_shape(found, at, "given")
+    computed = stored_when_compiling(stages, factor)
+
+    def store(values: Sequence[NDArray]) -> NDArray:
+        return pack(computed(values), found.operands[at]).astype(dtype).reshape(shape)
+
+    return store
+
+
+def stored_when_compiling(stages: Stages, factor: Any) -> Store:
+    """Make what computes a factor of a kernel from constant operands, in their order."""
     made_by = [stages.stages[number] for number in stages.before(factor)]
     params = [stages.params[number] for number in stages.sources(factor)]
 
     def store(values: Sequence[NDArray]) -> NDArray:
-        value = values[0]
-        if made_by:
-            func = stages.function(made_by, [*params, factor]).with_attr("global_symbol", "main")
-            compiled = tvm.compile(tvm.IRModule({"main": func}), tvm.target.Target("llvm"))
-            tensor = tvm.runtime.empty([int(extent) for extent in factor.ty.shape], str(factor.ty.dtype))
-            compiled["main"](*(tvm.runtime.tensor(np.ascontiguousarray(value)) for value in values), tensor)
-            value = tensor.numpy()
-        return pack(value, found.operands[at]).astype(dtype).reshape(shape)
+        if not made_by:
+            return values[0]
+        func = stages.function(made_by, [*params, factor]).with_attr("global_symbol", "main")
+        compiled = tvm.compile(tvm.IRModule({"main": func}), tvm.target.Target("llvm"))
+        tensor = tvm.runtime.empty([int(extent) for extent in factor.ty.shape], str(factor.ty.dtype))
+        compiled["main"](*(tvm.runtime.tensor(np.ascontiguousarray(value)) for value in values), tensor)
+        return tensor.numpy()
 
     return store

@@ -37,6 +37,9 @@ class EmbeddedLayer:
         Their shapes there.
     axes : tuple of tuple of int
         For each axis of the result of ``conv`` but lanes, the stored dimensions that it consists of.
+    first, windowed : tuple of int
+        How many of the stored dimensions of data, weights and result are images (of weights: groups and blocks of
+        outputs), and how many are rows and columns; those of channels lie between them.
     """
 
     strategy: Strategy
@@ -44,6 +47,8 @@ class EmbeddedLayer:
     orders: tuple[tuple[int, ...], ...]
     shapes: tuple[tuple[int, ...], ...]
     axes: tuple[tuple[int, ...], ...]
+    first: tuple[int, int, int]
+    windowed: tuple[int, int, int]
 
     @property
     def data(self) -> int:
@@ -86,6 +91,35 @@ class EmbeddedLayer:
         order = [(axis, 0) for axis, parts in enumerate(self.axes) if not parts]
         return ResultOrder(extents, (*order, *((axis, part) for axis, part, _ in outer)))
 
+    def plain(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Say how data (0), weights (1) or result (2) are those of an ordinary convolution in NCHW.
+
+        Returns
+        -------
+        order : tuple of int
+            Of the stored dimensions: those that are images (of weights, outputs), channels, rows and columns.
+        shape : tuple of int
+            Of the four axes that they are together.
+        """
+        order, conv = self.orders[number], self.conv
+        stored = self.strategy.operands[self.strategy.embedding.operand(number)]
+        lanes = [at for at in order if stored.dimensions[at].kind == "lane"]
+        loops = order[: len(order) - len(lanes)]
+        first, channels, image = loops[: self.first[number]], loops[self.first[number] :], loops[len(loops) :]
+        if self.windowed[number]:
+            channels, image = channels[: -self.windowed[number]], channels[-self.windowed[number] :]
+        rows = _lane_axes(self.strategy)[number]
+        first_lanes = [at for at in lanes if (lane := stored.dimensions[at].lane) is not None and lane[0] == rows]
+        channel_lanes = [at for at in lanes if at not in first_lanes]
+        sizes = (
+            (conv.height, conv.width),
+            (conv.kernel, conv.horizontal.kernel),
+            (conv.out_height, conv.out_width),
+        )[number]
+        ours = [*first, *first_lanes], [*channels, *channel_lanes]
+        outer = tuple(prod(stored.dimensions[at].extent for at in part) for part in ours)
+        return (*ours[0], *ours[1], *image), (*outer, *sizes)
+
     def elements(self, number: int) -> int:
         """Elements of data, weights or result in VTA's memory."""
         return prod(self.shapes[number])
@@ -97,7 +131,7 @@ def embedded_layer(found: Strategy, config: VTAConfig) -> EmbeddedLayer:
     Raises
     ------
     EmbeddingError
-        If the operator has more windows than a convolution, or loops that no axis of it stands for.
+        If the operator has more windows than a convolution, one along weights, or loops that no axis of it stands for.
     """
     embedding = found.embedding
     stored = [found.operands[embedding.operand(number)] for number in range(3)]
@@ -105,6 +139,8 @@ def embedded_layer(found: Strategy, config: VTAConfig) -> EmbeddedLayer:
     windows = [dimension for dimension in stored[0].dimensions if dimension.kind == "stencil"]
     if len(windows) > 2:
         raise EmbeddingError(f"{embedding.operator.name} has {len(windows)} windows; VTA's convolutions have two")
+    if any(dimension.kind == "stencil" for dimension in stored[1].dimensions):
+        raise EmbeddingError(f"a window of {embedding.operator.name} slides along what would be VTA's weights")
     slides = [dimension.loops[0] for dimension in windows]
     taps = [dimension.loops[1] for dimension in windows]
     if any(step != 1 for _, step in taps):
@@ -151,7 +187,20 @@ def embedded_layer(found: Strategy, config: VTAConfig) -> EmbeddedLayer:
     at = {loop: place for place, dimension in enumerate(stored[2].dimensions) for loop, _ in dimension.loops}
     empty: list[list[int]] = [[]] * (2 - len(image_loops))
     axes = [batch, *([groups] if g > 1 else []), kinds["out"], *empty, *([loop] for loop in image_loops)]
-    return EmbeddedLayer(found, conv, orders, shapes, tuple(tuple(at[loop] for loop in loops) for loops in axes))
+    first, windowed = len(batch), len(image_loops)
+    return EmbeddedLayer(
+        found, conv, orders, shapes, tuple(tuple(at[loop] for loop in loops) for loops in axes),
+        (first, len(groups) + len(kinds["out"]), first), (windowed, len(tap_loops), windowed),
+    )  # fmt: skip
+
+
+def _lane_axes(found: Strategy) -> tuple[int, int, int]:
+    """Axes of the instruction that are rows of data, outputs of weights, and rows of the result."""
+    left, right, _ = found.embedding.instruction.operands
+    instruction = found.embedding.instruction
+    rows = next(at for at in range(len(instruction.axes)) if left.uses(at) and not right.uses(at))
+    outputs = next(at for at in range(len(instruction.axes)) if right.uses(at) and not left.uses(at))
+    return rows, outputs, rows
 
 
 def _kinds(found: Strategy, stored: Sequence[Stored]) -> dict[str, list[int]]:

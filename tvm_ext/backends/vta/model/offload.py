@@ -25,6 +25,7 @@ from tvm_ext.backends.vta.model.borders import with_regions
 from tvm_ext.backends.vta.model.calibrate import ObservedModel
 from tvm_ext.backends.vta.model.confidence import CONFIDENCE
 from tvm_ext.backends.vta.model.cut import Device
+from tvm_ext.backends.vta.model.embed import embed_layers
 from tvm_ext.backends.vta.model.fits import NOTHING, Calibrated
 from tvm_ext.backends.vta.model.forms import from_form, in_forms, to_form
 from tvm_ext.backends.vta.model.host import HostSpeed
@@ -40,6 +41,7 @@ from tvm_ext.backends.vta.model.relax_layers import ModelGraph, read_graph
 from tvm_ext.backends.vta.model.tuned_region import best_region
 from tvm_ext.backends.vta.model.unfold import unfold_layers
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
+from tvm_ext.embedding.relax.embed_operators import has_solver
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
@@ -182,6 +184,7 @@ def offload(
     largest_error: float = LARGEST_ERROR,
     largest_output_error: float = LARGEST_OUTPUT_ERROR,
     tuned: Mapping[str, TunedLayer] | None = None,
+    embed: bool = True,
 ) -> VTAModel:
     """Move what VTA can run faster than the CPU to VTA.
 
@@ -207,6 +210,9 @@ def offload(
         scales and weights were not fitted to, and is the wider the fewer these are and the more they differ.
     tuned : mapping, optional
         Tuned schedules, as :func:`tvm_ext.backends.vta.codegen.tuned.read_tuned` gives them.
+    embed : bool
+        Whether the matrix unit is embedded into operators that no rule takes, dilated convolutions or those of one
+        dimension (:mod:`tvm_ext.backends.vta.model.embed`). Models that are quantised already have none.
 
     Returns
     -------
@@ -218,6 +224,44 @@ def offload(
         If the model has open dimensions, calibration data does not fit it, or is missing.
     """
     floats, fixed = prepare(mod)
+    move = partial(
+        _moved, mod, config=config, costs=costs, calibration=calibration, host=host, forced=forced,
+        largest_error=largest_error, largest_output_error=largest_output_error, tuned=tuned,
+    )  # fmt: skip
+    skip: set[str] = set()
+    reasons: dict[str, str] = {}
+    plain = read_graph(floats["main"], config.batch)
+    while embed and not fixed and has_solver():
+        written, found, left = embed_layers(floats, plain.refused, config, costs, host or HostSpeed(), skip)
+        reasons |= left
+        if not found:
+            break
+        model = move(written, fixed)
+        names = {variable: name for name, variable in model.graph.variables.items()}
+        on_vta = {name for layer in model.graph.layers if layer.name in model.partition.on_vta for name in layer.covers}
+        missed = {name for name, variable in found.items() if names.get(variable) not in on_vta}
+        if not missed:
+            return replace(model, notes=(*model.notes, *_embedded_notes(plain, found, reasons)))
+        reasons |= dict.fromkeys(missed, "as a convolution on stored data it would stay on the CPU")
+        skip |= missed  # kernels that store data for VTA are of no use to the CPU
+    model = move(floats, fixed)
+    return replace(model, notes=(*model.notes, *_embedded_notes(plain, {}, reasons)))
+
+
+def _moved(
+    mod: tvm.IRModule,
+    floats: tvm.IRModule,
+    fixed: Mapping[relax.Var, int],
+    config: VTAConfig,
+    costs: CycleCosts,
+    calibration: Mapping[str, NDArray] | None,
+    host: HostSpeed | None,
+    forced: Mapping[str, Device] | None,
+    largest_error: float,
+    largest_output_error: float,
+    tuned: Mapping[str, TunedLayer] | None,
+) -> VTAModel:
+    """Move layers of a model that was prepared; ``mod`` is what it was before."""
     graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
     # In a quantised model the result of a layer can be observed after an operator that keeps its steps.
     known = {name: fixed[variable] for name, variable in graph.variables.items() if variable in fixed}
@@ -269,6 +313,12 @@ def offload(
         notes = (*notes, f"{taken} layers on VTA have tuned schedules, those that shorten the whole program")
     written = with_regions(floats, regions, network)
     return VTAModel(written, floats, graph, partition, network, regions, config, notes, *found)
+
+
+def _embedded_notes(graph: ModelGraph, found: Mapping[str, relax.Var], reasons: Mapping[str, str]) -> list[str]:
+    """Say which operators the matrix unit was embedded into, and why not into others."""
+    made = [f"{node_of(graph, name)} runs on VTA: the matrix unit was embedded into it" for name in found]
+    return [*made, *(f"{node_of(graph, name)} was not embedded: {reason}" for name, reason in reasons.items())]
 
 
 def _notes(

@@ -1,0 +1,146 @@
+"""Operators that no rule of VTA takes run there by embedding, and give what they give on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.vta.model.test_offload import COSTS, TARGET, Emitter
+from tvm_ext.backends.vta.config import load_config
+from tvm_ext.backends.vta.model.embed import embed_layers
+from tvm_ext.backends.vta.model.host import HostSpeed
+from tvm_ext.backends.vta.model.offload import offload, prepare
+from tvm_ext.backends.vta.model.relax_layers import read_graph
+from tvm_ext.compiler import compile
+
+SLOW = HostSpeed(macs=1e5)
+"""A CPU to which no operator is left, however small."""
+
+
+def biased(e: Emitter, sums: Any, *shape: int) -> Any:
+    return e.relu(e.emit(relax.op.add(sums, e.constant(*shape))))
+
+
+def dilated(e: Emitter, x: Any) -> Any:
+    call = relax.op.nn.conv2d(x, e.constant(17, 16, 3, 2), padding=(2, 1), dilation=(2, 3), strides=(1, 2))
+    return biased(e, e.emit(call), 1, 17, 1, 1)
+
+
+def between(e: Emitter, x: Any) -> Any:
+    """Dilated between layers that VTA has rules for; what it gives is read twice."""
+    first = e.relu(e.conv(x, 16))
+    wide = e.emit(relax.op.nn.conv2d(first, e.constant(16, 16, 3, 3), padding=2, dilation=2))
+    return e.emit(relax.op.add(e.conv(wide, 16), wide))
+
+
+def grouped(e: Emitter, x: Any) -> Any:
+    call = relax.op.nn.conv2d(x, e.constant(32, 16, 3, 3), padding=2, dilation=2, groups=2)
+    return biased(e, e.emit(call), 1, 32, 1, 1)
+
+
+def uneven(e: Emitter, x: Any) -> Any:
+    return biased(e, e.emit(relax.op.nn.conv2d(x, e.constant(20, 16, 3, 3), padding=(0, 1, 2, 1))), 1, 20, 1, 1)
+
+
+def channels_last(e: Emitter, x: Any) -> Any:
+    call = relax.op.nn.conv2d(
+        x, e.constant(16, 3, 3, 16), padding=2, dilation=2, data_layout="NHWC", kernel_layout="OHWI"
+    )
+    return e.relu(e.emit(relax.op.add(e.emit(call), e.constant(16))))
+
+
+def conv1d(e: Emitter, x: Any) -> Any:
+    return biased(e, e.emit(relax.op.nn.conv1d(x, e.constant(33, 16, 5), padding=2, strides=2)), 1, 33, 1)
+
+
+def products(e: Emitter, x: Any) -> Any:
+    return e.emit(relax.op.matmul(x, e.constant(3, 31, 17)))
+
+
+def routing(e: Emitter, x: Any) -> Any:
+    return e.emit(relax.op.einsum((x, e.constant(7, 3, 16, 16)), "bik,ijdk->bijd"))
+
+
+CASES: dict[str, tuple[tuple[int, ...], Callable[[Emitter, Any], Any]]] = {
+    "dilated": ((1, 16, 11, 13), dilated),
+    "dilated between layers": ((1, 16, 9, 9), between),
+    "dilated and grouped": ((1, 32, 7, 8), grouped),
+    "padding that differs": ((1, 16, 9, 8), uneven),
+    "channels last": ((1, 7, 9, 16), channels_last),
+    "one dimension": ((2, 16, 31), conv1d),
+    "a batch of products": ((3, 17, 31), products),
+    "capsule routing": ((1, 7, 16), routing),
+}
+
+
+def run(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
+    return relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+
+
+@pytest.mark.parametrize("config", ["sim", "sim_4x8"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_anew_computes_the_same(case: str, config: str) -> None:
+    shape, body = CASES[case]
+    mod = Emitter().module(shape, body)
+    floats, _ = prepare(mod)
+    refused = read_graph(floats["main"], 1).refused
+    written, found, reasons = embed_layers(floats, refused, load_config(config), COSTS, SLOW)
+    assert len(found) == 1, reasons
+    x = np.random.default_rng(2).standard_normal(shape).astype("float32")
+    np.testing.assert_allclose(run(written, x), run(mod, x), rtol=1e-4, atol=1e-4)
+    assert len(read_graph(written["main"], 1).layers) > len(read_graph(floats["main"], 1).layers)
+
+
+@pytest.mark.parametrize("case", ["dilated between layers", "one dimension"])
+def test_embedded_operators_run_on_vta(case: str) -> None:
+    shape, body = CASES[case]
+    mod = Emitter().module(shape, body)
+    rng = np.random.default_rng(2)
+    samples = {"x": rng.standard_normal((4 * shape[0], *shape[1:])).astype("float32")}
+    model = offload(mod, load_config("sim"), COSTS, samples, SLOW, largest_error=0.5, largest_output_error=0.5)
+    assert any("the matrix unit was embedded into it" in note for note in model.notes), model.notes
+    right = run(mod, samples["x"][: shape[0]])
+    found = run(model.mod, samples["x"][: shape[0]])
+    assert np.sqrt(((found - right) ** 2).mean() / (right**2).mean()) < 0.1
+
+
+def test_bias_and_relu_are_done_on_vta() -> None:
+    shape, body = CASES["dilated"]
+    floats, _ = prepare(Emitter().module(shape, body))
+    written, found, _ = embed_layers(floats, read_graph(floats["main"], 1).refused, load_config("sim"), COSTS, SLOW)
+    (layer,) = read_graph(written["main"], 1).layers
+    assert layer.low == 0
+    assert layer.bias is not None and np.abs(layer.bias).max() > 0
+    assert len(found) == 1
+
+
+def test_the_rest_stays_with_a_reason() -> None:
+    def body(e: Emitter, x: Any) -> Any:
+        depthwise = e.emit(relax.op.nn.conv2d(x, e.constant(16, 1, 3, 3), padding=2, dilation=2, groups=16))
+        return e.emit(relax.op.nn.conv2d(depthwise, e.constant(2, 16, 1, 1), padding=(0, 0, 1, 1)))
+
+    mod = Emitter().module((1, 16, 4, 4), body)
+    model = offload(mod, load_config("sim"), COSTS, {"x": np.ones((1, 16, 4, 4), "float32")})
+    assert not model.partition.on_vta
+    assert any("was not embedded" in note and "finds no axis" in note for note in model.notes), model.notes
+    assert any("was not embedded" in note and "the CPU takes less" in note for note in model.notes), model.notes
+
+
+@pytest.mark.parametrize("embed", ["uncovered", "off"])
+def test_the_option_says_whether(embed: str) -> None:
+    def body(e: Emitter, x: Any) -> Any:
+        return e.relu(e.emit(relax.op.nn.conv2d(x, e.constant(48, 32, 3, 3), padding=2, dilation=2)))
+
+    mod = Emitter().module((1, 32, 28, 28), body)
+    samples = np.random.default_rng(3).standard_normal((2, 32, 28, 28)).astype("float32")
+    model = compile(mod, TARGET, calibration={"x": samples}, embed=embed)
+    found = np.asarray(model.run(samples[:1])[0])
+    right = run(mod, samples[:1])
+    error = np.sqrt(((found - right) ** 2).mean() / (right**2).mean())
+    assert (error > 1e-3) == (embed == "uncovered")
+    assert error < 0.05
