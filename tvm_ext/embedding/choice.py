@@ -76,11 +76,15 @@ Engine = Callable[[Dataflow, Dataflow], tuple[Sequence[Embedding], int]]
 
 
 def by_constraints(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:
-    """Search strict mappings and, where these would pad, relaxed ones as well; factors may change places."""
+    """Search strict mappings and, where these would pad or there are none, relaxed ones; factors may change places."""
     waste = naive_waste(operator, instruction)
     padded = [*relaxed((1,), waste), Setting(pad_to=(1,), waste=waste)]
-    settings = [STRICT, *padded] if waste > 1 else [STRICT, replace(STRICT, swap=True)]
-    return solve(operator, instruction, settings), 0
+    if waste > 1:
+        return solve(operator, instruction, [STRICT, *padded]), 0
+    try:
+        return solve(operator, instruction, [STRICT, replace(STRICT, swap=True)]), 0
+    except EmbeddingError:
+        return solve(operator, instruction, padded), 0
 
 
 def top_down(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:

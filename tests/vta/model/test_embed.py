@@ -115,7 +115,8 @@ def test_bias_and_relu_are_done_on_vta() -> None:
     written, found, _ = embed_layers(floats, read_graph(floats["main"], 1).refused, load_config("sim"), COSTS, SLOW)
     (layer,) = read_graph(written["main"], 1).layers
     assert layer.low == 0
-    assert layer.bias is not None and np.abs(layer.bias).max() > 0
+    assert layer.bias is not None
+    assert np.abs(layer.bias).max() > 0
     assert len(found) == 1
 
 
@@ -139,7 +140,7 @@ def test_the_option_says_whether(embed: str) -> None:
     mod = Emitter().module((1, 32, 28, 28), body)
     samples = np.random.default_rng(3).standard_normal((2, 32, 28, 28)).astype("float32")
     model = compile(mod, TARGET, calibration={"x": samples}, embed=embed)
-    found = np.asarray(model.run(samples[:1])[0])
+    (found,) = model.run([samples[:1]]).values()
     right = run(mod, samples[:1])
     error = np.sqrt(((found - right) ** 2).mean() / (right**2).mean())
     assert (error > 1e-3) == (embed == "uncovered")
