@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import extent
@@ -17,6 +17,11 @@ from tvm_ext.schedules.rule import new_schedule
 
 SMALLEST_SIDE = 2
 """Rows and columns from which on what is loaded is used more than once."""
+
+
+MOST_LOADED = 128
+"""Elements that a thread may load from a tile in shared memory without a wait: the compiler moves all loads of an
+unrolled loop to its begin."""
 
 
 class Matmul:
@@ -84,14 +89,24 @@ def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: 
             schedule.storage_align(shared, 0, axis=-2, factor=32, offset=4)
     schedule.unroll(ii)
     schedule.unroll(jj)
-    schedule.annotate(k1, "pragma_auto_unroll_max_step", 16)
-    schedule.annotate(k1, "pragma_unroll_explicit", 1)
+    _unroll(schedule, k1, tile)
     schedule.decompose_reduction(target, k0)
     if tile.parts > 1:
         add_parts(schedule, block, machine)
     else:
         finish(schedule, store, machine)
     return schedule
+
+
+def _unroll(schedule: Schedule, depth: LoopRV, tile: Tile) -> None:
+    """Unroll the depth of a tile: by the compiler, or in part where what is loaded for it does not fit registers."""
+    if tile.depth * (tile.thread_rows + tile.thread_columns) <= MOST_LOADED:
+        schedule.annotate(depth, "pragma_auto_unroll_max_step", 16)
+        schedule.annotate(depth, "pragma_unroll_explicit", 1)
+        return
+    outer, inner = schedule.split(depth, [None, 8])
+    schedule.annotate(outer, "disable_unroll", True)
+    schedule.unroll(inner)
 
 
 def divide_depth(schedule: Schedule, block: SBlockRV, parts: int) -> SBlockRV:

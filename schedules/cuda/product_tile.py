@@ -101,6 +101,11 @@ def tensor_tile(product: Product, machine: GpuMachine) -> Tile:
 
 def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
     """Estimate the seconds of a product with such a tile on tensor cores."""
+    return kernel_seconds(tensor_launch(product, tile), machine) + joining_seconds(product, tile.parts, machine)
+
+
+def tensor_launch(product: Product, tile: Tile, spare: int = 0) -> Launch:
+    """Describe the kernel of a product with such a tile on tensor cores, ``spare`` registers beyond the estimate."""
     blocks = product.batch * tile.parts * _up(product.rows, tile.rows) * _up(product.columns, tile.columns)
     steps = _up(_up(product.depth, tile.parts), tile.depth)
     threads = tile.threads * WARP
@@ -115,10 +120,12 @@ def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
     ) / threads
     products = (tile.thread_rows // 16) * (tile.thread_columns // 8)
     issue = steps * tile.threads * (tile.depth / fragment_depth * (2 * fragments + products) + 10 * accesses + 20)
-    launch = Launch(
+    # A lane has its part of the result, fragments of both operands, and addresses.
+    accumulators = tile.thread_rows * tile.thread_columns // WARP
+    return Launch(
         blocks,
         threads,
-        registers=tensor_registers(tile),
+        registers=min(255, accumulators + 4 * fragments + 40 + spare),
         shared=2 * size * (tile.rows + tile.columns) * (tile.depth + vector),
         issue=issue,
         # The rate is that of 16-bit operands; those of 8 bits go twice as fast, tf32 half.
@@ -127,13 +134,6 @@ def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
         l2_bytes=blocks * steps * tile.depth * (tile.rows * product.row_bytes + tile.columns * product.column_bytes),
         in_flight=float(size) * (tile.rows + tile.columns) * tile.depth / threads,
     )
-    return kernel_seconds(launch, machine) + joining_seconds(product, tile.parts, machine)
-
-
-def tensor_registers(tile: Tile) -> int:
-    """Estimate the registers of a lane: its part of the result, fragments of both operands, and addresses."""
-    accumulators = tile.thread_rows * tile.thread_columns // WARP
-    return min(255, accumulators + 4 * (tile.thread_rows + tile.thread_columns) // 16 + 40)
 
 
 def joining_seconds(product: Product, parts: int, machine: GpuMachine) -> float:

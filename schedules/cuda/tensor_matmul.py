@@ -17,6 +17,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, power_of_two
+from tvm_ext.schedules.cuda.cost import resident_blocks
 from tvm_ext.schedules.cuda.fragments import (
     SIDE,
     clear_fragment,
@@ -28,16 +29,20 @@ from tvm_ext.schedules.cuda.fragments import (
     result_type,
     rows_fragment,
 )
+from tvm_ext.schedules.cuda.launch_bounds import with_resident_blocks
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
 from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
-from tvm_ext.schedules.cuda.product_tile import Tile, tensor_tile
+from tvm_ext.schedules.cuda.product_tile import Tile, tensor_launch, tensor_tile
 from tvm_ext.schedules.cuda.registers import registers_of_lanes
 from tvm_ext.schedules.cuda.rounding import rounded_to_tf32
 from tvm_ext.schedules.rule import new_schedule
 
 HALVES, BYTES, SINGLES = ("float16", "bfloat16"), ("int8", "uint8"), ("float32",)
 """Element types of operands. The two of a product are the same, or any of 8 bits."""
+
+SPARE_REGISTERS = 16
+"""What a lane may take beyond the cost model's estimate before fewer blocks than it counts on are resident."""
 
 SMALLEST_SIDE = 8
 """Rows and columns from which on tensor cores pay, though half of their work is then on padding."""
@@ -69,11 +74,13 @@ class TensorMatmul:
         total = str(body.writes[0].source.dtype)
         if not self._multiplies(dtypes) or total != result_type(dtypes[0]):
             return None
+        tile = tensor_tile(product, machine)
         try:
-            schedule_tensor_product(schedule, product, tensor_tile(product, machine), machine, dtypes)
+            schedule_tensor_product(schedule, product, tile, machine, dtypes)
         except ScheduleError:
             return None
-        made = registers_of_lanes(schedule.mod["main"])
+        blocks = resident_blocks(tensor_launch(product, tile, spare=SPARE_REGISTERS), machine)
+        made = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), max(1, blocks))
         return new_schedule(rounded_to_tf32(made) if dtypes[0] in SINGLES else made)
 
     def _multiplies(self, dtypes: Sequence[str]) -> bool:
