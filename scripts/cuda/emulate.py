@@ -64,7 +64,14 @@ def _array(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> NDAr
     return (rng.standard_normal(shape) * 0.5).astype(kind)
 
 
-def _expected(func: tirx.PrimFunc, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+def drawn(func: tirx.PrimFunc) -> list[NDArray[Any]]:
+    """Draw all arguments of a kernel."""
+    rng = np.random.default_rng(0)
+    return [_array(rng, str(param.dtype), tuple(int(extent) for extent in param.shape)) for param in func.params]
+
+
+def reference(func: tirx.PrimFunc, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Run an unscheduled kernel on this CPU; gives all arguments as they are then."""
     module = tvm.IRModule({"reference": func.with_attr("global_symbol", "reference")})
     built = tvm.compile(module, tvm.target.Target("llvm"))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
@@ -76,12 +83,8 @@ def compare(kernel: Kernel, target: tvm.target.Target) -> tuple[str, int]:
     """Run a kernel both ways; gives why it does not agree (``""`` if it does), and the ways of its bank conflicts."""
     if kernel.before is None:
         return "there is no kernel of this name before the schedules", 1
-    rng = np.random.default_rng(0)
-    arrays = []
-    for param in kernel.before.params:
-        shape = [int(extent) for extent in param.shape]
-        arrays.append(_array(rng, str(param.dtype), tuple(shape)))
-    expected = _expected(kernel.before, arrays)
+    arrays = drawn(kernel.before)
+    expected = reference(kernel.before, arrays)
     run = Emulator(kernel.scheduled, target)(arrays)
     for param, got, wanted in zip(kernel.before.params, run.arrays, expected, strict=True):
         if got.dtype.kind in "iub":
