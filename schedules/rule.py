@@ -46,6 +46,18 @@ class PreparingRule(ScheduleRule, Protocol):
         """Bring ``func`` into the form in which it is scheduled; it may be in it. None: not mine."""
 
 
+Cost = tuple[int, Callable[[Sequence[Sequence[int]]], float]]
+"""How many knobs, the first ones of the trace, an estimate looks at, and the estimate: of their factors, lower is
+better, in any unit; infinite where nothing is expected to work."""
+
+
+class CostingRule(ScheduleRule, Protocol):
+    """A rule that tells what it thinks of choices other than its own."""
+
+    def cost(self, func: PrimFunc, target: tvm.target.Target) -> Cost | None:
+        """Give the estimate for a prepared kernel; None: not mine."""
+
+
 Refusal = Callable[[PrimFunc, tvm.target.Target], str]
 """Says why a target cannot run a scheduled kernel; ``""`` if it can."""
 
@@ -140,6 +152,15 @@ def tunable_schedule(func: PrimFunc, target: tvm.target.Target, rules: Sequence[
         schedule = rule.apply(func, target, tunable=True)
         if schedule is not None:
             return schedule
+    return None
+
+
+def tunable_cost(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> Cost | None:
+    """Give the estimate of the rule that prepared a kernel; None where it has none."""
+    owner = func.attrs.get(PREPARED_ATTRIBUTE) if func.attrs else None
+    for rule in rules:
+        if rule.name == owner and hasattr(rule, "cost"):
+            return rule.cost(func, target)
     return None
 
 

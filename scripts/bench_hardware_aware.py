@@ -1,7 +1,7 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
 Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--glimpse-bound]
-[--pretrained] [--graph] [--stock-space] [--quick] [--workers N] [--json PATH]
+[--pretrained] [--graph] [--stock-space] [--rule-cost] [--quick] [--workers N] [--json PATH]
 
 All parts without a choice. Nothing is measured on this machine but the time of presampling, whole networks and TVM's
 design space (by the processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other
@@ -30,6 +30,7 @@ from scripts.glimpse.compare import glimpse_part
 from scripts.graph_search import graph_part
 from scripts.pretrained_replay import pretrained_part
 from scripts.results import add_json_option, add_keep_option, result_path, store
+from scripts.rule_cost import rule_cost_part
 from scripts.stock_space import stock_space_part
 from scripts.vta_landscapes import TABLE, template
 from tvm_ext.backends.description import KernelDescription
@@ -281,6 +282,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "pretrained": pretrained_part,
     "graph": graph_part,
     "stock-space": stock_space_part,
+    "rule-cost": rule_cost_part,
 }
 
 

@@ -30,6 +30,7 @@ from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 from scripts.results import add_row, read_rows
 from scripts.tuning_loops import RESNET18, WARM, apart, convolution
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.code import build
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
@@ -43,6 +44,8 @@ TRIALS = 100_000
 """More than any time allows."""
 
 BATCH = 16
+PATIENCE = 600.0
+"""Seconds for building or running a candidate beside other work."""
 
 SECONDS, FEWEST = 2.0, 10
 """Winners are timed in turns so long, and so often at least."""
@@ -104,21 +107,27 @@ def _pair(number: int, key: Row) -> Row:
     """Search on both sides, and time what they found in turns; each in a process of its own."""
     start = time.perf_counter()
     stock = apart(_search, number, key["seed"], key["limit"], None, key["clock"])
-    ours = apart(_search, number, key["seed"], stock["seconds"], key["tuner"], key["clock"])
+    own = apart(_search, number, key["seed"], stock["seconds"], key["tuner"], key["clock"])
     row = key | {
         "seconds": round(stock["seconds"], 1),
         "stock_trials": stock["trials"],
-        "our_trials": ours["trials"],
+        "our_trials": own["trials"],
         "stock_failed": stock["failed"],
-        "our_failed": ours["failed"],
+        "our_failed": own["failed"],
         "stock_believed_us": stock["best"] and round(stock["best"] * 1e6, 1),
-        "our_believed_us": ours["best"] and round(ours["best"] * 1e6, 1),
+        "our_believed_us": own["best"] and round(own["best"] * 1e6, 1),
         "load": round(os.getloadavg()[0], 2),
         "minutes": round((time.perf_counter() - start) / 60, 1),
     }
-    if stock["kernel"] is None or ours["kernel"] is None:
+    if stock["kernel"] is None or own["kernel"] is None:
         return row | {"ratio": None}
-    return row | apart(_side_by_side, stock["workload"], stock["kernel"], ours["kernel"])
+    return row | apart(_side_by_side, stock["workload"], stock["kernel"], own["kernel"])
+
+
+def ours(clock: str) -> Measurer:
+    """Make warm workers that time as TVM's runner does, without emptying caches; patient ones beside other work."""
+    patience = {"build_timeout": PATIENCE, "run_timeout": PATIENCE} if clock == "processor" else {}
+    return Measurer(threads=1, timing=WARM, **patience)
 
 
 def _target() -> tvm.target.Target:
@@ -139,8 +148,12 @@ def _search(number: int, seed: int, limit: float, tuner: str | None, clock: str)
     common: Row = {
         "measure_callbacks": callbacks, "database": database, "seed": seed + 1, "num_trials_per_iter": BATCH,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, Measurer(threads=1, timing=WARM) as measurer:
-        if tuner is not None:
+    with tempfile.TemporaryDirectory() as folder, ours(clock) as measurer:
+        if tuner is None and clock == "processor":
+            # Beside other work TVM's workers are not even started within the time that candidates have.
+            builder = ms.builder.LocalBuilder(max_workers=physical_cores(), timeout_sec=PATIENCE)
+            common |= {"builder": builder, "runner": ms.runner.LocalRunner(timeout_sec=PATIENCE)}
+        elif tuner is not None:
             builder, runner = builder_and_runner(measurer)
             common |= {
                 "builder": builder,

@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc, Var
 
 from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR
+from tvm_ext.schedules.cpu.conv_cost import division_cost
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.intrinsics import bfloat16_intrinsic
@@ -22,7 +23,7 @@ from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.knobs import divide
-from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_for, prepared_schedule
+from tvm_ext.schedules.rule import Cost, is_prepared, new_schedule, prepared_for, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import mark_steps
 
@@ -44,18 +45,23 @@ class Convolution:
         schedule = prepared_schedule(self, func, target, tunable)
         if schedule is None:
             return None
-        transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
-        conv = transposed or pixels or annotated_block(schedule, "conv")
-        pad, _ = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
-        shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
-        if pixels is not None:
-            shape = replace(shape, input_row_bytes=_input_bytes(schedule, conv), bands=True)
+        conv, pad, shape, transposed = _read(schedule)
         store, rest = inline_epilogue(schedule, conv)
         machine = machine_of(target)
-        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed is not None, machine.pairs_loads)
+        _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed, machine.pairs_loads)
         if rest is not None:
             vectorize_and_divide(schedule, rest, machine)
         return schedule
+
+    def cost(self, func: PrimFunc, target: tvm.target.Target) -> Cost | None:
+        """Estimate divisions of channels, rows and columns, the first three knobs."""
+        schedule = prepared_schedule(self, func, target)
+        if schedule is None:
+            return None
+        _, _, shape, _ = _read(schedule)
+        machine = machine_of(target)
+        parallel = machine.divides(shape.flops)
+        return 3, lambda factors: division_cost(shape, machine, factors, parallel)
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
         """Let the store of a transposed convolution run over phases and positions, as its convolution does."""
@@ -72,6 +78,17 @@ class Convolution:
             # The new index expressions must be simplified before they are scheduled.
             return prepared_for(tvm.s_tir.transform.StmtSimplify()(schedule.mod)["main"], self.name)
         return prepared_for(func, self.name) if annotated_block(schedule, "conv") is not None else None
+
+
+def _read(schedule: Schedule) -> tuple[SBlockRV, SBlockRV | None, ConvShape, bool]:
+    """Find convolution and padding, what is in front inlined; gives what a tile depends on, and whether transposed."""
+    transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
+    conv = transposed or pixels or annotated_block(schedule, "conv")
+    pad, _ = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
+    shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
+    if pixels is not None:
+        shape = replace(shape, input_row_bytes=_input_bytes(schedule, conv), bands=True)
+    return conv, pad, shape, transposed is not None
 
 
 @dataclass(frozen=True)

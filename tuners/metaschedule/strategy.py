@@ -18,6 +18,7 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TuningError
+from tvm_ext.schedules.rule import Cost, tunable_cost
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import Recipe
@@ -123,9 +124,10 @@ class TunerStrategy(PySearchStrategy):
         self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
         self._rng = np.random.default_rng(self.seed)
         self._given: list[int] = []
+        cost = self._cost()
         for number, schedule in enumerate(design_spaces):
             try:
-                space = TraceSpace.of(schedule, self.mod)
+                space = TraceSpace.of(schedule, self.mod, cost)
             except TuningError:
                 continue
             # Not the built-in hash of a string, which differs from process to process.
@@ -144,6 +146,13 @@ class TunerStrategy(PySearchStrategy):
         self._given = [0] * len(self.sketches)
         if database is not None and database.has_workload(self.mod):
             self._learn(database)
+
+    def _cost(self) -> Cost | None:
+        """Give what the rule that prepared the kernel estimates; None where there is no such rule, or no estimate."""
+        target = None if self.context is None else self.context.target
+        if self.mod is None or target is None:
+            return None
+        return tunable_cost(self.mod["main"], target, backend_of(target).rules)
 
     def _oracle(self, space: TraceSpace) -> Oracle | None:
         """Ask the target's row what it says of scheduled kernels; None where it runs all, or the recipe does not ask.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Instruction, Trace
 
 from tvm_ext.errors import TuningError
+from tvm_ext.schedules.rule import Cost
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
 
 # Locations: -2 inlines, -1 is the root, others count loops. One that a block does not have is taken as the next before
@@ -40,8 +42,13 @@ class TraceSpace:
     space: ConfigSpace
 
     @classmethod
-    def of(cls, schedule: Schedule, mod: tvm.IRModule) -> TraceSpace:
+    def of(cls, schedule: Schedule, mod: tvm.IRModule, cost: Cost | None = None) -> TraceSpace:
         """Read the space off a schedule of ``mod``.
+
+        Parameters
+        ----------
+        cost : Cost, optional
+            What the rule estimates; left out where the first knobs are not all factors.
 
         Raises
         ------
@@ -60,7 +67,7 @@ class TraceSpace:
             default.append(choices.index(decision))
         if not knobs:
             raise TuningError("the schedule samples nothing: its trace has no decisions that could be tuned")
-        return cls(mod, trace, sampling, ConfigSpace(knobs, default))
+        return cls(mod, trace, sampling, ConfigSpace(knobs, default, _costs(knobs, cost)))
 
     def schedule(self, vector: Sequence[int]) -> Schedule | None:
         """Make the schedule of a configuration; None when the trace cannot be followed with it."""
@@ -90,6 +97,27 @@ class TraceSpace:
                 return None
             vector.append(knob.choices.index(decision))
         return tuple(vector)
+
+
+def _costs(knobs: Sequence[Knob], cost: Cost | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Make of an estimate of choices one of vectors (n x knobs); each choice is estimated once."""
+    if cost is None or len(knobs) < cost[0]:
+        return None
+    first, estimate = knobs[: cost[0]], cost[1]
+    if not all(isinstance(choice, tuple) for knob in first for choice in knob.choices):
+        return None
+    known: dict[tuple[int, ...], float] = {}
+
+    def of(row: tuple[int, ...]) -> float:
+        if row not in known:
+            known[row] = estimate([knob.choices[at] for knob, at in zip(first, row, strict=True)])
+        return known[row]
+
+    def costs(vectors: np.ndarray) -> np.ndarray:
+        rows, inverse = np.unique(vectors[:, : len(first)], axis=0, return_inverse=True)
+        return np.array([of(tuple(row)) for row in rows.tolist()], np.float64)[inverse.reshape(-1)]
+
+    return costs
 
 
 def _same_steps(recorded: Trace, ours: Trace) -> bool:

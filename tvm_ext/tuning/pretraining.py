@@ -37,21 +37,23 @@ def pretrain(folders: Sequence[Path], target: tvm.target.Target) -> Pretrained:
     TuningError
         If a folder has no database, or all of them together have too few measurements.
     """
-    found: dict[Structure, list[Examples]] = {}
+    found: dict[tuple[Structure, bool], list[Examples]] = {}
     for folder in folders:
         for members in earlier_kernels(open_earlier(folder), [], target).groups():
             for space, rows in members:
                 vectors = np.array([row.vector for row in rows], dtype=np.int64).reshape(-1, len(space.knobs))
                 scores = np.array([row.score for row in rows])
-                model = PretrainedModel(costs=space.cost is not None)
-                found.setdefault(structure(space), []).append((model.features(space, vectors), scores))
+                costs = space.cost is not None
+                features = PretrainedModel(costs=costs).features(space, vectors)
+                found.setdefault((structure(space), costs), []).append((features, scores))
     trained: dict[Structure, Trained] = {}
     notes: list[dict[str, Any]] = []
-    for kind, examples in found.items():
+    # Of spaces of one structure, with and without a cost, those count that there is more of.
+    for (kind, costs), examples in sorted(found.items(), key=lambda row: sum(len(scores) for _, scores in row[1])):
         count = sum(len(scores) for _, scores in examples)
         if count < LEAST or not any((scores > 0).any() for _, scores in examples):
             continue
-        model = PretrainedModel(prior_rounds=ROUNDS, prior_eta=ETA)
+        model = PretrainedModel(costs=costs, prior_rounds=ROUNDS, prior_eta=ETA)
         trained[kind] = model.train(examples)
         notes.append({"knobs": [name for name, _ in kind], "spaces": len(examples), "measurements": count})
     if not trained:

@@ -13,7 +13,7 @@ from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TargetError, TuningError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
-from tvm_ext.schedules.rule import prepare_kernels, tunable_schedule
+from tvm_ext.schedules.rule import prepare_kernels, tunable_cost, tunable_schedule
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.tuners.metaschedule.strategy import median_seconds
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
@@ -113,8 +113,10 @@ def earlier_kernels(database: ms.Database, mods: Sequence[tvm.IRModule], target:
 def _space(mod: tvm.IRModule, target: tvm.target.Target) -> TraceSpace | None:
     """Give the choices of the rule that takes a kernel; None where none does, or there is nothing to choose."""
     try:
-        schedule = tunable_schedule(mod["main"], target, backend_of(target).rules)
-        return None if schedule is None else TraceSpace.of(schedule, mod)
+        rules = backend_of(target).rules
+        schedule = tunable_schedule(mod["main"], target, rules)
+        cost = tunable_cost(mod["main"], target, rules)
+        return None if schedule is None else TraceSpace.of(schedule, mod, cost)
     except TuningError:
         return None  # nothing to choose
     except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too
