@@ -1,8 +1,9 @@
 """Weights of a product in words of 32 bits: how they are stored, as plain data.
 
 A word holds the weights of one column at 1 (float32), 2 (bfloat16), 4 (8 bits) or 8 (4 bits) consecutive places of the
-reduction, the first in its lowest bits. Words of neighbouring columns lie side by side, as many as a tile has columns,
-so that a vector load brings one word of each column, which masks and shifts take apart lane by lane: no shuffles.
+reduction, where :meth:`WeightFormat.shift` says. Words of neighbouring columns lie side by side, as many as a tile has
+columns, so that a vector load brings one word of each column, which masks and shifts take apart lane by lane: no
+shuffles.
 
 Integers are unsigned; ``weight = scale * (integer - zero)`` with a scale and a zero point for each column and group of
 consecutive places of the reduction.
@@ -42,6 +43,14 @@ class WeightFormat:
     def per_word(self) -> int:
         """Weights of a word."""
         return WORD_BITS // self.bits
+
+    def shift(self, place: int) -> int:
+        """Say at which bit of a word a place begins.
+
+        Of four bits each, places 0 to 3 are the low halves of the four bytes, and places 4 to 7 the high ones: the
+        bytes that a mask leaves are then places that lie side by side.
+        """
+        return 8 * (place % 4) + 4 * (place // 4) if self.bits == 4 else self.bits * place
 
     @property
     def is_integer(self) -> bool:
@@ -171,12 +180,12 @@ def packed_integers(
 
 
 def _words(values: np.ndarray, shape: WeightShape) -> np.ndarray:
-    per_word, bits = shape.format.per_word, shape.format.bits
+    per_word = shape.format.per_word
     padded = np.zeros((shape.words * per_word, shape.columns), "uint32")
     padded[: shape.reduction] = values
     words = np.zeros((shape.words, shape.columns), "uint32")
     for place in range(per_word):
-        words |= padded[place::per_word] << np.uint32(bits * place)
+        words |= padded[place::per_word] << np.uint32(shape.format.shift(place))
     return _columns(words, shape)
 
 

@@ -16,14 +16,18 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.schedules.compute.weight_words import TILE_VECTORS, WORD_BITS, WeightShape
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.word_dots import WordDots, has_dots
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.schedules.simd.imported import PREFETCH, import_definitions
 
 RULE = "cpu.word_product"
 """Stands as the schedule rule of these kernels: they are written as they should be."""
 
-AHEAD = 1024
+AHEAD = 4096
 """Bytes that weights are fetched ahead of their use."""
+
+AHEAD_SCALES = 2048
+"""Bytes that scales are fetched ahead of their use."""
 
 LINE = 64
 """Bytes of a cache line."""
@@ -104,22 +108,27 @@ class _Kernel:
             return T.reinterpret("float32", word)
         if bits == 16:
             return T.reinterpret("float32", word & T.uint32(0xFFFF0000) if place else word << T.uint32(16))
-        if place == self.weights.format.per_word - 1:
-            integer = word >> T.uint32(WORD_BITS - bits)
+        shift = self.weights.format.shift(place)
+        if shift == WORD_BITS - bits:
+            integer = word >> T.uint32(shift)
         else:
-            integer = word & T.uint32(((1 << bits) - 1) << (bits * place))
+            integer = word & T.uint32(((1 << bits) - 1) << shift)
         return T.Cast("float32", T.reinterpret("int32", integer))
 
     def magnified(self, place: int) -> float:
         """Say what :meth:`unpacked` multiplies an integer by: its bits are left where they are in the word."""
         weights = self.weights.format
-        return 1.0 if not weights.is_integer or place == weights.per_word - 1 else 2.0 ** (weights.bits * place)
+        shift = weights.shift(place)
+        return 1.0 if not weights.is_integer or shift == WORD_BITS - weights.bits else 2.0**shift
 
     # One row
 
     def one_row(self) -> None:
         """Multiply one row; what integers were multiplied by is taken from the data before."""
         shape = self.weights
+        if has_dots(shape, self.machine):
+            self._one_row_of_dots()
+            return
         row = self.data
         if shape.format.is_integer:
             row = T.sblock_alloc_buffer((1, shape.words * shape.format.per_word), "float32")
@@ -145,6 +154,17 @@ class _Kernel:
                     g = shape.groups - 1
                     self._group(row, parts, tile, g * (group // shape.format.per_word), rest)
                     self._add(sums, parts, totals, tile, g)
+            self._store(tile, 0, 0, [_element(sums, c) for c, _ in self.vectors()])
+
+    def _one_row_of_dots(self) -> None:
+        shape = self.weights
+        dots = WordDots(shape, self.data, self.words, self.scales, self.offsets)
+        dots.prepare()
+        with T.parallel(0, shape.tiles) as task, T.sblock("stream"):
+            tile = T.axis.spatial(shape.tiles, task)
+            sums = T.sblock_alloc_buffer((TILE_VECTORS, self.lanes), "float32", scope="local")
+            self._clear(sums, None)
+            dots.tile(sums, tile, self._fetch, self._fetch_scales)
             self._store(tile, 0, 0, [_element(sums, c) for c, _ in self.vectors()])
 
     def _prepare(self, row: Any, totals: Any) -> None:
@@ -186,10 +206,7 @@ class _Kernel:
     def _word(self, row: Any, parts: Any, tile: Any, word: Any, places: int, number: int) -> None:
         """Add the products of one word of each column."""
         per_word = self.weights.format.per_word
-        bytes_of_word = 4 * TILE_VECTORS * self.lanes
-        for line in range(0, bytes_of_word, LINE):
-            address = T.address_of(self.words[tile, word + AHEAD // bytes_of_word, line // 4])
-            T.evaluate(T.call_extern("void", PREFETCH, address))
+        self._fetch(tile, word)
         for place in range(places):
             part = (number * per_word + place) % SUMS
             for c, column in self.vectors():
@@ -197,6 +214,21 @@ class _Kernel:
                     weight = self.unpacked(self.words[tile, word, column + x], place)
                     value = parts[part, c, x] + row[0, word * per_word + place] * weight
                     T.buffer_store(parts, value, [part, c, x])
+
+    def _fetch(self, tile: Any, word: Any) -> None:
+        """Fetch what lies behind a word of each column."""
+        bytes_of_word = 4 * TILE_VECTORS * self.lanes
+        for line in range(0, bytes_of_word, LINE):
+            address = T.address_of(self.words[tile, word + AHEAD // bytes_of_word, line // 4])
+            T.evaluate(T.call_extern("void", PREFETCH, address))
+
+    def _fetch_scales(self, tile: Any, g: Any) -> None:
+        """Fetch what lies behind the scales of a group."""
+        bytes_of_group = 4 * TILE_VECTORS * self.lanes
+        for stored in (self.scales, self.offsets):
+            for line in range(0, bytes_of_group if stored is not None else 0, LINE):
+                address = T.address_of(stored[tile, g + AHEAD_SCALES // bytes_of_group, line // 4])
+                T.evaluate(T.call_extern("void", PREFETCH, address))
 
     def _add(self, sums: Any, parts: Any, totals: Any, tile: Any, g: Any) -> None:
         """Add the sum of a group to that of a column."""

@@ -20,6 +20,7 @@ MODELS: dict[str, Callable[[], DynamicModel]] = {
     "rnn": lambda: networks.recurrent("RNN", 1),
     "found_places": operators.found_places,
     "branch_by_size": operators.branch_by_size,
+    "one_rate": operators.one_rate,
     "slices": operators.slices,
     "best_of": operators.best_of,
     "counted": operators.counted,

@@ -43,6 +43,29 @@ def branch_by_size() -> DynamicModel:
     return make("branch_by_size", nodes, {"x": ["n", 3]}, {"n": (1, 200)}, [two, *integers(hundred=100)])
 
 
+def one_rate() -> DynamicModel:
+    """Branches for two rates, of which only one can run with the columns that there are."""
+    then = helper.make_graph(
+        [node("Unsqueeze", ["x", "axis"], ["t1"]), node("Conv", ["t1", "one"], ["t"])],
+        "then",
+        [],
+        [helper.make_empty_tensor_value_info("t")],
+    )
+    other = helper.make_graph(
+        [node("Unsqueeze", ["x", "axis"], ["e1"]), node("Conv", ["e1", "two"], ["e2"]), node("Neg", ["e2"], ["e"])],
+        "else",
+        [],
+        [helper.make_empty_tensor_value_info("e")],
+    )
+    nodes = [
+        node("Less", ["rate", "thousand"], ["slow"]),
+        node("If", ["slow"], ["y1"], then_branch=then, else_branch=other),
+        node("Relu", ["y1"], ["y"]),
+    ]
+    constants = [*integers(thousand=1000, axis=[1]), *weights(one=[4, 1, 3], two=[4, 2, 3])]
+    return make("one_rate", nodes, {"x": ["n", 12], "rate": []}, {"n": (1, 9)}, constants, whole={"rate": 1000})
+
+
 def limited_reshape() -> DynamicModel:
     """A shape with the smaller of a size and a number in it."""
     nodes = [

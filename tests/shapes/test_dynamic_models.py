@@ -14,7 +14,7 @@ from tvm_ext.errors import InputError, OptionError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-QUICK = ("mlp", "cache_attention", "found_places", "branch_by_size", "slices")
+QUICK = ("mlp", "cache_attention", "found_places", "branch_by_size", "one_rate", "slices")
 
 
 def compiled(case: DynamicModel) -> CompiledModel:

@@ -135,6 +135,32 @@ def test_shapes_go_backward_to_inputs_that_nothing_is_known_of() -> None:
     assert found.cuts == {0}
 
 
+def test_a_branch_that_cannot_run_says_nothing() -> None:
+    case = MODELS["one_rate"]()
+    found = propagate(operator_graph(case.model, open_dimensions(case.dynamic)))
+    assert str(found.facts["y"].shape) == "(n, 4, 10)"
+    assert found.taken == {"y1": "then_branch"}
+    (sentence,) = found.dropped
+    assert sentence.startswith("left out the else branch")
+    assert "Conv" in sentence
+    assert not found.impossible
+    assert len(found.bodies) == 1
+
+
+def test_where_no_branch_can_run_both_stay() -> None:
+    rank_2 = {"x": Fact((symbol("n"), 4), NOT_CONSTANT), "c": Fact((), NOT_CONSTANT)}
+    bodies = {
+        name: Graph((Operator("LSTM", ("x", "w", "r"), (name,), label=name),), {}, {}, (name,))
+        for name in ("then_branch", "else_branch")
+    }
+    graph = Graph((Operator("If", ("c",), ("y",), bodies=bodies),), rank_2, {"w": (1, 8, 4), "r": (1, 8, 2)}, ("y",))
+    found = propagate(graph)
+    assert found.impossible == "then_branch"
+    assert not found.taken
+    assert not found.dropped
+    assert len(found.bodies) == 2
+
+
 def test_figure_5_4_needs_one_version() -> None:
     """Sigmoid of [I, 1, 1] is added to [I, J, K]: known shapes leave one of eight versions."""
     i, j, k = map(symbol, "ijk")

@@ -61,7 +61,10 @@ class Generator:
         self._arrays = list(arrays)
         self._weights = [tvm_ffi.from_dlpack(array) for array in arrays]
         self._caches = [tvm_ffi.from_dlpack(_aligned(tuple(shape), "float32")) for shape in facts["caches"]]
-        self._position = _aligned((1,), "int64")
+        self._token, self._position = _aligned((1,), "int64"), _aligned((1,), "int64")
+        # What every token is computed from, as it is handed over.
+        self._one_token = tvm_ffi.from_dlpack(self._token)
+        self._given = [tvm_ffi.from_dlpack(self._position), *self._caches, *self._weights]
         self._functions: dict[str, Any] = {}
         self._turn = threading.Lock()
 
@@ -268,14 +271,18 @@ class Generator:
 
     def _step(self, function: str, ids: np.ndarray) -> np.ndarray:
         self._position[0] = self.length
-        given = _aligned((len(ids),), "int64")
-        given[:] = ids
+        if len(ids) == 1:
+            self._token[0], given = ids[0], self._one_token
+        else:
+            tokens = _aligned((len(ids),), "int64")
+            tokens[:] = ids
+            given = tvm_ffi.from_dlpack(tokens)
 
         def call() -> np.ndarray:
             run = self._functions.get(function)
             if run is None:
                 run = self._functions[function] = self.model.virtual_machine[function]
-            result = run(tvm_ffi.from_dlpack(given), tvm_ffi.from_dlpack(self._position), *self._caches, *self._weights)
+            result = run(given, *self._given)
             return np.array(np.from_dlpack(result)).reshape(-1)
 
         logits = with_pool(call)

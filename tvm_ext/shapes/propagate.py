@@ -7,7 +7,7 @@ that what follows is known up to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm_ext.graph.symbolic import symbol, symbols_of
 from tvm_ext.shapes import transfer_arithmetic, transfer_forms, transfer_parts, transfer_shapes, transfer_values
 from tvm_ext.shapes.backward import BACKWARD
 from tvm_ext.shapes.dynamism import Dynamism, row_of
+from tvm_ext.shapes.impossible import IMPOSSIBLE
 from tvm_ext.shapes.lattice import (
     ANYTHING,
     LARGEST_VALUE,
@@ -67,6 +68,13 @@ class Propagation:
         How often all operators were looked at.
     bodies : tuple of Propagation
         Of the graphs inside that may run: branches and loops.
+    taken : mapping from str to str
+        For each ``If`` of this graph of which one branch is left, by its first result: the branch's attribute.
+    dropped : tuple of str
+        A sentence for each branch, in graphs inside too, that was left out because it cannot run.
+    impossible : str
+        A node that always runs and cannot run on what it is given, empty where there is none: whoever gets here ends in
+        an error.
     """
 
     graph: Graph
@@ -77,6 +85,9 @@ class Propagation:
     conditions: Mapping[str, str]
     rounds: int
     bodies: tuple[Propagation, ...] = ()
+    taken: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    impossible: str = ""
 
 
 def propagate(graph: Graph) -> Propagation:
@@ -103,6 +114,9 @@ class _Propagator:
     limits: dict[str, Limits] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
     inner: dict[int, Propagation] = field(default_factory=dict)
+    impossible: dict[int, str] = field(default_factory=dict)
+    taken: dict[str, str] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
 
     def run(self) -> Propagation:
         self.limits = dict(self.graph.limits)
@@ -118,10 +132,13 @@ class _Propagator:
             for operator in reversed(self.graph.operators):
                 changed |= self._backward(operator)
         classes = tuple(self._class(operator) for operator in self.graph.operators)
-        inner = tuple(self.inner.values())
+        inner = tuple(self._runnable())
+        dropped = (*self.dropped.values(), *(text for body in inner for text in body.dropped))
+        impossible = next(iter(self.impossible.values()), "")
         return Propagation(
-            self.graph, self.facts, classes, frozenset(self.cuts), self.executed, self.conditions, rounds, inner
-        )
+            self.graph, self.facts, classes, frozenset(self.cuts), self.executed, self.conditions, rounds, inner,
+            self.taken, dropped, impossible,
+        )  # fmt: skip
 
     def _inputs(self, operator: Operator) -> tuple[Fact, ...]:
         return tuple(self.facts.get(name, UNKNOWN) if name else UNKNOWN for name in operator.inputs)
@@ -142,7 +159,7 @@ class _Propagator:
         return Step(operator, self._inputs(operator), self.limits, assume)
 
     def _forward(self, index: int, operator: Operator) -> bool:
-        found = self._results(operator)
+        found = self._results(index, operator)
         changed = False
         for position, name in enumerate(operator.outputs):
             if not name:
@@ -151,9 +168,12 @@ class _Propagator:
             changed |= self._refine(name, fact)
         return changed
 
-    def _results(self, operator: Operator) -> list[Fact]:
+    def _results(self, index: int, operator: Operator) -> list[Fact]:
         if operator.bodies:
-            return self._controlled(operator)
+            return self._controlled(index, operator)
+        is_impossible = IMPOSSIBLE.get(operator.kind) if operator.domain in ("", "ai.onnx") else None
+        if is_impossible is not None and is_impossible(self._step(operator)):
+            self.impossible[index] = operator.label
         if operator.kind in _EXECUTED:
             return _EXECUTED[operator.kind](self._step(operator))
         transfer = FORWARD.get(operator.kind) if operator.domain in ("", "ai.onnx", "com.microsoft") else None
@@ -211,9 +231,9 @@ class _Propagator:
 
     # ---- control flow
 
-    def _controlled(self, operator: Operator) -> list[Fact]:
+    def _controlled(self, index: int, operator: Operator) -> list[Fact]:
         if operator.kind == "If":
-            return self._branches(operator)
+            return self._branches(index, operator)
         if operator.kind == "Loop":
             return self._loop(operator)
         if operator.kind == "Scan":
@@ -229,14 +249,37 @@ class _Propagator:
         own = set(found.executed)
         return [_without(result.facts.get(name, UNKNOWN), own) for name in body.outputs]
 
-    def _branches(self, operator: Operator) -> list[Fact]:
-        """Merge what both branches say, or take the one that is run."""
-        then, other = operator.bodies["then_branch"], operator.bodies["else_branch"]
+    def _branches(self, index: int, operator: Operator) -> list[Fact]:
+        """Merge what both branches say, or take the one that is run, or the only one that can."""
+        names = ["then_branch", "else_branch"]
         condition = self._inputs(operator)[0].elements
         if condition is not None and condition.size == 1:
-            return self._inside(then if bool(condition.ravel()[0]) else other, {})
-        pairs = zip(self._inside(then, {}), self._inside(other, {}), strict=False)
-        return [meet_facts(*pair) for pair in pairs]
+            names = [names[0 if bool(condition.ravel()[0]) else 1]]
+        found = {name: self._inside(operator.bodies[name], {}) for name in names}
+        failing = {name: self.inner[id(operator.bodies[name])].impossible for name in names}
+        left = [name for name in names if not failing[name]]
+        self.impossible.pop(index, None)
+        self.taken.pop(operator.outputs[0], None)
+        self.dropped.pop(index, None)
+        if not left:
+            self.impossible[index] = failing[names[0]]
+            left = names
+        elif len(left) == 1:
+            self.taken[operator.outputs[0]] = left[0]
+            for name in names:
+                if failing[name]:
+                    branch = f"{name.removesuffix('_branch')} branch of {operator.label}"
+                    self.dropped[index] = (
+                        f"left out the {branch}, which cannot run with these input shapes ({failing[name]})"
+                    )
+        facts = [found[name] for name in left]
+        return facts[0] if len(facts) == 1 else [meet_facts(*pair) for pair in zip(*facts, strict=False)]
+
+    def _runnable(self) -> Iterator[Propagation]:
+        """List the graphs inside, but for branches that are never taken, as they would end in an error."""
+        for found in self.inner.values():
+            if not found.impossible or self.impossible:
+                yield found
 
     def _loop(self, operator: Operator) -> list[Fact]:
         """Meet what is carried before and after the body until it stays; results that are stacked get a new axis."""

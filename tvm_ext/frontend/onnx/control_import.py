@@ -38,12 +38,18 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
     def _variable_name(self, name: str) -> str:
         raise NotImplementedError
 
+    def _branch_of(self, node: onnx.NodeProto) -> str | None:
+        raise NotImplementedError
+
     # ---- If
 
     def _convert_if(self, node: onnx.NodeProto) -> list[Any]:
         """Convert to a Relax ``If`` whose branches hold their own bindings, so that only one is computed."""
         condition = self._scalar(as_tensor(self.bb, self._nodes[node.input[0]]))
         graphs = {attribute.name: attribute.g for attribute in node.attribute}
+        only = self._branch_of(node)
+        if only is not None:
+            return self._inline(graphs[only])
         failed = len(self._failures)
         branches = [self._convert_branch(graphs[name]) for name in ("then_branch", "else_branch")]
         if len(self._failures) > failed:
@@ -59,6 +65,14 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         if len(node.output) == 1:
             return [result]
         return [relax.TupleGetItem(result, index) for index in range(len(node.output))]
+
+    def _inline(self, graph: onnx.GraphProto) -> list[Any]:
+        """Convert a branch that is always taken, or the only one that can run."""
+        failed = len(self._failures)
+        self._convert_nodes(graph)
+        if len(self._failures) > failed:
+            raise SubgraphFailedError
+        return [self._nodes[value.name] for value in graph.output]
 
     def _convert_branch(self, graph: onnx.GraphProto) -> relax.SeqExpr | None:
         around = dict(self._nodes)

@@ -116,7 +116,7 @@ class OnnxImporter(ControlFlowConverter):
         self.index_limits = index_limits(mod)
         if self._known is not None:
             self.conditions = self._known.conditions
-            self.notes = (self._known.note(),)
+            self.notes = (self._known.note(), *self._known.found.dropped)
         mod = clip_indices(mod)
         if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             mod = with_kept_origins(relax.transform.ConvertToDataflow(min_size=1))(mod)
@@ -174,6 +174,9 @@ class OnnxImporter(ControlFlowConverter):
         for value in graph.output:  # so that TVM can finish the function, and close what it opened, after failures
             made = self._nodes.setdefault(value.name, relax.const(0))
             self._nodes[value.name] = as_tensor(self.bb, made)
+
+    def _branch_of(self, node: onnx.NodeProto) -> str | None:
+        return None if self._known is None else self._known.branch_of(node)
 
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:

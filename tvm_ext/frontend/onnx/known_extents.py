@@ -78,6 +78,10 @@ class KnownExtents:
                 kept.append(condition)
         return tuple(kept)
 
+    def branch_of(self, node: onnx.NodeProto) -> str | None:
+        """Say which branch of an ``If`` is left, where the sizes decide, or the other one cannot run; None: both."""
+        return _taken(self.found, node.output[0])
+
     def note(self) -> str:
         """Say in a sentence how much is known."""
         found = shares(self.found)
@@ -187,3 +191,8 @@ def _variables(extent: Any) -> set[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
     return set(found)
+
+
+def _taken(found: Propagation, name: str) -> str | None:
+    inside = (_taken(body, name) for body in found.bodies)
+    return found.taken.get(name) or next((branch for branch in inside if branch), None)
