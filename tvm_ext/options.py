@@ -87,10 +87,10 @@ class PipelineOptions:
         Whether expansion, depthwise convolution and projection become one kernel on a CPU, where that takes no more
         time: what is between them is then never stored as a whole.
     embed : str
-        Which operators that multiply and add get kernels around an instruction of the CPU whose place in the operator a
-        constraint solver finds. ``uncovered``: those that no rule of the layout takes, where the kernel should be
-        faster; ``all``: every one that an instruction fits; ``off``: none. Needs the extra ``embed``; without its
-        packages none.
+        Which operators that multiply and add get kernels around an instruction of the CPU, or layers around VTA's
+        matrix unit, whose place in the operator a constraint solver finds. ``uncovered``: those that no rule takes,
+        where that should be faster; ``all``: every one that an instruction fits; ``off``: none. Needs the extra
+        ``embed``; without its packages none.
     work_dir : str or Path, optional
         Folder of a tuning database, as ``tvm-ext tune --work-dir`` and TVM's own tuners write them: the fastest
         schedule it knows of a kernel is used. One that is entered (``with database:``) needs no option.

@@ -109,6 +109,20 @@ def test_embedded_operators_run_on_vta(case: str) -> None:
     assert np.sqrt(((found - right) ** 2).mean() / (right**2).mean()) < 0.1
 
 
+def test_everything_is_embedded_if_asked_for() -> None:
+    def body(e: Emitter, x: Any) -> Any:
+        return e.relu(e.conv(e.relu(e.conv(x, 20)), 9, stride=2))
+
+    mod = Emitter().module((1, 3, 9, 10), body)
+    floats, _ = prepare(mod)
+    args = (floats, read_graph(floats["main"], 1).refused, load_config("sim"), COSTS, HostSpeed())
+    assert not embed_layers(*args)[1]
+    written, found, _ = embed_layers(*args, everything=True)
+    assert len(found) == 2
+    x = np.random.default_rng(2).standard_normal((1, 3, 9, 10)).astype("float32")
+    np.testing.assert_allclose(run(written, x), run(mod, x), rtol=1e-4, atol=1e-4)
+
+
 def test_bias_and_relu_are_done_on_vta() -> None:
     shape, body = CASES["dilated"]
     floats, _ = prepare(Emitter().module(shape, body))

@@ -62,6 +62,7 @@ def embed_layers(
     costs: CycleCosts,
     host: HostSpeed,
     skip: Collection[str] = (),
+    everything: bool = False,
 ) -> tuple[tvm.IRModule, dict[str, relax.Var], dict[str, str]]:
     """Write operators as convolutions for VTA where that should be faster than the CPU.
 
@@ -76,6 +77,8 @@ def embed_layers(
     host : HostSpeed
     skip : collection of str
         Identifiers of operators that stay as they are.
+    everything : bool
+        Whether those that a rule takes are embedded as well, and those that the CPU may be faster at.
 
     Returns
     -------
@@ -91,10 +94,14 @@ def embed_layers(
     reasons: dict[str, str] = {}
     for binding in bindings_of(function):
         operator, name = operator_of(binding.value), names[binding.var]
-        if operator not in OPERATORS or name in skip or (operator in PRODUCTS and name not in refused):
+        if (
+            operator not in OPERATORS
+            or name in skip
+            or (operator in PRODUCTS and name not in refused and not everything)
+        ):
             continue
         try:
-            plans[binding.var] = _plan(binding.value, config, costs, host)
+            plans[binding.var] = _plan(binding.value, config, costs, None if everything else host)
         except EmbeddingError as error:
             reasons[name] = str(error)
     if not plans:
@@ -106,13 +113,13 @@ def embed_layers(
     return rewriter.builder_.finalize(), found, reasons
 
 
-def _plan(call: relax.Call, config: VTAConfig, costs: CycleCosts, host: HostSpeed) -> _Plan:
+def _plan(call: relax.Call, config: VTAConfig, costs: CycleCosts, host: HostSpeed | None) -> _Plan:
     """Embed the matrix unit into an operator whose right factor is constant.
 
     Raises
     ------
     EmbeddingError
-        If there is no embedding, or the CPU is expected to be faster.
+        If there is no embedding, or the CPU is expected to be faster (``host``, unless there is none).
     """
     operands = operands_of(call)
     values = [constant(operand) for operand in operands]
@@ -137,9 +144,10 @@ def _plan(call: relax.Call, config: VTAConfig, costs: CycleCosts, host: HostSpee
     if known not in ([True, False], [False, True]):
         raise EmbeddingError("it is not a product of a tensor and of constant weights")
     layer = _cheapest(operator, known.index(False), config, costs)
-    seconds = estimated_cycles(layer, config, costs) / (costs.clock_mhz * 1e6) + host.start
-    if seconds >= operator.macs / host.macs:
-        raise EmbeddingError(f"VTA would take {seconds * 1e3:.2f} ms, data stored anew; the CPU takes less")
+    if host is not None:
+        seconds = estimated_cycles(layer, config, costs) / (costs.clock_mhz * 1e6) + host.start
+        if seconds >= operator.macs / host.macs:
+            raise EmbeddingError(f"VTA would take {seconds * 1e3:.2f} ms, data stored anew; the CPU takes less")
     found, at = layer.strategy, known.index(False)
     number = stages.sources(factors[at])[0]
     weights = stored_when_compiling(stages, factors[1 - at])([it for it in values if it is not None])

@@ -23,7 +23,6 @@ from tvm_ext.backends.vta.config import VTAConfig, config_of_target
 from tvm_ext.backends.vta.model.accuracy import AccuracyReport, compare, compare_layers
 from tvm_ext.backends.vta.model.borders import with_regions
 from tvm_ext.backends.vta.model.calibrate import ObservedModel
-from tvm_ext.backends.vta.model.confidence import CONFIDENCE
 from tvm_ext.backends.vta.model.cut import Device
 from tvm_ext.backends.vta.model.embed import embed_layers
 from tvm_ext.backends.vta.model.fits import NOTHING, Calibrated
@@ -31,8 +30,8 @@ from tvm_ext.backends.vta.model.forms import from_form, in_forms, to_form
 from tvm_ext.backends.vta.model.host import HostSpeed
 from tvm_ext.backends.vta.model.layer_error import lossy_layers
 from tvm_ext.backends.vta.model.layers import IntegerNetwork, Layer
-from tvm_ext.backends.vta.model.node_names import node_of
-from tvm_ext.backends.vta.model.output_error import OutputEstimate, assign_within
+from tvm_ext.backends.vta.model.notes import embedded_notes, layer_notes
+from tvm_ext.backends.vta.model.output_error import assign_within
 from tvm_ext.backends.vta.model.partition import Partition, layer_times, plan_partition
 from tvm_ext.backends.vta.model.quantize import quantize_network
 from tvm_ext.backends.vta.model.quantized_model import dequantize_constants, remove_quantization
@@ -43,6 +42,7 @@ from tvm_ext.backends.vta.model.unfold import unfold_layers
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
 from tvm_ext.embedding.relax.embed_operators import has_solver
 from tvm_ext.frontend.imported import ImportedModel
+from tvm_ext.options import Embed
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
 from tvm_ext.system.compile_lock import one_at_a_time
@@ -184,7 +184,7 @@ def offload(
     largest_error: float = LARGEST_ERROR,
     largest_output_error: float = LARGEST_OUTPUT_ERROR,
     tuned: Mapping[str, TunedLayer] | None = None,
-    embed: bool = True,
+    embed: Embed = "uncovered",
 ) -> VTAModel:
     """Move what VTA can run faster than the CPU to VTA.
 
@@ -210,9 +210,10 @@ def offload(
         scales and weights were not fitted to, and is the wider the fewer these are and the more they differ.
     tuned : mapping, optional
         Tuned schedules, as :func:`tvm_ext.backends.vta.codegen.tuned.read_tuned` gives them.
-    embed : bool
-        Whether the matrix unit is embedded into operators that no rule takes, dilated convolutions or those of one
-        dimension (:mod:`tvm_ext.backends.vta.model.embed`). Models that are quantised already have none.
+    embed : str
+        ``uncovered``: the matrix unit is embedded into operators that no rule takes, dilated convolutions or those of
+        one dimension (:mod:`tvm_ext.backends.vta.model.embed`), where that is faster than the CPU; ``all``: into those
+        that a rule takes, too; ``off``: into none. Models that are quantised already have none.
 
     Returns
     -------
@@ -231,8 +232,10 @@ def offload(
     skip: set[str] = set()
     reasons: dict[str, str] = {}
     plain = read_graph(floats["main"], config.batch)
-    while embed and not fixed and has_solver():
-        written, found, left = embed_layers(floats, plain.refused, config, costs, host or HostSpeed(), skip)
+    while embed != "off" and not fixed and has_solver():
+        written, found, left = embed_layers(
+            floats, plain.refused, config, costs, host or HostSpeed(), skip, everything=embed == "all"
+        )
         reasons |= left
         if not found:
             break
@@ -241,11 +244,11 @@ def offload(
         on_vta = {name for layer in model.graph.layers if layer.name in model.partition.on_vta for name in layer.covers}
         missed = {name for name, variable in found.items() if names.get(variable) not in on_vta}
         if not missed:
-            return replace(model, notes=(*model.notes, *_embedded_notes(plain, found, reasons)))
+            return replace(model, notes=(*model.notes, *embedded_notes(plain, found, reasons)))
         reasons |= dict.fromkeys(missed, "as a convolution on stored data it would stay on the CPU")
         skip |= missed  # kernels that store data for VTA are of no use to the CPU
     model = move(floats, fixed)
-    return replace(model, notes=(*model.notes, *_embedded_notes(plain, {}, reasons)))
+    return replace(model, notes=(*model.notes, *embedded_notes(plain, {}, reasons)))
 
 
 def _moved(
@@ -275,7 +278,7 @@ def _moved(
         partition = plan(refused=lossy)
         layers = [layer for layer in graph.layers if layer.name in partition.on_vta]
         if not layers:
-            return VTAModel(mod, floats, graph, partition, NOTHING, (), config, _notes(graph, partition), 0.0, 0.0)
+            return VTAModel(mod, floats, graph, partition, NOTHING, (), config, layer_notes(graph, partition), 0.0, 0.0)
         if calibration is not None and calibrated is None:
             calibrated = Calibrated.of(floats, graph, layers, calibration)
         if calibrated is None:
@@ -304,7 +307,7 @@ def _moved(
         )
         network = calibrated.whole.network(layers_of(partition), known)
     found = (None, None) if estimate is None else (estimate.error, estimate.bound)
-    notes = _notes(graph, partition, estimate, largest_output_error)
+    notes = layer_notes(graph, partition, estimate, largest_output_error)
     if not network.layers:
         return VTAModel(mod, floats, graph, partition, network, (), config, notes, *found)
     plans = Plans(config, costs, tuned)
@@ -313,39 +316,6 @@ def _moved(
         notes = (*notes, f"{taken} layers on VTA have tuned schedules, those that shorten the whole program")
     written = with_regions(floats, regions, network)
     return VTAModel(written, floats, graph, partition, network, regions, config, notes, *found)
-
-
-def _embedded_notes(graph: ModelGraph, found: Mapping[str, relax.Var], reasons: Mapping[str, str]) -> list[str]:
-    """Say which operators the matrix unit was embedded into, and why not into others."""
-    made = [f"{node_of(graph, name)} runs on VTA: the matrix unit was embedded into it" for name in found]
-    return [*made, *(f"{node_of(graph, name)} was not embedded: {reason}" for name, reason in reasons.items())]
-
-
-def _notes(
-    graph: ModelGraph,
-    partition: Partition,
-    estimate: OutputEstimate | None = None,
-    limit: float = LARGEST_OUTPUT_ERROR,
-) -> tuple[str, ...]:
-    """Say how many layers run on VTA, what they lose, and of every other layer why it does not run there."""
-    count, regions = len(partition.on_vta), len(partition.regions)
-    if not count:
-        first = "nothing in this model runs on VTA: all of it is compiled for the CPU"
-    else:
-        first = f"{count} of {len(partition.decisions)} layers run on VTA, in {regions} region{'s'[: regions > 1]}"
-    refused = [f"{node_of(graph, name)} stays on the CPU: {reason}" for name, reason in graph.refused.items()]
-    slower = [
-        f"{node_of(graph, row.layer)} stays on the CPU: {row.reason}"
-        for row in partition.decisions
-        if row.device == "cpu"
-    ]
-    lost = []
-    if count and estimate is not None:
-        more = f", more than {limit:.0%}, by layers that were put on VTA by name" if estimate.error > limit else ""
-        seen = f"{estimate.samples} calibration input{'s'[: estimate.samples > 1]}"
-        others = f"with {CONFIDENCE} % confidence by less than {estimate.bound:.2%} on others"
-        lost = [f"the outputs are off by {estimate.error:.2%} of their size on {seen}{more}, and {others}"]
-    return (first, *lost, *refused, *slower)
 
 
 @one_at_a_time
