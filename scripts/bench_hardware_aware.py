@@ -70,6 +70,8 @@ CURVES = {  # label, style and width, the widest below
     BASELINE: ("without an oracle", "-", 2.6),
     "validity": ("validity", "-", 1.8),
     "validity_asked": ("validity, asked first", "--", 1.4),
+    "exhaustive": ("exhaustive, without", ":", 2.2),
+    "validity_exhaustive": ("exhaustive, validity", "-", 1.4),
 }
 HEADLINE = "validity_exhaustive"
 ENDINGS = {HEADLINE: "", "validity": "_annealed"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
 from tvm_ext.tuners.pretrained.artefact import Pretrained
 from tvm_ext.tuners.pretrained.model import PretrainedModel
@@ -36,6 +37,9 @@ SEED = 1000
 
 TO_THE_END = 3
 """Runs of so many seeds go on until they are as good as annealing at its end."""
+
+SURE = 0.05
+"""Ends that would be as low by chance more seldom than this are surely behind (Mann and Whitney's test, one-sided)."""
 
 ROUNDS, ETA = 80, 0.2
 BASELINES = {"sa": "autotvm_sa", "ppo": "ppo"}
@@ -139,21 +143,23 @@ def summarise(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], dict[str, floa
             row[f"than_{baseline}"] = round(geometric_mean(values), 3)
             row[f"than_{baseline}_interval"] = [round(value, 3) for value in bootstrap_interval(values)]
             row[f"than_{baseline}_by_task"] = {task: round(ratio, 3) for task, (ratio, _) in ratios.items()}
-        ends = {}
+        ends, chances = {}, {}
         for task in ratios:
             whole = [r.best() for r in _of(runs, arm) if r.task == task and r.seed < TO_THE_END]
-            final = {
-                arm: np.median(whole),
-                "autotvm_sa": np.median([r.best() for r in _of(runs, "autotvm_sa") if r.task == task]),
-            }
-            ends[task] = round(float(final[arm] / final["autotvm_sa"]), 5)
+            annealing = [r.best() for r in _of(runs, BASELINES["sa"]) if r.task == task]
+            ends[task] = round(float(np.median(whole) / np.median(annealing)), 5)
+            # Chance of ends as low as these or lower if annealing's and these were drawn from one urn.
+            chances[task] = round(float(mannwhitneyu(whole, annealing, alternative="less").pvalue), 4)
         row |= {"ends": ends, "ends_worst": min(ends.values()), "behind": sum(end < 1 for end in ends.values())}
+        row |= {"chances": chances, "surely_behind": sum(chance < SURE for chance in chances.values())}
         row["seconds_of_the_tuner"] = round(float(np.median([r.seconds for r in _of(runs, arm)])), 2)
         rows.append(row)
         # Against the stronger of the two for the agent: annealing, whatever the agent alone needs, is beside it.
         summary[f"pretrained_fewer_measurements_{name}"] = row["than_sa"]
         summary[f"pretrained_{name}_than_ppo"] = row["than_ppo"]
         summary[f"pretrained_{name}_behind"] = row["behind"]
+        summary[f"pretrained_{name}_surely_behind"] = row["surely_behind"]
+        summary[f"pretrained_{name}_ends_worst"] = row["ends_worst"]
     return rows, summary
 
 
@@ -188,5 +194,5 @@ def pretrained_part(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]]
         summary |= {f"{key}_all": value for key, value in figures.items()}
     summary["pretrained_landscapes"] = len({row.task for row in runs})
     for row in rows:
-        print({key: value for key, value in row.items() if "by_task" not in key and key != "ends"})
+        print({key: value for key, value in row.items() if "by_task" not in key and key not in ("ends", "chances")})
     return rows, summary
