@@ -138,6 +138,10 @@ def test_the_folder_is_an_artifact(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         written.save(folder)
     written.save(folder, force=True)
+    build(folder)
+    built = {path.name for path in folder.iterdir()}
+    written.save(folder, force=True)
+    assert {path.suffix for path in map(Path, built - {path.name for path in folder.iterdir()})} == {"", ".a", ".o"}
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match=r"notes\.txt"):
         written.save(folder, force=True)

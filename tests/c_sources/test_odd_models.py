@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import shutil
 import subprocess
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,60 @@ def test_no_warning(tmp_path: Path, name: str) -> None:
     command = ["make", "-C", str(tmp_path / "out"), "CFLAGS=-std=c11 -O1 -Wall -Wextra -Werror"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_warning_of_a_recurrence_whose_units_fill_no_block(tmp_path: Path) -> None:
+    """GCC looks at each element of an array where it unrolls loops, for AArch64 at -O3."""
+    if shutil.which("aarch64-linux-gnu-gcc") is None:
+        pytest.skip("no compiler for AArch64")
+    draw = np.random.default_rng(0)
+    constants = [
+        numpy_helper.from_array(draw.standard_normal(shape).astype("float32"), name)
+        for name, shape in (("w", (1, 28, 3)), ("r", (1, 28, 7)))
+    ]
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=7)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, (5, 2, 3))
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, (5, 1, 2, 7))
+    made = helper.make_model(helper.make_graph([node], "graph", [given], [result], constants), ir_version=8)
+    made.opset_import[0].version = 17
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a53", "num-cores": 4}
+    tvm_ext.compile(made, target, emit="c").save(tmp_path / "out")
+    options = ["CC=aarch64-linux-gnu-gcc", "CFLAGS=-std=c11 -O3 -Wall -Wextra -Werror"]
+    done = subprocess.run(["make", "-C", str(tmp_path / "out"), *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_caller_in_cpp(tmp_path: Path) -> None:
+    """The header declares functions of C, whichever language includes it."""
+    tvm_ext.compile(model([helper.make_node("Exp", ["x"], ["y"])]), emit="c").save(tmp_path / "out")
+    header = next(path for path in (tmp_path / "out").glob("*.h") if not path.stem.endswith("_kernels"))
+    name = header.stem
+    (tmp_path / "caller.cpp").write_text(
+        f'#include "out/{header.name}"\n#include <cstdio>\n'
+        f"int main() {{\n"
+        f"  float x[21] = {{0}}, y[21];\n"
+        f"  const void *const inputs[{name.upper()}_INPUTS] = {{x}};\n"
+        f"  void *const outputs[{name.upper()}_OUTPUTS] = {{y}};\n"
+        f"  {name}_run(inputs, outputs);\n"
+        f'  std::printf("%s %g", {name}_inputs[0].name, y[20]);\n}}\n'
+    )
+    subprocess.run(["make", "-s", "-C", str(tmp_path / "out"), f"lib{name}.a"], check=True)
+    command = ["g++", "-Wall", "-Wextra", "-Werror", "-o", "caller", "caller.cpp", f"out/lib{name}.a", "-lm"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert subprocess.run(["./caller"], check=True, cwd=tmp_path, capture_output=True, text=True).stdout == "x 1"
+
+
+def test_a_model_that_goes_takes_its_folder_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a warning of Python that a folder was left to be cleaned up."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    compiled = tvm_ext.compile(SUMS, emit="c")
+    compiled.run({"x": np.zeros(SHAPE, "float32")})
+    assert list(tmp_path.glob("tvm-ext-c-*"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del compiled
+        gc.collect()
+    assert not list(tmp_path.glob("tvm-ext-c-*"))
 
 
 def test_no_function_that_nothing_calls() -> None:

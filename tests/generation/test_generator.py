@@ -119,6 +119,23 @@ def test_bad_counts_are_refused(llama: tuple[Transformer, Generator], count: obj
     assert list(llama[1].generate(PROMPT, 0)) == []
 
 
+def test_sequences_that_take_turns_are_refused_and_never_mixed(llama: tuple[Transformer, Generator]) -> None:
+    _, generator = llama
+    alone = list(generator.generate(PROMPT, 6))
+    first, second = generator.generate(PROMPT, 6), generator.generate([7, 7], 6)
+    assert list(first) == alone
+    assert list(second) == list(generator.generate([7, 7], 6))
+    calls = (lambda: generator.prefill([1]), lambda: generator.decode(1), generator.reset,
+             lambda: next(generator.generate([1], 1)))  # fmt: skip
+    for call in calls:
+        older = generator.generate(PROMPT, 6)
+        assert [next(older), next(older)] == alone[:2]
+        call()
+        with pytest.raises(InputError, match="another call"):
+            next(older)
+    assert list(generator.generate(PROMPT, 6)) == alone
+
+
 def test_saved_and_loaded(llama: tuple[Transformer, Generator], artifact: Path) -> None:
     _, generator = llama
     loaded = Generator.load(artifact)

@@ -63,10 +63,15 @@ def check_existing(folder: Path, force: bool) -> None:
 
 
 def _listed(metadata: Path) -> set[str]:
-    """Names of the files that an artifact says it is made of."""
+    """Names of the files that an artifact says it is made of, and of those that its ``Makefile`` builds of them."""
     try:
-        files = json.loads(metadata.read_text(encoding="utf-8"))["files"]
-        return {str(name) for name in files}
+        files = {str(name) for name in json.loads(metadata.read_text(encoding="utf-8"))["files"]}
+        if "Makefile" not in files:
+            return files
+        sources = {name[:-2] for name in files if name.endswith(".c")}
+        programs = {name[:-2] for name in files if name.endswith(".h")} & sources
+        built = {f"{name}.o" for name in sources} | programs | {f"lib{name}.a" for name in programs}
+        return files | built
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 

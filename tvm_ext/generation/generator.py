@@ -66,7 +66,8 @@ class Generator:
         self._one_token = tvm_ffi.from_dlpack(self._token)
         self._given = [tvm_ffi.from_dlpack(self._position), *self._caches, *self._weights]
         self._functions: dict[str, Any] = {}
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
+        self._calls = 0  # that changed the cache
 
     @classmethod
     def compile(
@@ -186,7 +187,9 @@ class Generator:
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.length = 0
+        with self._turn:
+            self.length = 0
+            self._calls += 1
 
     def prefill(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Take in tokens behind those that are in the cache.
@@ -222,10 +225,14 @@ class Generator:
     def generate(self, prompt_ids: Sequence[int], count: int) -> Iterator[int]:
         """Forget all tokens, take in a prompt, and give tokens one by one, each the one with the highest logit.
 
+        The prompt is taken in for the first token. There is one cache: what :meth:`prefill`, :meth:`decode`,
+        :meth:`reset` or another :meth:`generate` does to it between two tokens ends the older sequence.
+
         Raises
         ------
         InputError
-            As :meth:`prefill`; before anything is computed if prompt and new tokens do not fit the cache.
+            As :meth:`prefill`; before anything is computed if prompt and new tokens do not fit the cache. For a
+            further token of a sequence that another call has ended.
         """
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
             raise InputError(f"count: {count!r} is no number of tokens; give 0 or more")
@@ -239,13 +246,24 @@ class Generator:
         return self._generated(prompt, int(count))
 
     def _generated(self, prompt: np.ndarray, count: int) -> Iterator[int]:
-        logits = self.prefill(prompt) if count else None
-        for number in range(count):
-            assert logits is not None
+        if not count:
+            return
+        with self._turn:
+            self.reset()
+            logits = self.prefill(prompt)
+            calls = self._calls
+        for _ in range(count - 1):
             token = int(logits.argmax())
             yield token
-            if number + 1 < count:
+            with self._turn:
+                if self._calls != calls:
+                    raise InputError(
+                        "generate: another call has changed the cache since the last token; take all tokens before the "
+                        "next call, or load a second Generator"
+                    )
                 logits = self.decode(token)
+                calls = self._calls
+        yield int(logits.argmax())
 
     def _checked(self, ids: Any) -> np.ndarray:
         try:
@@ -287,6 +305,7 @@ class Generator:
 
         logits = with_pool(call)
         self.length += len(ids)
+        self._calls += 1
         return logits
 
 

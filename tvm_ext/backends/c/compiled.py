@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,13 @@ class CModel(CompiledModel):
         ]
         with self._lock:
             if getattr(self, "_built", None) is None:
-                self._built = tempfile.TemporaryDirectory(prefix="tvm-ext-c-")
-                self.write_to(Path(self._built.name))
-                build(Path(self._built.name))
-            return self.run_program(Path(self._built.name), given)
+                folder = Path(tempfile.mkdtemp(prefix="tvm-ext-c-"))
+                # Unlike TemporaryDirectory, which warns when the model that holds it goes.
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                self.write_to(folder)
+                build(folder)
+                self._built = folder
+            return self.run_program(self._built, given)
 
     def write_to(self, folder: Path, in_file: bool | None = None) -> list[str]:
         """Write the sources into a folder that exists, and list their names.

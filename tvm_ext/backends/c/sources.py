@@ -191,6 +191,9 @@ def _header(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Te
         f"#define {guard}",
         "#include <stddef.h>",
         "#include <stdint.h>",
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
         "",
         f"#define {name.upper()}_THREADS 1",
         f"#define {name.upper()}_ARENA_BYTES {sources.plan.arena}",
@@ -211,7 +214,8 @@ def _header(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Te
         ]
     for what, specs in (("inputs", inputs), ("outputs", outputs)):
         lines += [f"/* {what}[{number}]: {_described(spec)} */" for number, spec in enumerate(specs)]
-    lines += [f"void {name}_run(const void *const inputs[], void *const outputs[]);", "#endif", ""]
+    lines.append(f"void {name}_run(const void *const inputs[], void *const outputs[]);")
+    lines += ["#ifdef __cplusplus", "}", "#endif", "#endif", ""]
     return "\n".join(lines)
 
 
