@@ -31,9 +31,7 @@ def _partition(backend: Backend, target: tvm.target.Target, options: PipelineOpt
 
         config = config_of_target(target)
         tuned = None if options.work_dir is None else read_tuned(Path(options.work_dir))
-        model = offload(
-            mod, config, costs_of_config(config), options.calibration, tuned=tuned, embed=options.embed != "off"
-        )
+        model = offload(mod, config, costs_of_config(config), options.calibration, tuned=tuned, embed=options.embed)
         done = {"decisions": model.decisions(), "notes": model.notes}
         return model.mod.with_attr(PARTITIONED, json.dumps(done))
 
