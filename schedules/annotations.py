@@ -15,7 +15,8 @@ BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
 """Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""
 
 PARTS_ATTRIBUTE = "tvm_ext.parts"
-"""Annotation of the convolutions of an inverted residual: into how many parts the channels between them are divided."""
+"""Annotation of the convolutions of an inverted residual: into how many parts the channels between them are divided; of
+a Winograd convolution by strips: into how many those of its result are."""
 
 OPERAND_ATTRIBUTE = "tvm_ext.operand"
 """Annotation of an attention block: the type that operands of its products are rounded to."""

@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 import tvm
 from tvm import relax
 
-from scripts.compiled_counts import compiled_row
+from scripts.compiled_counts import PIPELINES, compiled_row
 from scripts.fusion_latency import ABLATION, STAGES, ablation_row, latency_row, possible_row
 from scripts.fusion_summary import CNNS, TRANSFORMERS, summarise
 from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two models of the study, the tiny ones of the zoo")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models only")
     parser.add_argument("--part", choices=PARTS, help="only these figures")
+    parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, default=[*PIPELINES], help="of the part compiled")
     add_keep_option(parser)
     add_json_option(parser, "fusion")
     arguments = parser.parse_args()
@@ -191,7 +192,7 @@ def main() -> None:
     measured = list(QUICK) if arguments.quick else [*TRANSFORMERS, *CNNS]
     ablation = ["tinybert"] if arguments.quick else list(ABLATION)
     parts_of: dict[str, list[tuple[Callable[[str], dict[str, Any]], list[str]]]] = {
-        "compiled": [(compiled_row, zoo)],
+        "compiled": [(partial(compiled_row, pipelines=arguments.pipelines), zoo)],
         "counts": [(study_row, study), (zoo_row, zoo)],
         "possible": [(possible_row, possible)],
         "latency": [(latency_row, measured), (ablation_row, ablation)],
@@ -202,7 +203,7 @@ def main() -> None:
         rows = []
         for make, names in of_part:
             for name in names if not arguments.only else [name for name in names if name in arguments.only]:
-                kinds = {"kind": make.__name__.removesuffix("_row"), "model": name}
+                kinds = {"kind": part if part == "compiled" else make.__name__.removesuffix("_row"), "model": name}
                 rows.append(kept_or(arguments.keep, kinds, partial(make, name)))
                 show(rows[-1])
         store(path, "fusion", rows, summarise(rows, [*STAGES][1:]), part)

@@ -3,8 +3,9 @@
 Run: python scripts/bench_memory.py [--part PART] [--quick] [--json PATH] [--plots FOLDER] [NAMES ...]
 
 ``--part planned`` plans the networks of the zoo beside stock TVM and an arena as TensorFlow Lite makes it, ``--part
-cells`` irregular cells, ``--part c`` writes the zoo as C sources, builds and runs them. Without a part, orders and
-arenas of irregular graphs are measured.
+bounds`` finds what no plan with the kernels of that arena can do without, ``--part cells`` plans irregular cells,
+``--part c`` writes the zoo as C sources, builds and runs them. Without a part, orders and arenas of irregular graphs
+are measured.
 """
 
 from __future__ import annotations
@@ -181,6 +182,10 @@ def summarise(rows: Sequence[dict[str, Any]], searches: Sequence[dict[str, Any]]
     return {key: round(value, 4) for key, value in summary.items()}
 
 
+KINDS = {"planned": planned.NETS, "cells": planned.CELLS, "bounds": planned.BOUNDS}
+"""Parts that plan models, and what kind of row each gives."""
+
+
 def measure_part(options: argparse.Namespace) -> None:
     """Measure one of the parts that have a file of their own."""
     path = result_path("memory", options.json, not (options.names or options.quick or options.no_latency))
@@ -189,7 +194,9 @@ def measure_part(options: argparse.Namespace) -> None:
         rows, summary = c_sources.measure(names, not options.no_latency, options.keep)
     else:
         rows, summary = planned.measure(
-            planned.NETS if options.part == "planned" else planned.CELLS, names, options.keep
+            {"planned": planned.NETS, "cells": planned.CELLS, "bounds": planned.BOUNDS}[options.part],
+            names,
+            options.keep,
         )
     store(path, "memory", rows, summary, part=options.part)
     for key, value in summary.items():
@@ -200,7 +207,9 @@ def main() -> None:
     """Measure, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="graphs to measure (default: all)")
-    parser.add_argument("--part", choices=["planned", "cells", "c"], help="what to measure instead of irregular graphs")
+    parser.add_argument(
+        "--part", choices=["planned", "cells", "bounds", "c"], help="what to measure instead of irregular graphs"
+    )
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--no-latency", action="store_true", help="do not time the modules")
     add_keep_option(parser)

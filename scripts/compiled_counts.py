@@ -8,7 +8,7 @@ counts once. The bytes are those of the tensors that the kernels store into.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean
@@ -116,8 +116,8 @@ def _bytes(argument: Any) -> int:
     return prod(int(extent) for extent in shape) * tvm.DataType(str(argument.ty.dtype)).bits // 8
 
 
-def compiled_row(name: str) -> dict[str, Any]:
-    """Count one model of the zoo, compiled in each way."""
+def compiled_row(name: str, pipelines: Collection[str] = tuple(PIPELINES)) -> dict[str, Any]:
+    """Count one model of the zoo, compiled in some ways of :data:`PIPELINES`."""
     entry = get(name)
     if reason := entry.missing():
         return {"model": name, "kind": "compiled", "missing": reason}
@@ -125,6 +125,8 @@ def compiled_row(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "kind": "compiled"}
     target = native_target()
     for label, options in PIPELINES.items():
+        if label not in pipelines:
+            continue
         found = counted(mod, target, options)
         row |= {f"{label}_kernels": found.kernels, f"{label}_bytes": found.nbytes, f"{label}_seconds": found.seconds}
     return row

@@ -51,10 +51,11 @@ class PipelineOptions:
         constants, and in the arithmetic of kernels on x86-64 and AArch64. Other threads and the caller keep their mode.
     memory : str
         Who plans the memory of intermediate tensors. ``stock``: TVM, which lets tensors share storages. ``arena``: one
-        storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible.
-        ``optimal``: the same, the kernels in the order that needs least, concatenations taken apart where that lowers
-        the peak, and no Winograd convolutions; compilation takes longer, and kernels may be slower. By default
-        ``arena``, and ``optimal`` where ``memory_limit`` or ``on_chip_memory`` is given.
+        storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible, in
+        the order that needs least as far as a short search finds. ``optimal``: the same with a longer search,
+        concatenations taken apart where that lowers the peak, and no Winograd convolutions;
+        compilation takes longer, and kernels may be slower. By default ``arena``, and ``optimal`` where
+        ``memory_limit`` or ``on_chip_memory`` is given.
     memory_limit : int or str, optional
         Bytes that intermediate tensors and results may take, such as ``262144`` or ``"256KB"``; a module that takes
         more is refused.

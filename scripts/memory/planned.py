@@ -25,6 +25,8 @@ from tests.zoo.nets.cells import cells
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph import given_order, liveness
+from tvm_ext.memory.bounds import lower_bound
+from tvm_ext.memory.problem import memory_problem
 from tvm_ext.memory.relax.graph import LIVENESS, MemoryReader
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
@@ -32,7 +34,7 @@ from tvm_ext.statistics import StatisticsInstrument
 from tvm_ext.target import resolve_target
 
 ALIGNMENT = 64
-NETS, CELLS = "net", "cell"
+NETS, CELLS, BOUNDS = "net", "cell", "bound"
 PLANNED = ("vectorize", "finalize")
 """Phases behind the plan of memory."""
 
@@ -42,7 +44,7 @@ def models(kind: str, only: Sequence[str]) -> Iterator[tuple[str, ImportedModel]
     for name, (module, shapes) in cells().items() if kind == CELLS else ():
         if not only or name in only:
             yield name, import_model(module, example_inputs=[torch.randn(*shape) for shape in shapes])
-    for entry in ZOO.values() if kind == NETS else ():
+    for entry in ZOO.values() if kind != CELLS else ():
         if (only and entry.name not in only) or entry.kind == "tiny" or entry.missing() is not None:
             continue
         shapes_by_name = {name: array.shape for name, array in entry.inputs(0).items()}
@@ -108,6 +110,29 @@ def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, An
     }
 
 
+def bound_model(name: str, imported: ImportedModel) -> dict[str, Any]:
+    """Find the bytes that no order, no offsets and no result in place can do without, with the kernels compared with.
+
+    Each kernel needs at once what it reads and what it writes, and what is made before it and read behind it, whatever
+    the order; in place is what its code allows at best.
+    """
+    modules: dict[str, tvm.IRModule] = {}
+    lower(
+        imported.mod,
+        resolve_target(None),
+        PipelineOptions(
+            memory="stock", winograd=False, inverted_residuals=False, disable=("order", "lower", "memory", *PLANNED)
+        ),
+        after_phase=lambda phase, mod: modules.update({phase.name: mod}),
+    )
+    mod = modules["schedule"]
+    least = 0
+    for variable, func in mod.functions_items():
+        if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+            least += lower_bound(memory_problem(MemoryReader(mod, variable.name_hint).graph, LIVENESS))
+    return {"name": name, "kind": BOUNDS, "least": least, "greedy_by_size": sum(_greedy_arenas(mod))}
+
+
 def _arithmetic(mod: tvm.IRModule | None) -> float | None:
     """Give the arithmetic of a module that runs in patches, as a multiple of what it is without."""
     if mod is None:
@@ -130,7 +155,8 @@ def measure(kind: str, only: Sequence[str], keep: Path | None = None) -> tuple[l
     """Plan every model; gives a row for each, and means of the ratios."""
     rows = []
     for name, imported in models(kind, only):
-        rows.append(kept_or(keep, {"kind": kind, "name": name}, partial(measure_model, kind, name, imported)))
+        make = partial(bound_model, name, imported) if kind == BOUNDS else partial(measure_model, kind, name, imported)
+        rows.append(kept_or(keep, {"kind": kind, "name": name}, make))
         print(rows[-1], flush=True)
     return rows, summarise(rows)
 
@@ -154,7 +180,11 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             summary["arithmetic_in_patches_worst"] = max(row["arithmetic_in_patches"] for row in patched)
     if irregular:
         summary["cells_vs_stock"] = _mean([row["planned_optimal"] / row["stock"] for row in irregular])
-    by_name = {row["name"]: row for row in rows}
+    bounds = [row for row in rows if row["kind"] == BOUNDS and row["least"] and row["greedy_by_size"]]
+    if bounds:
+        summary["least_vs_tflite_like"] = _mean([row["least"] / row["greedy_by_size"] for row in bounds])
+        summary["least_nets"] = len(bounds)
+    by_name = {row["name"]: row for row in rows if row["kind"] == NETS}
     for key, name in (("mobilenet_mb", "mobilenet_v2"), ("unet_mb", "unet")):
         if name in by_name:
             summary[key] = by_name[name]["planned"] / 1e6

@@ -16,7 +16,7 @@ from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.memory.relax.arena import arena
 from tvm_ext.memory.relax.isolate_concatenations import fuse_for_arena, isolate_concatenations
 from tvm_ext.memory.relax.limit import memory_limit
-from tvm_ext.memory.relax.order import Method, memory_order
+from tvm_ext.memory.relax.order import LITTLE_EFFORT, Method, memory_order
 from tvm_ext.memory.relax.patches import run_in_patches
 from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
 from tvm_ext.memory.relax.rewriting import memory_rewriting
@@ -105,7 +105,7 @@ def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOption
         return []
     phases = ("layout", "legalize", "fuse")
     lowering = [item for phase in phases for item in backend.passes(phase, target, options)]
-    method: Method = "optimal" if options.memory == "optimal" else "given"
+    method: Method = "optimal" if options.memory == "optimal" else "greedy"
     passes: Passes = []
     if in_patches:
         limit = 0 if options.memory_limit is None else int(options.memory_limit)
@@ -167,7 +167,9 @@ def order(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     if options.memory == "stock":
         return []
     on_chip = None if options.on_chip_memory is None else int(options.on_chip_memory)
-    return [memory_order("optimal" if options.memory == "optimal" else "given", on_chip=on_chip)]
+    if options.memory == "arena":
+        return [memory_order(effort=LITTLE_EFFORT)]
+    return [memory_order(on_chip=on_chip)]
 
 
 def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -20,7 +20,7 @@ from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
-from tvm_ext.schedules.cpu.winograd_strips import strip_rows
+from tvm_ext.schedules.cpu.winograd_strips import WinogradExtents, choose_strips, strip_tile
 
 FLOAT_BYTES = 4
 
@@ -92,12 +92,15 @@ class WinogradPlan:
         Tiles that are transformed, those that fill up register tiles included.
     strip : int
         Rows of tiles that are worked on at a time, in one kernel; 0: all of them, in three.
+    parts : int
+        Of the channels of the result, that are worked on at a time with strips; each transforms its strip again.
     """
 
     outputs: int
     tile: tuple[int, int]
     rows: int
     strip: int
+    parts: int = 1
 
 
 Form = Literal["depthwise", "winograd", "pixels", "rows", "open"]
@@ -353,19 +356,18 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wa
     outputs = wanted or winograd_outputs(planes, in_channels, chunks * lanes, (height, width), machine, taps, bfloat16)
     if not outputs:
         return None
-    positions, reduction = (outputs + KERNEL - 1) ** 2, taps * in_channels
+    reduction = taps * in_channels
     tile_rows, tile_columns = tiles((height, width), outputs)
     count = shape.batch * tile_rows * tile_columns
     # A register tile stays within the planes of one position.
     tile = register_tile(depth[0] if depth else count, chunks, reduction, FLOAT_BYTES * in_channels, machine)
     if depth:
         tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
-    row_bytes = positions * tile_columns * (in_channels + chunks * lanes) * FLOAT_BYTES
-    weight_bytes = positions * reduction * chunks * lanes * FLOAT_BYTES
-    strip = 0 if depth or shape.batch > 1 else strip_rows(tile_rows, row_bytes, weight_bytes, machine)
+    extents = WinogradExtents(tile_rows, tile_columns, outputs, in_channels, chunks)
+    strip, parts = (0, 1) if depth or shape.batch > 1 else choose_strips(extents, machine)
     if strip:
-        tile = register_tile(strip * tile_columns, chunks, reduction, FLOAT_BYTES * in_channels, machine)
-    return WinogradPlan(outputs, tile, count if depth else round_up(count, tile[0]), strip)
+        tile = strip_tile(extents, strip, parts, machine)
+    return WinogradPlan(outputs, tile, count if depth else round_up(count, tile[0]), strip, parts)
 
 
 def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine, forced: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -21,7 +22,7 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import POINTS, tiles, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
-from tvm_ext.schedules.cpu.winograd_strips import STRIP_OF_L2, WORTH_STRIPS, strip_rows
+from tvm_ext.schedules.cpu.winograd_strips import STRIP_OF_L2, WinogradExtents, choose_strips
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 
 LANES = 16
@@ -169,7 +170,9 @@ def test_strips_give_what_the_image_at_once_gives(
     data = np.random.default_rng(1).standard_normal((1, ins, height, width)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
-        patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda rows, *_: min(strip, rows))
+        patch.setattr(
+            "tvm_ext.layout.convolution_plan.choose_strips", lambda whole, _: (min(strip, whole.tile_rows), 1)
+        )
         assert "cpu.winograd_strips" in _rules(mod)
         (result,) = tvm_ext.compile(mod).run([data]).values()
     assert np.abs(result - _expected(data, weight, padding, residual)).max() < 2e-5
@@ -181,7 +184,7 @@ def test_strips_on_other_targets(target: str) -> None:
     data = np.random.default_rng(1).standard_normal((1, 24, 21, 18)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: 4)
-        patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda *_: 2)
+        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: (2, 1))
         compiled = tvm_ext.compile(mod, TARGETS[target])
     (result,) = compiled.run([data]).values()
     assert np.abs(result - _expected(data, weight, [1] * 4)).max() < 2e-5
@@ -191,7 +194,7 @@ def test_what_is_between_the_transforms_is_as_large_as_a_strip() -> None:
     mod, _ = _convolution(1, 32, 32, (64, 64), [1] * 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: 4)
-        patch.setattr("tvm_ext.layout.convolution_plan.strip_rows", lambda *_: 2)
+        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: (2, 1))
         lowered, *_ = lower(mod, TARGETS["native"], PipelineOptions(disable=("finalize",)))
     (strips,) = [func for var, func in lowered.functions_items() if "winograd_strips" in var.name_hint]
     sizes: list[int] = []
@@ -202,21 +205,36 @@ def test_what_is_between_the_transforms_is_as_large_as_a_strip() -> None:
     assert 36 * 2 * 16 * 32 <= max(sizes) < 36 * 3 * 16 * 32  # 16 tiles a row; rows are rounded up to register tiles
 
 
-@given(rows=st.integers(1, 200), row_bytes=st.integers(1, 8 << 20), weights=st.integers(0, 64 << 20))
-def test_strips_are_shared_out_evenly(rows: int, row_bytes: int, weights: int) -> None:
-    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=4)
-    strip = strip_rows(rows, row_bytes, weights, machine)
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 60), columns=st.integers(1, 60), outputs=st.sampled_from(sorted(POINTS)),
+    ins=st.integers(1, 20), chunks=st.integers(1, 20), cores=st.integers(1, 5),
+)  # fmt: skip
+def test_strips_are_shared_out_among_cores_and_stay_near_them(
+    rows: int, columns: int, outputs: int, ins: int, chunks: int, cores: int
+) -> None:
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=cores)
+    strip, parts = choose_strips(WinogradExtents(rows, columns, outputs, ins * LANES, chunks), machine)
     assert 0 <= strip <= rows
-    if strip:
-        assert rows * row_bytes > WORTH_STRIPS * STRIP_OF_L2 * machine.l2
-        assert strip == 1 or strip * row_bytes <= STRIP_OF_L2 * machine.l2
-        assert -(-rows // strip) >= machine.cores
-    else:
-        assert (
-            rows * row_bytes <= WORTH_STRIPS * STRIP_OF_L2 * machine.l2
-            or weights > machine.l3 // 4
-            or rows < machine.cores
-        )
+    assert chunks % parts == 0
+    assert 1 <= parts <= cores
+    if strip > 1:
+        between = 4 * (outputs + 2) ** 2 * strip * columns * LANES * (ins + chunks // parts)
+        assert between <= STRIP_OF_L2 * machine.l2
+    if not strip:
+        assert parts == 1
+
+
+def test_strips_of_few_cores_and_parts_of_many() -> None:
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=2)
+    strip, parts = choose_strips(WinogradExtents(14, 14, 4, 64, 4), machine)  # 64 channels of 56 x 56
+    assert 0 < strip <= 7
+    assert parts == 1
+    small = WinogradExtents(4, 4, 4, 64, 16)  # 64 to 256 channels of 13 x 13
+    assert choose_strips(small, machine) == (2, 1)
+    strip, parts = choose_strips(small, replace(machine, cores=8))
+    assert -(-4 // strip) * parts >= 8
+    assert choose_strips(WinogradExtents(7, 7, 4, 512, 32), machine) == (0, 1)  # many filters, many tiles
 
 
 def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
@@ -231,7 +249,11 @@ def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
 
 def test_the_epilogue_is_part_of_the_transform_back() -> None:
     mod, _ = _convolution(1, 64, 64, (28, 28), [1] * 4, residual=True)
-    assert sorted(_rules(mod)) == ["cpu.matmul", "cpu.transpose", "cpu.transpose", "cpu.winograd", "cpu.winograd"]
+    for strips, kernels in (((0, 1), ["matmul", "winograd", "winograd"]), ((2, 1), ["winograd_strips"])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_, strips=strips: strips)
+            rules = [rule.removeprefix("cpu.") for rule in _rules(mod)]
+        assert sorted(rules) == sorted(["transpose", "transpose", *kernels])
 
 
 @given(

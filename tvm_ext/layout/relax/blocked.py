@@ -112,6 +112,9 @@ Rule = Callable[["BlockedLayoutMutator", relax.Call], Blocked | None]
 Take = Callable[["BlockedLayoutMutator", relax.Expr], Blocked | tuple[Blocked, ...] | None]
 """Rewrites a bound expression to the blocked layout, or declines it; see :func:`tvm_ext.layout.relax.rules.take`."""
 
+TakeRow = Callable[["BlockedLayoutMutator", relax.VarBinding], relax.Expr | None]
+"""Rewrites images that are made rows; see :func:`tvm_ext.layout.relax.flattened.take_flattened`."""
+
 
 def _is_pixel(stored: Sequence[Any]) -> bool:
     return all(isinstance(extent, int) and extent == 1 for extent in stored[-2:])
@@ -129,11 +132,13 @@ class BlockedLayoutMutator(PyExprMutator):
         winograd: bool = True,
         bfloat16: bool = False,
         choices: Choices | None = None,
+        take_row: TakeRow = lambda _rewriter, _binding: None,
     ) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
         self.machine = machine
         self.take = take
+        self.take_row = take_row
         self.winograd = winograd
         self.bfloat16 = bfloat16
         self.has_open_extents = False  # of the function that is rewritten
@@ -146,6 +151,8 @@ class BlockedLayoutMutator(PyExprMutator):
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.rounded_copies: dict[relax.Expr, relax.Expr] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
+        self.images: set[relax.Var] = set()  # that are made rows for dense layers, of the function that is rewritten
+        self.rows: dict[relax.Expr, Blocked] = {}  # images that were, in the order of their blocks
 
     def known(self, expr: relax.Expr) -> Blocked | None:
         """Look up the blocked form of an operand."""
@@ -160,6 +167,11 @@ class BlockedLayoutMutator(PyExprMutator):
             self._rewrite(binding)
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
+        row = self.take_row(self, binding)
+        if row is not None:
+            leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
+            self.set_var_remap(binding.var, self.builder_.emit_output(row) if leaves else self.builder_.emit(row))
+            return
         result = self.take(self, binding.value)
         if result is None:
             super().visit_var_binding_(binding)

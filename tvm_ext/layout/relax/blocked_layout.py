@@ -15,6 +15,7 @@ from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.layout.choices import Choices
 from tvm_ext.layout.relax.blocked import BlockedLayoutMutator
+from tvm_ext.layout.relax.flattened import flattened_images, take_flattened
 from tvm_ext.layout.relax.offers import with_offers
 from tvm_ext.layout.relax.rules import take
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -40,10 +41,11 @@ def blocked_layout(
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         machine = machine_of(tvm.target.Target.current(allow_none=False))
         choices = Choices(chosen or {})
-        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices)
+        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices, take_flattened)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.words.update(all_origins(function))
+                rewriter.images = flattened_images(function)
                 rewriter.has_open_extents = bool(relax.analysis.defined_symbolic_vars(function))
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)

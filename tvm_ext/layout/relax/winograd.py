@@ -42,7 +42,7 @@ def emit_winograd(
     if plan.strip:
         return rewriter.emit_kernel(
             winograd_strips, [source.var, packed], "winograd_strips", OUT_ELEMENTWISE, padding=padding,
-            strip=plan.strip, weight_shape=matrices.shape, tile=plan.tile, **result,
+            strip=plan.strip, parts=plan.parts, weight_shape=matrices.shape, tile=plan.tile, **result,
         )  # fmt: skip
     transformed = rewriter.emit_kernel(
         winograd_input, [source.var], "winograd_input", OPAQUE,

@@ -1,7 +1,7 @@
 """Keep concatenations out of fused kernels where their operands could be written into the result directly.
 
 A kernel of its own that only joins can be planned away (:mod:`tvm_ext.memory.relax.arena`); fused with its neighbours
-it cannot. Works before ``FuseOps``. Where kernels stay in the order given, fusion is tried both ways
+it cannot. Works before ``FuseOps``. Where the order is not searched for, fusion is tried both ways
 (:func:`fuse_for_arena`); where the order is looked for, it is decided in :mod:`tvm_ext.memory.relax.rewriting`, and
 functions for which it is worth it have the attribute :data:`ISOLATE_ATTRIBUTE`.
 """
@@ -35,7 +35,7 @@ def isolate_concatenations() -> tvm.transform.Pass:
 
 
 def fuse_for_arena(fusion: Sequence[tvm.transform.Pass], function: str = "main") -> tvm.transform.Pass:
-    """Make the pass that fuses kernels, concatenations apart where that lowers the peak in the order given.
+    """Make the pass that fuses kernels, concatenations apart where that lowers the peak of a quick order.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ def _isolated(mod: tvm.IRModule) -> tvm.IRModule | None:
 
 
 def _peak(mod: tvm.IRModule) -> int | None:
-    """Plan the memory of a module's kernels in the order given; None where sizes are open."""
+    """Plan the memory of a module's kernels in a quick order; None where sizes are open."""
     graph = memory_graph(mod).graph
     if any(not isinstance(tensor.nbytes, int) for tensor in graph.tensors.values()):
         return None
-    return plan_order(graph, OrderOptions(method="given", liveness=LIVENESS)).peak
+    return plan_order(graph, OrderOptions(method="greedy", liveness=LIVENESS)).peak

@@ -37,9 +37,12 @@ PLAN_ATTRIBUTE = "tvm_ext.memory_plan"
 VARIANT_ATTRIBUTE = "tvm_ext.variant_of"
 """Attribute of a kernel that writes results over operands: the name of the kernel that does not."""
 
-Method: TypeAlias = Literal["given", "optimal"]
+Method: TypeAlias = Literal["given", "greedy", "optimal"]
 EFFORT = SECOND
 """Steps of work, of about a microsecond, for the search of one function's order."""
+
+LITTLE_EFFORT = EFFORT / 4
+"""Steps where a compilation is not about memory. Most networks take none: their order is seen to be the best one."""
 
 READ_STEPS = 50.0
 """Of work, for each node of a graph that is read anew."""
@@ -112,7 +115,8 @@ def memory_order(method: Method = "optimal", effort: float = EFFORT, on_chip: in
     Parameters
     ----------
     method : str
-        ``given`` keeps the order of the module, and only runs kernels in place and joins concatenations.
+        ``given`` keeps the order of the module, and only runs kernels in place and joins concatenations; ``greedy``
+        takes another one where one of a few that need no search has a lower peak.
     effort : float
         Steps of work for the search of one function's order; when they are spent, the best order found counts.
     on_chip : int, optional
