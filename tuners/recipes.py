@@ -319,7 +319,8 @@ class PretrainedRecipe(Recipe):
             remarks = []
         except TuningError as error:
             model = PretrainedModel(costs=costs)
-            remarks = [f"no pretrained cost model is used: {error}; it learns from nothing"]
+            begins = "begins with what the schedule rule estimates" if costs else "learns from nothing"
+            remarks = [f"no pretrained cost model is used: {error}; the tuner {begins}"]
         tuner = replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, peers, oracle, description)
         tuner.remarks += remarks
         return tuner

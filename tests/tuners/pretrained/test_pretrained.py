@@ -138,7 +138,7 @@ def test_a_space_that_was_not_seen_is_tuned_from_nothing(default) -> None:
     tuner = unseen(trained(False), space)
     assert tuner.notes == [
         "no pretrained cost model is used: no space with knobs rows, unroll was seen in training; "
-        "it learns from nothing"
+        "the tuner learns from nothing"
     ]
     while batch := tuner.suggest(20):
         tuner.update([Measurement(row, 1.0 + abs(row[0] - 5) + row[1]) for row in batch])
