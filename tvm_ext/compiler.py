@@ -114,6 +114,7 @@ def compile(
     if calibration is not None:
         parsed = replace(parsed, calibration=imported.by_parameter(calibration))
     warn_if_baseline(resolved)
+    switched_off = parsed.disable
     standalone = backend_of(resolved).standalone
     if standalone is not None:
         parsed = replace(parsed, disable=tuple(dict.fromkeys((*parsed.disable, *_OF_VIRTUAL_MACHINE))))
@@ -136,9 +137,9 @@ def compile(
         else:
             executable = generate_code(lowered, resolved)
     except CompileError as error:
-        if not parsed.disable:
+        if not switched_off:
             raise
-        raise CompileError(f"{error} (phases switched off: {', '.join(parsed.disable)})") from error
+        raise CompileError(f"{error} (phases switched off: {', '.join(switched_off)})") from error
     seconds["generate code"] = time.perf_counter() - start
     metadata = _metadata(imported, resolved, parsed, statistics, seconds)
     metadata["decisions"]["memory"] = memory_decisions(lowered)

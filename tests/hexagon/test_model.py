@@ -204,3 +204,18 @@ def test_command_line(commands: Commands, tmp_path: Path) -> None:
     assert "hvx_vrmpy_product" in result.stdout
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
     commands("run", tmp_path, "--emulate").error(3, "holds no model for Hexagon")
+
+
+@needs_emulator
+def test_cycles_of_a_model() -> None:
+    """Following the packets changes nothing that is counted; every call takes a cycle a packet at least."""
+    model, inputs = small()
+    compiled = tvm_ext.compile(model, TARGET)
+    outputs, plain = compiled.profile(inputs)
+    traced_outputs, traced = compiled.profile(inputs, cycles=True)
+    for name, value in outputs.items():
+        np.testing.assert_array_equal(traced_outputs[name], value)
+    assert [layer.kernel for layer in traced] == [layer.kernel for layer in plain]
+    assert all(layer.cycles is not None and layer.cycles >= 0.95 * layer.counts.packets for layer in traced)
+    assert totals(plain)["cycles"] is None
+    assert totals(traced)["cycles"] == sum(row["cycles"] for row in by_kernel(traced))

@@ -1,0 +1,70 @@
+"""Tuning on packet counts: what HVX has no kernel for gets schedules with fewer packets, and models are compiled so."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tests.hexagon.emulated import TARGET, needs_emulator
+from tests.quantized.qdq_graphs import QdqGraph
+from tvm_ext.errors import TuningError
+from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuning import tune
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_ext.backends.hexagon.packer.choice.EFFORT", 10)
+
+
+def product_of_floats() -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y")]
+    values[0] = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 17])
+    weight = numpy_helper.from_array(RANDOM.standard_normal((17, 33)).astype("float32"), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "product", values[:1], values[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@needs_emulator
+def test_fewer_packets_and_the_same_numbers(tmp_path: Path) -> None:
+    model, x = product_of_floats(), RANDOM.standard_normal((3, 17)).astype("float32")
+    mod = tvm_ext.import_model(model).mod
+    result = tune(mod, TARGET, tmp_path, 6, recipe("random", batch=3, initial=3))
+    (kernel,) = result.kernels
+    assert kernel.trials == 6
+    assert kernel.before is not None
+    assert kernel.best is not None
+    assert kernel.best <= kernel.before
+    again = tune(mod, TARGET, tmp_path, 6, recipe("random", batch=3, initial=3))
+    assert (again.resumed, again.trials, again.others) == (6, 0, 0)
+    assert again.kernels[0].best == kernel.best
+
+    expected, before = tvm_ext.compile(model, TARGET).profile({"x": x})
+    found, after = tvm_ext.compile(model, TARGET, work_dir=tmp_path).profile({"x": x})
+    np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5, atol=1e-6)
+    if kernel.best < kernel.before:
+        assert sum(layer.counts.packets for layer in after) < sum(layer.counts.packets for layer in before)
+
+
+@needs_emulator
+def test_kernels_of_hvx_leave_nothing_to_choose(tmp_path: Path) -> None:
+    graph = QdqGraph((1, 3, 3, 3))
+    steps = [graph.constant(np.float32(0.05)), graph.constant(np.array(7, "uint8"))]
+    convolved = graph.node("QuantizeLinear", graph.conv(graph.quantized("x"), 3, 4, 1), *steps)
+    model = graph.model(convolved)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    with pytest.raises(TuningError, match="leave nothing to tune"):
+        tune(tvm_ext.import_model(model).mod, TARGET, tmp_path, 4, recipe("random"))
+
+
+@needs_emulator
+def test_a_file_that_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "packets.json").write_text("{}")
+    with pytest.raises(TuningError, match="remove it to begin anew"):
+        tune(tvm_ext.import_model(product_of_floats()).mod, TARGET, tmp_path, 4, recipe("random"))
