@@ -29,14 +29,17 @@ def draw_layers(layers: Sequence[Layer], path: str | Path) -> None:
     """
     with picture(path, (14, 4)) as figure:
         from matplotlib import colormaps
+        from matplotlib.ticker import MaxNLocator
 
         axes = figure.add_subplot()
         kinds = sorted({kind(layer) for layer in layers})
         for number, name in enumerate(kinds):
             own = [(place, layer) for place, layer in enumerate(layers) if kind(layer) == name]
             packets = [layer.counts.packets for _, layer in own]
-            axes.bar([place for place, _ in own], packets, 0.9, color=colormaps["tab10"](number % 10), label=name)
+            axes.bar([place for place, _ in own], packets, 0.9, color=colormaps["tab20"](number % 20), label=name)
         total = sum(layer.counts.packets for layer in layers)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half of a call
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("call")
         axes.set_ylabel("packets")
         axes.set_title(f"{total:,} packets in {len(layers)} calls", fontsize=10)
