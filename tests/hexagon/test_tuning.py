@@ -5,12 +5,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tests.hexagon.emulated import TARGET, needs_emulator
-from tests.quantized.qdq_graphs import QdqGraph
+from tvm_ext.backends.hexagon.tuning import PacketTuner
 from tvm_ext.errors import TuningError
+from tvm_ext.schedules.hexagon.panels import FOUR
+from tvm_ext.schedules.hexagon.product import product
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune
 
@@ -52,15 +55,11 @@ def test_fewer_packets_and_the_same_numbers(tmp_path: Path) -> None:
         assert sum(layer.counts.packets for layer in after) < sum(layer.counts.packets for layer in before)
 
 
-@needs_emulator
-def test_kernels_of_hvx_leave_nothing_to_choose(tmp_path: Path) -> None:
-    graph = QdqGraph((1, 3, 3, 3))
-    steps = [graph.constant(np.float32(0.05)), graph.constant(np.array(7, "uint8"))]
-    convolved = graph.node("QuantizeLinear", graph.conv(graph.quantized("x"), 3, 4, 1), *steps)
-    model = graph.model(convolved)
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+def test_kernels_of_hvx_leave_nothing_to_choose() -> None:
+    tuner = PacketTuner(TARGET, lambda mod: mod)
+    kernel = product(FOUR, 3, 4, 5).with_attr("global_symbol", "kernel")
     with pytest.raises(TuningError, match="leave nothing to tune"):
-        tune(tvm_ext.import_model(model).mod, TARGET, tmp_path, 4, recipe("random"))
+        tuner.kernels(tvm.IRModule({"kernel": kernel}))
 
 
 @needs_emulator
