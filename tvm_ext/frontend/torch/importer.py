@@ -18,6 +18,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
+from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
@@ -66,6 +67,8 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             table = torch.export.default_decompositions()
             for operator in KEPT:
                 table.pop(operator)
+            own = torch.ops.aten.scaled_dot_product_attention.default
+            table[own] = decomposition(table[own])
             core = program.run_decompositions(table)
     except Exception as error:  # whatever a decomposition raises
         raise ModelError(f"{source}: torch cannot decompose it into core operators: {class_and_line(error)}") from error

@@ -1,0 +1,85 @@
+"""Attention of exported programs: its results, and that it is one kernel on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import tvm_ext
+from scripts.cuda.kernels import kernels_of, target_of
+from tvm_ext.backends.cuda.emulator.emulate import Emulator
+from tvm_ext.frontend import import_model
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, mask, **self.options)
+
+
+def operands(shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator) for shape in shapes]
+
+
+def run(model: torch.nn.Module, inputs: Sequence[torch.Tensor], **export: Any) -> None:
+    program = torch.export.export(model, tuple(inputs), **export)
+    names = ("query", "key", "value", "mask")
+    arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=False)}
+    (result,) = tvm_ext.compile(program).run(arrays).values()
+    np.testing.assert_allclose(result, model(*inputs).numpy(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 3, 17, 8), (2, 3, 17, 8), (2, 3, 17, 8)],
+        [(1, 2, 7, 16), (1, 2, 33, 16), (1, 2, 33, 5)],
+        [(1, 2, 33, 16), (1, 2, 7, 16), (1, 2, 7, 16)],
+        [(3, 1, 4), (3, 1, 4), (3, 1, 4)],
+        [(9, 4), (9, 4), (9, 4)],
+    ],
+)
+def test_results(shapes: Sequence[Sequence[int]], causal: bool) -> None:
+    run(Attention(is_causal=causal), operands(shapes))
+
+
+def test_masks_and_scales_and_shared_heads() -> None:
+    query, key, value = operands([(1, 4, 9, 8)] * 3)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    mask[3] = False  # a row of which everything is masked
+    run(Attention(), [query, key, value, mask])
+    run(Attention(scale=0.3), [query, key, value])
+    run(Attention(enable_gqa=True), operands([(1, 4, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8)]))
+
+
+def test_an_open_length() -> None:
+    length = torch.export.Dim("length", min=3, max=64)
+    shapes = {"query": {2: length}, "key": {2: length}, "value": {2: length}}
+    run(Attention(is_causal=True), operands([(1, 2, 12, 8)] * 3), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_is_one_kernel_on_a_gpu(causal: bool) -> None:
+    model, inputs = Attention(is_causal=causal), operands([(1, 2, 33, 16), (1, 2, 65, 16), (1, 2, 65, 16)])
+    mod = import_model(torch.export.export(model, tuple(inputs))).mod
+    target = target_of("sm_90")
+    kernels = {str(kernel.scheduled.attrs[RULE_ATTRIBUTE]): kernel.scheduled for kernel in kernels_of("a", mod, target)}
+    assert set(kernels) == {"cuda.attention", "cuda.elementwise"}  # before and behind it are reshapes
+    func = kernels["cuda.attention"]
+    arrays = [tensor.numpy().reshape(2, -1, 16) for tensor in inputs]
+    if causal:
+        arrays.append(np.triu(np.ones((33, 65), bool), 1))
+    emulated = Emulator(func.with_attr("global_symbol", "main"), target)([*arrays, np.zeros((2, 33, 16), "float32")])
+    assert not emulated.report.faults, str(emulated.report)
+    np.testing.assert_allclose(emulated.arrays[-1], model(*inputs).numpy()[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,50 @@
+"""Attention of PyTorch as two products and a softmax, in the form that the kernels of attention are found in.
+
+before: ``F.scaled_dot_product_attention(q, k, v, is_causal=True)``
+after:  ``softmax(where(later, -inf, bmm(q, k.T) * scale)) @ v``, heads and batches one axis
+
+PyTorch's own decomposition multiplies both operands by the root of the scale, and replaces rows of which everything is
+masked, which is needed for masks that are given. A row of a causal mask keeps its first key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the decomposition; ``others`` is asked where there is a mask, dropout, shared heads or an open extent."""
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        operands = (query, key, value)
+        static = all(type(extent) is int and extent > 0 for operand in operands for extent in operand.shape)
+        same = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        if attn_mask is not None or dropout_p or not static or not same or query.dim() < 3:
+            return others(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )  # fmt: skip
+        rows, columns = query.shape[-2], key.shape[-2]
+        left, right, weighted = (operand.reshape(-1, *operand.shape[-2:]) for operand in operands)
+        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        scores = torch.bmm(left, right.transpose(1, 2)) * factor
+        if is_causal:
+            later = torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        result = torch.bmm(torch.softmax(scores, -1), weighted)
+        return result.reshape(*query.shape[:-1], value.shape[-1])
+
+    return attention
