@@ -153,6 +153,8 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x, y: op.divide(relax.const(np.float32(1)), op.sign(x)),
         lambda x, y: np.divide(1, np.sign(x)),
     ),
+    "quotient_by_zero": (lambda x, y: op.divide(x, relax.const(np.float32(0))), lambda x, y: x / np.float32(0)),
+    "quotient_by_minus_zero": (lambda x, y: op.divide(x, relax.const(np.float32(-0.0))), lambda x, y: x / -0.0),
     "max": (lambda x, y: op.max(x, axis=[1]), lambda x, y: x.max(1)),
     "min": (lambda x, y: op.min(x, axis=[0]), lambda x, y: x.min(0)),
     "truth": (lambda x, y: op.astype(x, "bool"), lambda x, y: x != 0),

@@ -92,6 +92,24 @@ def legalize_leaky_relu(builder: relax.BlockBuilder, call: relax.Call) -> relax.
     return builder.call_te(topi.nn.leaky_relu, call.args[0], slope, primfunc_name_hint="leaky_relu")
 
 
+def legalize_divide(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make a kernel of ``relax.divide``; TVM refuses a constant zero as divisor, also of floats.
+
+    The quotient is what the product with infinity is: infinity of the sign of both, or NaN of zero and NaN.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    call : relax.Call
+        Of ``relax.divide``.
+    """
+    dividend, divisor = call.args[0], constant(call.args[1])
+    if divisor is None or divisor.ndim or divisor != 0 or not str(dividend.ty.dtype).startswith(("float", "bfloat")):
+        return call.op.get_attr("FLegalize")(builder, call)
+    infinity = relax.const(math.copysign(math.inf, float(divisor)), str(dividend.ty.dtype))
+    return builder.call_te(topi.multiply, dividend, infinity, primfunc_name_hint="divide")
+
+
 def legalize_power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Make a kernel of ``relax.power``; of constant exponents of 3 or more without TVM's own power.
 
@@ -157,6 +175,7 @@ def _in_c_library(name: str) -> Any:
 _IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh")
 
 FLOAT_LEGALIZATIONS = {
+    "relax.divide": legalize_divide,
     "relax.nn.leakyrelu": legalize_leaky_relu,
     "relax.power": legalize_power,
     "relax.sign": legalize_sign,

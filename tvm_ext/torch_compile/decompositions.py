@@ -226,7 +226,8 @@ def variance_and_mean(
     count = math.prod(x.shape[axis] for axis in axes)
     mean = x.mean(axes, keepdim=True)
     squares = (x - mean).square().sum(axes, keepdim=True)
-    variance = squares / (count - (1 if correction is None else correction))
+    divisor = count - (1 if correction is None else correction)
+    variance = squares / divisor if divisor > 0 else squares * math.inf  # a quotient by 0
     return tuple(value if keepdim else value.squeeze(tuple(axes)) for value in (variance, mean))
 
 

@@ -204,6 +204,33 @@ def convert_type(importer: Any, node: Node) -> Any:
     return importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], relax_dtype(node.args[1])))
 
 
+def running(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.cumsum`` and ``cumprod``, also of a tensor without dimensions."""
+    data = importer.env[node.args[0]]
+    return stock(node) if len(data.ty.shape) else data
+
+
+def softmax(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.softmax``, also of a tensor without dimensions: 1, but NaN of a NaN or an infinity."""
+    data, emit = importer.env[node.args[0]], importer.block_builder.emit
+    if len(data.ty.shape):
+        return stock(node)
+    return emit(relax.op.exp(emit(relax.op.subtract(data, data))))
+
+
+def log_softmax(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.log_softmax``, also of a tensor without dimensions: 0, but NaN of a NaN or an infinity."""
+    data = importer.env[node.args[0]]
+    return stock(node) if len(data.ty.shape) else importer.block_builder.emit(relax.op.subtract(data, data))
+
+
+def scaled_by_power(importer: Any, node: Node) -> Any:
+    """``torch.ldexp``: ``x * 2 ** y``, of integers in floats."""
+    emit, dtype = importer.block_builder.emit, relax_dtype(node.meta["val"].dtype)
+    data, exponent = (emit(relax.op.astype(importer.env[operand], dtype)) for operand in node.args)
+    return emit(relax.op.multiply(data, emit(relax.op.power(relax.const(2.0, dtype), exponent))))
+
+
 def bincount(importer: Any, node: Node) -> Any:
     """Refuse ``torch.bincount``."""
     raise NotImplementedError(
@@ -227,7 +254,9 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "copysign.Scalar": partial(of_c_library, tirx.copysign),
     "copysign.Tensor": partial(of_c_library, tirx.copysign),
     "erfc.default": partial(function_of_c_library, "erfc"),
+    "exp2.default": partial(function_of_c_library, "exp2"),
     "hypot.default": partial(of_c_library, tirx.hypot),
+    "ldexp.Tensor": scaled_by_power,
     "lgamma.default": partial(function_of_c_library, "lgamma"),
     "logcumsumexp.default": logcumsumexp,
     "sgn.default": sign,
@@ -237,6 +266,10 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
 """By name of operator and overload."""
 
 REFINED_ARITHMETIC: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "_log_softmax.default": log_softmax,
+    "_softmax.default": softmax,
+    "cumprod.default": running,
+    "cumsum.default": running,
     "floor_divide.default": partial(of_floats, floor_quotient),
     "fmod.Scalar": partial(of_floats, _fmod),
     "fmod.Tensor": partial(of_floats, _fmod),

@@ -19,12 +19,15 @@ from tvm import relax
 
 from tvm_ext.frontend.torch.arguments import argument, counted_from_start, static_size
 from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, floor_quotient, of_c_library
+from tvm_ext.frontend.torch.bounds import BOUNDS
 from tvm_ext.frontend.torch.order import ORDER
+from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
 from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, resize_bicubic
 from tvm_ext.frontend.torch.scatter import SCATTERS
 from tvm_ext.frontend.torch.search import SEARCHES
+from tvm_ext.frontend.torch.statistics import REFINED_STATISTICS
 from tvm_ext.frontend.torch.windows import WINDOWS, convolution
 
 Converter = Callable[[Any, Node], Any]
@@ -133,25 +136,6 @@ def _operand(importer: Any, value: Any, dtype: str) -> Any:
     return importer.env[value] if isinstance(value, Node) else relax.const(value, dtype)
 
 
-def clamp(importer: Any, node: Node) -> Any:
-    """``torch.clamp`` with numbers as bounds, of which one may be missing; the upper one wins over a larger lower."""
-    emit = importer.block_builder.emit
-    data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
-    low, high = argument(node, 1, "min"), argument(node, 2, "max")
-    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
-    if math.isnan(low) or math.isnan(high):
-        return emit(relax.op.add(data, relax.const(math.nan, dtype)))
-    if low >= high:  # TVM would lose NaN in x, and takes the lower bound
-        if not node.meta["val"].is_floating_point():
-            return emit(relax.op.add(emit(relax.op.multiply(data, relax.const(0, dtype))), relax.const(high, dtype)))
-        return emit(relax.op.where(emit(relax.op.isnan(data)), data, relax.const(high, dtype)))
-    if low == -math.inf:
-        return data if high == math.inf else emit(relax.op.minimum(data, relax.const(high, dtype)))
-    if high == math.inf:
-        return emit(relax.op.maximum(data, relax.const(low, dtype)))
-    return emit(relax.op.clip(data, low, high))
-
-
 def elu(importer: Any, node: Node) -> Any:
     """``scale * (x if x > 0 else alpha * (exp(x * input_scale) - 1))``; SELU is this with scale 1.05 and alpha 1.67."""
     emit = importer.block_builder.emit
@@ -182,10 +166,15 @@ def leaky_with_mean_slope(importer: Any, node: Node) -> Any:
 
 def reduction(operation: Callable[..., Any], importer: Any, node: Node) -> Any:
     """Largest, smallest, product over some or all dimensions."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    if not len(data.ty.shape):
+        return data
     axes = argument(node, 1, "dim")
     axes = [axes] if isinstance(axes, int) else list(axes or []) or None
     keep = bool(argument(node, 2, "keepdim", False))
-    return importer.block_builder.emit(operation(importer.env[node.args[0]], axes, keep))
+    if str(data.ty.dtype) != "bool":
+        return emit(operation(data, axes, keep))
+    return emit(relax.op.astype(emit(operation(emit(relax.op.astype(data, "uint8")), axes, keep)), "bool"))
 
 
 def any_of_all(importer: Any, node: Node) -> Any:
@@ -229,6 +218,8 @@ def average_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: N
     divisor = argument(node, 6, "divisor_override")
     if divisor is None:
         return stock(node)
+    if not node.meta["val"].is_floating_point():
+        raise NotImplementedError("with divisor_override, integers are not averaged; convert them to floats before")
     emit = importer.block_builder.emit
     data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
     window = _for_each_axis(argument(node, 1, "kernel_size"), axes)
@@ -305,7 +296,9 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
 
 CONVERTERS: Mapping[str, Converter] = {
     **ARITHMETIC,
+    **BOUNDS,
     **ORDER,
+    **PRODUCTS,
     **SCATTERS,
     **SEARCHES,
     **WINDOWS,
@@ -313,7 +306,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "amax.default": partial(reduction, relax.op.max),
     "amin.default": partial(reduction, relax.op.min),
     "any.default": any_of_all,
-    "clamp.default": clamp,
     "div.Tensor_mode": divide_rounded,
     "elu.default": elu,
     "gather.default": gather,
@@ -321,6 +313,8 @@ CONVERTERS: Mapping[str, Converter] = {
     "grid_sampler_3d.default": grid_sample,
     "index.Tensor": index_tensors,
     "linalg_vector_norm.default": vector_norm,
+    "max.default": partial(reduction, relax.op.max),
+    "min.default": partial(reduction, relax.op.min),
     "native_dropout.default": no_dropout,
     "native_group_norm.default": group_norm,
     "_pad_circular.default": pad_circular,
@@ -341,6 +335,7 @@ CONVERTERS: Mapping[str, Converter] = {
 
 REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     **REFINED_ARITHMETIC,
+    **REFINED_STATISTICS,
     "avg_pool2d.default": partial(average_pool, 2),
     "avg_pool3d.default": partial(average_pool, 3),
     "convolution.default": convolution,

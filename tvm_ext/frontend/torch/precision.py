@@ -1,10 +1,10 @@
 """Puts the operators that TVM's importer emits into the precision that the PyTorch program has.
 
-TVM's importer asks for float32 results of all matrix products and convolutions, also of half, bfloat16 and double
-operands: it refuses the sums that follow, or would compute a double network in single precision. And Relax knows no
-bfloat16 in a number of operators (power, layer normalisation, isnan, ...). Here each expression is put right as it is
-emitted: results have the type of the operands, bfloat16 is computed in single precision and rounded, as PyTorch does on
-a CPU, and normalisations of doubles are written out.
+TVM's importer asks for float32 results of all matrix products and convolutions, also of half, bfloat16, double and
+integer operands: it refuses the sums that follow, or would compute a double network in single precision. And Relax
+knows no bfloat16 in a number of operators (power, layer normalisation, isnan, ...). Here each expression is put right
+as it is emitted: results have the type of the operands, bfloat16 is computed in single precision and rounded, as
+PyTorch does on a CPU, and normalisations of doubles are written out.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ PRODUCTS: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "relax.nn.conv3d_transpose": (relax.op.nn.conv3d_transpose, _TRANSPOSED),
 }
 """Operators for whose results the importer asks for float32: how each is made, from operands and attributes."""
+
+_OWN_TYPES = frozenset(["float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64"])
+"""Types of operands that PyTorch gives the result, too; sums of integers wrap around."""
 
 
 class PreciseBuilder:
@@ -155,11 +158,11 @@ def _is_bfloat16(argument: Any) -> bool:
 
 
 def _in_type_of_operands(call: relax.Call) -> relax.Call:
-    """Take back the wish for a float32 result of other floats."""
+    """Take back the wish for a float32 result of other types."""
     if call.op.name not in PRODUCTS or str(call.attrs.out_dtype) != "float32":
         return call
     types = {str(argument.ty.dtype) for argument in call.args[:2]}
-    if len(types) != 1 or not types <= {"float16", "bfloat16", "float64"}:
+    if len(types) != 1 or not types <= _OWN_TYPES:
         return call
     make, names = PRODUCTS[call.op.name]
     return make(*call.args, **{name: getattr(call.attrs, name) for name in names})

@@ -17,17 +17,24 @@ from tvm import relax
 COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"])
 """Operators with a boolean result, computed in the common type of their operands."""
 
+_ORDERS = frozenset(["lt", "le", "gt", "ge"])
+
 PROMOTED = frozenset(
     """
-    acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_or bitwise_xor cat clamp clamp_max
-    clamp_min cos cosh cumprod cumsum div erf exp expm1 floor_divide fmod lerp log log10 log1p log2 logaddexp max
-    maximum mean min minimum mul pow prod reciprocal remainder rsqrt rsub sigmoid sin sinh sqrt stack sub sum tan tanh
-    where
+    acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_or bitwise_xor cat clamp
+    clamp_max clamp_min cos cosh cumprod cumsum div erf exp expm1 floor_divide fmax fmin fmod lerp log log10 log1p
+    log2 logaddexp max maximum mean min minimum mul pow prod reciprocal remainder rsqrt rsub sigmoid sin sinh sqrt
+    stack sub sum tan tanh where
     """.split()
 )
 """Operators computed in the type of their result."""
 
-LOGICAL = {"add": relax.op.logical_or, "mul": relax.op.logical_and}
+LOGICAL = {
+    "add": relax.op.logical_or,
+    "maximum": relax.op.logical_or,
+    "minimum": relax.op.logical_and,
+    "mul": relax.op.logical_and,
+}
 """What arithmetic on truth values means."""
 
 
@@ -108,5 +115,6 @@ def _computed_in(node: torch.fx.Node) -> torch.dtype | None:
         left, right = (value.meta["val"] if isinstance(value, torch.fx.Node) else value for value in node.args)
         if name.startswith("logical"):
             return torch.bool
-        return torch.result_type(left, right)
+        common = torch.result_type(left, right)
+        return torch.uint8 if common == torch.bool and name in _ORDERS else common  # TVM orders no truth values
     return dtype_of(node) if name in PROMOTED else None

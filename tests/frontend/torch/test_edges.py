@@ -1,0 +1,82 @@
+"""Bounds, products of integers, truth values and numbers without dimensions: against torch, compiled as a whole."""
+
+# ruff: noqa: E402 - what follows the check for torch needs torch
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.torch_compile.eager import assert_like_eager, compiled
+
+pytestmark = pytest.mark.torch
+
+NAN = float("nan")
+LEFT = torch.tensor([1.0, NAN, 2.0, -3.0, NAN, float("inf")])
+RIGHT = torch.tensor([NAN, 5.0, 1.0, -2.0, NAN, -float("inf")])
+WHOLE, ROW = torch.arange(-15, 15).reshape(5, 6), torch.tensor([-3, 7, 0, -9, 2, 5])
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "clamp of integers": (lambda x, y: (torch.clamp(x, y), torch.clamp(x, max=y)), (WHOLE, ROW)),
+    "clamp by a number in a tensor": (torch.clamp_max, (WHOLE, torch.tensor(3))),
+    "clamp by wider bounds": (lambda x, y: torch.clamp(x, y, y + 0.5), (LEFT[:1], RIGHT)),
+    "clamp between tensors": (lambda x, y, z: torch.clamp(x, y, z), (LEFT, RIGHT, LEFT.flip(0))),
+    "clamp of nothing": (torch.clamp_min, (torch.zeros(0, 1, 3), torch.zeros(0, 5, 3))),
+    "clamp of integers by floats": (torch.clamp, (ROW, LEFT.nan_to_num(0.5, 2.5, -1))),
+    "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (LEFT, RIGHT)),
+    "fmax and fmin of halves": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (LEFT.half(), RIGHT.half())),
+    "fmax and fmin of bfloat16": (
+        lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)),
+        (LEFT.bfloat16(), RIGHT.bfloat16()),
+    ),
+    "fmax of integers": (torch.fmax, (WHOLE, ROW)),
+    "fmax of both": (torch.fmax, (ROW, LEFT)),
+    "order of truth values": (
+        lambda x, y: (x < y, x <= y, x > y, x >= y, x >= True, x < 1),
+        (WHOLE > 0, ROW > 0),
+    ),
+    "running sum of a number": (lambda x: (x.cumsum(0), x.cumprod(0)), (torch.tensor(2.5),)),
+    "running sum of a truth value": (lambda x: x.cumsum(0), (torch.tensor(True),)),
+    "products of integers": (lambda x, y: (x @ y, x.int() @ y.int(), x[None] @ y[None]), (WHOLE, WHOLE.T)),
+    "products of integers that overflow": (lambda x, y: x @ y, (WHOLE.to(torch.int8) * 7, WHOLE.T.to(torch.int8) * 7)),
+    "scaled products of integers": (lambda x, y: torch.addmm(x @ y, x, y, alpha=2, beta=3), (WHOLE, WHOLE.T)),
+    "extremes of truth values": (
+        lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.max(), x.min(), x.amax(1), x.amin(0, keepdim=True)),
+        (WHOLE > 0, ROW > 0),
+    ),
+    "extremes of a number": (lambda x: (x.amax(0), x.amin(), x.max(), x.softmax(0), x.log_softmax(0)), (LEFT[0],)),
+    "powers of two": (
+        lambda x, y, z: (torch.exp2(x), torch.ldexp(x, y), torch.ldexp(y, y % 3), torch.logaddexp2(x, z)),
+        (LEFT, ROW, RIGHT),
+    ),
+    "more corrected for than there is": (
+        lambda x, y: (x.var(0), torch.std(y, 1, correction=5), torch.var_mean(y, 1, correction=4), y / 0),
+        (torch.zeros(0, 5), WHOLE[:, :3].float()),
+    ),
+    "sums of vectors and products": (
+        lambda x, y, z: (torch.addmv(y, x, z, alpha=0.5, beta=2.0), torch.addbmm(x[:, :5], x[None], x.T[None])),
+        (WHOLE.float(), torch.ones(5), ROW.float()),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_of_torch(case: str) -> None:
+    function, arguments = CASES[case]
+    assert_like_eager(function, arguments, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: torch.native_layer_norm(x, [6], None, None, 1e-5), "only the normalised tensor"),
+        (lambda x: torch.nn.functional.avg_pool2d(x.long()[None], 2, divisor_override=3), "convert them to floats"),
+    ],
+)
+def test_what_is_refused(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        compiled(function)(WHOLE.float())
