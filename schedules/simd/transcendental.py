@@ -20,6 +20,7 @@ import numpy as np
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.simd.piecewise import erf_by_pieces
 from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, exp_growth, exp_remainder, horner, log_remainder
 from tvm_ext.schedules.simd.vector import Bindings, constant_like, element_type, lanes_of, wide_type
 
@@ -55,7 +56,7 @@ def expand(call: Any, isa: str = "") -> Any:
     name = call.op.name.removeprefix("tirx.")
     if name == "pow":
         return _power(call.args[0], float(_constant_exponent(call) or 0.0))
-    function = partial(_exp, isa=isa) if name == "exp" else _FUNCTIONS[name]
+    function = partial(_FUNCTIONS[name], isa=isa) if name in ("exp", "erf") else _FUNCTIONS[name]
     if element_type(call) == "float32":
         return function(call.args[0])
     lanes = lanes_of(call)
@@ -254,8 +255,10 @@ def _log1p(value: Any) -> Any:
     return names.around(prim.Select(ordinary, corrected, names.bind("plain", _log(total))))
 
 
-def _erf(value: Any) -> Any:
+def _erf(value: Any, isa: str = "") -> Any:
     """Compute ``erf``: a polynomial for ``|x| < 1``; beyond, ``1 - exp(-p)`` where ``p`` fits ``-log(1 - erf(x))``."""
+    if (isa, lanes_of(value)) in (("avx512", AVX512_LANES), ("avx2", AVX2_LANES)):
+        return erf_by_pieces(value)
     names = Bindings()
     value = names.bind("value", value)
     size = names.bind("size", tirx.abs(value))
@@ -304,7 +307,7 @@ def _power(base: Any, exponent: float) -> Any:
 
 
 _EXPONENTS = frozenset(sign * quarters / 4 for quarters in (1, 2, 3, 4, 6, 8, 12, 16) for sign in (1, -1))
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": _exp,
     "tanh": _tanh,
     "sigmoid": _sigmoid,

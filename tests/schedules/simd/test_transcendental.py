@@ -16,6 +16,7 @@ from tests.schedules.simd.test_loops import lowered, marked, run
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.expansion import expand_all
+from tvm_ext.schedules.simd.piecewise import ERF_WIDTHS
 from tvm_ext.schedules.simd.polynomial import interpolate
 from tvm_ext.schedules.simd.transcendental import expand, expands
 
@@ -98,6 +99,37 @@ def test_exp_by_a_permutation_of_powers() -> None:
     finite = np.isfinite(x) & np.isfinite(result)
     ordered = result[finite][np.argsort(x[finite])]
     assert (np.diff(ordered) >= -2e-7 * ordered[1:]).all()  # never falls by more than the rounding
+
+
+@pytest.mark.parametrize(
+    "lanes, target, part",
+    [
+        pytest.param(
+            16,
+            "native",
+            "permvar",
+            marks=pytest.mark.skipif(machine_of(TARGETS["native"]).isa != "avx512", reason="this machine has no AVX-512"),
+        ),
+        pytest.param(8, "avx2", "permps", marks=pytest.mark.skipif(not IS_X86, reason="instructions of AVX2")),
+    ],
+)
+def test_erf_by_pieces(lanes: int, target: str, part: str) -> None:
+    borders = (np.arange(lanes) + 0.5).astype(np.float32) * np.float32(ERF_WIDTHS[lanes])
+    near = np.concatenate([np.nextafter(borders, np.float32(end)) for end in (-9, 9)])
+    x = np.concatenate([inputs(), np.linspace(-4.5, 4.5, COUNT, dtype=np.float32), borders, near, -borders, -near])
+    source = te.placeholder(x.shape, "float32", "source")
+    func = te.create_prim_func([source, te.compute(x.shape, lambda i: tirx.erf(source[i]), name="erf")])
+    kernel = lowered(marked(func, "erf", lanes), target)
+    assert part in str(kernel)
+    result = run(kernel, [x], x.shape, "float32", target)
+    exact = np.vectorize(math.erf, otypes=[float])(x.astype(np.float64))
+    normal = np.abs(exact) >= np.finfo(np.float32).tiny
+    assert relative_error(result, exact)[normal].max() <= 1.9e-7
+    np.testing.assert_array_equal(result[np.isnan(x)], np.float32("nan"))
+    np.testing.assert_array_equal(np.signbit(result)[~np.isnan(x)], np.signbit(x)[~np.isnan(x)])
+    assert np.abs(result[~np.isnan(x)]).max() == 1.0
+    small = ~normal & ~np.isnan(x)
+    assert np.abs(result[small] - exact[small]).max() < 1.2e-38
 
 
 def exponentials(
