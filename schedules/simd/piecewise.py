@@ -64,14 +64,12 @@ def erf_by_pieces(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def erf_pieces(pieces: int) -> np.ndarray:
-    """Coefficients of ``erf(k * width + r)`` by powers of ``r``, ``|r| <= width / 2``; of shape (degree + 1, pieces)."""
+    """Fit ``erf(k * width + r)`` by powers of ``r``, ``|r| <= width / 2``; of shape ``(degree + 1, pieces)``."""
     width, degree = ERF_WIDTHS[pieces], ERF_DEGREES[pieces]
     first = [0.0] * (degree + 1)
     odd = interpolate(_erf_over_root, 0.0, (width / 2) ** 2, degree // 2)
     first[1::2] = odd
-    others = [
-        interpolate(_around(piece * width), -width / 2, width / 2, degree) for piece in range(1, pieces)
-    ]
+    others = [interpolate(_around(piece * width), -width / 2, width / 2, degree) for piece in range(1, pieces)]
     return np.array([first, *others], "float32").T
 
 

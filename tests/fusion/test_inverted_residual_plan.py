@@ -14,6 +14,7 @@ from tvm_ext.schedules.compute.inverted_residual import Window
 from tvm_ext.schedules.cpu.machine import Machine
 
 MACHINE = Machine("avx512", 512, 32, l2=1 << 20, cores=2)
+FAST = replace(MACHINE, flops=256e9, l2_bandwidth=216e9)
 EARLY = ResidualShape(1, 16, 6, 16, 32, Window((3, 3), (2, 2), (1, 1), (1, 1), (112, 112), (56, 56)))
 
 
@@ -43,11 +44,21 @@ def test_plans_are_right(shape: ResidualShape, cores: int) -> None:
 
 def test_the_first_block_of_a_network_is_one_kernel() -> None:
     """Its hidden tensor is larger than any cache of a core; that of the last one is not, and its halo is large."""
-    plan = plan_residual(EARLY, MACHINE)
+    plan = plan_residual(EARLY, FAST)
     assert plan is not None
-    assert plan.scratch <= MACHINE.l2
+    assert plan.scratch <= FAST.l2
     late = ResidualShape(1, 160, 60, 16, 160, Window((3, 3), (1, 1), (1, 1), (1, 1), (7, 7), (7, 7)))
-    assert plan_residual(late, MACHINE) is None
+    assert plan_residual(late, FAST) is None
+
+
+def test_short_kernels_stay_apart() -> None:
+    """Kernels that one core computes cost no fork, which one kernel in bands would; on one core none do."""
+    short = ResidualShape(1, 8, 2, 16, 8, Window((3, 3), (1, 1), (1, 1), (1, 1), (6, 96), (6, 96)))
+    assert plan_residual(short, FAST) is None
+    assert plan_residual(short, replace(FAST, cores=1, call_seconds=0.1e-6)) is None
+    divided = replace(short, window=Window((3, 3), (1, 1), (1, 1), (1, 1), (24, 96), (24, 96)), chunks=6)
+    assert plan_residual(divided, replace(FAST, fork_seconds=0.1e-6)) is None
+    assert plan_residual(divided, FAST) is not None
 
 
 @pytest.mark.parametrize(("bands", "parts", "word"), [(3, 1, "bands"), (2, 4, "parts")])
