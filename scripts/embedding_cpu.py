@@ -183,8 +183,26 @@ def operator_of(case: Case) -> Dataflow:
     return products[0]
 
 
-def compare(case: Case, option: str, **options: Any) -> dict[str, Any]:
-    """Time the pipeline without embeddings and with ``embed=option``, in turn, with other options alike."""
+@dataclass(frozen=True)
+class Pair:
+    """An operator compiled without embeddings and with an option, to be timed."""
+
+    calls: tuple[Callable[[], object], Callable[[], object]]
+    note: str
+    error: float
+
+    def timed(self) -> dict[str, Any]:
+        """Time both in turn."""
+        times = interleaved(*self.calls)
+        return {
+            "embedding": self.note, "error": self.error, "exact": self.error < 1e-4,
+            "without_us": round(times[0] * 1e6, 1), "with_us": round(times[1] * 1e6, 1),
+            "speedup": round(times[0] / times[1], 3),
+        }  # fmt: skip
+
+
+def compare(case: Case, option: str, **options: Any) -> Pair:
+    """Compile without embeddings and with ``embed=option``, other options alike, and compare results."""
     given = [tvm.runtime.tensor(case.draw(which)) for which in ((0, 1) if case.computed else (0,))]
     calls, results, note = [], [], ""
     for embed in ("off", option):
@@ -192,12 +210,8 @@ def compare(case: Case, option: str, **options: Any) -> dict[str, Any]:
         note = found or note
         results.append(machine["main"](*given).numpy().astype("float64"))
         calls.append(lambda machine=machine: machine["main"](*given))
-    times = interleaved(*calls)
     error = float(np.abs(results[0] - results[1]).max() / max(float(results[0].std()), 1e-9))
-    return {
-        "embedding": note, "error": error, "exact": error < 1e-4, "without_us": round(times[0] * 1e6, 1),
-        "with_us": round(times[1] * 1e6, 1), "speedup": round(times[0] / times[1], 3),
-    }  # fmt: skip
+    return Pair((calls[0], calls[1]), note, error)
 
 
 def compiled(case: Case, embed: str, options: Mapping[str, Any]) -> tuple[relax.VirtualMachine, str]:
