@@ -169,6 +169,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=480, help="begin nothing new after so many")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
     arguments = parser.parse_args()
+    if not (arguments.pack / "pack.json").exists():
+        print(
+            f"{arguments.pack} is no pack: it has no pack.json; make one by bench_cuda.py gpu --pack", file=sys.stderr
+        )
+        return 1
     try:
         device = Device()
     except DriverError as error:
