@@ -16,6 +16,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -140,15 +141,15 @@ def _search(number: int, seed: int, limit: float, tuner: str | None, clock: str)
     os.environ["TVM_NUM_THREADS"] = "1"
     mod, target = relax.get_pipeline("zero")(convolution(RESNET18[number])), _target()
     database = ms.database.MemoryDatabase()
-    deadline = _Deadline(limit, counts_late=tuner is None, clock=CLOCKS[clock])
+    deadline = Deadline(limit, counts_late=tuner is None, clock=CLOCKS[clock])
     # Before the database is told: what comes too late is not in it.
-    callbacks = [deadline, *ms.measure_callback.MeasureCallback.create("default")]
+    callbacks = [_EndsAt(deadline), *ms.measure_callback.MeasureCallback.create("default")]
     if tuner is None:
-        callbacks = [*callbacks[1:], deadline]
+        callbacks = [*callbacks[1:], callbacks[0]]
     common: Row = {
         "measure_callbacks": callbacks, "database": database, "seed": seed + 1, "num_trials_per_iter": BATCH,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, ours(clock) as measurer:
+    with tempfile.TemporaryDirectory() as folder, nullcontext() if tuner is None else ours(clock) as measurer:
         if tuner is None and clock == "processor":
             # Beside other work TVM's workers are not even started within the time that candidates have.
             builder = ms.builder.LocalBuilder(max_workers=physical_cores(), timeout_sec=PATIENCE)
@@ -197,16 +198,14 @@ def processor_time() -> float:
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": processor_time}
 
 
-class _Over(Exception):
+class Over(Exception):
     """The time is up."""
 
 
-@derived_object
-class _Deadline(PyMeasureCallback):
-    """Ends a search at its first batch after ``limit`` seconds; counts trials up to then."""
+class Deadline:
+    """Tells when a search is over: at its first batch after ``limit`` seconds; counts trials up to then."""
 
     def __init__(self, limit: float, counts_late: bool, clock: Callable[[], float]) -> None:
-        super().__init__()
         self.limit, self.counts_late, self.clock = limit, counts_late, clock
         self.begin()
         self.seconds, self.trials, self.failed, self.is_over = 0.0, 0, 0, False
@@ -214,6 +213,26 @@ class _Deadline(PyMeasureCallback):
     def begin(self) -> None:
         """Start the clock."""
         self.start = self.clock()
+
+    def note(self, runner_results: Sequence[Any]) -> None:
+        """Count a batch; raises when the time is up."""
+        seconds = self.clock() - self.start
+        self.is_over = seconds > self.limit
+        if not self.is_over or self.counts_late:
+            self.seconds = seconds
+            self.trials += len(runner_results)
+            self.failed += sum(row.run_secs is None for row in runner_results)
+        if self.is_over:
+            raise Over
+
+
+@derived_object
+class _EndsAt(PyMeasureCallback):
+    """Ends a search at a deadline."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__()
+        self.deadline = deadline
 
     def apply(
         self,
@@ -223,14 +242,7 @@ class _Deadline(PyMeasureCallback):
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        seconds = self.clock() - self.start
-        self.is_over = seconds > self.limit
-        if not self.is_over or self.counts_late:
-            self.seconds = seconds
-            self.trials += len(runner_results)
-            self.failed += sum(row.run_secs is None for row in runner_results)
-        if self.is_over:
-            raise _Over
+        self.deadline.note(runner_results)
 
 
 def _side_by_side(workload: str, stock: str, ours: str) -> Row:
