@@ -42,7 +42,7 @@ def test_bad_paths(tmp_path: Path) -> None:
 
 def test_plans_of_a_wide_net() -> None:
     stock, arena, ordered, rewritten = compare_plans(import_model(wide_net()))
-    assert stock.peak == arena.peak > ordered.peak >= rewritten.peak
+    assert stock.peak > arena.peak >= ordered.peak >= rewritten.peak
     assert ordered.optimal
     assert ordered.peak == ordered.lower_bound == ordered.profile.peak
     for plan in (stock, arena, ordered, rewritten):

@@ -28,7 +28,7 @@ from tvm_ext.target import resolve_target
 # make the orders those of different kernels.
 VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("stock", "TVM's plan, order of the model file", {"memory": "stock"}),
-    ("arena", "one arena, in place, order of the model file", {"memory": "arena"}),
+    ("arena", "one arena, in place, order of a short search", {"memory": "arena"}),
     ("optimal order", "and the best order", {"memory": "optimal", "memory_rewriting": False}),
     ("with rewriting", "and concatenations taken apart", {"memory": "optimal"}),
 )
