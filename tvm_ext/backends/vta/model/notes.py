@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from tvm import relax
+from collections.abc import Collection, Mapping
 
 from tvm_ext.backends.vta.model.confidence import CONFIDENCE
-from tvm_ext.backends.vta.model.node_names import node_of
+from tvm_ext.backends.vta.model.node_names import layer_nodes, node_of
 from tvm_ext.backends.vta.model.output_error import OutputEstimate
 from tvm_ext.backends.vta.model.partition import Partition
 from tvm_ext.backends.vta.model.relax_layers import ModelGraph
 
 
-def embedded_notes(graph: ModelGraph, found: Mapping[str, relax.Var], reasons: Mapping[str, str]) -> list[str]:
-    """Say which operators the matrix unit was embedded into, and why not into others."""
-    made = [f"{node_of(graph, name)} runs on VTA: the matrix unit was embedded into it" for name in found]
-    return [*made, *(f"{node_of(graph, name)} was not embedded: {reason}" for name, reason in reasons.items())]
+def embedded_notes(
+    graph: ModelGraph, found: Collection[str], plain: ModelGraph, reasons: Mapping[str, str]
+) -> list[str]:
+    """Say which operators the matrix unit was embedded into, and why not into others of the graph before."""
+    nodes = layer_nodes(graph)
+    layers = [next(layer.name for layer in graph.layers if name in layer.covers) for name in found]
+    words = [next(iter(nodes[layer]), layer) for layer in layers]
+    made = [f"{word} runs on VTA: the matrix unit was embedded into it" for word in words]
+    return [*made, *(f"{node_of(plain, name)} was not embedded: {reason}" for name, reason in reasons.items())]
 
 
 def layer_notes(

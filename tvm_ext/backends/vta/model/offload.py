@@ -244,11 +244,12 @@ def offload(
         on_vta = {name for layer in model.graph.layers if layer.name in model.partition.on_vta for name in layer.covers}
         missed = {name for name, variable in found.items() if names.get(variable) not in on_vta}
         if not missed:
-            return replace(model, notes=(*model.notes, *embedded_notes(plain, found, reasons)))
+            embedded = [names[variable] for variable in found.values()]
+            return replace(model, notes=(*model.notes, *embedded_notes(model.graph, embedded, plain, reasons)))
         reasons |= dict.fromkeys(missed, "as a convolution on stored data it would stay on the CPU")
         skip |= missed  # kernels that store data for VTA are of no use to the CPU
     model = move(floats, fixed)
-    return replace(model, notes=(*model.notes, *embedded_notes(plain, {}, reasons)))
+    return replace(model, notes=(*model.notes, *embedded_notes(plain, (), plain, reasons)))
 
 
 def _moved(
