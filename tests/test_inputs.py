@@ -87,7 +87,7 @@ def test_symbolic_dimensions_are_one_value() -> None:
         ({}, r"no value for input 'image'; expected image"),
         ([], r"0 inputs given where 1 are needed; expected image"),
         ([0, 0], r"2 inputs given where 1 are needed"),
-        ([np.zeros((1, 3, 4, 4))], r"found dtype float64; convert it with array.astype\('float32'\)"),
+        ([np.zeros((1, 3, 4, 4))], r"found dtype float64; convert it with numpy.asarray\(value, 'float32'\)"),
         ([np.zeros((3, 4, 4), "float32")], r"expected 4 dimensions, found float32\[3,4,4\]"),
         ([np.zeros((1, 3, 5, 4), "float32")], r"dimension 2 must be 4, found float32\[1,3,5,4\]"),
         ([np.array("text")], r"found dtype <U4"),

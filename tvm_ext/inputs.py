@@ -125,7 +125,9 @@ def check_type(spec: TensorSpec, dtype: str, shape: Sequence[int], bound: dict[s
     """
     found = f"{dtype}[{','.join(map(str, shape))}]"
     if dtype != spec.dtype:
-        raise InputError(f"input {describe(spec)}: found dtype {dtype}; convert it with array.astype({spec.dtype!r})")
+        raise InputError(
+            f"input {describe(spec)}: found dtype {dtype}; convert it with numpy.asarray(value, {spec.dtype!r})"
+        )
     if len(shape) != len(spec.shape):
         raise InputError(f"input {describe(spec)}: expected {len(spec.shape)} dimensions, found {found}")
     for axis, (dimension, extent) in enumerate(zip(spec.shape, shape, strict=True)):

@@ -114,7 +114,7 @@ class TestInputs:
         [
             ("x", np.zeros((4, 33), "float32"), "input x: float32[4,32]: dimension 1 must be 32, found float32[4,33]"),
             ("x", np.zeros(32, "float32"), "input x: float32[4,32]: expected 2 dimensions, found float32[32]"),
-            ("x", np.zeros((4, 32)), "found dtype float64; convert it with array.astype('float32')"),
+            ("x", np.zeros((4, 32)), "found dtype float64; convert it with numpy.asarray(value, 'float32')"),
             ("X", np.zeros((4, 32), "float32"), "the model has no input 'X', did you mean 'x'?"),
             ("nope", np.zeros((4, 32), "float32"), "the model has no input 'nope'; expected x: float32[4,32]"),
         ],

@@ -53,6 +53,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, y, z: (torch.exp2(x), torch.ldexp(x, y), torch.ldexp(y, y % 3), torch.logaddexp2(x, z)),
         (LEFT, ROW, RIGHT),
     ),
+    "remainders of a number": (lambda x, y: (7 % x, -7 % (y + 0.5), torch.remainder(2.5, y)), (ROW.abs() + 1, LEFT)),
+    "none is a NaN": (lambda x, y: (x.isnan(), y.isnan(), torch.heaviside(y, y)), (ROW, ROW > 0)),
+    "scattered by a larger mask": (lambda x, y: x.masked_scatter(y > 0, y.float()), (ROW.float(), WHOLE)),
     "more corrected for than there is": (
         lambda x, y: (x.var(0), torch.std(y, 1, correction=5), torch.var_mean(y, 1, correction=4), y / 0),
         (torch.zeros(0, 5), WHOLE[:, :3].float()),

@@ -83,6 +83,22 @@ def of_floats(function: Callable[[Any, Any], Any], stock: Callable[[Node], Any],
     return of_c_library(function, importer, node)
 
 
+def remainder_of_number(importer: Any, node: Node) -> Any:
+    """``torch.remainder`` of a number and a tensor."""
+    if node.meta["val"].is_floating_point():
+        return of_c_library(floor_remainder, importer, node)
+    number, divisor, _ = _operands(importer, node)
+    return importer.block_builder.emit(relax.op.floor_mod(number, divisor))
+
+
+def is_nan(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.isnan``, also of integers and truth values, of which none is."""
+    data = importer.env[node.args[0]]
+    if str(data.ty.dtype).startswith(("float", "bfloat")):
+        return stock(node)
+    return importer.block_builder.emit(relax.op.not_equal(data, data))
+
+
 def sign(importer: Any, node: Node) -> Any:
     """``torch.sign``, which takes NaN for 0."""
     emit, data = importer.block_builder.emit, importer.env[node.args[0]]
@@ -259,6 +275,7 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "ldexp.Tensor": scaled_by_power,
     "lgamma.default": partial(function_of_c_library, "lgamma"),
     "logcumsumexp.default": logcumsumexp,
+    "remainder.Scalar_Tensor": remainder_of_number,
     "sgn.default": sign,
     "sign.default": sign,
     **_SHIFTS,
@@ -273,6 +290,7 @@ REFINED_ARITHMETIC: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], An
     "floor_divide.default": partial(of_floats, floor_quotient),
     "fmod.Scalar": partial(of_floats, _fmod),
     "fmod.Tensor": partial(of_floats, _fmod),
+    "isnan.default": is_nan,
     "pow.Tensor_Scalar": power_of_number,
     "remainder.Scalar": partial(of_floats, floor_remainder),
     "remainder.Tensor": partial(of_floats, floor_remainder),

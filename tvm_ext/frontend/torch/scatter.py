@@ -91,6 +91,9 @@ def masked_scatter(importer: Any, node: Node) -> Any:
     """``x.masked_scatter(mask, v)``: the places of the mask, in order, take the elements of ``v``, in order."""
     emit = importer.block_builder.emit
     data, mask, values = (importer.env[operand] for operand in node.args[:3])
+    shape = list(node.meta["val"].shape)  # what both are broadcast to
+    if all(isinstance(size, int) for size in shape):
+        data = emit(relax.op.broadcast_to(data, shape))
     shape = list(data.ty.shape)
     mask = emit(relax.op.broadcast_to(mask, shape))
     counted = emit(relax.op.astype(emit(relax.op.reshape(mask, [-1])), "int64"))
