@@ -182,12 +182,16 @@ class _Threads:
             self._replaced[variable] = self._thread % self._lanes
             return mutator.mutate(loop.body)
         if self._is_spatial(loop):
-            rounds = -(-int(loop.extent) // self.threads)
+            # A loop that begins later is shared like those from 0 on: an element belongs to one thread throughout.
+            start, stop = int(loop.min), int(loop.min) + int(loop.extent)
+            rounds = -(-stop // self.threads)
             again = tirx.Var(variable.name, variable.ty)
             self._replaced[variable] = again * self.threads + self._thread
             body = mutator.mutate(loop.body)
-            if int(loop.extent) % self.threads:
-                body = tirx.IfThenElse(self._replaced[variable] < loop.extent, body, None)
+            if stop % self.threads:
+                body = tirx.IfThenElse(self._replaced[variable] < stop, body, None)
+            if start:
+                body = tirx.IfThenElse(self._replaced[variable] >= start, body, None)
             return tirx.For(again, IntImm(self._index, 0), IntImm(self._index, rounds), ForKind.SERIAL, body)
         return mutator.default_mutate(loop)
 
@@ -196,7 +200,8 @@ class _Threads:
         stores: list[Any] = []
         tvm_ffi.structural_walk(loop.body, [(tirx.BufferStore, stores.append)])
         return (
-            isinstance(loop.extent, IntImm)
+            isinstance(loop.min, IntImm)
+            and isinstance(loop.extent, IntImm)
             and loop.kind == ForKind.SERIAL
             and not _children(loop.body)
             and all(len(store.indices) > 1 and store.indices[-1].same_as(loop.loop_var) for store in stores)

@@ -227,7 +227,7 @@ def test_notes_of_vta_name_nodes() -> None:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     calibration = {"x": np.random.default_rng(0).random((2, 32, 14, 14), dtype="float32")}
-    compiled = tvm_ext.compile(model, "tvm-ext/vta-1x16x16", calibration=calibration)
+    compiled = tvm_ext.compile(model, "tvm-ext/vta-1x16x16", calibration=calibration, embed="off")
     (note,) = (note for note in compiled.metadata["decisions"]["import"] if "stays on the CPU" in note)
     assert note.startswith("Conv node 'odd' stays on the CPU")
 

@@ -294,9 +294,9 @@ def recurrence_function(layer: Recurrence) -> Any:
                         state[0, i, j] = up(first_hidden[d, row(v, i), j])
                         cell[i, j] = up(first_cell[d, row(v, i), j])
                     # Lanes that stand for no unit are computed like the others.
-                    for j in range(width - hidden):
-                        state[0, i, hidden + j] = zero
-                        cell[i, hidden + j] = zero
+                    for j in T.serial(hidden, width):
+                        state[0, i, j] = zero
+                        cell[i, j] = zero
                 for t in range(steps):
                     now, after = T.meta_var(t % 2), T.meta_var((t + 1) % 2)
                     if layer.quantized_state:
