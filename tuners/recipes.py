@@ -9,7 +9,7 @@ from typing import Literal
 
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.errors import OptionError, TuningError, candidates
-from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
+from tvm_ext.tuners.cost_model import CostModel, TileModel
 from tvm_ext.tuners.described_model import DescribedModel
 from tvm_ext.tuners.explorers import Evolution, Exhaustive, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
@@ -21,99 +21,21 @@ from tvm_ext.tuners.initialisers import (
     EnumeratingInitialiser,
     Initialiser,
     LocalInitialiser,
-    RandomInitialiser,
     SpaceFillingInitialiser,
     ValidityInitialiser,
 )
 from tvm_ext.tuners.pretrained.artefact import Pretrained, shipped
 from tvm_ext.tuners.pretrained.model import PretrainedModel
+from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
 from tvm_ext.tuners.tuner import Tuner
-from tvm_ext.tuners.validity import Oracle, Validity
+from tvm_ext.tuners.validity import Oracle
 
 BONUS = 1 / 14
 """What is known to work is preferred by so much of the range of predictions; in the source by 1, where they lie within
 -7 and 7."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Parts of a tuner; each is made anew for every space.
-
-    Attributes
-    ----------
-    explorer : callable
-        Called with the seed.
-    sampler, initialiser, cost_model : callable
-        Called without arguments.
-    batch, initial, pool : int
-    refined_share : float
-        See :class:`~tvm_ext.tuners.tuner.Tuner`.
-    validity_bonus, asks_first
-        See there; what an oracle of the target is used for, beside the initialiser.
-    """
-
-    explorer: Callable[[int], Explorer]
-    sampler: Callable[[], Sampler] = GreedySampler
-    initialiser: Callable[[], Initialiser] = RandomInitialiser
-    cost_model: Callable[[], CostModel] = XGBoostModel
-    batch: int = 64
-    initial: int = 64
-    pool: int = 1
-    refined_share: float = 0.0
-    validity_bonus: float | None = None
-    asks_first: bool = False
-
-    @property
-    def shares(self) -> bool:
-        """Whether the cost model learns from tuners of other spaces."""
-        return isinstance(self.cost_model(), SharedModel)
-
-    @property
-    def asks(self) -> bool:
-        """Whether a validity oracle is asked at all."""
-        asking = isinstance(self.initialiser(), ValidityInitialiser)
-        return asking or self.asks_first or self.validity_bonus is not None
-
-    def tuner(
-        self,
-        space: ConfigSpace,
-        seed: int = 0,
-        peers: Peers | None = None,
-        oracle: Oracle | None = None,
-        description: KernelDescription | None = None,
-    ) -> Tuner:
-        """Put the parts to work on a space.
-
-        Parameters
-        ----------
-        space : ConfigSpace
-        seed : int
-        peers : Peers, optional
-            Whose measurements the cost model learns from, if it can.
-        oracle : callable, optional
-            Tells which configurations work; not asked by recipes without use for it.
-        description : KernelDescription, optional
-            What the target says of the kernel; only recipes with a guide look at it.
-        """
-        return Tuner(
-            space,
-            self.explorer(seed),
-            self.sampler(),
-            self.initialiser(),
-            self.cost_model(),
-            seed=seed,
-            batch=self.batch,
-            initial=self.initial,
-            pool=self.pool,
-            refined_share=self.refined_share,
-            peers=peers,
-            validity=Validity(space, oracle) if self.asks else None,
-            validity_bonus=self.validity_bonus,
-            asks_first=self.asks_first,
-        )
 
 
 def _annealing(seed: int) -> Explorer:

@@ -21,7 +21,7 @@ from tvm_ext.errors import TuningError
 from tvm_ext.schedules.rule import Cost, tunable_cost
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
-from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.tuners.explorers import SimulatedAnnealing
-from tvm_ext.tuners.recipes import RECIPES, Recipe
+from tvm_ext.tuners.recipe import Recipe
+from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector

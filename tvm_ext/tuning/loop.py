@@ -20,7 +20,7 @@ from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.layout.choices import read_choices
 from tvm_ext.options import PipelineOptions
 from tvm_ext.tuners.measure.measurer import Measurer
-from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuning.counted import CountedSearch
 from tvm_ext.tuning.result import KernelResult, TuningResult
 from tvm_ext.tuning.search import Course, Request, Search

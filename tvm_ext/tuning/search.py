@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_ext.database.store import SharedDatabase
-from tvm_ext.tuners.recipes import Recipe
+from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuning.result import KernelResult, TuningResult
 
 
