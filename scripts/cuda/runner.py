@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.cuda.driver import Device, DriverError
 from scripts.cuda.torch_peers import peer_seconds
 
-WARM_UP, REPEATS = 5, 50
+WARM_UP, REPEATS, ALONE = 5, 50, 20
 
 TOLERANCE = {"float16": 2e-2, "float32": 2e-3}
 """Of the largest number; tf32 and sums in another order are among what is compared."""
@@ -97,10 +97,25 @@ def run_case(case: dict[str, Any], pack: Path, binary: Path, device: Any) -> dic
         if device.measures:
             seconds = device.seconds(work, WARM_UP + REPEATS)[WARM_UP:]
             row |= {"seconds": statistics.median(seconds), "fastest": min(seconds)}
+            if case["kind"] == "model":
+                row["kernels"] = _kernels([launch["kernel"] for launch in case["launches"]], launches, device)
         return row
     finally:
         for memory in memories:
             device.free(memory)
+
+
+def _kernels(names: Sequence[str], launches: Sequence[tuple[Any, ...]], device: Any) -> list[tuple[str, float]]:
+    """List what each launch takes alone, with its memory in the caches; the longest first."""
+
+    def seconds(launch: tuple[Any, ...]) -> float:
+        def work() -> None:
+            for _ in range(ALONE):
+                device.launch(*launch)
+
+        return statistics.median(device.seconds(work, 3)) / ALONE
+
+    return sorted(zip(names, map(seconds, launches), strict=True), key=lambda pair: -pair[1])
 
 
 def _difference(case: dict[str, Any], known: Any, memories: Sequence[Any], device: Any) -> str:

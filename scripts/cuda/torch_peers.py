@@ -40,9 +40,8 @@ def peer_seconds(cases: Sequence[dict[str, Any]], seconds: float, repeats: int) 
             works.append((case["name"], "sdpa", lambda about=case["about"]: _attention(about)))
         elif case["kind"] == "model" and case["about"]["model"] not in models:
             models.append(case["about"]["model"])
-    for model in models:
-        works.append((model, "eager", lambda name=model: _model(name, compiled=False)))
-        works.append((model, "torch.compile", lambda name=model: _model(name, compiled=True)))
+    works += [(model, "eager", lambda name=model: _model(name, compiled=False)) for model in models]
+    works += [(model, "torch.compile", lambda name=model: _model(name, compiled=True)) for model in models]
     for name, peer, prepare in works:
         row: dict[str, Any] = {"name": name, "peer": peer}
         if time.perf_counter() - began > seconds:
