@@ -134,6 +134,39 @@ def test_the_mode_of_all_threads_is_what_it_was() -> None:
     assert output_of(source, TVM_NUM_THREADS="2") == "[0] [0] True"
 
 
+@pytest.mark.parametrize("loops", [1, 2])
+def test_a_kernel_that_makes_the_pool_leaves_its_mode_to_no_thread(loops: int) -> None:
+    source = f"""
+    import threading
+    import numpy as np
+    import tvm
+    from tvm import relax
+    from tests.modules import control_registers
+    from tests.schedules.kernels import graph
+    from tvm_ext.backends.cpu.target import native_target
+    reader = tvm.compile(control_registers, tvm.target.Target("llvm"))
+    def build(bb, x):
+        for _ in range({loops}):
+            x = bb.emit(relax.op.multiply(relax.op.sum(x, axis=[1], keepdims=True), relax.const(0.5, "float32")))
+            x = bb.emit(relax.op.broadcast_to(x, [64, 5003]))
+        return x
+    mod = graph(build, [((64, 5003), "float32")])
+    library = tvm.compile(mod, native_target(), relax_pipeline="tvm_ext")
+    given = tvm.runtime.tensor(np.full((64, 5003), 1e-40, "float32"))
+    machine, modes = relax.VirtualMachine(library, tvm.cpu()), tvm.runtime.tensor(np.zeros(64, "int32"))
+    def work():
+        result = machine["main"](given)
+        reader(modes)
+        print(sorted(set((modes.numpy() & 0x8040).tolist())), bool((result.numpy() == 0).all()))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    """
+    if not str(tvm.target.codegen.llvm_get_system_triple()).startswith("x86_64"):
+        pytest.skip("reads the control register of x86")
+    assert output_of(source, TVM_NUM_THREADS="2") == "[0] True"
+
+
 def test_stock_compilation_with_the_pipeline_flushes_too() -> None:
     half = relax.const(0.5, "float32")
     mod = graph(lambda bb, x: relax.op.multiply(x, half), [((9,), "float32")])

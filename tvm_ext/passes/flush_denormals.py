@@ -4,11 +4,13 @@ A denormal is smaller than the smallest number with a full significand (1.2e-38 
 with them a hundred times more slowly, and trained networks hold them: weights that shrank towards zero, and what
 sigmoids and exponentials make of large negative numbers.
 
-before: ``kernel(..): compute; parallel { compute }``
-after:  ``kernel(..): set; compute; parallel { set; compute; restore }; restore``
+before: ``kernel(..): compute; parallel { compute }; compute``
+after:  ``kernel(..): set; compute; restore; parallel { set; compute; restore }; set; compute; restore``
 
 The processor's mode is one of a thread, so each task of a parallel loop sets it, and puts back what it found: neither
-the caller nor other code in the threads of the pool ever sees it. Kernels that only move and compare values are left.
+the caller nor other code in the threads of the pool ever sees it. The first parallel loop of a calling thread makes its
+pool, whose threads begin with the mode of the thread that makes them and would keep it: so the mode is put back before
+each such loop. Kernels that only move and compare values are left.
 """
 
 from __future__ import annotations
@@ -143,23 +145,31 @@ def _aarch64(words: Any) -> tuple[list[Any], list[Any]]:
 def _flushed(func: tirx.PrimFunc, mode: Callable[[Any], tuple[list[Any], list[Any]]]) -> tirx.PrimFunc:
     """Surround the body of a kernel without blocks, and what each thread does of its parallel loops."""
 
-    def surrounded(body: Any) -> Any:
-        words = tirx.decl_buffer((2,), "int32" if mode is _x86 else "int64", CONTROL_REGISTER)
+    def words() -> Any:
+        return tirx.decl_buffer((2,), "int32" if mode is _x86 else "int64", CONTROL_REGISTER)
+
+    def surrounded(body: Any, words: Any) -> Any:
         before, after = mode(words)
         return tirx.SeqStmt([tirx.AllocBuffer(words), *before, body, *after])
+
+    found = words()
+
+    def launched(body: Any, node: Any, value: Any) -> Any:
+        before, after = mode(found)
+        return tirx.SeqStmt([*after, tirx.AttrStmt(node, LAUNCH_POINT, value, surrounded(body, words())), *before])
 
     def loop(statement: Any, mutator: Any) -> Any:
         if statement.kind != tirx.ForKind.PARALLEL:
             return mutator.default_mutate(statement)
-        return tirx.AttrStmt(tirx.const(0), LAUNCH_POINT, tirx.const(1), surrounded(statement))
+        return launched(statement, tirx.const(0), tirx.const(1))
 
     def attribute(statement: Any, mutator: Any) -> Any:
         if statement.attr_key != LAUNCH_POINT:
             return mutator.default_mutate(statement)
-        return tirx.AttrStmt(statement.node, LAUNCH_POINT, statement.value, surrounded(statement.body))
+        return launched(statement.body, statement.node, statement.value)
 
     changed = tvm_ffi.structural_mutate(func, [(tirx.For, loop), (tirx.AttrStmt, attribute)])
-    return changed.with_body(surrounded(changed.body))
+    return changed.with_body(surrounded(changed.body, found))
 
 
 AT_ONCE = 1 << 15
