@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -147,3 +148,14 @@ def test_the_instructions_are_in_the_source() -> None:
     assert thread_extents(kernel)["threadIdx.x"] == 32
     (kernel,) = kernels_of(schedule_graph(lambda _, a, b: op.matmul(a, b), floats, RULES)).values()
     assert kernel.attrs[RULE_ATTRIBUTE] == "cuda.matmul"  # only where it is asked for
+
+
+def test_a_number_beside_an_edge_has_its_bits_read_when_compiling() -> None:
+    """The columns of a convolution are padded to a tile with zeros, which have no address in C++."""
+    inputs = [np.zeros((1, 3, 9, 9), "float32"), np.zeros((16, 3, 3, 3), "float32")]
+    module = schedule_graph(lambda _, a, b: op.nn.conv2d(a, b, padding=1), inputs, TF32_RULES)
+    (kernel,) = kernels_of(module).values()
+    assert kernel.attrs[RULE_ATTRIBUTE] == "cuda.tensor_matmul"
+    source = cuda_source(module)
+    assert "2139095040" in source  # it is rounded
+    assert not re.search(r"\(&\(-?0x", source)
