@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.cuda.attention_tile import AttentionShape
 from tvm_ext.schedules.cuda.statements import number, substituted
@@ -67,6 +69,32 @@ class AttentionParts:
         logical = [*batch, row, column]
         return [logical[axis] for axis in self.result[1]]
 
+    def source(self, operand: tuple[Any, Sequence[Any]]) -> Any:
+        """Give the load that an element of an operand is made of."""
+        loads: list[Any] = []
+        tvm_ffi.structural_walk(operand[0], [(tvm.ir.TensorLoad, loads.append)])
+        (access,) = loads
+        return access
+
+    def scale(self) -> float | None:
+        """Give the positive number that a score is multiplied with, where nothing else becomes of it."""
+        expression, _, buffer = self.logit
+
+        def is_score(node: Any) -> bool:
+            return isinstance(node, tvm.ir.TensorLoad) and bool(node.source.same_as(buffer))
+
+        if is_score(expression):
+            return 1.0
+        if not isinstance(expression, prim.Mul | prim.Div):
+            return None
+        first, second = expression.a, expression.b
+        if isinstance(expression, prim.Mul) and is_score(second):
+            first, second = second, first
+        if not is_score(first) or not isinstance(second, tirx.FloatImm):
+            return None
+        factor = float(second.value) if isinstance(expression, prim.Mul) else 1 / float(second.value or 1)
+        return factor if isfinite(factor) and factor > 0 else None
+
     def side_by_side(self, operand: tuple[Any, Sequence[Any]]) -> tuple[int, int]:
         """Say which of the last two logical axes of an operand has neighbours side by side, and how many surely do.
 
@@ -77,10 +105,8 @@ class AttentionParts:
         count : int
             A power of two, 8 at most.
         """
-        expression, variables = operand
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(expression, [(tvm.ir.TensorLoad, loads.append)])
-        (access,) = loads
+        _, variables = operand
+        access = self.source(operand)
         last, size = access.indices[-1], access.source.shape[-1]
         for axis, variable in enumerate(variables[-2:]):
             if last.same_as(variable):
@@ -90,7 +116,9 @@ class AttentionParts:
 
 
 def cast(value: Any, dtype: str) -> Any:
-    """Convert where that is needed."""
+    """Convert where that is needed; a half that was made a float32 is there already."""
+    if isinstance(value, prim.Cast) and str(value.value.ty.dtype) == dtype and str(value.ty.dtype) == "float32":
+        return value.value
     return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
 

@@ -14,6 +14,9 @@ from tvm_ext.schedules.cuda.product_tile import arithmetic_seconds, arithmetic_t
 SIDE = 16
 """Rows, columns and depth of a fragment of tensor cores; threads that share a row without them."""
 
+LONGER = 8
+"""Elements that a row in shared memory is longer than it need be: ``ldmatrix`` meets no bank twice."""
+
 LONGEST_SIDE = 128
 """Extent of a head, of keys or of values, up to which its sums fit the registers of a block."""
 
@@ -21,6 +24,12 @@ FEWEST_ROWS = 8
 """Queries from which on their tile is worth it; fewer read every key once anyway."""
 
 HALVES = ("float16", "bfloat16")
+
+STEP_CYCLES = 300
+"""Of a step on tensor cores: a barrier, the first fragments, and two shuffles that a row's largest score waits for."""
+
+PRODUCT_CYCLES = 8
+"""Between two ``mma`` of one warp that do not wait for each other, where it is alone on its tensor core."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +82,26 @@ class AttentionTile:
     keys : int
         That it has in shared memory at a time.
     tensor : bool
-        On tensor cores, a warp for each 16 rows; otherwise 4 rows for each 16 threads.
+        On tensor cores, a warp for each ``warp_rows`` rows; otherwise 4 rows for each 16 threads.
+    warp_rows : int
+        16 or 32.
     """
 
     rows: int
     keys: int
     tensor: bool
+    warp_rows: int = SIDE
 
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.rows // SIDE * WARP if self.tensor else self.rows // 4 * SIDE
+        return self.rows // self.warp_rows * WARP if self.tensor else self.rows // 4 * SIDE
 
     def shared(self, shape: AttentionShape) -> int:
         """Bytes of shared memory of a block."""
         depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
         if self.tensor:
-            return 2 * self.keys * (depth + 8 + columns + 8)
+            return min(2, _up(shape.length, self.keys)) * 2 * self.keys * (depth + columns + 2 * LONGER)
         tiles = shape.depth * (self.rows + 4 + self.keys + 4) + self.keys * columns
         return 4 * (tiles + self.rows * (self.keys + 4))
 
@@ -103,44 +115,65 @@ def attention_tile(shape: AttentionShape, machine: GpuMachine) -> AttentionTile 
         tile
         for rows in ((16, 32, 64, 128) if tensor else (16, 32, 64))
         for keys in (64, 32)
-        if (tile := AttentionTile(rows, keys, tensor)).shared(shape) <= STATIC_SHARED
+        for warp_rows in ((16, 32) if tensor else (16,))
+        if warp_rows <= rows and (tile := AttentionTile(rows, keys, tensor, warp_rows)).shared(shape) <= STATIC_SHARED
     ]
     return min(candidates, key=lambda tile: attention_seconds(shape, tile, machine), default=None)
 
 
 def attention_seconds(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> float:
     """Estimate the seconds of an attention with such a tile."""
-    blocks = shape.batch * _up(shape.rows, tile.rows)
-    steps = _up(shape.length, tile.keys)
-    warps = _up(tile.threads, WARP)
+    make = _tensor_launch if tile.tensor else _arithmetic_launch
+    return kernel_seconds(make(shape, tile), machine)
+
+
+def _tensor_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
+    """Describe the kernel on tensor cores."""
+    blocks, steps = shape.batch * _up(shape.rows, tile.rows), _up(shape.length, tile.keys)
+    depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
+    warps, bands = tile.threads // WARP, tile.warp_rows // SIDE
+    fragments = tile.keys // SIDE * (depth + columns) // SIDE
+    scores, sums = tile.warp_rows * tile.keys / WARP, tile.warp_rows * columns / WARP
+    filled = tile.keys * (depth + columns) / tile.threads
+    # Of a warp in a step: a fragment is one ldmatrix, a score is compared, multiplied, raised to a power, added up and
+    # rounded; an access that fills shared memory brings eight elements.
+    issue = fragments + 2 * bands * fragments + 4.5 * scores + 3 * filled / 8 + 60
+    # A warp that is alone waits for its exponentials, a quarter of a lane's rate each, and for what it asks for.
+    chain = steps * (issue + 4 * scores + STEP_CYCLES) + 2 * bands * fragments * steps * PRODUCT_CYCLES
+    return Launch(
+        blocks,
+        tile.threads,
+        registers=min(255, int(sums + 1.5 * scores + bands * depth / 4 + 60)),
+        shared=tile.shared(shape),
+        issue=steps * warps * issue,
+        tensor=float(tile.rows * tile.keys * (depth + columns) * steps),
+        bytes=shape.moved,
+        l2_bytes=float(blocks * shape.length * (shape.depth + shape.columns) * 2),
+        in_flight=2 * filled,
+        chain=chain,
+    )
+
+
+def _arithmetic_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
+    """Describe the kernel of ordinary arithmetic."""
+    blocks, steps = shape.batch * _up(shape.rows, tile.rows), _up(shape.length, tile.keys)
     depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
     scores, sums = tile.rows * tile.keys / tile.threads, tile.rows * columns / tile.threads
     filled = tile.keys * (depth + columns) / tile.threads
+    wide = 4 * tile.keys // SIDE
+    products = depth * (wide + 2 + wide / 8) + tile.keys * (4 * columns / SIDE + 4 + columns / 64)
     # Maximum, exponential, sum and what is done to a score; the sums are scaled once a step.
     softmax = 12 * scores + sums + 40
-    if tile.tensor:
-        fragments = tile.keys // SIDE * (depth + columns) // SIDE
-        # A fragment is one ldmatrix and two products.
-        issue, tensor = fragments * 4.0, float(tile.rows * tile.keys * (depth + columns) * steps)
-        registers = sums + scores * 1.5 + depth / 4 + 48
-    else:
-        wide = 4 * tile.keys // SIDE
-        per_thread = depth * (wide + 2 + wide / 8) + tile.keys * (4 * columns / SIDE + 4 + columns / 64)
-        issue, tensor = per_thread, 0.0
-        registers = sums + scores + 56
-    size = 2 if tile.tensor else 4
-    launch = Launch(
+    return Launch(
         blocks,
         tile.threads,
-        registers=min(255, int(registers)),
+        registers=min(255, int(sums + scores + 56)),
         shared=tile.shared(shape),
-        issue=steps * warps * (issue + softmax + 10 * filled),
-        tensor=tensor,
+        issue=steps * _up(tile.threads, WARP) * (products + softmax + 10 * filled),
         bytes=shape.moved,
-        l2_bytes=float(blocks * shape.length * (shape.depth + shape.columns) * size),
-        in_flight=size * filled,
+        l2_bytes=float(blocks * shape.length * (shape.depth + shape.columns) * 4),
+        in_flight=4 * filled,
     )
-    return kernel_seconds(launch, machine)
 
 
 def pays(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> bool:

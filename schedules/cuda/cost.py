@@ -43,6 +43,9 @@ class Launch:
         Between L2 cache and multiprocessors, of the whole kernel.
     in_flight : float
         Bytes that a thread has requested at a time.
+    chain : float
+        Cycles that a block takes when it is alone, as each of its instructions waits for those before; 0 where that
+        is not known, and warps enough are what hides it.
     """
 
     blocks: int
@@ -54,6 +57,7 @@ class Launch:
     bytes: float = 0.0
     l2_bytes: float = 0.0
     in_flight: float = 16.0
+    chain: float = 0.0
 
 
 def resident_blocks(launch: Launch, machine: GpuMachine) -> int:
@@ -94,8 +98,9 @@ def kernel_seconds(launch: Launch, machine: GpuMachine) -> float:
 def _wave(launch: Launch, blocks: int, machine: GpuMachine) -> float:
     """Seconds in which a multiprocessor computes so many blocks side by side."""
     warps = blocks * -(-launch.threads // WARP)
-    hidden = min(1.0, warps / HIDING_WARPS)
     # Four schedulers issue an instruction of a warp each; with 64 lanes an instruction of float32 takes two cycles.
     issue = blocks * launch.issue / (machine.lanes / WARP)
-    tensor = blocks * launch.tensor / machine.tensor
-    return (issue + tensor) / hidden / machine.clock
+    tensor = blocks * launch.tensor / (machine.tensor * machine.mma_share)
+    if launch.chain:
+        return max(issue + tensor, launch.chain) / machine.clock
+    return (issue + tensor) / min(1.0, warps / HIDING_WARPS) / machine.clock

@@ -39,6 +39,9 @@ class GpuMachine:
         The most that are resident.
     registers : int
         32-bit registers of a multiprocessor; a thread has 255 at most.
+    mma_share : float
+        Part of the rate of the tensor cores that ``mma.sync`` reaches; Hopper's rest is for ``wgmma`` (Luo et al.,
+        "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024, section IV).
     launch_seconds : float
         From one kernel to the next in a stream.
     """
@@ -57,6 +60,7 @@ class GpuMachine:
     threads_per_multiprocessor: int = 2048
     blocks_per_multiprocessor: int = 32
     registers: int = 64 << 10
+    mma_share: float = 1.0
     launch_seconds: float = 3e-6
 
     @property
@@ -118,6 +122,7 @@ def _row(
         l2_bandwidth=units * 64 * clock * 2 / 3,
         shared_per_block=limits.shared_per_block << 10,
         shared_per_multiprocessor=limits.shared_per_multiprocessor << 10,
+        mma_share=0.62 if compute == 90 else 1.0,
         threads_per_multiprocessor=limits.threads, blocks_per_multiprocessor=limits.blocks,
     )  # fmt: skip
 

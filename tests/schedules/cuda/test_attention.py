@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import te, tirx
 
-from tests.schedules.cuda_kernels import CUDA, assert_emulated
+from tests.schedules.cuda_kernels import CUDA, assert_emulated, cuda_source
 from tvm_ext.schedules.compute.attention import SCORES
 from tvm_ext.schedules.compute.row_attention import row_attention
-from tvm_ext.schedules.cuda import RULES
+from tvm_ext.schedules.cuda import RULES, attention
+from tvm_ext.schedules.cuda.attention_tile import AttentionTile
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
 
 PLAIN = ((0, 1, 2), (0, 1, 2), (0, 1, 2))
@@ -42,8 +45,10 @@ def check(func: tirx.PrimFunc, operand: str = "float32", arrays: Sequence[np.nda
         random.standard_normal([int(extent) for extent in param.shape]).astype(str(param.dtype))
         for param in func.params
     ]
-    for number, array in enumerate(arrays):
-        given[len(given) - 1 - len(arrays) + number] = array
+    if len(arrays) == len(given):
+        given = list(arrays)
+    else:
+        given[len(given) - 1 - len(arrays) : -1] = arrays
     assert_emulated(func, scheduled, given, TOLERANCE[operand])
     return scheduled.script()
 
@@ -84,8 +89,47 @@ def test_masks(operand: str) -> None:
 def test_halves_in_memory() -> None:
     shapes = [(2, 64, 32), (2, 32, 64), (2, 64, 32)]
     text = check(made(shapes, "float16", dtype="float16"), "float16")
-    assert "T.vectorized(T.int64(8))" in text  # 128 bits an access
+    assert "cp_async_raw" in text  # past the registers, 128 bits an access
     check(made(shapes, "float32", dtype="float16"), "float16")
+
+
+@pytest.mark.parametrize("warp_rows", [16, 32])
+@pytest.mark.parametrize("size", [(2, 128, 192, 32, 32), (1, 33, 129, 16, 48), (1, 17, 70, 40, 17)])
+def test_tiles(size: tuple[int, int, int, int, int], warp_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warps of one and of two bands of rows, several steps, the last of them cut off."""
+    tile = AttentionTile(64, 64 if size[-1] == 32 else 32, True, warp_rows)
+    monkeypatch.setattr(attention, "attention_tile", lambda shape, machine: tile)
+    batch, rows, length, depth, columns = size
+    shapes = [(batch, rows, depth), (batch, depth, length), (batch, length, columns)]
+    axes = ((0, 1, 2), (0, 2, 1), (0, 1, 2))
+    shapes[1] = (batch, length, depth)
+    check(made(shapes, "float16", dtype="float16", axes=axes), "float16")
+    check(made(shapes, "float16", axes=axes), "float16")
+
+
+@pytest.mark.parametrize("steps", [(), (("relax.divide", (SCORES, 0.5)),), (("relax.multiply", (SCORES, -0.3)),)])
+def test_scores_that_grow(steps: Any) -> None:
+    """Every key is larger than those before: what was summed up is scaled again and again, or all but vanishes."""
+    length, depth = 200, 16
+    func = made([(1, 16, depth), (1, depth, length), (1, length, 16)], "float16", steps=steps)
+    random = np.random.default_rng(3)
+    query = np.abs(random.standard_normal((1, 16, depth))).astype("float32")
+    for growth in (0.01, 0.1):
+        key = np.broadcast_to(np.arange(length, dtype="float32") * growth, (1, depth, length)).copy()
+        value = random.standard_normal((1, length, 16)).astype("float32")
+        check(func, "float16", [query, key, value, np.zeros((1, 16, 16), "float32")])
+        # The largest comes first: all others are nothing beside it.
+        check(func, "float16", [query, key[:, :, ::-1].copy(), value, np.zeros((1, 16, 16), "float32")])
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_numbers_that_are_none(number: float) -> None:
+    shapes = [(1, 16, 16), (1, 16, 70), (1, 70, 16)]
+    random = np.random.default_rng(5)
+    for which in range(3):
+        arrays = [random.standard_normal(shape).astype("float32") for shape in (*shapes, (1, 16, 16))]
+        arrays[which][0, 3, 3] = number
+        check(made(shapes, "float16"), "float16", arrays)
 
 
 def test_before_tensor_cores_it_is_ordinary_arithmetic() -> None:
@@ -96,3 +140,15 @@ def test_before_tensor_cores_it_is_ordinary_arithmetic() -> None:
 def test_what_does_not_fit_is_left_to_other_rules() -> None:
     for shapes in ([(1, 4, 32), (1, 32, 64), (1, 64, 32)], [(1, 64, 256), (1, 256, 64), (1, 64, 32)]):
         assert apply_rules(made(shapes), CUDA["sm_90"], RULES).attrs[RULE_ATTRIBUTE] != "cuda.attention"
+
+
+def test_registers_are_counted_in_halves() -> None:
+    """Pairs of them are stored at once; were they elements of the array, ``mma`` would find every second one."""
+    func = made(
+        [(1, 64, 32), (1, 64, 32), (1, 64, 32)], "float16", dtype="float16", axes=((0, 1, 2), (0, 2, 1), PLAIN[2])
+    )
+    source = cuda_source(tvm.IRModule({"main": apply_rules(func, CUDA["sm_90"], RULES)}))
+    for name in ("query", "weight", "factor"):
+        assert re.search(rf"\bhalf {name}_ptr\[", source)
+    assert "ex2.approx.ftz.f32" in source
+    assert "cp.async.cg" in source

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 
 from tvm_ext.backends.cuda.emulator import arithmetic
 from tvm_ext.backends.cuda.emulator.lanes import Lanes
@@ -77,7 +78,7 @@ def _commit(code: Statements, call: Any) -> Step:
 
 
 def _wait(code: Statements, call: Any) -> Step:
-    left = int(call.args[-1])
+    left = next(int(argument) for argument in call.args if isinstance(argument, tirx.IntImm))
     return lambda lanes: wait(lanes, left)
 
 

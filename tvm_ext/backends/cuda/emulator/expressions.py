@@ -20,6 +20,7 @@ from tvm_ext.backends.cuda.emulator import arithmetic
 from tvm_ext.backends.cuda.emulator.lanes import Lanes
 from tvm_ext.backends.cuda.emulator.memory import Access, Storage, numpy_type
 from tvm_ext.errors import CompileError
+from tvm_ext.schedules.cuda.exponential import FAST_EXP2
 
 Value = Callable[[Lanes], Any]
 LONGEST = 32
@@ -350,6 +351,8 @@ class Expressions:
             if known.lstrip("_").removesuffix("f") in arithmetic.FUNCTIONS:
                 return self._apply(arithmetic.FUNCTIONS[known.lstrip("_").removesuffix("f")], *e.args[1:])
             raise self.refuse(f"a call of the function {known}")
+        if name == "cuda.func_call" and str(e.args[0].value) == FAST_EXP2:
+            return self._apply(arithmetic.FUNCTIONS["exp2"], e.args[1])
         if name in arithmetic.FUNCTIONS:
             target = numpy_type(dtype_of(e))
             function = arithmetic.FUNCTIONS[name]
