@@ -32,6 +32,9 @@ from tvm_ext.schedules.rule import new_schedule
 ELEMENTS = 8
 """Elements of a row that a thread takes, about: enough loads under way, and few steps of the tree that adds up."""
 
+MOST_SHARED = STATIC_SHARED - (4 << 10)
+"""Bytes of rows and of what they are reduced to that a block keeps; a reduction takes some besides on its way."""
+
 MOST_SERIAL = 16
 """Elements up to which a thread for each row is better than a warp, as in pooling, where there are rows enough."""
 
@@ -125,6 +128,8 @@ def _along_rows(
     schedule.bind(block, "blockIdx.x")
     if together > 1:
         schedule.bind(inner, "threadIdx.y")
+    if _bytes_between(schedule, blocks, length * together) > MOST_SHARED:
+        blocks = _computed_again(schedule, blocks)
     for item in reversed(blocks[:-1]):
         schedule.compute_at(item, inner, preserve_unit_loops=False)
     for item in blocks:
@@ -172,20 +177,38 @@ def _shape(count: int, length: int, machine: GpuMachine) -> tuple[int, int]:
     return (columns, sharing) if columns >= min(8, count) else (32, 1)
 
 
+def _computed_again(schedule: Schedule, blocks: list[SBlockRV]) -> list[SBlockRV]:
+    """Compute again, wherever it is read, what has the length of a row that shared memory is too small for.
+
+    The row itself comes from the L2 cache then, as the blocks that run at a time are few.
+    """
+    for block in blocks[:-1]:
+        if is_spatial(schedule, block):
+            schedule.compute_inline(block)
+    return top_blocks(schedule)
+
+
+def _bytes_between(schedule: Schedule, blocks: list[SBlockRV], elements: int) -> int:
+    """Count the bytes of what is passed between threads when a block has so many elements of rows."""
+    return sum(
+        element_bytes(region.source.dtype) * (elements if is_spatial(schedule, block) else 64)
+        for block in blocks[:-1]
+        for region in schedule.get(block).writes
+    )
+
+
 def _keep_in_shared(schedule: Schedule, blocks: list[SBlockRV], elements: int) -> None:
     """Keep what is passed between threads in shared memory, as long as it fits.
 
     This comes last: what is in shared memory is computed for all threads of a block at once where it is computed.
     """
-    used = 0
+    if _bytes_between(schedule, blocks, elements) > MOST_SHARED:
+        raise NotRows
     for block in blocks[:-1]:
         for number, region in enumerate(schedule.get(block).writes):
-            used += element_bytes(region.source.dtype) * (elements if is_spatial(schedule, block) else 64)
             # The last reduction before a copy of its result keeps it in registers already.
             if str(region.source.scope()) in ("global", "local"):
                 schedule.set_scope(block, number, "shared")
-    if used > STATIC_SHARED // 2:
-        raise NotRows
 
 
 def _spread(schedule: Schedule, block: SBlockRV, row: LoopRV, threads: int, thread: str, vectors: bool) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from tvm import relax
 
-from tests.schedules.cuda_kernels import cuda_source, kernels_of, run_serially, schedule_graph, thread_extents
+from tests.schedules.cuda_kernels import CUDA, cuda_source, kernels_of, run_serially, schedule_graph, thread_extents
 from tests.schedules.kernels import AWKWARD
+from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.schedules.cuda import RULES
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
 op = relax.op
 tensor = torch.from_numpy
@@ -28,6 +30,21 @@ def test_softmax(width: int) -> None:
     assert set(compiled.rules.values()) == {"cuda.row_reduction"}
     assert len(compiled.kernels) == 1
     np.testing.assert_allclose(compiled(x), torch.softmax(tensor(x), -1).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "kept"), [(8192, True), (11_136, True), (11_137, False), (20_001, False)])
+def test_long_rows(width: int, kept: bool) -> None:
+    """One kernel; exponentials are kept in shared memory as long as it has room, and computed again beyond that."""
+    x = values(2, width)
+    x[1, 5] = 80
+    module = schedule_graph(lambda _, a: op.nn.softmax(a), [x], RULES)
+    (kernel,) = kernels_of(module).values()
+    assert kernel.attrs[RULE_ATTRIBUTE] == "cuda.row_reduction"
+    assert (f"T_softmax_exp_shared_ptr[{width}]" in cuda_source(module)) == kept
+    run = Emulator(kernel.with_attr("global_symbol", "main"), CUDA["sm_90"])
+    result = run([x, np.zeros_like(x)])
+    assert not result.report.findings
+    np.testing.assert_allclose(result.arrays[-1], torch.softmax(tensor(x), -1).numpy(), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(2, 21, 7, 9), (1, 64, 8, 8), (3, 1000, 1, 1)])
