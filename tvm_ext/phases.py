@@ -91,7 +91,12 @@ PHASES: tuple[Phase, ...] = (
         "vectorize",
         "marked loops and transcendental functions become vector code, with masked remainders; denormal numbers are "
         "flushed, NaN stays NaN in maxima and minima (CPU)",
-        ("tvm_ext/passes/vector_code.py", "tvm_ext/passes/flush_denormals.py", "schedules/simd"),
+        (
+            "tvm_ext/passes/vector_code.py",
+            "tvm_ext/passes/flush_denormals.py",
+            "tvm_ext/passes/lone_lanes.py",
+            "schedules/simd",
+        ),
     ),
     Phase("finalize", "virtual machine instructions"),
 )

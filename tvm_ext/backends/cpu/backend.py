@@ -40,6 +40,7 @@ from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
+from tvm_ext.passes.lone_lanes import lone_lanes
 from tvm_ext.passes.named_bfloat16 import named_bfloat16
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.numbers_apart import numbers_apart
@@ -143,6 +144,7 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
         defined_integers(),
         element_alignment(),
         *([flush_kernels()] if options.flush_denormals else []),
+        lone_lanes(),
         lift_lets(),
         named_bfloat16(),
         fixed_vectors(),
