@@ -10,6 +10,8 @@ from tvm import relax
 from tests.schedules.cuda_kernels import assert_emulated, kernels_of, schedule_graph
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.channels_last import channels_last
+from tvm_ext.compiler import lower
+from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cuda import RULES
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.target import resolve_target
@@ -117,3 +119,26 @@ def test_only_those_that_gain_are_turned() -> None:
     x = np.random.default_rng(1).standard_normal((1, 64, 28, 28)).astype("float16")
     expected = run(mod, x)
     np.testing.assert_allclose(run(after, x), expected, rtol=0, atol=1e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_become_kernels(groups: int) -> None:
+    """Split by phases, or of the only order that TVM has a kernel for, behind convolutions of the other order."""
+    random = np.random.default_rng(0)
+    weights = [random.standard_normal((64, 64, 3, 3)).astype("float32") for _ in range(4)]
+    last = random.standard_normal((64, 32, 2, 2)).astype("float32")
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        for weight in weights:
+            x = bb.emit(op.nn.relu(op.nn.conv2d(x, relax.const(weight), padding=1)))
+        return op.nn.conv2d_transpose(x, relax.const(last), strides=2, groups=groups)
+
+    options = PipelineOptions(precision="float16")
+    lowered, _, _ = lower(graph(build, [((1, 64, 28, 28), "float32")]), resolve_target("nvidia/h100"), options)
+    assert "relax.nn" not in str(lowered)
+    assert "R.nn" not in str(lowered["main"])
+    rules = [
+        str(func.attrs[RULE_ATTRIBUTE]) for func in lowered.functions.values() if isinstance(func, tvm.tirx.PrimFunc)
+    ]
+    assert all(rule.startswith("cuda.") for rule in rules)
+    assert ("cuda.window" in rules) == (groups == 2)  # which is no product of matrices

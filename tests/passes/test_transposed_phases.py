@@ -31,7 +31,9 @@ def module(data: NDArray, kernel: NDArray, constant: bool = True, **attributes: 
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(data.shape, str(data.dtype)))
     w = relax.const(kernel) if constant else relax.Var("w", relax.TensorType(kernel.shape, str(kernel.dtype)))
-    operator = {3: relax.op.nn.conv1d_transpose, 5: relax.op.nn.conv3d_transpose}[data.ndim]
+    operator = {
+        3: relax.op.nn.conv1d_transpose, 4: relax.op.nn.conv2d_transpose, 5: relax.op.nn.conv3d_transpose,
+    }[data.ndim]  # fmt: skip
     with builder.function("main", [x] if constant else [x, w]):
         with builder.dataflow():
             out = builder.emit_output(operator(x, w, **attributes))
@@ -57,7 +59,7 @@ CASES = [  # length, taps, stride, padding before and after, further outputs
 
 
 @pytest.mark.parametrize(("length", "taps", "stride", "padding", "extra"), CASES)
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [1, 2, 3])
 def test_phases_give_the_transposed_convolution(
     rank: int, length: int, taps: int, stride: int, padding: tuple[int, int], extra: int
 ) -> None:
@@ -69,7 +71,7 @@ def test_phases_give_the_transposed_convolution(
     kernel = rng.integers(-4, 5, (3, 5, *windows)).astype("float32")
     further = (extra, *(0,) * (rank - 1))
     mod = module(data, kernel, strides=(stride,) * rank, padding=(*before, *after), output_padding=further)
-    rewritten = transposed_phases(least_saved=0)(mod)
+    rewritten = transposed_phases(least_saved=0, pictures=True)(mod)
     expected = transposed(data, kernel, stride, (0, 0), extra)
     crop = tuple(slice(one, extent - other - (extra if at else 0)) for at, (one, other, extent) in
                  enumerate(zip(before, after, expected.shape[2:], strict=True)))  # fmt: skip
@@ -79,6 +81,19 @@ def test_phases_give_the_transposed_convolution(
         found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
         np.testing.assert_array_equal(found, expected)
     assert not any("transpose" in name for name in operators(rewritten))
+
+
+def test_a_kernel_of_the_size_of_its_stride_is_one_convolution() -> None:
+    rng = np.random.default_rng(1)
+    data, kernel = (rng.integers(-4, 5, shape).astype("float32") for shape in ((2, 3, 5, 7), (3, 4, 2, 3)))
+    mod = module(data, kernel, strides=(2, 3))
+    rewritten = transposed_phases(least_saved=0, pictures=True)(mod)
+    assert operators(rewritten).count("relax.nn.conv2d") == 1
+    assert operators(transposed_phases(least_saved=0)(mod)) == ["relax.nn.conv2d_transpose"]
+    found = relax.VirtualMachine(tvm.compile(rewritten, "llvm", relax_pipeline="default"), tvm.cpu())["main"]
+    expected = relax.VirtualMachine(tvm.compile(mod, "llvm", relax_pipeline="default"), tvm.cpu())["main"]
+    given = tvm.runtime.tensor(data)
+    np.testing.assert_array_equal(found(given).numpy(), expected(given).numpy())
 
 
 def test_integers_in_the_pipeline() -> None:

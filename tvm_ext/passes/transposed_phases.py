@@ -4,12 +4,15 @@ before: ``y = conv1d_transpose(x, w, strides=2)``, computed as a convolution of 
 after:  ``y[2q + r] = conv1d(x, w[.., taps that meet phase r, flipped])[q]`` for ``r = 0, 1``, joined by a reshape
 
 Each product with an inserted zero goes: a stride of 2 along three axes leaves an eighth. Along two axes the blocked
-layout does the same. Only constant weights without groups or dilation are split.
+layout of CPUs does the same, and other targets ask for it. Where all phases read the same elements, as with a kernel of
+the size of its stride, they are the channels of one convolution. Only constant weights without groups or dilation are
+split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -20,8 +23,13 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relax_utils import constant, static_shape
 
-_LAYOUTS = {"relax.nn.conv1d_transpose": ("NCW", "IOW"), "relax.nn.conv3d_transpose": ("NCDHW", "IODHW")}
+_LAYOUTS = {
+    "relax.nn.conv1d_transpose": ("NCW", "IOW"),
+    "relax.nn.conv2d_transpose": ("NCHW", "IOHW"),
+    "relax.nn.conv3d_transpose": ("NCDHW", "IODHW"),
+}
 
+_CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 
 LEAST_SAVED = 256
 """Products that must go for each element of a result, times the bytes of a factor: joining phases has its price.
@@ -30,13 +38,16 @@ On AMD Zen 5, 512 (float32) gave 1.5 times the speed, 128 (uint8) 0.8 times.
 """
 
 
-def transposed_phases(least_saved: int = LEAST_SAVED) -> tvm.transform.Pass:
-    """Make the pass; transposed convolutions that it cannot split, or that save too little, are left alone."""
+def transposed_phases(least_saved: int = LEAST_SAVED, pictures: bool = False) -> tvm.transform.Pass:
+    """Make the pass; transposed convolutions that it cannot split, or that save too little, are left alone.
+
+    ``pictures`` is whether those along two axes are split too.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.TransposedPhases")
     def _transposed_phases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = _PhaseMutator(mod)
-        rewriter.least_saved = least_saved
+        rewriter.least_saved, rewriter.pictures = least_saved, pictures
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
@@ -63,16 +74,26 @@ def taps_of(extent: int, stride: int, padding: int, phase: int) -> tuple[int, in
     return first, count, (phase + padding - first) // stride - (count - 1)
 
 
+@dataclass(frozen=True)
+class _Window:
+    """What a phase is a convolution of: its taps, padding, and the part of the data that they meet."""
+
+    taps: NDArray
+    padding: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+
 @mutator
 class _PhaseMutator(PyExprMutator):
-    least_saved = LEAST_SAVED
+    least_saved, pictures = LEAST_SAVED, False
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Split a transposed convolution."""
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
         kernel = constant(call.args[1]) if name in _LAYOUTS else None
-        if kernel is None:
+        if kernel is None or (kernel.ndim == 4 and not self.pictures):
             return call
         attrs, shape, result = call.attrs, static_shape(call.args[0]), static_shape(call)
         strides = [int(stride) for stride in attrs.strides]
@@ -94,7 +115,7 @@ class _PhaseMutator(PyExprMutator):
     ) -> relax.Expr:
         axes = range(len(strides))
         counts = [-(-length // stride) for length, stride in zip(result[2:], strides, strict=True)]
-        joined: list[relax.Expr] = []
+        windows: list[_Window] = []
         for phase in product(*map(range, strides)):
             window: list[slice] = [slice(None), slice(None)]
             before, after, begin, end = [], [], [], []
@@ -112,29 +133,41 @@ class _PhaseMutator(PyExprMutator):
             if any(map(int.__ge__, begin, end)):
                 return call  # a phase that sees nothing but padding
             taps = np.flip(kernel[tuple(window)], tuple(axis + 2 for axis in axes)).swapaxes(0, 1)
-            joined.append(self._convolved(call, np.ascontiguousarray(taps), before, after, begin, end, extents))
-        return self._joined(joined, strides, counts, result)
+            windows.append(_Window(np.ascontiguousarray(taps), (*before, *after), tuple(begin), tuple(end)))
+        if len({(window.taps.shape, window.padding, window.begin, window.end) for window in windows}) == 1:
+            channels = replace(windows[0], taps=np.concatenate([window.taps for window in windows]))
+            found = self._convolved(call, channels, extents)
+            parts = self.builder_.emit(relax.op.reshape(found, (result[0], *strides, result[1], *counts)))
+            rank = len(strides)
+            order = [0, 1 + rank, *(place for axis in axes for place in (2 + rank + axis, 1 + axis))]
+            return self._joined(self.builder_.emit(relax.op.permute_dims(parts, order)), strides, counts, result)
+        phases = [self._convolved(call, window, extents) for window in windows]
+        return self._joined(self._side_by_side(phases, strides, counts, result), strides, counts, result)
 
-    def _convolved(
-        self, call: relax.Call, taps: NDArray, before: Sequence[int], after: Sequence[int], begin: Sequence[int],
-        end: Sequence[int], extents: Sequence[int],
-    ) -> relax.Expr:  # fmt: skip
+    def _convolved(self, call: relax.Call, window: _Window, extents: Sequence[int]) -> relax.Expr:
         data, axes = call.args[0], list(range(2, 2 + len(extents)))
-        if any(begin) or list(end) != list(extents):
-            data = self.builder_.emit(relax.op.strided_slice(data, axes, begin, end))
-        convolve = relax.op.nn.conv1d if len(extents) == 1 else relax.op.nn.conv3d
-        padding = [*before, *after]
-        return self.builder_.emit(convolve(data, relax.const(taps), padding=padding, out_dtype=str(call.ty.dtype)))
+        if any(window.begin) or window.end != tuple(extents):
+            data = self.builder_.emit(relax.op.strided_slice(data, axes, window.begin, window.end))
+        convolve = _CONVOLUTIONS[len(extents)]
+        return self.builder_.emit(
+            convolve(data, relax.const(window.taps), padding=window.padding, out_dtype=str(call.ty.dtype))
+        )
 
-    def _joined(
+    def _side_by_side(
         self, phases: list[relax.Expr], strides: Sequence[int], counts: Sequence[int], result: Sequence[int]
     ) -> relax.Expr:
-        """Put phases next to each other along every axis, and cut off what is beyond the end."""
+        """Put phases next to each other along every axis: an axis of places before one of phases."""
         rank = len(strides)
         stacked = self.builder_.emit(relax.op.stack(phases, axis=-1))
         parts = self.builder_.emit(relax.op.reshape(stacked, (*result[:2], *counts, *strides)))
         order = [0, 1, *(place for axis in range(rank) for place in (2 + axis, 2 + rank + axis))]
-        turned = self.builder_.emit(relax.op.permute_dims(parts, order))
+        return self.builder_.emit(relax.op.permute_dims(parts, order))
+
+    def _joined(
+        self, turned: relax.Expr, strides: Sequence[int], counts: Sequence[int], result: Sequence[int]
+    ) -> relax.Expr:
+        """Make one axis of places and phases, and cut off what is beyond the end."""
+        rank = len(strides)
         whole = [count * stride for count, stride in zip(counts, strides, strict=True)]
         found = self.builder_.emit(relax.op.reshape(turned, (*result[:2], *whole)))
         if whole != list(result[2:]):

@@ -23,6 +23,7 @@ from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.mixed_precision import mixed_precision
+from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cuda import RULES, TF32_RULES
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
@@ -41,6 +42,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         arithmetic=[
             decompose_attention(),
             attention_kernels(rounded),
+            transposed_phases(pictures=True),
             mixed_precision(rounded),
             *common.rewritten(options),
             *common.flushed(options),

@@ -106,6 +106,8 @@ def convert(mod: tvm.IRModule, chosen: Sequence[relax.Call]) -> tvm.IRModule:
     """Give the chosen convolutions their channels side by side; what is between them follows."""
 
     def layout_of(call: relax.Call) -> dict[str, list[str]]:
+        if getattr(call.op, "name", "") == "relax.nn.conv2d_transpose":
+            return {"relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}  # TVM has no kernel for another order
         if getattr(call.op, "name", "") != "relax.nn.conv2d":
             return {}
         last = any(call.same_as(item) for item in chosen)
