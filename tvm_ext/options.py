@@ -46,6 +46,9 @@ class PipelineOptions:
     winograd : bool
         Whether 3 x 3 convolutions on a CPU may use Winograd's algorithm: fewer multiplications, somewhat larger
         rounding errors.
+    strassen : bool
+        Whether products of a text's tokens with constants on a CPU may use Strassen's algorithm: one multiplication in
+        eight less, constants that take 7/4 of their memory, somewhat larger rounding errors.
     flush_denormals : bool
         Whether numbers below the smallest one with a full significand (1.2e-38 for float32) may be taken for zero: in
         constants, and in the arithmetic of kernels on x86-64 and AArch64. Other threads and the caller keep their mode.
@@ -53,7 +56,7 @@ class PipelineOptions:
         Who plans the memory of intermediate tensors. ``stock``: TVM, which lets tensors share storages. ``arena``: one
         storage with planned offsets; kernels run in place and concatenations copy nothing where that is possible, in
         the order that needs least as far as a short search finds. ``optimal``: the same with a longer search,
-        concatenations taken apart where that lowers the peak, and no Winograd convolutions;
+        concatenations taken apart where that lowers the peak, and neither Winograd convolutions nor Strassen products;
         compilation takes longer, and kernels may be slower. By default ``arena``, and ``optimal`` where
         ``memory_limit`` or ``on_chip_memory`` is given.
     memory_limit : int or str, optional
@@ -61,7 +64,7 @@ class PipelineOptions:
         more is refused.
     memory_rewriting : bool
         Whether ``optimal`` may take concatenations apart, after which sums are taken in another order; without, results
-        are to the bit those of ``stock`` without Winograd convolutions.
+        are to the bit those of ``stock`` without Winograd convolutions and Strassen products.
     patches : str
         Whether stages of a network of images run strip by strip, so that their tensors are never there as a whole; rows
         between strips are computed twice. ``auto``: where ``memory_limit`` demands it, for at most half again as much
@@ -114,6 +117,12 @@ class PipelineOptions:
         "flag",
         True,
         "Let 3 x 3 convolutions use Winograd's algorithm where it is faster (it rounds somewhat less well).",
+    )
+    strassen: bool = _option(
+        "flag",
+        True,
+        "Let products of a text's tokens with constants use Strassen's algorithm where it is faster (constants then "
+        "take 7/4 of their memory).",
     )
     flush_denormals: bool = _option(
         "flag", True, "Take numbers below 1.2e-38, with which many processors compute very slowly, for zero."
@@ -258,7 +267,7 @@ class PipelineOptions:
 OPT_LEVEL = "opt_level"
 
 PRESETS: Mapping[int, Mapping[str, Any]] = {
-    0: {"memory": "stock", "winograd": False, "flush_denormals": False},
+    0: {"memory": "stock", "winograd": False, "strassen": False, "flush_denormals": False},
     1: {"memory": "stock"},
     2: {},
     3: {"rewrite": "strict", "fuse": "mapping-type"},

@@ -14,6 +14,7 @@ from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
+from tvm_ext.schedules.cpu.strassen import Strassen
 from tvm_ext.schedules.cpu.transpose import Transpose
 from tvm_ext.schedules.cpu.window import GlobalAverage, SlidingWindow
 from tvm_ext.schedules.cpu.winograd import Winograd
@@ -31,6 +32,7 @@ RULES = (
     DepthwiseInt8(),
     Attention(),
     Matvec(),
+    Strassen(),
     Matmul(),
     SlidingWindow(),
     GlobalAverage(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -63,10 +63,32 @@ def product_blocks(schedule: Schedule) -> tuple[SBlockRV, SBlockRV, SBlockRV | N
     return product, store, last if apart else None
 
 
-def inline_neighbours(schedule: Schedule, rule: str) -> PrimFunc | None:
+PRODUCT_KERNELS = ("matmul", "pack_rows", "pack_columns")
+"""What the blocks of a product are annotated as."""
+
+
+def inline_neighbours(
+    schedule: Schedule,
+    rule: str,
+    result: str = "matmul",
+    kernels: Sequence[str] = PRODUCT_KERNELS,
+    place: Callable[..., list[Expr]] | None = None,
+) -> PrimFunc | None:
     """Inline what was fused to a product, and let the block that stores it walk over batch, rows and columns.
 
     The last block stays apart when it walks over other axes than the result does.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    rule : str
+        For which the kernel is prepared.
+    result : str
+        What the block is annotated as whose result is stored.
+    kernels : sequence of str
+        What the blocks are annotated as that belong to the product.
+    place : callable, optional
+        From a batch, a row and a column to the index that the block that stores walks over instead.
 
     Returns
     -------
@@ -75,23 +97,25 @@ def inline_neighbours(schedule: Schedule, rule: str) -> PrimFunc | None:
         data-parallel neighbours and one result.
     """
     try:
-        if not _inline(schedule):
+        store = _inline(schedule, result, kernels)
+        if store is None:
             return None
+        if place is not None:
+            schedule.transform_block_layout(store, tirx.IndexMap.from_func(place, ndim=3, index_dtype="int32"))
     except ScheduleError:
         return None  # a neighbour that cannot be inlined
     # The index of a row that was put together from several axes has to be seen to be that row.
     return prepared_for(s_tir.transform.StmtSimplify()(schedule.mod)["main"], rule)
 
 
-def _inline(schedule: Schedule) -> bool:
-    product = annotated_block(schedule, "matmul")
+def _inline(schedule: Schedule, result: str, kernels: Sequence[str]) -> SBlockRV | None:
+    """Give the block that stores; None where the kernel is not such a product."""
+    product = annotated_block(schedule, result)
     others = [
-        block
-        for block in top_blocks(schedule)
-        if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) not in ("matmul", "pack_rows", "pack_columns")
+        block for block in top_blocks(schedule) if schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) not in kernels
     ]
     if len(schedule.get_output_blocks("root")) != 1 or not all(is_spatial(schedule, block) for block in others):
-        return False
+        return None
     (store,) = schedule.get_consumers(product)
     last = others[-1]
     extents, last_extents = loop_extents(schedule, store), loop_extents(schedule, last)
@@ -103,7 +127,7 @@ def _inline(schedule: Schedule) -> bool:
         if schedule.get(block).name_hint not in kept:
             schedule.compute_inline(block)
     order_axes(schedule, product, store, extents)
-    return True
+    return store
 
 
 def regroup(index: Sequence[Expr], extents: Sequence[int], wanted: Sequence[int]) -> list[Expr] | None:

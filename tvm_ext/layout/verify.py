@@ -8,6 +8,7 @@ from math import prod
 from tvm_ext.errors import GraphError
 from tvm_ext.layout.convolution_plan import ConvolutionPlan, ConvolutionShape, WinogradPlan
 from tvm_ext.layout.product_plan import OpenProductPlan, ProductPlan
+from tvm_ext.layout.strassen_plan import StrassenPlan
 from tvm_ext.schedules.compute.matmul import MatmulShape
 
 
@@ -126,6 +127,25 @@ def verify_product(plan: ProductPlan, shape: MatmulShape) -> None:
         raise GraphError(
             f"the plan {plan} for a product of {shape.rows} x {shape.reduction} with {shape.columns} columns is not "
             "valid: its register tiles do not cover it; this is a fault of tvm-ext"
+        )
+
+
+def verify_strassen(plan: StrassenPlan, shape: MatmulShape) -> None:
+    """Check by counting that the groups of a plan hold every row and column once, in two halves, and every step.
+
+    Raises
+    ------
+    GraphError
+        If they do not.
+    """
+    rows, vectors = plan.tile
+    places = [group + side for group in range(0, shape.rows, 2 * rows) for side in range(2 * rows)]
+    width = 2 * vectors * plan.lanes
+    columns = [group + side for group in range(0, shape.columns, width) for side in range(width)]
+    if places != list(range(shape.rows)) or columns != list(range(shape.columns)) or shape.reduction % 2:
+        raise GraphError(
+            f"the plan {plan} for a product of {shape.rows} x {shape.reduction} with {shape.columns} columns is not "
+            "valid: its groups have no two halves; this is a fault of tvm-ext"
         )
 
 

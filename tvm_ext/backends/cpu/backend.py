@@ -72,8 +72,8 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
 
 
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    # Winograd's algorithm trades memory for speed: its transformed tensors are larger than the tensors.
-    winograd = options.winograd and options.memory != "optimal"
+    # These trade memory for speed: Winograd's transformed tensors and Strassen's constants are larger.
+    winograd, strassen = (wanted and options.memory != "optimal" for wanted in (options.winograd, options.strassen))
     bfloat16 = options.precision == "bfloat16"
     uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
     offers = backend.instructions(target) if uncovered or everything else ()
@@ -84,7 +84,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
         phases_as_channels(),
         *([embed_operators(offers)] if everything else []),
         blocked_layout(winograd, bfloat16, chosen),
-        pack_matmul(bfloat16, chosen),
+        pack_matmul(bfloat16, chosen, strassen),
         open_products(),
         *([embed_operators(offers, ordinary_cost(machine_of(target)))] if uncovered else []),
         relax.transform.DeadCodeElimination(),

@@ -21,13 +21,15 @@ from tvm_ext.graph.origins import all_origins, emit_from, span_of, words_between
 from tvm_ext.layout.choices import Choices
 from tvm_ext.layout.product_plan import ProductPlan, choose_product
 from tvm_ext.layout.relax.offers import with_offers
-from tvm_ext.layout.verify import verify_product
+from tvm_ext.layout.strassen_plan import StrassenPlan, plan_strassen
+from tvm_ext.layout.verify import verify_product, verify_strassen
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.attention import attention
 from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, uniform_rows
+from tvm_ext.schedules.compute.strassen import strassen, strassen_weight
 from tvm_ext.schedules.cpu.attention import attention_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
@@ -35,7 +37,9 @@ DTYPES = ("float32", "float64")
 """Element types of products that are taken; others are left to the default legalization."""
 
 
-def pack_matmul(bfloat16: bool = False, chosen: Mapping[str, str] | None = None) -> tvm.transform.Pass:
+def pack_matmul(
+    bfloat16: bool = False, chosen: Mapping[str, str] | None = None, strassen: bool = False
+) -> tvm.transform.Pass:
     """Make the pass, for CPU targets; it takes static ``float32`` and ``float64`` products and leaves others alone.
 
     Parameters
@@ -45,12 +49,14 @@ def pack_matmul(bfloat16: bool = False, chosen: Mapping[str, str] | None = None)
         float32; the target must have the instruction.
     chosen : mapping from key to option, optional
         What a search found better than the machine model's choices; see :class:`~tvm_ext.layout.choices.Choices`.
+    strassen : bool
+        Whether products of many rows with a constant may use Strassen's algorithm.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PackMatmul")
     def _pack_matmul(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         machine, choices = machine_of(tvm.target.Target.current(allow_none=False)), Choices(chosen or {})
-        rewriter = PackMatmulMutator(mod, machine, bfloat16, choices)
+        rewriter = PackMatmulMutator(mod, machine, bfloat16, choices, strassen and not bfloat16)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and not (
                 function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
@@ -67,9 +73,15 @@ class PackMatmulMutator(PyExprMutator):
     """Rewrites one module, function by function."""
 
     def __init__(
-        self, mod: tvm.IRModule, machine: Machine, bfloat16: bool = False, choices: Choices | None = None
+        self,
+        mod: tvm.IRModule,
+        machine: Machine,
+        bfloat16: bool = False,
+        choices: Choices | None = None,
+        strassen: bool = False,
     ) -> None:
         super().__init__(mod)
+        self.strassen = strassen
         self.machine = machine
         self.bfloat16 = bfloat16
         self.choices = Choices() if choices is None else choices
@@ -107,6 +119,8 @@ class PackMatmulMutator(PyExprMutator):
         found = find_attention(self.bindings, call, lambda expr: self.bindings.is_visible(expr, binding.var))
         new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
         read = [part.expr for part in operands]
+        if new_call is None:
+            new_call = self._seven_products(binding.var, *operands, out_axes)
         if new_call is None:
             new_call = self._kernel(binding.var, *operands, out_axes)
         elif found is not None:
@@ -183,6 +197,50 @@ class PackMatmulMutator(PyExprMutator):
             primfunc_name_hint="matmul",
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
+
+    def _seven_products(
+        self, var: relax.Var, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None
+    ) -> relax.Call | None:
+        """Make a product by Strassen's algorithm, where that pays."""
+        shape = MatmulShape(data.shape, weight.shape)
+        if not self.strassen or not isinstance(weight.expr, tvm.ir.GenericConst):
+            return None
+        plan = plan_strassen(shape, self._sequence(data), str(data.expr.ty.dtype), self.machine)
+        if plan is None:
+            return None
+        verify_strassen(plan, shape)
+        self.decisions.append(Decision.of("matmul", "strassen", plan, self.words.get(var, ())))
+        return self.builder_.call_te(
+            strassen,
+            self.visit_expr(data.expr),
+            self._quarters(weight, plan),
+            data_shape=data.shape,
+            weight_shape=weight.shape,
+            data_axes=data.axes,
+            out_axes=out_axes or tuple(range(len(shape.out))),
+            tile=plan.tile,
+            lanes=plan.lanes,
+            primfunc_name_hint="strassen",
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
+        )
+
+    def _sequence(self, data: Operand) -> int:
+        """Count the rows that belong together, as tokens of a text do; those of a matrix may be samples of a batch."""
+        if len(data.shape) > 2:
+            return data.shape[-2]
+        value = self.bindings.values.get(data.expr) if isinstance(data.expr, relax.Var) else None
+        before = static_shape(value.args[0]) if value is not None and calls(value, "relax.reshape") else None
+        if data.axes != (0, 1) or before is None or len(before) < 3 or before[-1] != data.shape[-1]:
+            return 1
+        return before[-2]
+
+    def _quarters(self, weight: Operand, plan: StrassenPlan) -> relax.Expr:
+        """Add up the quarters of a constant; of one that several products use in the same way once."""
+        key = (weight.expr.value, weight.axes, plan)
+        if key not in self.packed:
+            matrix = read_only(weight.expr.value).transpose(weight.axes).reshape(weight.shape[-2:])
+            self.packed[key] = relax.const(strassen_weight(matrix, plan.tile[1], plan.lanes))
+        return self.packed[key]
 
     def _attention(
         self, var: relax.Var, found: Attention, value: Operand, out_axes: tuple[int, ...] | None

@@ -1,0 +1,145 @@
+"""Strassen's algorithm for products with a constant: seven products of quarters in place of eight.
+
+Rows and columns are divided into halves inside small groups, so that what is added lies close together, and the sums of
+the constant's quarters are made when a model is compiled.
+
+Source: V. Strassen, "Gaussian Elimination is not Optimal", Numerische Mathematik 13 (1969).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.matmul import MatmulShape, rows_of, store
+
+# Of each of the seven products: the factors of the quarters (11, 12, 21, 22) of the left and of the right operand.
+LEFT = ((1, 0, 0, 1), (0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (-1, 0, 1, 0), (0, 1, 0, -1))
+RIGHT = ((1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1))
+# Of each quarter of the result: the factors of the products.
+RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), (1, -1, 1, 0, 0, 1, 0))
+
+PRODUCTS = len(LEFT)
+
+
+def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
+    """Make the right operands of the products of a matrix, packed in the order in which they are read.
+
+    Parameters
+    ----------
+    matrix : np.ndarray
+        Shape ``(K, N)``, with ``K`` even and ``N`` a multiple of ``2 * vectors * lanes``: halves of columns are
+        ``vectors * lanes`` wide.
+
+    Returns
+    -------
+    np.ndarray
+        Shape ``(N / (2 * vectors * lanes), 7, vectors, K / 2, lanes)``; sums are rounded once.
+    """
+    reduction, columns = matrix.shape
+    group = 2 * vectors * lanes
+    if reduction % 2 or columns % group:
+        raise ValueError(f"a matrix of {reduction} x {columns} has no halves of rows and of groups of {group} columns")
+    quarters = matrix.reshape(2, reduction // 2, columns // group, 2, vectors, lanes).transpose(0, 3, 2, 4, 1, 5)
+    quarters = quarters.reshape(4, *quarters.shape[2:])
+    result = np.empty((columns // group, PRODUCTS, vectors, reduction // 2, lanes), matrix.dtype)
+    for number, factors in enumerate(RIGHT):
+        first, *more = (factor * quarters[place] for place, factor in enumerate(factors) if factor)
+        result[:, number] = sum(more, first)
+    return result
+
+
+def strassen(
+    data: te.Tensor,
+    weight: te.Tensor,
+    data_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    data_axes: Sequence[int],
+    out_axes: Sequence[int],
+    tile: Sequence[int],
+    lanes: int,
+) -> te.Tensor:
+    """Multiply matrices.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        The left operand in memory; its axis ``data_axes[i]`` is the logical axis ``i`` of ``(..., M, K)``. All of its
+        rows together are a multiple of twice those of a tile.
+    weight : te.Tensor
+        As :func:`strassen_weight` makes it of a right operand of ``weight_shape``.
+    data_shape, weight_shape : sequence of int
+        Logical shapes ``(..., M, K)`` and ``(..., K, N)``.
+    out_axes : sequence of int
+        Axis ``i`` of the result is the logical axis ``out_axes[i]`` of ``(..., M, N)``.
+    tile : sequence of two int
+        Rows and vectors of columns of a register tile, which are those of half a group.
+    lanes : int
+        Columns of a vector.
+
+    Returns
+    -------
+    te.Tensor
+        The transposed product.
+    """
+    shape = MatmulShape(tuple(map(int, data_shape)), tuple(map(int, weight_shape)))
+    out_axes = [int(axis) for axis in out_axes]
+    rows, vectors = map(int, tile)
+    row_groups, column_groups, half = (
+        shape.rows // (2 * rows),
+        shape.columns // (2 * vectors * lanes),
+        shape.reduction // 2,
+    )
+    read = rows_of(data, shape, data_axes, shape.rows, copy=False)
+
+    def summed(p: tirx.Var, g: tirx.Var, i: tirx.Var, k: tirx.Var) -> Expr:
+        return _combine(LEFT, p, lambda place: read(0, (g * 2 + place // 2) * rows + i, k + half * (place % 2)))
+
+    left = te.compute(
+        (PRODUCTS, row_groups, rows, half), summed, name="left", attrs={KERNEL_ATTRIBUTE: "strassen_left"}
+    )
+    k = te.reduce_axis((0, half), "k")
+    extents = PRODUCTS, row_groups, rows, column_groups, vectors, lanes
+    product = te.compute(
+        extents,
+        lambda p, g, i, c, v, j: te.sum(left[p, g, i, k] * weight[c, p, v, k, j], k),
+        name="product",
+        attrs={KERNEL_ATTRIBUTE: "strassen_product"},
+    )
+    kept = te.compute(extents, lambda *index: product[index], name="kept", attrs={KERNEL_ATTRIBUTE: "strassen_kept"})
+    result = te.compute(
+        (row_groups, 2, rows, column_groups, 2, vectors, lanes),
+        lambda g, r, i, c, s, v, j: _combine(RESULT, r * 2 + s, lambda place: kept[place, g, i, c, v, j]),
+        name="quarters",
+        attrs={
+            KERNEL_ATTRIBUTE: "strassen",
+            OUT_AXES_ATTRIBUTE: out_axes,
+            BATCH_AXES_ATTRIBUTE: shape.batch_axes,
+            TILE_ATTRIBUTE: [rows, vectors],
+        },
+    )
+
+    def element(_batch: Expr, m: Expr, n: Expr) -> Expr:
+        row = m // (2 * rows), m // rows % 2, m % rows
+        return result[*row, n // (2 * vectors * lanes), n // (vectors * lanes) % 2, n // lanes % vectors, n % lanes]
+
+    return store(shape, out_axes, element)
+
+
+def _combine(matrix: Sequence[Sequence[int]], row: Expr, element: Callable[[int], Expr]) -> Expr:
+    """Give row ``row`` of a matrix of -1, 0 and 1 times a vector; unrolling the loop over rows settles the choice."""
+    sums = []
+    for factors in matrix:
+        places = sorted((place for place, factor in enumerate(factors) if factor), key=lambda place: -factors[place])
+        total = element(places[0])
+        for place in places[1:]:
+            total = total + element(place) if factors[place] > 0 else total - element(place)
+        sums.append(total)
+    chosen = sums[-1]
+    for number in range(len(sums) - 2, -1, -1):
+        chosen = tirx.Select(row == number, sums[number], chosen)
+    return chosen

@@ -1,0 +1,77 @@
+"""When a product with a constant is computed by Strassen's algorithm: decided on numbers.
+
+Seven products of quarters take the place of eight. Against that stand sums of the rows and of the products, which are
+moved to and from the L2 cache, and constants that are 7/4 as large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot
+
+from tvm_ext.schedules.compute.matmul import MatmulShape
+from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.matmul import MOST_VECTORS, register_tile, tile_cost
+from tvm_ext.schedules.cpu.strassen import (
+    FLOAT_BYTES,
+    WEIGHTS_NOT_HIDDEN,
+    StrassenExtents,
+    products_cost,
+    task_parts,
+)
+
+GAIN = 1.02
+"""How much faster it has to look: it rounds somewhat less well, and constants are larger."""
+
+
+@dataclass(frozen=True)
+class StrassenPlan:
+    """How a product is computed by Strassen's algorithm.
+
+    Attributes
+    ----------
+    tile : tuple of (int, int)
+        Rows and vectors of columns of a register tile: half of a group of rows, and of a group of columns.
+    lanes : int
+        Columns of a vector.
+    """
+
+    tile: tuple[int, int]
+    lanes: int
+
+
+def plan_strassen(shape: MatmulShape, sequence: int, dtype: str, machine: Machine) -> StrassenPlan | None:
+    """Plan a product whose right operand is a constant; None where the ordinary one is to be preferred.
+
+    Parameters
+    ----------
+    shape : MatmulShape
+    sequence : int
+        Rows that belong together, as the tokens of a text do: no others are added to each other.
+    dtype : str
+        Of the elements.
+    machine : Machine
+    """
+    if dtype != "float32" or shape.batch_axes or shape.reduction % 2 or shape.rows % max(1, sequence):
+        return None
+    lanes = machine.lanes(dtype)
+    chunks = -(-shape.columns // lanes)
+    best, best_seconds = None, _ordinary_seconds(shape, chunks, lanes, machine) / GAIN
+    for vectors in (vectors for vectors in range(1, MOST_VECTORS + 1) if shape.columns % (2 * vectors * lanes) == 0):
+        for rows in (rows for rows in range(1, machine.vector_registers) if sequence % (2 * rows) == 0):
+            extents = StrassenExtents(
+                shape.rows // (2 * rows), rows, chunks // (2 * vectors), vectors, lanes, shape.reduction // 2
+            )
+            seconds, *_ = task_parts(extents, products_cost(extents, machine), machine)
+            if seconds < best_seconds:
+                best, best_seconds = StrassenPlan((rows, vectors), lanes), seconds
+    return best
+
+
+def _ordinary_seconds(shape: MatmulShape, chunks: int, lanes: int, machine: Machine) -> float:
+    row_bytes = FLOAT_BYTES * shape.reduction
+    tile = register_tile(shape.rows, chunks, shape.reduction, row_bytes, machine)
+    work = tile_cost(shape.rows, chunks, shape.reduction, tile, machine) * shape.reduction / machine.slots(1.0)
+    reading = WEIGHTS_NOT_HIDDEN * row_bytes * chunks * lanes / machine.weight_bandwidth
+    cores = machine.cores if machine.divides(2 * shape.rows * shape.reduction * shape.columns) else 1
+    return hypot(work, reading) / cores
