@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.passes.bindings import calls
 from tvm_ext.passes.single_precision import HALVES
 
 _CONVOLUTIONS = {f"relax.nn.{name}": getattr(relax.op.nn, name) for name in ("conv1d", "conv2d", "conv3d")}
@@ -47,6 +48,17 @@ class MixedPrecisionMutator(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, dtype: str) -> None:
         super().__init__(mod)
         self._dtype = dtype
+        self._converted: dict[relax.Var, relax.Expr] = {}
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        """Forget what was converted in another block, where it may not be seen."""
+        self._converted = {}
+        return super().visit_binding_block_(block)
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        """Forget what was converted in another block."""
+        self._converted = {}
+        return super().visit_dataflow_block_(block)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Convert the operands of a product; any other call stays as it is."""
@@ -56,13 +68,37 @@ class MixedPrecisionMutator(PyExprMutator):
             return call
         dtypes = {str(operand.ty.dtype) for operand in call.args if isinstance(operand.ty, relax.TensorType)}
         if dtypes == {"float32"} and self._dtype != "float32":
-            left, right = (self.builder_.emit(relax.op.astype(operand, self._dtype)) for operand in call.args)
+            left, right = (self._half(operand) for operand in call.args)
             return _product(call, left, right)
         half = next(iter(dtypes)) if len(dtypes) == 1 else ""
         if half in HALVES and str(call.attrs.out_dtype or half) == half:
             product = self.builder_.emit(_product(call, *call.args))
             return relax.op.astype(product, half)
         return call
+
+    def _half(self, operand: relax.Expr) -> relax.Expr:
+        """Convert an operand, unless that has been done."""
+        if not isinstance(operand, relax.Var):
+            return self.builder_.emit(relax.op.astype(operand, self._dtype))
+        if operand not in self._converted:
+            value = self.builder_.lookup_binding(operand)
+            made = self._before_widening(operand, value)
+            if made is None and calls(value, "relax.reshape") and isinstance(value.args[0], relax.Var):
+                source = self._before_widening(value.args[0], self.builder_.lookup_binding(value.args[0]))
+                visible = isinstance(operand, relax.DataflowVar) or not isinstance(source, relax.DataflowVar)
+                if source is not None and visible:
+                    made = self.builder_.emit(relax.op.reshape(source, value.args[1]))
+            self._converted[operand] = (
+                self.builder_.emit(relax.op.astype(operand, self._dtype)) if made is None else made
+            )
+        return self._converted[operand]
+
+    def _before_widening(self, operand: relax.Var, value: relax.Expr | None) -> relax.Expr | None:
+        """Give what a variable was before it was made float32; None when it had no 16 bits, or is not seen here."""
+        if not calls(value, "relax.astype") or str(value.args[0].ty.dtype) != self._dtype:  # type: ignore[union-attr]
+            return None
+        source = value.args[0]  # type: ignore[union-attr]
+        return source if isinstance(operand, relax.DataflowVar) or not isinstance(source, relax.DataflowVar) else None
 
 
 def _product(call: relax.Call, left: relax.Expr, right: relax.Expr) -> relax.Expr:

@@ -4,7 +4,8 @@ before: ``s = matmul(permute_dims(q), permute_dims(k)); p = nn.softmax(add(multi
         ``y = permute_dims(matmul(p, permute_dims(v)))``
 after:  ``y = call_tir(attention, (q, k, v, mask))``, which computes the same row by row
 
-Products and softmax must be used by nothing else. The matrix of scores is then never in memory.
+Products and softmax must be used by nothing else. The matrix of scores is then never in memory. Where products are
+rounded to 16 bits, operands are in memory already, and the result is too, which a product reads next.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
 from tvm_ext.relax_utils import OPAQUE, static_shape
 from tvm_ext.schedules.compute.row_attention import row_attention
-from tvm_ext.schedules.cuda.attention_tile import AttentionShape, attention_tile, pays
+from tvm_ext.schedules.cuda.attention_tile import HALVES, AttentionShape, attention_tile, pays
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -91,9 +92,11 @@ class _Rewriter(PyExprMutator):
         tile = attention_tile(shape, self.machine)
         if tile is None or not pays(shape, tile, self.machine):
             return None
-        return self.builder_.call_te(
+        tensors = [self.visit_expr(part.expr) for part in (query, key, value)]
+        narrow = dtype == "float32" and operand in HALVES
+        made = self.builder_.call_te(
             row_attention,
-            *(self.visit_expr(part.expr) for part in (query, key, value)),
+            *([self._rounded(tensor, operand) for tensor in tensors] if narrow else tensors),
             [self.visit_expr(other) for other in found.others],
             axes=(query.axes, key.axes, value.axes),
             steps=found.steps,
@@ -102,6 +105,15 @@ class _Rewriter(PyExprMutator):
             primfunc_name_hint="attention",
             primfunc_attrs={"op_pattern": OPAQUE},
         )
+        return relax.op.astype(self.builder_.emit(made), dtype) if narrow else made
+
+    def _rounded(self, tensor: relax.Expr, dtype: str) -> relax.Expr:
+        """Convert an operand; before a reshape, so that what makes it does that."""
+        value = self.builder_.lookup_binding(tensor) if isinstance(tensor, relax.DataflowVar) else None
+        if not calls(value, "relax.reshape"):
+            return self.builder_.emit(relax.op.astype(tensor, dtype))
+        source = self.builder_.emit(relax.op.astype(value.args[0], dtype))  # type: ignore[union-attr]
+        return self.builder_.emit(relax.op.reshape(source, value.args[1]))  # type: ignore[union-attr]
 
     def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
         """Look through the transposes before an operand."""
