@@ -88,7 +88,7 @@ def load_fragment(operand: str, deep: bool, dtype: str) -> str:
 
     @T.prim_func(s_tir=True)
     def description(warp: T.handle, shared: T.handle) -> None:
-        source = T.match_buffer(shared, extents, dtype, align=64, offset_factor=half, scope="shared")
+        source = T.match_buffer(shared, extents, dtype, align=64, offset_factor=half, scope="shared.dyn")
         target = T.match_buffer(warp, (32, places), dtype, align=64, offset_factor=places, scope="warp")
         with T.sblock("root"):
             T.reads(source[0 : extents[0], 0 : extents[1]])
@@ -105,7 +105,7 @@ def load_fragment(operand: str, deep: bool, dtype: str) -> str:
     def implementation(warp: T.handle, shared: T.handle) -> None:
         stride, unit = T.int32(), T.int32()
         source = T.match_buffer(
-            shared, extents, dtype, align=64, offset_factor=half, scope="shared", strides=[stride, unit]
+            shared, extents, dtype, align=64, offset_factor=half, scope="shared.dyn", strides=[stride, unit]
         )
         target = T.match_buffer(warp, (32, places), dtype, align=64, offset_factor=places, scope="warp")
         with T.sblock("root"):

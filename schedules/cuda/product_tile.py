@@ -22,6 +22,8 @@ class Tile:
         Of the part of it that one thread, or for tensor cores one warp, computes.
     parts : int
         Into how many the depth is divided, each computed by blocks of its own and added up by a second kernel.
+    stages : int
+        Tiles in shared memory at a time: one is computed with, the others are on their way.
     """
 
     rows: int
@@ -30,6 +32,7 @@ class Tile:
     thread_rows: int
     thread_columns: int
     parts: int = 1
+    stages: int = 2
 
     @property
     def threads(self) -> int:

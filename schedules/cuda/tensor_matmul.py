@@ -105,7 +105,9 @@ def schedule_tensor_product(
     schedule.reorder(grid, i0, j0, wi, wj, k0, k1, mi, nj, ii, jj, kk)
     inner = target
     target = schedule.blockize(ii)
-    for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (j0, "blockIdx.x")):
+    i0, i1 = schedule.split(i0, [None, _together(extent(schedule, i0))])
+    schedule.reorder(i0, j0, i1)
+    for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (schedule.fuse(j0, i1), "blockIdx.x")):
         schedule.bind(loop, thread)
     warp = schedule.fuse(wi, wj)
     schedule.bind(warp, "threadIdx.y")
@@ -119,7 +121,7 @@ def schedule_tensor_product(
         dtype = dtypes[operand]
         # Only elements of 16 bits are transposed on the way to registers; others are when they come to shared memory.
         stored_deep = deep or element_bytes(dtype) != 2
-        shared = schedule.cache_read(target, operand, "shared")
+        shared = schedule.cache_read(target, operand, "shared.dyn")
         if not stored_deep:
             schedule.transform_layout(shared, ("write", 0), lambda *index: [*index[:-2], index[-1], index[-2]])
         kept = schedule.cache_read(target, operand, "warp")
@@ -131,10 +133,13 @@ def schedule_tensor_product(
         _to_fragments(schedule, kept, ("write", 0), _turned(place) if not stored_deep else place, fragment)
         _load(schedule, kept, name, stored_deep, dtype)
     clear = schedule.decompose_reduction(target, k0)
-    if extent(schedule, k0) > 1:
-        # Both tiles of the next step are fetched before this one is computed with: two of each, one barrier a step.
-        schedule.annotate(k0, "software_pipeline_stage", [0, 0, 1])
+    stages = min(tile.stages, extent(schedule, k0))
+    if stages > 1:
+        # Tiles of the next steps are on their way while this one is computed with.
+        schedule.annotate(k0, "software_pipeline_stage", [0, 0, stages - 1])
         schedule.annotate(k0, "software_pipeline_order", [0, 1, 2])
+        if dtypes[0] not in SINGLES:
+            schedule.annotate(k0, "software_pipeline_async_stages", [0])
     schedule.tensorize(schedule.get_loops(schedule.get_child_blocks(clear)[0])[-2], clear_fragment(total))
     schedule.tensorize(schedule.get_loops(inner)[-3], multiply_fragments(*dtypes, product.row_operand == 1))
     for loop in (mi, nj):
@@ -145,6 +150,11 @@ def schedule_tensor_product(
     else:
         finish(schedule, store, machine)
     return schedule
+
+
+def _together(blocks: int) -> int:
+    """Count the rows of tiles whose blocks run side by side, so that they read the same columns from the L2 cache."""
+    return next(count for count in (8, 4, 2, 1) if blocks % count == 0)
 
 
 def _to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], place: Any, depth: int) -> None:

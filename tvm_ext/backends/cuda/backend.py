@@ -8,6 +8,7 @@ from tvm.s_tir import dlight
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
+from tvm_ext.backends.cuda.async_copies import asynchronous_copies
 from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
@@ -74,6 +75,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
         narrow_vectors(),
         check_kernels(),
+        asynchronous_copies(),
     ]
 
 
