@@ -9,7 +9,8 @@ from math import prod
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine
 from tvm_ext.schedules.cuda.product import Product
-from tvm_ext.schedules.cuda.product_tile import arithmetic_seconds, arithmetic_tile, tensor_seconds, tensor_tile
+from tvm_ext.schedules.cuda.product_tile import arithmetic_seconds, arithmetic_tile
+from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile
 
 SIDE = 16
 """Rows, columns and depth of a fragment of tensor cores; threads that share a row without them."""

@@ -3,7 +3,7 @@
 Operands of 16 bits and of float32 rounded to tf32 add up in float32, those of 8 bits in int32. A block of threads keeps
 a tile of rows and one of columns in shared memory, its warps load fragments from there with ``ldmatrix`` and keep their
 part of the result in registers. Rows of a tile are 16 bytes longer than their elements, so that the eight rows of a
-matrix lie in different banks. The next tile is fetched while one is computed with.
+matrix lie in different banks. Tiles of the next steps are on their way (``cp.async``) while one is computed with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, power_of_two
-from tvm_ext.schedules.cuda.cost import resident_blocks
 from tvm_ext.schedules.cuda.fragments import (
     SIDE,
     clear_fragment,
@@ -33,16 +32,14 @@ from tvm_ext.schedules.cuda.launch_bounds import with_resident_blocks
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
 from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
-from tvm_ext.schedules.cuda.product_tile import Tile, tensor_launch, tensor_tile
+from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.registers import registers_of_lanes
 from tvm_ext.schedules.cuda.rounding import rounded_to_tf32
+from tvm_ext.schedules.cuda.tensor_tile import tensor_tile, tensor_use
 from tvm_ext.schedules.rule import new_schedule
 
 HALVES, BYTES, SINGLES = ("float16", "bfloat16"), ("int8", "uint8"), ("float32",)
 """Element types of operands. The two of a product are the same, or any of 8 bits."""
-
-SPARE_REGISTERS = 16
-"""What a lane may take beyond the cost model's estimate before fewer blocks than it counts on are resident."""
 
 SMALLEST_SIDE = 8
 """Rows and columns from which on tensor cores pay, though half of their work is then on padding."""
@@ -74,12 +71,12 @@ class TensorMatmul:
         total = str(body.writes[0].source.dtype)
         if not self._multiplies(dtypes) or total != result_type(dtypes[0]):
             return None
-        tile = tensor_tile(product, machine)
+        tile = tensor_tile(product, machine, asynchronous=dtypes[0] not in SINGLES)
         try:
             schedule_tensor_product(schedule, product, tile, machine, dtypes)
         except ScheduleError:
             return None
-        blocks = resident_blocks(tensor_launch(product, tile, spare=SPARE_REGISTERS), machine)
+        blocks = tensor_use(product, tile).resident(machine)
         made = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), max(1, blocks))
         return new_schedule(rounded_to_tf32(made) if dtypes[0] in SINGLES else made)
 

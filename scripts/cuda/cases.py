@@ -18,18 +18,19 @@ from scripts.cuda.kernels import Kernel, kernels_of, model_kernels, operator_mod
 from scripts.cuda.pack import Case, program
 from tests.zoo import get
 from tests.zoo.quantized import quantized
+from tvm_ext.backends.cuda.async_copies import with_async_copies
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.phases import Phase
 from tvm_ext.pipeline import checked_options
-from tvm_ext.schedules.cuda.cost import resident_blocks
 from tvm_ext.schedules.cuda.launch_bounds import with_resident_blocks
 from tvm_ext.schedules.cuda.machine import machine_of
 from tvm_ext.schedules.cuda.product import find_product
-from tvm_ext.schedules.cuda.product_tile import Tile, tensor_launch, tensor_seconds
+from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.registers import registers_of_lanes
-from tvm_ext.schedules.cuda.tensor_matmul import SPARE_REGISTERS, schedule_tensor_product
+from tvm_ext.schedules.cuda.tensor_matmul import schedule_tensor_product
+from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_use
 from tvm_ext.schedules.rule import new_schedule
 
 LARGE = (4096, 8192)
@@ -37,9 +38,10 @@ RANKED = ((4096, 4096, 1024), (512, 512, 512), (197, 768, 3072), (3136, 64, 576)
 """Rows, columns and depth of products that are measured with several tiles."""
 
 TILES = (
-    Tile(128, 128, 32, 64, 32), Tile(128, 64, 32, 32, 32), Tile(64, 128, 32, 32, 32), Tile(64, 64, 32, 32, 32),
-    Tile(32, 64, 32, 16, 32), Tile(32, 32, 64, 16, 16), Tile(16, 64, 64, 16, 16), Tile(16, 16, 64, 16, 16),
-    Tile(64, 64, 32, 32, 32, 4), Tile(32, 32, 64, 16, 16, 4), Tile(64, 64, 32, 32, 32, 16),
+    Tile(128, 256, 64, 64, 64, 1, 3), Tile(128, 128, 64, 64, 64, 1, 3), Tile(128, 128, 32, 64, 32, 1, 4),
+    Tile(64, 128, 32, 32, 32, 1, 2), Tile(64, 64, 32, 32, 32, 1, 5), Tile(64, 64, 64, 32, 16, 1, 3),
+    Tile(32, 64, 64, 16, 32, 1, 5), Tile(32, 32, 64, 16, 16, 1, 2), Tile(16, 16, 64, 16, 16, 1, 4),
+    Tile(64, 64, 64, 32, 32, 4, 3), Tile(32, 32, 64, 16, 16, 4, 5), Tile(64, 64, 32, 32, 32, 16, 3),
 )  # fmt: skip
 """Tiles on tensor cores that are ranked."""
 
@@ -110,8 +112,9 @@ def rank_cases(arch: str, shapes: Sequence[tuple[int, int, int]] = RANKED) -> It
                 schedule_tensor_product(schedule, product, tile, machine, ("float16", "float16"))
             except ScheduleError:
                 continue
-            blocks = resident_blocks(tensor_launch(product, tile, spare=SPARE_REGISTERS), machine)
+            blocks = tensor_use(product, tile).resident(machine)
             scheduled = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), max(1, blocks))
+            scheduled = with_async_copies(scheduled, target)
             about = {"rows": rows, "columns": columns, "depth": depth, "tile": str(tile)}
             made = Kernel("rank", kernel.name, kernel.before, scheduled)
             seconds = tensor_seconds(product, tile, machine)

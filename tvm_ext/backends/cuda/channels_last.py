@@ -23,7 +23,7 @@ from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.product import Product
-from tvm_ext.schedules.cuda.product_tile import tensor_seconds, tensor_tile
+from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile
 
 LAYOUTS = {"relax.nn.conv2d": ["NHWC", "OHWI"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
 """TVM has no kernel for transposed convolutions of another order."""

@@ -1,0 +1,144 @@
+"""Tiles of products on tensor cores, chosen by how long their steps take.
+
+A step computes with one tile in depth while later ones are on their way. It lasts as long as the longest of: the way of
+a tile from memory, shared by the stages; the instructions of a warp that wait for each other; the work of tensor cores,
+of shared memory and of the schedulers; and what a multiprocessor gets from the L2 cache. The constants are those that
+fit 117 products of six shapes, in tiles of 14 shapes and with 2 to 5 stages, as an H100 ran them: the estimates are off
+by 7 % (root mean square of logarithms), and choose the fastest or one 1 % slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm_ext.schedules.cuda.cost import BLOCK_SECONDS, Launch, resident_blocks
+from tvm_ext.schedules.cuda.machine import WARP, GpuMachine
+from tvm_ext.schedules.cuda.product import Product
+from tvm_ext.schedules.cuda.product_tile import Tile, divided, joining_seconds, up
+
+_SHAPES = (
+    Tile(128, 256, 64, 64, 64), Tile(256, 128, 64, 64, 64), Tile(128, 128, 64, 64, 64), Tile(128, 128, 64, 64, 32),
+    Tile(128, 128, 32, 64, 32), Tile(128, 64, 32, 32, 32), Tile(64, 128, 32, 32, 32), Tile(64, 64, 64, 32, 32),
+    Tile(64, 64, 32, 32, 32), Tile(64, 64, 64, 32, 16), Tile(32, 64, 64, 16, 32), Tile(64, 32, 64, 32, 16),
+    Tile(32, 32, 64, 16, 16), Tile(32, 32, 128, 16, 16), Tile(16, 64, 64, 16, 16), Tile(64, 16, 64, 16, 16),
+    Tile(16, 32, 64, 16, 16), Tile(32, 16, 64, 16, 16), Tile(16, 16, 64, 16, 16),
+)  # fmt: skip
+"""Depths of operands of 16 bits; tiles of others are as many bytes deep."""
+
+_STAGES = (2, 3, 4, 5)
+
+LATENCY = 580
+"""Cycles from the request for a tile to its arrival, with what else is under way."""
+
+CHAIN, LINK = 40, 62
+"""Cycles of a step that no other work of its warp fills: the barrier, and for each fragment in depth a load from shared
+memory and the product that waits for it."""
+
+SHARED_BYTES = 143
+"""That shared memory gives in a cycle; a fragment that several warps load counts for each."""
+
+OVERLAP = 0.65
+"""Part of the work of shared memory and of the schedulers that tensor cores wait for."""
+
+COPY, STEP = 18, 25
+"""Instructions of a copy to shared memory with its addresses, and of a step besides."""
+
+L2_BYTES = 28
+"""That a multiprocessor gets from the L2 cache in a cycle while all ask."""
+
+SMALLEST_COPY = 4
+"""Bytes of the smallest ``cp.async``."""
+
+SPARE_REGISTERS = 16
+"""Registers beyond the fragments and addresses that are counted, before fewer blocks than counted are resident."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a block takes: threads, registers of a thread, bytes of shared memory."""
+
+    threads: int
+    registers: int
+    shared: int
+
+    def resident(self, machine: GpuMachine) -> int:
+        """Count the blocks that one multiprocessor holds at a time."""
+        return resident_blocks(Launch(1, self.threads, registers=self.registers, shared=self.shared), machine)
+
+
+def tensor_tile(product: Product, machine: GpuMachine, asynchronous: bool = True) -> Tile:
+    """Choose the tile of a product; one whose tiles are not copied asynchronously has two stages."""
+    scale = 2 / product.row_bytes
+    shapes = [replace(shape, depth=int(shape.depth * scale)) for shape in _SHAPES]
+    staged = [
+        replace(tile, stages=stages)
+        for tile in divided(shapes, product)
+        for stages in (_STAGES if asynchronous else (2,))
+        if stages == 2 or stages <= up(up(product.depth, tile.parts), tile.depth)
+    ]
+    return min(staged, key=lambda tile: tensor_seconds(product, tile, machine))
+
+
+def tensor_use(product: Product, tile: Tile) -> Use:
+    """Count what a block with such a tile takes."""
+    size = product.row_bytes
+    vector = 16 // size
+    fragments = (tile.thread_rows + tile.thread_columns) // 16
+    accumulators = tile.thread_rows * tile.thread_columns // WARP
+    columns = tile.columns * (tile.depth + vector) if product.column_vector[0] else tile.depth * (tile.columns + vector)
+    rows = tile.rows * (tile.depth + vector) if product.row_vector[0] else tile.depth * (tile.rows + vector)
+    return Use(
+        tile.threads * WARP,
+        min(255, accumulators + 4 * fragments + 40 + SPARE_REGISTERS),
+        tile.stages * size * (rows + columns),
+    )
+
+
+def tensor_seconds(product: Product, tile: Tile, machine: GpuMachine) -> float:
+    """Estimate the seconds of a product with such a tile; infinite if it does not fit."""
+    resident = tensor_use(product, tile).resident(machine)
+    if resident == 0:
+        return float("inf")
+    blocks = product.batch * tile.parts * up(product.rows, tile.rows) * up(product.columns, tile.columns)
+    steps = up(up(product.depth, tile.parts), tile.depth)
+    full, rest = divmod(blocks, resident * machine.multiprocessors)
+    cycles = full * _step(product, tile, machine, resident)
+    if rest:
+        cycles += _step(product, tile, machine, up(rest, machine.multiprocessors))
+    moving = product.unique_bytes / machine.bandwidth
+    starting = machine.launch_seconds + BLOCK_SECONDS
+    return starting + max(steps * cycles / machine.clock, moving) + joining_seconds(product, tile.parts, machine)
+
+
+def _step(product: Product, tile: Tile, machine: GpuMachine, blocks: int) -> float:
+    """Count the cycles of a step in which a multiprocessor has so many blocks."""
+    size = product.row_bytes
+    links = tile.depth * size / 32
+    fragments = (tile.thread_rows + tile.thread_columns) / 16
+    products = (tile.thread_rows // 16) * (tile.thread_columns // 8)
+    copies = tile.depth * (
+        tile.rows / _vector(product.row_vector, size) + tile.columns / _vector(product.column_vector, size)
+    )
+    filled = size * tile.depth * (tile.rows + tile.columns)
+    loaded = size * tile.depth * (tile.thread_rows + tile.thread_columns) * tile.threads
+    issued = tile.threads * (links * (fragments + products) + STEP) + COPY * copies / WARP
+    # The rate is that of 16-bit operands; those of 8 bits go twice as fast, tf32 half.
+    tensor = tile.rows * tile.columns * tile.depth * size / 2 / machine.mma
+    sharing = (loaded + filled) / SHARED_BYTES + issued / (machine.lanes / WARP)
+    # What is not copied asynchronously is waited for in its own step.
+    ahead = (
+        tile.stages - 1
+        if min(_vector(product.row_vector, size), _vector(product.column_vector, size)) * size >= 4
+        else 1
+    )
+    return max(
+        LATENCY / ahead,
+        CHAIN + links * LINK,
+        blocks * (tensor + OVERLAP * sharing),
+        blocks * filled / L2_BYTES,
+    )
+
+
+def _vector(vector: tuple[bool, int], size: int) -> int:
+    """Count the elements of one access that fills a tile."""
+    return max(1, min(16 // size, vector[1]))
