@@ -239,20 +239,27 @@ def _index_map(axes: Sequence[Any], groups: dict[str, Any], order: Sequence[str]
 def _side_by_side(region: Any, axes: Sequence[Any], depth: Sequence[Any], conditional: bool) -> tuple[bool, int]:
     """Whether neighbours of a tensor are neighbours in depth, and how many lie side by side whatever their index."""
     sized = [axis for axis in axes if _size(axis) > 1]
-    last = region.region[-1].min
+    # Axes of one element at the end, as of a window of one pixel, are no step in memory.
+    place = max((i for i, size in enumerate(region.source.shape) if not _is_one(size)), default=0)
+    last = region.region[place].min
     for axis in sized:
         found = tvm.sym.detect_linear_equation(last, [axis.var])
         if len(found) != 2 or not (isinstance(found[0], tirx.IntImm) and int(found[0]) == 1):
             continue
         deep = any(axis.var.same_as(item.var) for item in depth)
         alone = not [item for item in sized if not item.var.same_as(axis.var) and _among(item.var, _free(last))]
-        innermost = depth[-1] if deep else None
+        innermost = [item for item in depth if _size(item) > 1][-1] if deep else None
         if conditional or not alone or (innermost is not None and not innermost.var.same_as(axis.var)):
             return deep, 1
-        shape_step = int(region.source.shape[-1]) if isinstance(region.source.shape[-1], tirx.IntImm) else 1
+        extent = region.source.shape[place]
+        shape_step = int(extent) if isinstance(extent, tirx.IntImm) else 1
         size = _size(axis) & -_size(axis)
         return deep, min(size, shape_step & -shape_step)
     return False, 1
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
 
 
 def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:

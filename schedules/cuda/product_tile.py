@@ -48,7 +48,7 @@ _SHAPES = (
     Tile(4, 128, 32, 1, 4), Tile(128, 4, 32, 4, 1), Tile(2, 128, 32, 1, 2), Tile(128, 2, 32, 2, 1),
 )  # fmt: skip
 
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_PARTS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 27, 32, 36)
 
 
 def divided(shapes: Sequence[Tile], product: Product) -> Iterator[Tile]:
@@ -98,4 +98,5 @@ def joining_seconds(product: Product, parts: int, machine: GpuMachine) -> float:
 
 
 def up(number: int, part: int) -> int:
+    """Count the parts of ``part`` that hold ``number``."""
     return -(-number // part)

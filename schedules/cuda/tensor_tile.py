@@ -3,8 +3,8 @@
 A step computes with one tile in depth while later ones are on their way. It lasts as long as the longest of: the way of
 a tile from memory, shared by the stages; the instructions of a warp that wait for each other; the work of tensor cores,
 of shared memory and of the schedulers; and what a multiprocessor gets from the L2 cache. The constants are those that
-fit 117 products of six shapes, in tiles of 14 shapes and with 2 to 5 stages, as an H100 ran them: the estimates are off
-by 7 % (root mean square of logarithms), and choose the fastest or one 1 % slower.
+fit 62 products of six shapes, in tiles of 13 shapes and with 3 to 5 stages, as an H100 ran them: the estimates are off
+by 7 % (root mean square of logarithms), and the fastest of each shape is chosen.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ _SHAPES = (
 )  # fmt: skip
 """Depths of operands of 16 bits; tiles of others are as many bytes deep."""
 
-_STAGES = (2, 3, 4, 5)
+_STAGES = (3, 2, 4, 5)
+"""Three where it makes no difference: two wait wherever the model is a little wrong."""
 
-LATENCY = 580
+LATENCY = 630
 """Cycles from the request for a tile to its arrival, with what else is under way."""
 
-CHAIN, LINK = 40, 62
+AT_ONCE = 4
+"""Elements that a thread fetches before it waits, where they are too small for asynchronous copies."""
+
+CHAIN, LINK = 200, 38
 """Cycles of a step that no other work of its warp fills: the barrier, and for each fragment in depth a load from shared
 memory and the product that waits for it."""
 
-SHARED_BYTES = 143
+SHARED_BYTES = 128
 """That shared memory gives in a cycle; a fragment that several warps load counts for each."""
 
-OVERLAP = 0.65
+OVERLAP = 0.41
 """Part of the work of shared memory and of the schedulers that tensor cores wait for."""
 
-COPY, STEP = 18, 25
+COPY, STEP = 18, 40
 """Instructions of a copy to shared memory with its addresses, and of a step besides."""
 
 L2_BYTES = 28
@@ -73,6 +77,7 @@ def tensor_tile(product: Product, machine: GpuMachine, asynchronous: bool = True
     staged = [
         replace(tile, stages=stages)
         for tile in divided(shapes, product)
+        if _keeps_vectors(product, tile)
         for stages in (_STAGES if asynchronous else (2,))
         if stages == 2 or stages <= up(up(product.depth, tile.parts), tile.depth)
     ]
@@ -116,9 +121,14 @@ def _step(product: Product, tile: Tile, machine: GpuMachine, blocks: int) -> flo
     links = tile.depth * size / 32
     fragments = (tile.thread_rows + tile.thread_columns) / 16
     products = (tile.thread_rows // 16) * (tile.thread_columns // 8)
-    copies = tile.depth * (
-        tile.rows / _vector(product.row_vector, size) + tile.columns / _vector(product.column_vector, size)
-    )
+    fills = [
+        (tile.depth * side, vector * size)
+        for side, vector in (
+            (tile.rows, _vector(product.row_vector, size)),
+            (tile.columns, _vector(product.column_vector, size)),
+        )
+    ]
+    copies = sum(elements * size / width for elements, width in fills)
     filled = size * tile.depth * (tile.rows + tile.columns)
     loaded = size * tile.depth * (tile.thread_rows + tile.thread_columns) * tile.threads
     issued = tile.threads * (links * (fragments + products) + STEP) + COPY * copies / WARP
@@ -126,16 +136,33 @@ def _step(product: Product, tile: Tile, machine: GpuMachine, blocks: int) -> flo
     tensor = tile.rows * tile.columns * tile.depth * size / 2 / machine.mma
     sharing = (loaded + filled) / SHARED_BYTES + issued / (machine.lanes / WARP)
     # What is not copied asynchronously is waited for in its own step.
-    ahead = (
-        tile.stages - 1
-        if min(_vector(product.row_vector, size), _vector(product.column_vector, size)) * size >= 4
-        else 1
-    )
+    waited = sum(elements for elements, width in fills if width < SMALLEST_COPY)
+    if waited:
+        fetching = LATENCY * max(1.0, waited / (tile.threads * WARP * AT_ONCE))
+    else:
+        fetching = LATENCY / (tile.stages - 1)
     return max(
-        LATENCY / ahead,
+        fetching,
         CHAIN + links * LINK,
         blocks * (tensor + OVERLAP * sharing),
         blocks * filled / L2_BYTES,
+    )
+
+
+def _keeps_vectors(product: Product, tile: Tile) -> bool:
+    """Whether elements that lie side by side in depth stay so in each part of a divided depth.
+
+    A part that begins within a run, of channels say, and goes on into the next has its elements at addresses with
+    remainders in them, which TVM fetches one by one.
+    """
+    if tile.parts == 1:
+        return True
+    part = product.depth // tile.parts
+    return all(
+        run >= product.depth
+        or (product.depth % (tile.parts * tile.depth) == 0 and (part % run == 0 or run % part == 0))
+        for deep, run in (product.row_vector, product.column_vector)
+        if deep and run > 1
     )
 
 

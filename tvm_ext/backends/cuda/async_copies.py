@@ -9,6 +9,7 @@ pipeline with that entry set, as far as copies are made; what is compiled later 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -19,6 +20,7 @@ from tvm.script import tirx as T
 
 _NEXT = "s_tir.MergeSharedMemoryAllocations"
 ASYNC = "software_pipeline_async_stages"
+_LOAD, _MULTIPLY = "tirx.ptx_legacy.ldmatrix", "tirx.ptx_legacy.mma"
 _COMMIT, _WAIT = "async_commit_queue_scope", "async_wait_queue_scope"
 
 
@@ -71,29 +73,102 @@ class _Before:
 
 
 def _explicit(body: Any) -> Any:
-    """Say commits and waits as instructions, and let a step wait before it copies: one barrier then serves both.
+    """Say commits and waits as instructions, and let a step wait for the next tile before its last products.
 
     before: ``barrier; copies; commit; wait(n); barrier; products``
-    after:  ``wait(n - 1); barrier; copies; commit; products``
+    after:  ``copies; commit; products; wait(n - 1); barrier; fragments of the next tile; last products``
 
-    The tile that the copies overwrite is the one of the step before, which all threads are done with at the barrier.
+    One barrier serves both, and tensor cores have work while the first fragments of a tile are loaded. The tile that
+    the copies overwrite is the one of the step before, of which all threads had loaded the last fragments at the
+    barrier in that step. Where a tile is one fragment deep, a step waits and loads first.
     """
 
     def loop(node: Any, mutator: Any) -> Any:
         if (found := _step(node.body)) is None:
             return mutator.default_mutate(node)
         copies, pending, products = found
-        body = tirx.SeqStmt([_wait(pending - 1), _barrier(), mutator.mutate(copies), *map(mutator.mutate, products)])
-        return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, node.annotations)
+        copies, products = mutator.mutate(copies), [mutator.mutate(item) for item in products]
+        ready = [_wait(pending - 1), _barrier()]
+        before: list[Any] = []
+        if (ahead := _fragments_ahead(node, products, ready, pending + 1)) is not None:
+            before, products = ahead
+            inner = [copies, *products]
+        else:
+            inner = [*ready, copies, *products]
+        made = tirx.For(
+            node.loop_var, node.min, node.extent, node.kind, _sequence(inner), node.thread_binding, node.annotations
+        )
+        return _sequence([*before, made])
 
     def attribute(node: Any, mutator: Any) -> Any:
         if _is_attribute(node, _COMMIT):
-            return tirx.SeqStmt([mutator.mutate(node.body), _commit()])
+            return _sequence([mutator.mutate(node.body), _commit()])
         if _is_attribute(node, _WAIT):
-            return tirx.SeqStmt([_wait(int(node.body.value)), mutator.mutate(node.body.body)])
+            return _sequence([_wait(int(node.body.value)), mutator.mutate(node.body.body)])
         return mutator.default_mutate(node)
 
     return tvm_ffi.structural_mutate(body, [(tirx.For, loop), (tirx.AttrStmt, attribute)])
+
+
+def _fragments_ahead(
+    step: tirx.For, products: Sequence[Any], ready: Sequence[Any], stages: int
+) -> tuple[list[Any], list[Any]] | None:
+    """Load fragments before the products of those before them; gives what goes before the loop, and its products."""
+    if len(products) != 1 or not isinstance(products[0], tirx.For):
+        return None
+    # In a shorter loop the number of a step is taken for that of its place, which the tile behind the last has not.
+    if not isinstance(step.extent, tirx.IntImm) or int(step.extent) <= stages:
+        return None
+    depth = products[0]
+    count = int(depth.extent) if isinstance(depth.extent, tirx.IntImm) else 0
+    statements = list(depth.body.seq) if isinstance(depth.body, tirx.SeqStmt) else []
+    loads = [item for item in statements if _calls(item, _LOAD)]
+    multiplies = [item for item in statements if _calls(item, _MULTIPLY)]
+    named = [item for item in statements if isinstance(item, tirx.Bind)]
+    if count < 2 or count % 2 or len(loads) + len(multiplies) + len(named) != len(statements) or not loads:
+        return None
+    # Fragments of even and of odd depth have registers of their own.
+    first: dict[Any, Any] = {load.value.args[3].args[0]: None for load in loads}
+    second = {
+        buffer: tirx.decl_buffer(buffer.shape, str(buffer.dtype), buffer.name + "_ahead", scope="local")
+        for buffer in first
+    }
+    substitution: dict[Any, Any] = {}
+
+    def at(items: Sequence[Any], tile: Any, number: int) -> list[Any]:
+        substitution.clear()
+        substitution.update({step.loop_var: tile, depth.loop_var: tirx.IntImm(str(depth.loop_var.ty.dtype), number)})
+        if number % 2:
+            substitution.update(second)
+        for item in named:
+            substitution[item.var] = mutate(item.value)
+        return [mutate(item) for item in items]
+
+    def mutate(node: Any) -> Any:
+        return tvm_ffi.structural_mutate(node, [(tvm.ir.Var, lambda variable, _: substitution.get(variable, variable))])
+
+    tile = step.loop_var
+    one = tirx.IntImm(str(tile.ty.dtype), 1)
+    before = [*(tirx.AllocBuffer(buffer) for buffer in second.values()), *ready, *at(loads, step.min, 0)]
+    inside: list[Any] = []
+    for number in range(count):
+        last = number == count - 1
+        inside += [*ready, *at(loads, tile + one, 0)] if last else at(loads, tile, number + 1)
+        inside += at(multiplies, tile, number)
+    return before, inside
+
+
+def _sequence(statements: Sequence[Any]) -> Any:
+    """Put statements one after the other; a sequence has no sequence in it."""
+    flat: list[Any] = []
+    for statement in statements:
+        flat += statement.seq if isinstance(statement, tirx.SeqStmt) else [statement]
+    return tirx.SeqStmt(flat) if len(flat) > 1 else flat[0]
+
+
+def _calls(statement: Any, name: str) -> bool:
+    called = getattr(getattr(statement, "value", None), "op", None)
+    return isinstance(statement, tirx.Evaluate) and str(getattr(called, "name", "")) == name
 
 
 def _commit() -> Any:
@@ -127,8 +202,7 @@ def _is_attribute(statement: Any, key: str) -> bool:
 
 
 def _is_barrier(statement: Any) -> bool:
-    called = getattr(getattr(statement, "value", None), "op", None)
-    return isinstance(statement, tirx.Evaluate) and str(getattr(called, "name", "")) == "tirx.tvm_storage_sync"
+    return _calls(statement, "tirx.tvm_storage_sync")
 
 
 def _without_barrier(statement: Any) -> Any:
