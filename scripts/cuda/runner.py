@@ -97,7 +97,7 @@ def run_case(case: dict[str, Any], pack: Path, binary: Path, device: Any) -> dic
         if device.measures:
             seconds = device.seconds(work, WARM_UP + REPEATS)[WARM_UP:]
             row |= {"seconds": statistics.median(seconds), "fastest": min(seconds)}
-            if case["kind"] == "model":
+            if case.get("kind") == "model":
                 row["kernels"] = _kernels([launch["kernel"] for launch in case["launches"]], launches, device)
         return row
     finally:

@@ -79,7 +79,7 @@ def test_what_the_driver_refuses(driver: Device, tmp_path: Path) -> None:
 
 def test_a_model_and_a_divided_product(tmp_path: Path, nvcc: str) -> None:
     """From the pack on the way is that of a GPU, but for the device; weights and results of the model travel."""
-    made = [cases.whole_model_case(ARCH, "tiny_mlp"), *cases.rank_cases(ARCH, ((33, 17, 256),))]
+    made = [cases.whole_model_case(ARCH, "tiny_mlp"), *cases.rank_cases(ARCH, ((33, 17, 512),))]
     rows = emulated(made, tmp_path / "pack", nvcc)
     assert not [row for row in rows if row["fault"]]
     assert max(row["launches"] for row in rows if row["kind"] == "rank") == 2  # and what lies between is allocated
