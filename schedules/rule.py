@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import IntImm, PrimFunc
 from tvm.tirx.buffer import BufferType
 
-from tvm_ext.schedules.knobs import TunableSchedule
+from tvm_ext.schedules.knobs import TunableSchedule, decided
 from tvm_ext.schedules.quick_schedule import QuickSchedule
 
 RULE_ATTRIBUTE = "tvm_ext.schedule_rule"
@@ -155,12 +155,33 @@ def tunable_schedule(func: PrimFunc, target: tvm.target.Target, rules: Sequence[
     return None
 
 
-def tunable_cost(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> Cost | None:
-    """Give the estimate of the rule that prepared a kernel; None where it has none."""
+def tunable_with(
+    func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule], picks: Sequence[int]
+) -> Schedule | None:
+    """Schedule a kernel as :func:`tunable_schedule` does, with other picks (see :func:`.knobs.pick`) than the rule's.
+
+    Returns
+    -------
+    Schedule or None
+        None where the rule that picks cannot schedule the kernel so.
+    """
     owner = func.attrs.get(PREPARED_ATTRIBUTE) if func.attrs else None
     for rule in rules:
-        if rule.name == owner and hasattr(rule, "cost"):
-            return rule.cost(func, target)
+        if owner is not None and rule.name != owner:
+            continue
+        with decided(picks) as decisions:
+            schedule = rule.apply(func, target, tunable=True)
+        if schedule is not None or decisions.used:
+            return schedule
+    return None
+
+
+def tunable_cost(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> Cost | None:
+    """Give the estimate of the rule that prepared a kernel, or else of the first that takes it; None without one."""
+    owner = func.attrs.get(PREPARED_ATTRIBUTE) if func.attrs else None
+    for rule in rules:
+        if hasattr(rule, "cost") and rule.name == (owner or rule.name) and (found := rule.cost(func, target)):
+            return found
     return None
 
 
@@ -173,6 +194,29 @@ def prepare_kernels(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
         return _map_kernels(mod, lambda func: prepare(func, target, rules))
 
     return _prepare
+
+
+def make_intrinsics(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
+    """Make the pass that changes nothing, but has rules schedule kernels as for tuning.
+
+    Tensor intrinsics are made when a rule needs them: a recorded trace that names one can be followed behind this pass.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MakeIntrinsics")
+    def _make(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=False)
+
+        def asked(func: PrimFunc) -> PrimFunc:
+            try:
+                tunable_schedule(func, target, rules)
+            except Exception:  # the rules are asked once more when the kernel is scheduled, and a fault is noted then
+                return func
+            return func
+
+        _map_kernels(mod, asked)
+        return mod
+
+    return _make
 
 
 def apply_schedule_rules(rules: Sequence[ScheduleRule], refuses: Refusal | None = None) -> tvm.transform.Pass:

@@ -18,7 +18,12 @@ from tvm.tirx import IterVar, PrimFunc
 
 
 def barriers_behind_sums(func: PrimFunc) -> PrimFunc:
-    """Put a barrier behind every reduction along ``threadIdx.y`` whose result is in shared memory."""
+    """Put a barrier behind every reduction whose result is in shared memory, where threads are along two axes."""
+    axes: list[Any] = []
+    tvm_ffi.structural_walk(func.body, [(tirx.For, axes.append)])
+    used = {str(loop.thread_binding.thread_tag) for loop in axes if loop.thread_binding is not None}
+    if not {"threadIdx.x", "threadIdx.y"} <= used:
+        return func
 
     def sequence(node: Any, mutator: Any) -> Any:
         items: list[Any] = []
@@ -33,16 +38,16 @@ def barriers_behind_sums(func: PrimFunc) -> PrimFunc:
 
 
 def _shares_a_sum(statement: Any) -> bool:
-    """Whether a statement is one block that threads reduce to shared memory."""
+    """Whether a statement is one block that threads reduce to shared memory, along x or y."""
     blocks: list[Any] = []
     loops: list[Any] = []
     tvm_ffi.structural_walk(statement, [(s_tir.SBlock, blocks.append), (tirx.For, loops.append)])
-    if len(blocks) != 1 or not any(_is_along_y(loop) for loop in loops):
+    if len(blocks) != 1 or not any(_is_of_threads(loop) for loop in loops):
         return False
     (block,) = blocks
     reduces = any(int(axis.iter_type) == IterVar.CommReduce for axis in block.iter_vars)
     return reduces and all(str(region.source.scope()) == "shared" for region in block.writes)
 
 
-def _is_along_y(loop: Any) -> bool:
-    return loop.thread_binding is not None and str(loop.thread_binding.thread_tag) == "threadIdx.y"
+def _is_of_threads(loop: Any) -> bool:
+    return loop.thread_binding is not None and str(loop.thread_binding.thread_tag).startswith("threadIdx.")

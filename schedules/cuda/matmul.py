@@ -11,9 +11,10 @@ from tvm_ext.schedules.cuda.blocks import extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_behind, inline_into
-from tvm_ext.schedules.cuda.product_tile import Tile, arithmetic_tile
+from tvm_ext.schedules.cuda.product_tile import Tile, arithmetic_seconds, arithmetic_tile
+from tvm_ext.schedules.cuda.tile_knobs import ARITHMETIC, sampled_tile, tile_cost
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.rule import Cost, new_schedule
 
 SMALLEST_SIDE = 2
 """Rows and columns from which on what is loaded is used more than once."""
@@ -36,11 +37,20 @@ class Matmul:
         if product is None or min(product.rows, product.columns) < SMALLEST_SIDE:
             return None
         machine = machine_of(target)
-        tile = arithmetic_tile(product, machine)
         try:
+            tile = sampled_tile(schedule, product, arithmetic_tile(product, machine), ARITHMETIC)
             return schedule_product(schedule, product, tile, machine)
         except ScheduleError:
             return None
+
+    def cost(self, func: PrimFunc, target: tvm.target.Target) -> Cost | None:
+        """Give the cost model's seconds of tiles."""
+        product = find_product(new_schedule(func))
+        if product is None or min(product.rows, product.columns) < SMALLEST_SIDE:
+            return None
+        machine = machine_of(target)
+        tile = arithmetic_tile(product, machine)
+        return tile_cost(product, ARITHMETIC, tile, arithmetic_seconds, machine)
 
 
 def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: GpuMachine) -> Schedule:

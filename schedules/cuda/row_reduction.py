@@ -13,9 +13,9 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
-from tvm_ext.schedules.cuda.barriers import barriers_behind_sums
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, touched
-from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine, machine_of
+from tvm_ext.schedules.cuda.finish import finish_schedule
+from tvm_ext.schedules.cuda.machine import MOST_THREADS, STATIC_SHARED, WARP, GpuMachine, machine_of
 from tvm_ext.schedules.kernel.access import axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
@@ -27,6 +27,7 @@ from tvm_ext.schedules.kernel.rows import (
     row_buffers_of,
     row_loops,
 )
+from tvm_ext.schedules.knobs import pick
 from tvm_ext.schedules.rule import new_schedule
 
 ELEMENTS = 8
@@ -37,6 +38,10 @@ MOST_SHARED = STATIC_SHARED - (4 << 10)
 
 MOST_SERIAL = 16
 """Elements up to which a thread for each row is better than a warp, as in pooling, where there are rows enough."""
+
+
+THREADS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""What a tuner may choose for the threads of a row, or the rows of a block."""
 
 
 class RowReduction:
@@ -56,7 +61,7 @@ class RowReduction:
             _schedule(schedule, machine_of(target))
         except (ScheduleError, NotRows):
             return None
-        return new_schedule(barriers_behind_sums(schedule.mod["main"]))
+        return finish_schedule(schedule, {"tvm_ext.barriers_behind_sums": 1})
 
 
 def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
@@ -124,6 +129,10 @@ def _along_rows(
     together = gcd(count, 8 if threads == WARP else 1)
     while together > 1 and count // together < 2 * machine.multiprocessors:
         together //= 2
+    threads = pick(schedule, [size for size in THREADS if WARP <= size <= 2 * max(length, WARP)], threads)
+    together = pick(schedule, [size for size in (1, 2, 4, 8) if count % size == 0], together)
+    if threads * together > MOST_THREADS:
+        raise NotRows
     block, inner = schedule.split(row, [None, together])
     schedule.bind(block, "blockIdx.x")
     if together > 1:
@@ -142,6 +151,10 @@ def _across_rows(
 ) -> None:
     """Give neighbouring rows to neighbouring threads, and each row to as many as keep the machine busy."""
     columns, sharing = _shape(count, length, machine)
+    columns = pick(schedule, [size for size in THREADS if count % size == 0 and size <= 256], columns)
+    sharing = pick(schedule, [size for size in (1, 2, 4, 8, 16, 32) if size <= max(1, length)], sharing)
+    if columns * sharing > MOST_THREADS:
+        raise NotRows
     # A row shared by one thread keeps its sums in registers.
     if sharing == 1:
         for item in blocks[:-1]:

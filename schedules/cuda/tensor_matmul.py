@@ -17,6 +17,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, power_of_two
+from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.fragments import (
     SIDE,
     clear_fragment,
@@ -28,15 +29,13 @@ from tvm_ext.schedules.cuda.fragments import (
     result_type,
     rows_fragment,
 )
-from tvm_ext.schedules.cuda.launch_bounds import with_resident_blocks
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
 from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile
-from tvm_ext.schedules.cuda.registers import registers_of_lanes
-from tvm_ext.schedules.cuda.rounding import rounded_to_tf32
-from tvm_ext.schedules.cuda.tensor_tile import tensor_tile, tensor_use
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile, tensor_use
+from tvm_ext.schedules.cuda.tile_knobs import TENSOR, TENSOR_IN_TURNS, sampled_tile, tile_cost
+from tvm_ext.schedules.rule import Cost, new_schedule
 
 HALVES, BYTES, SINGLES = ("float16", "bfloat16"), ("int8", "uint8"), ("float32",)
 """Element types of operands. The two of a product are the same, or any of 8 bits."""
@@ -63,26 +62,47 @@ class TensorMatmul:
         """Schedule ``func`` when it is one such product with data-parallel neighbours and one result."""
         schedule = new_schedule(func, tunable)
         machine = machine_of(target)
-        product = find_product(schedule) if machine.has_async_copy else None
-        if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or product.depth < SIDE:
+        product = self._product(schedule, machine)
+        if product is None:
             return None
-        body = schedule.get(product.block)
-        dtypes = [str(region.source.dtype) for region in body.reads]
-        total = str(body.writes[0].source.dtype)
-        if not self._multiplies(dtypes) or total != result_type(dtypes[0]):
-            return None
-        tile = tensor_tile(product, machine, asynchronous=dtypes[0] not in SINGLES)
+        dtypes = _operand_types(schedule, product)
+        asynchronous = dtypes[0] not in SINGLES
+        tile = tensor_tile(product, machine, asynchronous)
         try:
+            tile = sampled_tile(schedule, product, tile, TENSOR if asynchronous else TENSOR_IN_TURNS)
             schedule_tensor_product(schedule, product, tile, machine, dtypes)
         except ScheduleError:
             return None
         blocks = tensor_use(product, tile).resident(machine)
-        made = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), max(1, blocks))
-        return new_schedule(rounded_to_tf32(made) if dtypes[0] in SINGLES else made)
+        steps = {"tvm_ext.registers_of_lanes": 1, "tvm_ext.resident_blocks": max(1, blocks)}
+        return finish_schedule(schedule, steps if asynchronous else steps | {"tvm_ext.rounded_to_tf32": 1})
+
+    def cost(self, func: PrimFunc, target: tvm.target.Target) -> Cost | None:
+        """Give the cost model's seconds of tiles."""
+        schedule, machine = new_schedule(func), machine_of(target)
+        product = self._product(schedule, machine)
+        if product is None:
+            return None
+        asynchronous = _operand_types(schedule, product)[0] not in SINGLES
+        tile = tensor_tile(product, machine, asynchronous)
+        return tile_cost(product, TENSOR if asynchronous else TENSOR_IN_TURNS, tile, tensor_seconds, machine)
+
+    def _product(self, schedule: Schedule, machine: GpuMachine) -> Product | None:
+        """Find the product of a kernel, if tensor cores multiply it and it is large enough."""
+        product = find_product(schedule) if machine.has_async_copy else None
+        if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or product.depth < SIDE:
+            return None
+        dtypes = _operand_types(schedule, product)
+        total = str(schedule.get(product.block).writes[0].source.dtype)
+        return product if self._multiplies(dtypes) and total == result_type(dtypes[0]) else None
 
     def _multiplies(self, dtypes: Sequence[str]) -> bool:
         same = dtypes[0] == dtypes[1] or set(dtypes) <= set(BYTES)
         return same and any(dtypes[0] in kind for kind in self._kinds)
+
+
+def _operand_types(schedule: Schedule, product: Product) -> list[str]:
+    return [str(region.source.dtype) for region in schedule.get(product.block).reads]
 
 
 def schedule_tensor_product(

@@ -17,6 +17,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm_ext.schedules.kernel.access import axes_of
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import data_parallel_blocks, has_condition
+from tvm_ext.schedules.knobs import choose
 from tvm_ext.schedules.rule import new_schedule
 
 SIDE = 32
@@ -92,10 +93,11 @@ def _schedule(schedule: Schedule, block: SBlockRV, number: int, axis: int) -> No
     if not all(isinstance(size, IntImm) for size in filled) or prod(map(int, filled)) != tile:
         # Behind a reshape the elements of a tile are not known to be a tile of the tensor.
         raise ScheduleError("what a tile reads is no tile")
+    threads = choose(schedule, (64, 128, THREADS, 512, 1024), THREADS)
     # The tile is filled in the order of the tensor, whose last axis with more than one element is the columns.
     for item, inner in ((shared, list(schedule.get_loops(shared))[1:]), (block, [column1, row1])):
         fused = schedule.fuse(*inner)
-        _, thread = schedule.split(fused, [None, THREADS])
+        _, thread = schedule.split(fused, [None, threads])
         schedule.bind(thread, "threadIdx.x")
         if item is shared:
             schedule.storage_align(shared, 0, axis=-2, factor=2, offset=1)

@@ -20,10 +20,15 @@ from tvm_ext.schedules.cuda.product import inline_behind
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import expensive_operations, is_simple
+from tvm_ext.schedules.knobs import choose
 from tvm_ext.schedules.rule import new_schedule
 
 LARGEST_UNROLLED = 64
 """Elements of a window up to which its loops are unrolled: addresses become offsets that the compiler knows."""
+
+
+THREADS = (32, 64, 128, 256, 512)
+"""Threads of a block, of which a tuner may choose."""
 
 
 class Window:
@@ -94,7 +99,7 @@ def _bind(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> LoopRV:
     threads = 256
     while threads > 32 and total < threads * machine.multiprocessors * 2:
         threads //= 2
-    grid, thread = schedule.split(fused, [None, threads])
+    grid, thread = schedule.split(fused, [None, choose(schedule, THREADS, threads)])
     schedule.bind(grid, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
     return thread

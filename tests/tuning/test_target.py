@@ -5,7 +5,7 @@ import tvm
 
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import TargetError
-from tvm_ext.tuning.target import check_runs_here
+from tvm_ext.backends.cpu.here import check_runs_here
 
 
 def test_a_cpu_that_cannot_run_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,4 +15,4 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     with target:
         for kernel_pass in backend_of(target).kernel_passes():
             mod = kernel_pass(mod)
-    return tvm.driver.build(mod, target=target)
+        return tvm.driver.build(mod, target=target)

@@ -79,12 +79,16 @@ class Measurer:
     timing : Timing, optional
     build_timeout, run_timeout : float
         Seconds after which a candidate is given up.
-    memory_bytes : int
-        What compiling or running a candidate may allocate.
+    memory_bytes : int, optional
+        What compiling or running a candidate may allocate; None where there is no limit, as for CUDA, whose runtime
+        reserves more addresses than any limit would allow.
     overlap : bool, optional
         Whether the next batch is compiled while one is timed, for kernels on one thread; by default with four cores or
         more. With fewer, those left compile no faster than all do in turns.
     """
+
+    is_here = True
+    """Whether it times on this machine."""
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class Measurer:
         timing: Timing | None = None,
         build_timeout: float = 30.0,
         run_timeout: float = 10.0,
-        memory_bytes: int = 4 << 30,
+        memory_bytes: int | None = 4 << 30,
         overlap: bool | None = None,
     ) -> None:
         self.timing = timing or Timing()
@@ -112,6 +116,15 @@ class Measurer:
         self.counts = Counts()
         self.broken: TvmExtError | None = None
         """Why nothing can be measured any more: TVM's callbacks let no error class through."""
+
+    @classmethod
+    def for_target(cls, target: tvm.target.Target, threads: int | None = None, workers: int | None = None) -> Self:
+        """Make one for this machine and a target of it.
+
+        What a worker of a GPU may allocate is not limited: CUDA's runtime reserves more addresses than there is memory.
+        """
+        on_cpu = device_of(target) == "cpu"
+        return cls(workers=workers, threads=threads, memory_bytes=4 << 30 if on_cpu else None)
 
     def close(self) -> None:
         """End all workers; what was not timed yet never is."""
@@ -219,6 +232,8 @@ class Measurer:
         except Fault as fault:
             row.error = f"running {fault}"
             self.counts.failed += 1
+            if device_type != "cpu":  # a kernel that fails leaves a device's context of no use to those after it
+                worker.kill()
         finally:
             self.counts.run_seconds += time.perf_counter() - start
 
@@ -319,10 +334,14 @@ def measure(
     rows = [measurer.candidate(mod, target) for mod in kernels]
     measurer.build(rows)
     for done, (row, mod) in enumerate(zip(rows, kernels, strict=True)):
-        device_type = str(tvm.runtime.Device(target.get_target_device_type(), 0)).partition(":")[0]
-        measurer.run(row, device_type, arguments_of(mod))
+        measurer.run(row, device_of(target), arguments_of(mod))
         progress(done + 1)
     return rows
+
+
+def device_of(target: tvm.target.Target) -> str:
+    """Name the kind of device that a target's kernels run on."""
+    return str(tvm.runtime.Device(target.get_target_device_type(), 0)).partition(":")[0]
 
 
 def arguments_of(mod: tvm.IRModule) -> Arguments:

@@ -29,8 +29,8 @@ class WorkerServer:
 
     Parameters
     ----------
-    memory_bytes : int
-        What a worker may allocate; a candidate that wants more fails.
+    memory_bytes : int, optional
+        What a worker may allocate; a candidate that wants more fails. None for no limit.
     environment : dict, optional
         Variables for the workers, such as ``TVM_NUM_THREADS``.
 
@@ -40,7 +40,7 @@ class WorkerServer:
         If it cannot be started.
     """
 
-    def __init__(self, memory_bytes: int = 4 << 30, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, memory_bytes: int | None = 4 << 30, environment: dict[str, str] | None = None) -> None:
         self.memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair()
@@ -64,7 +64,7 @@ class WorkerServer:
                 self._connection.settimeout(START_SECONDS)
                 if not self._ready:
                     self._ready = self._connection.recv(1) == b"r"
-                socket.send_fds(self._connection, [struct.pack("q", self.memory_bytes)], [theirs.fileno()])
+                socket.send_fds(self._connection, [struct.pack("q", self.memory_bytes or 0)], [theirs.fileno()])
                 answer = self._connection.recv(8)
             except OSError:
                 answer = b""

@@ -57,6 +57,8 @@ class RemoteMeasurer(Measurer):
         If there is no tracker, or it has no server with this key.
     """
 
+    is_here = False
+
     def __init__(
         self,
         tracker: Address,

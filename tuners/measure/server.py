@@ -58,9 +58,10 @@ def _become_worker(server: int, memory_bytes: int) -> None:
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(quiet, stream)
-    with open("/proc/self/statm") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + memory_bytes, held + memory_bytes))
+    if memory_bytes:
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + memory_bytes, held + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

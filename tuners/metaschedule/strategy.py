@@ -18,9 +18,9 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TuningError
-from tvm_ext.schedules.rule import Cost, tunable_cost
+from tvm_ext.schedules.rule import Cost, tunable_cost, tunable_with
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
-from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
+from tvm_ext.tuners.metaschedule.trace_space import Remake, TraceSpace
 from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.shared_model import Peers
@@ -124,10 +124,10 @@ class TunerStrategy(PySearchStrategy):
         self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
         self._rng = np.random.default_rng(self.seed)
         self._given: list[int] = []
-        cost = self._cost()
+        cost, remake = self._cost(), self._remake()
         for number, schedule in enumerate(design_spaces):
             try:
-                space = TraceSpace.of(schedule, self.mod, cost)
+                space = TraceSpace.of(schedule, self.mod, cost, remake)
             except TuningError:
                 continue
             # Not the built-in hash of a string, which differs from process to process.
@@ -153,6 +153,12 @@ class TunerStrategy(PySearchStrategy):
         if self.mod is None or target is None:
             return None
         return tunable_cost(self.mod["main"], target, backend_of(target).rules)
+
+    def _remake(self) -> Remake | None:
+        target = None if self.context is None else self.context.target
+        if self.mod is None or target is None:
+            return None
+        return partial(tunable_with, self.mod["main"], target, backend_of(target).rules)
 
     def _oracle(self, space: TraceSpace) -> Oracle | None:
         """Ask the target's row what it says of scheduled kernels; None where it runs all, or the recipe does not ask.

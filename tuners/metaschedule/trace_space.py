@@ -20,6 +20,9 @@ from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
 # it that it has, so that equal schedules may come of different choices.
 COMPUTE_LOCATIONS = (-2, -1, *range(12))
 
+Remake = Callable[[Sequence[int]], Schedule | None]
+"""Makes the schedule of a kernel with other picks (see :func:`tvm_ext.schedules.knobs.pick`)."""
+
 
 @dataclass(frozen=True)
 class TraceSpace:
@@ -34,21 +37,28 @@ class TraceSpace:
         Those that sample, one a knob.
     space : ConfigSpace
         Its default is what the trace decided.
+    remake : callable, optional
+        Of a trace that begins with picks, which are its only knobs then: what follows depends on them.
     """
 
     mod: tvm.IRModule
     trace: Trace
     instructions: tuple[Instruction, ...]
     space: ConfigSpace
+    remake: Remake | None = None
 
     @classmethod
-    def of(cls, schedule: Schedule, mod: tvm.IRModule, cost: Cost | None = None) -> TraceSpace:
+    def of(
+        cls, schedule: Schedule, mod: tvm.IRModule, cost: Cost | None = None, remake: Remake | None = None
+    ) -> TraceSpace:
         """Read the space off a schedule of ``mod``.
 
         Parameters
         ----------
         cost : Cost, optional
             What the rule estimates; left out where the first knobs are not all factors.
+        remake : callable, optional
+            Makes schedules of other picks; without it picks are no knobs.
 
         Raises
         ------
@@ -57,21 +67,27 @@ class TraceSpace:
         """
         trace = schedule.trace
         sampling = tuple(inst for inst in trace.insts if inst in trace.decisions)
+        picks = _picks(trace, sampling)
+        if picks:
+            sampling = picks if remake is not None else tuple(inst for inst in sampling if inst not in picks)
         knobs, default = [], []
         for number, inst in enumerate(sampling):
-            choices = _choices(inst, trace.decisions[inst])
-            decision = _plain(trace.decisions[inst])
+            choices = _numbers(inst) if inst in picks else _choices(inst, trace.decisions[inst])
+            decision = choices[int(trace.decisions[inst])] if inst in picks else _plain(trace.decisions[inst])
             if decision not in choices:
                 choices = (*choices, decision)
             knobs.append(Knob(f"{number}.{inst.kind.name}", choices))
             default.append(choices.index(decision))
         if not knobs:
             raise TuningError("the schedule samples nothing: its trace has no decisions that could be tuned")
-        return cls(mod, trace, sampling, ConfigSpace(knobs, default, _costs(knobs, cost)))
+        space = ConfigSpace(knobs, default, _costs(knobs, cost))
+        return cls(mod, trace, sampling, space, remake if picks else None)
 
     def schedule(self, vector: Sequence[int]) -> Schedule | None:
         """Make the schedule of a configuration; None when the trace cannot be followed with it."""
         choices = [knob.choices[choice] for knob, choice in zip(self.space.knobs, vector, strict=True)]
+        if self.remake is not None:
+            return self._remade([number for (number,) in choices])
         decisions = {
             inst: list(choice) if isinstance(choice, tuple) else choice
             for inst, choice in zip(self.instructions, choices, strict=True)
@@ -83,9 +99,24 @@ class TraceSpace:
             return None
         return schedule
 
+    def _remade(self, numbers: Sequence[int]) -> Schedule | None:
+        assert self.remake is not None
+        try:
+            made = self.remake(numbers)
+            if made is None:
+                return None
+            # As a schedule of another class records its steps, so that what comes of a trace and of a rule is equal.
+            schedule = Schedule(self.mod, debug_mask="none", error_render_level="none")
+            made.trace.apply_to_schedule(schedule, remove_postproc=True)
+        except Exception:  # whatever a primitive refuses
+            return None
+        return schedule
+
     def vector(self, trace: Trace) -> Vector | None:
         """Give the configuration of a recorded trace; None when it is one of another space."""
         found = [inst for inst in trace.insts if inst in trace.decisions]
+        if self.remake is not None:
+            return self._picked(trace, found[: len(self.instructions)])
         if [inst.kind.name for inst in found] != [inst.kind.name for inst in self.instructions]:
             return None
         if not _same_steps(trace, self.trace):
@@ -97,6 +128,36 @@ class TraceSpace:
                 return None
             vector.append(knob.choices.index(decision))
         return tuple(vector)
+
+
+    def _picked(self, trace: Trace, found: Sequence[Instruction]) -> Vector | None:
+        """Read the configuration off the picks of a recorded trace."""
+        if tuple(found) != _picks(trace, found) or len(found) != len(self.instructions):
+            return None
+        vector = []
+        for knob, inst in zip(self.space.knobs, found, strict=True):
+            if _numbers(inst) != knob.choices:
+                return None
+            vector.append(int(trace.decisions[inst]))
+        return tuple(vector)
+
+
+def _picks(trace: Trace, sampling: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """Find the instructions whose number no other instruction looks at: the rule did, when it made the trace."""
+    categorical = [inst for inst in sampling if inst.kind.name == "SampleCategorical"]
+    if not categorical:
+        return ()
+    used = [variable for inst in trace.insts for operand in inst.inputs for variable in _variables(operand)]
+    return tuple(inst for inst in categorical if not any(inst.outputs[0].same_as(variable) for variable in used))
+
+
+def _variables(operand: Any) -> list[Any]:
+    """List the random variables of an operand of an instruction, which may be a number computed of some."""
+    return list(tvm.tirx.analysis.undefined_vars(operand)) if isinstance(operand, tvm.ir.Expr) else [operand]
+
+
+def _numbers(inst: Instruction) -> tuple[tuple[int], ...]:
+    return tuple((int(number),) for number in inst.attrs[0])
 
 
 def _costs(knobs: Sequence[Knob], cost: Cost | None) -> Callable[[np.ndarray], np.ndarray] | None:

@@ -179,6 +179,9 @@ class Backend:
         The command that says where the time goes, for kernels that are not timed on this machine.
     calibrated : bool
         Whether layers are moved to integers, whose ranges calibration data tells.
+    check_here : callable, optional
+        Refuses a target, with a ``TargetError``, whose kernels this machine cannot run and time; None for those that
+        are not timed at all.
     runs_here : bool
         Whether this machine can run what is compiled for such a target, given that it is the one the target names.
     shares_storage : bool
@@ -210,6 +213,7 @@ class Backend:
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     profile_with: str = ""
     calibrated: bool = False
+    check_here: Callable[[tvm.target.Target], None] | None = None
     runs_here: bool = False
     shares_storage: bool = False
     independent_kernels: bool = False

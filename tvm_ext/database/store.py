@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm.ir.utils import derived_object
+from tvm.s_tir.schedule import Trace
+from tvm.tirx import FloatImm, IntImm
 from tvm.s_tir.meta_schedule.database import PyDatabase, TuningRecord, Workload
 
 from tvm_ext.database.files import RECORDS, WORKLOADS, append, lines_of, locked
@@ -28,9 +30,21 @@ def spelt(value: object) -> str:
 def _plain(value: object) -> object:
     if isinstance(value, bool):
         return int(value)
+    if isinstance(value, IntImm | FloatImm):
+        return value.value
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def record_json(record: TuningRecord) -> list[Any]:
+    """Give a record as its line has it; TVM's own way has no spelling for the index maps of a trace."""
+    try:
+        found: list[Any] = record.as_json()
+    except TypeError:
+        bare = TuningRecord(Trace([], {}), record.workload, record.run_secs, record.target, record.args_info)
+        found = [record.trace.as_json(), *bare.as_json()[1:]]
+    return found
 
 
 def is_valid(seconds: Sequence[float]) -> bool:
@@ -218,7 +232,7 @@ class SharedDatabase(PyDatabase):
         OutputError
             If it cannot be written.
         """
-        workload, value = self._remember(record.workload), record.as_json()
+        workload, value = self._remember(record.workload), record_json(record)
         if self.writes:
             try:
                 with locked(self.folder):

@@ -33,12 +33,16 @@ class Confirmation:
     spaces : sequence of TraceSpace
         Of the kernels.
     database : ms.Database
+    device_type : str
+        Of the device that they run on.
     folder : Path
         Of the database: it holds which records were compared already, in this run or in one that was killed.
     """
 
-    def __init__(self, spaces: Sequence[TraceSpace], database: ms.Database, folder: Path) -> None:
-        self._spaces, self._folder = spaces, folder
+    def __init__(
+        self, spaces: Sequence[TraceSpace], database: ms.Database, folder: Path, device_type: str = "cpu"
+    ) -> None:
+        self._spaces, self._folder, self._device_type = spaces, folder, device_type
         self._records = [_records(space, database) for space in spaces]
         self._times = [
             {vector: [float(value) for value in record.run_secs] for vector, record in of_kernel.items()}
@@ -69,7 +73,7 @@ class Confirmation:
         def group(space: TraceSpace, vectors: Sequence[Vector]) -> tuple[list[Candidate], str, Arguments]:
             schedules = [space.schedule(vector) for vector in vectors]
             rows = [measurer.candidate(schedule.mod, target) for schedule in schedules if schedule is not None]
-            return (rows if len(rows) == len(vectors) else []), "cpu", arguments_of(space.mod)
+            return (rows if len(rows) == len(vectors) else []), self._device_type, arguments_of(space.mod)
 
         def compare(wanted: Sequence[Sequence[Vector]]) -> list[list[list[float]] | None]:
             found = measurer.compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
@@ -13,13 +14,12 @@ from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TargetError, TuningError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
-from tvm_ext.schedules.rule import prepare_kernels, tunable_cost, tunable_schedule
+from tvm_ext.schedules.rule import prepare_kernels, tunable_cost, tunable_schedule, tunable_with
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.tuners.metaschedule.strategy import median_seconds
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.tuner import Measurement
-from tvm_ext.tuning.target import check_runs_here
 
 DEFAULT_OPTIONS = PipelineOptions()
 
@@ -57,15 +57,16 @@ def kernels_to_tune(
     Raises
     ------
     TargetError
-        If the target is not a CPU, or not one of this machine's kind where they are.
+        If the target is neither a CPU nor a GPU of CUDA, or not one of this machine's where they are.
     """
     backend = backend_of(target)
-    if not (backend.rules and backend.runs_here):
+    if not backend.rules or backend.check_here is None:
         raise TargetError(
-            f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs; use a target of kind llvm"
+            f"target {target.kind.name}: the schedule rules that can be tuned are for CPUs and CUDA; use a target of "
+            "kind llvm or cuda"
         )
     if here:
-        check_runs_here(target)
+        backend.check_here(target)
     with target, tvm.transform.PassContext():
         for phase, phase_pass in phase_passes(target, options):
             if phase.name == "schedule":
@@ -116,7 +117,8 @@ def _space(mod: tvm.IRModule, target: tvm.target.Target) -> TraceSpace | None:
         rules = backend_of(target).rules
         schedule = tunable_schedule(mod["main"], target, rules)
         cost = tunable_cost(mod["main"], target, rules)
-        return None if schedule is None else TraceSpace.of(schedule, mod, cost)
+        remake = partial(tunable_with, mod["main"], target, rules)
+        return None if schedule is None else TraceSpace.of(schedule, mod, cost, remake)
     except TuningError:
         return None  # nothing to choose
     except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too

@@ -18,15 +18,14 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.database.folders import best_seconds, open_database, open_earlier, record_count
 from tvm_ext.database.store import SharedDatabase
 from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.options import PipelineOptions
-from tvm_ext.schedules import cpu
 from tvm_ext.schedules.rule import tunable_schedule
 from tvm_ext.system.compile_lock import one_compilation
-from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
-from tvm_ext.tuners.measure.remote import RemoteMeasurer
+from tvm_ext.tuners.measure.measurer import Measurer, arguments_of, device_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
@@ -66,7 +65,7 @@ class TimedSearch(Search):
         store_features: bool = False,
     ) -> None:
         self._target, self._measurer, self._store_features = target, measurer, store_features
-        self._here = not isinstance(measurer, RemoteMeasurer)
+        self._here = measurer is None or measurer.is_here
         self._tasks = kernels_to_tune(mod, target, here=self._here, options=options)
         if not self._tasks:
             raise TuningError(
@@ -95,11 +94,12 @@ class TimedSearch(Search):
         return trials > self._known or (self._here and self._confirmation().is_due)
 
     def _confirmation(self) -> Confirmation:
-        return Confirmation([task.space for task in self._tasks], self._database, self._folder)
+        spaces = [task.space for task in self._tasks]
+        return Confirmation(spaces, self._database, self._folder, device_of(self._target))
 
     def run(self, request: Request, course: Course) -> None:
         """Search, then time the fastest once more."""
-        measurer = self._measurer or Measurer()
+        measurer = self._measurer or Measurer.for_target(self._target)
         outcome = course.outcome
         try:
             seconds = {}
@@ -114,7 +114,7 @@ class TimedSearch(Search):
             if self._here:
                 self._confirm(measurer)
                 course.note_latency()
-            measurer.check_noise([("cpu", arguments_of(task.mod)) for task in self._tasks])
+            measurer.check_noise([(device_of(self._target), arguments_of(task.mod)) for task in self._tasks])
             confirmed = time.perf_counter() - confirming
             counts = measurer.counts
             outcome.noise = list(counts.noise)
@@ -154,7 +154,7 @@ class TimedSearch(Search):
 
         def design_space(schedule: Schedule) -> Schedule:
             with one_compilation():
-                return tunable_schedule(schedule.mod["main"], self._target, cpu.RULES)
+                return tunable_schedule(schedule.mod["main"], self._target, backend_of(self._target).rules)
 
         nothing: dict[str, Any] = {"sch_rules": [], "postprocs": [], "mutator_probs": {}}
         with one_compilation(), only_tensor_intrinsics():

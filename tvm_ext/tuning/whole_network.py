@@ -34,7 +34,7 @@ from tvm_ext.layout.relax.offers import offers_of
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.system.compile_lock import one_at_a_time
-from tvm_ext.tuning.target import check_runs_here
+from tvm_ext.backends.cpu.here import check_runs_here
 
 TRIED = "choices_tried.jsonl"
 """File in the folder: the networks that were measured, so that a search that was stopped goes on."""

@@ -12,6 +12,7 @@ from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cpu.embedded import ordinary_cost
+from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.precision import check_precision, rounding
 from tvm_ext.backends.cpu.target import check_llvm
@@ -187,6 +188,7 @@ CPU = Backend(
     check_options=check_precision,
     rounding=rounding,
     instructions=instructions,
+    check_here=check_runs_here,
     runs_here=True,
     shares_storage=True,
     independent_kernels=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm.s_tir import dlight
 
@@ -11,6 +13,7 @@ from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cuda.async_copies import asynchronous_copies
 from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.channels_last import channels_last
+from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
@@ -27,9 +30,10 @@ from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cuda import RULES, TF32_RULES
+from tvm_ext.schedules.cuda.finish import finish_kernels
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16, MMA_M16N8K32
-from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
+from tvm_ext.schedules.rule import ScheduleRule, apply_schedule_rules, make_intrinsics, prepare_kernels
 
 FUSION = FusionOptions(max_operators=32, max_operands=12, max_results=4)
 """Limits of a block on a GPU: each tensor takes an address (two registers) and a vector under way (four), each result
@@ -68,7 +72,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     rules = TF32_RULES if options.precision == "tf32" else backend.rules
     return [
         prepare_kernels(rules),
-        *(within_limits(tuned) for tuned in common.schedule(backend, target, options)),
+        *_tuned(rules, common.schedule(backend, target, options)),
         apply_schedule_rules(rules, over_a_limit),
         within_limits(default_schedules()),
         # What a rule of TVM's made too large gets the plainest schedule there is.
@@ -77,6 +81,13 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         check_kernels(),
         asynchronous_copies(),
     ]
+
+
+def _tuned(rules: Sequence[ScheduleRule], passes: Passes) -> Passes:
+    """Take the schedules of a database, whose traces name tensor intrinsics that rules make when they need them."""
+    if not passes:
+        return []
+    return [make_intrinsics(rules), *(within_limits(tuned) for tuned in passes), finish_kernels()]
 
 
 def _finalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -116,6 +127,8 @@ CUDA = Backend(
     complete=complete_cuda,
     rules=RULES,
     machine=machine_of,
+    kernel_passes=lambda: (finish_kernels(), narrow_vectors()),
+    check_here=check_gpu,
     check_options=check_precision,
     instructions=_offers,
     refuses=lambda target: kernel_fault,

@@ -8,6 +8,7 @@ no ``nvcc``, NVRTC of the wheel ``nvidia-cuda-nvrtc``, with ``ptxas`` beside it.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -143,3 +144,27 @@ def _nvrtc(toolkit: Toolkit, source: str, compute: str) -> str:
         return text("PTX")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def can_compile() -> str:
+    """Say what TVM lacks to compile kernels with; ``""`` if nothing.
+
+    TVM asks NVRTC through the package ``cuda-bindings``, or nvcc where the variable ``TVM_CUDA_COMPILE_MODE`` says so.
+    Where that is not set, and only nvcc is here, it is set.
+    """
+    mode = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
+    nvcc = shutil.which("nvcc") is not None
+    if not mode and nvcc and not _has_bindings():
+        mode = os.environ["TVM_CUDA_COMPILE_MODE"] = "nvcc"
+    if mode == "nvcc":
+        return "" if nvcc else "TVM_CUDA_COMPILE_MODE says nvcc, which is not in PATH; install the CUDA toolkit"
+    if _has_bindings():
+        return ""
+    return "TVM compiles kernels with NVRTC, whose package is missing: pip install cuda-python, or install nvcc"
+
+
+def _has_bindings() -> bool:
+    try:
+        return importlib.util.find_spec("cuda.bindings.nvrtc") is not None
+    except ImportError:  # not even the package it is in
+        return False

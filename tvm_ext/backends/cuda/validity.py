@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 from tvm_ext.backends.cuda.emulator.lowering import lower
 from tvm_ext.backends.cuda.kernel_limits import over_a_limit
 from tvm_ext.errors import first_line
+from tvm_ext.schedules.cuda.finish import finished
 from tvm_ext.schedules.cuda.machine import MOST_THREADS, machine_of
 
 MOST_VIRTUAL_THREADS = 8
@@ -30,6 +31,7 @@ Oracle = Callable[[np.ndarray], np.ndarray]
 def kernel_fault(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     """Say why a scheduled kernel does not run on the GPU of a target; ``""`` if nothing is known against it."""
     try:
+        func = finished(func)
         if reason := over_a_limit(func, target):
             return reason
         kernels = lower(func.with_attr("global_symbol", "main"), target).kernels
