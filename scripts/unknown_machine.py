@@ -13,11 +13,11 @@ from typing import Any
 import tvm
 
 from tests.zoo import ZOO
+from tvm_ext.backends.cpu.here import INSTRUCTION_SETS
 from tvm_ext.bench import compare
 from tvm_ext.bench.contender import Contender
 from tvm_ext.relax_utils import plain
 from tvm_ext.target import resolve_target
-from tvm_ext.backends.cpu.here import INSTRUCTION_SETS
 
 MODELS = ("resnet18", "mobilenet_v2", "efficientnet_b0", "squeezenet", "ppocr_det", "tinybert", "minilm", "distilbert")
 BASE = {"x86_64": "x86-64", "aarch64": "generic"}

@@ -150,8 +150,9 @@ class GuidedRecipe(Recipe):
         What was trained; that of the package if left out.
     begins, chooses, rejects : bool
         Whether the prior, the acquisition function and the validity ensemble are used.
-    plain, plain_asking : str
-        Recipe to use when there is nothing to follow, and with a validity oracle.
+    plain, plain_asking, plain_costing : str
+        Recipe to use when there is nothing to follow, with a validity oracle, and where the schedule rule tells what it
+        expects of configurations, of the data sheet of the machine: that is the prior then.
     """
 
     artefact: Artefact | None = None
@@ -160,6 +161,7 @@ class GuidedRecipe(Recipe):
     rejects: bool = True
     plain: str = "evolution_shared"
     plain_asking: str = "validity"
+    plain_costing: str = "evolution_pretrained"
 
     @property
     def shares(self) -> bool:
@@ -185,9 +187,13 @@ class GuidedRecipe(Recipe):
                 raise TuningError("the target says nothing of the kernel that a prior could be asked with")
             guide = Guide(description, space, self.artefact)
         except TuningError as error:
-            name = self.plain if oracle is None else self.plain_asking
+            plain = self.plain if space.cost is None else self.plain_costing
+            name = plain if oracle is None else self.plain_asking
             tuner = RECIPES[name].tuner(space, seed, peers, oracle)
-            tuner.remarks.append(f"no prior is used: {error}; the tuner is {name}")
+            prior = (
+                "no prior is used" if name != self.plain_costing else "what the schedule rule estimates is the prior"
+            )
+            tuner.remarks = [f"{prior}: {error}; the tuner is {name}"]
             return tuner
         model = GuidedModel(guide=guide, rejects=self.rejects) if self.begins else self.cost_model()
         inner = None if self.sampler is GreedySampler else self.sampler()

@@ -35,9 +35,8 @@ def test_tuned_and_compiled(name: str, dtype: str, tmp_path: Path) -> None:
     """Records are found by a compilation, in which nothing is left undone that the trace could not do."""
     if dtype == "float16" and name != "evolution_shared":
         pytest.skip("one tuner is enough for the other rule")
-    result = tune(
-        model(dtype), TARGET, tmp_path, 20, recipe(name, batch=8, initial=8), batch=8, measurer=RehearsedMeasurer(TARGET)
-    )  # fmt: skip
+    row, measurer = recipe(name, batch=8, initial=8), RehearsedMeasurer(TARGET)
+    result = tune(model(dtype), TARGET, tmp_path, 20, row, batch=8, measurer=measurer)
     assert result.trials == 20
     assert all(kernel.best is not None for kernel in result.kernels)
     scheduled = [kernel.scheduled for kernel in kernels_of("tuned", model(dtype), TARGET, work_dir=str(tmp_path))]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import tvm
 
+from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import TargetError
-from tvm_ext.backends.cpu.here import check_runs_here
 
 
 def test_a_cpu_that_cannot_run_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,10 @@ class Measurer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def forget(self) -> None:
+        """Forget what was measured, so that a further search pays for its own measurements; workers stay."""
+        self._known, self._best, self.counts = {}, {}, Counts()
+
     def candidate(self, mod: tvm.IRModule, target: tvm.target.Target) -> Candidate:
         """Give the candidate of a module with one kernel, ``main``; the same object for equal modules."""
         target_json = plain(target.export())

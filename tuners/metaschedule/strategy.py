@@ -172,6 +172,8 @@ class TunerStrategy(PySearchStrategy):
         reason = refuses(target)
 
         def works(vector: np.ndarray) -> bool:
+            if space.space.cost is not None and np.isinf(space.space.cost(vector[None])[0]):
+                return False  # the rule knows without making a schedule
             schedule = self._schedule(space, tuple(vector.tolist()))
             return schedule is not None and not reason(schedule.mod["main"], target)
 

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Instruction, Trace
 
 from tvm_ext.errors import TuningError
-from tvm_ext.schedules.rule import Cost
+from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, Cost
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
 
 # Locations: -2 inlines, -1 is the root, others count loops. One that a block does not have is taken as the next before
@@ -80,7 +80,9 @@ class TraceSpace:
             default.append(choices.index(decision))
         if not knobs:
             raise TuningError("the schedule samples nothing: its trace has no decisions that could be tuned")
-        space = ConfigSpace(knobs, default, _costs(knobs, cost))
+        # A rule estimates its own knobs: those of its picks, or of a kernel that it prepared.
+        estimates = bool(picks and remake is not None) or PREPARED_ATTRIBUTE in (mod["main"].attrs or {})
+        space = ConfigSpace(knobs, default, _costs(knobs, cost) if estimates else None)
         return cls(mod, trace, sampling, space, remake if picks else None)
 
     def schedule(self, vector: Sequence[int]) -> Schedule | None:
@@ -128,7 +130,6 @@ class TraceSpace:
                 return None
             vector.append(knob.choices.index(decision))
         return tuple(vector)
-
 
     def _picked(self, trace: Trace, found: Sequence[Instruction]) -> Vector | None:
         """Read the configuration off the picks of a recorded trace."""

@@ -26,7 +26,7 @@ from tvm_ext.database.files import (
     locked,
 )
 from tvm_ext.database.repair import is_sound, repair
-from tvm_ext.database.store import record_json, FAILED_SECONDS, Lines, SharedDatabase, spelt
+from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, record_json, spelt
 from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
 from tvm_ext.system.files import require_regular, write_atomically
 from tvm_ext.version import __version__

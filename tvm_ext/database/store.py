@@ -11,9 +11,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.database import PyDatabase, TuningRecord, Workload
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import FloatImm, IntImm
-from tvm.s_tir.meta_schedule.database import PyDatabase, TuningRecord, Workload
 
 from tvm_ext.database.files import RECORDS, WORKLOADS, append, lines_of, locked
 from tvm_ext.errors import OutputError, TuningError

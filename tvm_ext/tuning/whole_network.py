@@ -22,6 +22,7 @@ import tvm
 import tvm_ffi
 
 from tvm_ext.artifact.compiled_model import CompiledModel
+from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import compile
 from tvm_ext.database.files import RECORDS, VERSION, WORKLOADS, append, locked
@@ -34,7 +35,6 @@ from tvm_ext.layout.relax.offers import offers_of
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.system.compile_lock import one_at_a_time
-from tvm_ext.backends.cpu.here import check_runs_here
 
 TRIED = "choices_tried.jsonl"
 """File in the folder: the networks that were measured, so that a search that was stopped goes on."""
