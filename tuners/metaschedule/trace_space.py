@@ -145,7 +145,8 @@ class TraceSpace:
 
 def _picks(trace: Trace, sampling: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """Find the instructions whose number no other instruction looks at: the rule did, when it made the trace."""
-    categorical = [inst for inst in sampling if inst.kind.name == "SampleCategorical"]
+    kinds = [inst.kind.name for inst in sampling]
+    categorical = [inst for inst, kind in zip(sampling, kinds, strict=True) if kind == "SampleCategorical"]
     if not categorical:
         return ()
     used = [variable for inst in trace.insts for operand in inst.inputs for variable in _variables(operand)]
