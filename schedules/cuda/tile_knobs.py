@@ -32,16 +32,21 @@ class TileKnobs:
         Rows and columns of the part of a thread, or a warp.
     threads : int
         Threads that compute such a part together.
+    stages : tuple of int
+        Tiles in shared memory at a time; none where that is no choice.
     """
 
     sides: tuple[int, ...]
     depth_bytes: tuple[int, ...]
     own: tuple[int, ...]
     threads: int
+    stages: tuple[int, ...] = ()
 
 
 ARITHMETIC = TileKnobs((2, 4, 8, 16, 32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8), 1)
-TENSOR = TileKnobs((16, 32, 64, 128, 256), (32, 64, 128, 256), (16, 32, 64), WARP)
+TENSOR = TileKnobs((16, 32, 64, 128, 256), (32, 64, 128, 256), (16, 32, 64), WARP, (2, 3, 4, 5))
+TENSOR_IN_TURNS = TileKnobs((16, 32, 64, 128, 256), (32, 64, 128, 256), (16, 32, 64), WARP)
+"""Without asynchronous copies."""
 
 
 def sampled_tile(schedule: Schedule, product: Product, tile: Tile, knobs: TileKnobs) -> Tile:
@@ -85,6 +90,7 @@ def _choices(product: Product, knobs: TileKnobs) -> list[tuple[str, tuple[int, .
         ("thread_rows", knobs.own),
         ("thread_columns", knobs.own),
         ("parts", parts),
+        *([("stages", knobs.stages)] if knobs.stages else []),
     ]
 
 
