@@ -48,7 +48,9 @@ class _Rewriter:
         self._replaced[buffer] = tirx.decl_buffer(
             [*outer, places],
             str(kind.dtype),
-            buffer.name,
+            # TVM's text of an instruction has places called A, B and C, which it fills one after the other: a tensor
+            # of such a name would be taken for a place.
+            f"fragment_{buffer.name.lower()}",
             elem_offset=kind.elem_offset,
             scope="local",
             data_alignment=kind.data_alignment,

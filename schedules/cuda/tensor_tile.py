@@ -25,8 +25,8 @@ _SHAPES = (
 )  # fmt: skip
 """Depths of operands of 16 bits; tiles of others are as many bytes deep."""
 
-_STAGES = (3, 2, 4, 5)
-"""Three where it makes no difference: two wait wherever the model is a little wrong."""
+_STAGES = (4, 3, 5, 2)
+"""Four where it makes no difference: two wait wherever the model is a little wrong."""
 
 LATENCY = 630
 """Cycles from the request for a tile to its arrival, with what else is under way."""

@@ -96,7 +96,7 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor, types: Tensor | None) -> Tensor:
         """(N, S) three times -> (N, S, hidden)."""
-        penalty = (1.0 - mask[:, None, None, :].to(torch.float32)) * -10000.0
+        penalty = (1.0 - mask[:, None, None, :].to(self.embedding.word.weight.dtype)) * -10000.0
         x = self.embedding(tokens, types)
         for layer in self.layers:
             x = layer(x, penalty)
