@@ -19,6 +19,7 @@ from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
+from tvm_ext.backends.cuda.whole_vectors import whole_vectors
 from tvm_ext.backends.gpu.backend import default_schedules
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.fusion.cost_model import LinearModel
@@ -49,6 +50,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             attention_kernels(rounded),
             transposed_phases(pictures=True),
             mixed_precision(rounded),
+            whole_vectors(),
             *common.rewritten(options),
             *common.flushed(options),
         ],
