@@ -17,12 +17,14 @@ from tvm_ext.target import resolve_target
 op = relax.op
 
 
-def picture(channels: int = 3, window: int = 3, groups: int = 1, constant: bool = True) -> tvm.IRModule:
+def picture(
+    channels: int = 3, window: int = 3, groups: int = 1, constant: bool = True, dilation: int = 1
+) -> tvm.IRModule:
     kernel = np.random.default_rng(0).standard_normal((6, channels // groups, window, window)).astype("float32")
 
     def build(_: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
         weight = relax.const(kernel) if constant else w
-        return op.nn.conv2d(x, weight, strides=2, padding=(1, 0, 2, 1), groups=groups)
+        return op.nn.conv2d(x, weight, strides=2, padding=(1, 0, 2, 1), groups=groups, dilation=dilation)
 
     return graph(build, [((2, channels, 9, 11), "float32"), (kernel.shape, "float32")])
 
@@ -32,15 +34,16 @@ def rewritten(mod: tvm.IRModule, target: str = "nvidia/h100") -> tvm.IRModule:
         return whole_vectors()(mod)
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_the_same_numbers(folded: bool) -> None:
-    mod = mixed_precision("float16")(picture())
+@pytest.mark.parametrize(("folded", "window", "dilation"), [(False, 3, 1), (True, 3, 2), (True, 5, 1), (True, 7, 1)])
+def test_the_same_numbers(folded: bool, window: int, dilation: int) -> None:
+    mod = mixed_precision("float16")(picture(window=window, dilation=dilation))
     mod = relax.transform.FoldConstant()(mod) if folded else mod
     after = rewritten(mod)
     relax.analysis.well_formed(after)
     assert "(2, 4, 9, 11)" in after["main"].script()
     given = [
-        np.random.default_rng(1).standard_normal(shape).astype("float32") for shape in ((2, 3, 9, 11), (6, 3, 3, 3))
+        np.random.default_rng(1).standard_normal(shape).astype("float32")
+        for shape in ((2, 3, 9, 11), (6, 3, window, window))
     ]
     results = [
         relax.VirtualMachine(tvm.compile(it, "llvm"), tvm.cpu())["main"](*map(tvm.runtime.tensor, given)).numpy()

@@ -1,10 +1,11 @@
 """Convolutions of a picture's three channels get a fourth, of zeros, so that a pixel is one access.
 
-before: ``y = conv2d(x, w)``, of ``x`` (N, 3, H, W) and constant ``w`` (O, 3, h, w), of 16-bit elements
-after:  ``y = conv2d(nn.pad(x), w')``, of (N, 4, H, W) and (O, 4, h, w)
+before: ``y = conv2d(x, w)``, of ``x`` (N, 3, H, W) and constant ``w`` (O, 3, 7, 7), of 16-bit elements
+after:  ``y = conv2d(nn.pad(x), w')``, of (N, 4, H, W) and (O, 4, 7, 8), a column more of padding on the right
 
-An implicit product of matrices reads its operands as vectors where their length is a power of two. The kernel that
-converts a picture writes the zeros. A convolution with more channels would lose more by computing with zeros.
+An implicit product of matrices reads its operands as vectors where their length is a power of two, and finds the place
+of a window by shifts. Its depth was padded anyway. The kernel that converts a picture writes the zeros of a channel. A
+convolution with more channels would lose more by computing with zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ CHANNELS, WHOLE = 3, 4
 FEWEST_TAPS = 2
 """Of a window along each axis: a product with a vector of three elements is bound by memory anyway."""
 
-_FIELDS = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype")
+MOST_LONGER = 4 / 3
+"""How much wider a window may become."""
+
+_FIELDS = ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype")
 
 
 def whole_vectors() -> tvm.transform.Pass:
@@ -61,7 +65,13 @@ class _Rewriter(PyExprMutator):
             return call
         zeros = WHOLE - CHANNELS
         padded = self.builder_.emit(relax.op.nn.pad(data, (0, 0, 0, zeros, 0, 0, 0, 0)))
-        kernel: relax.Expr = relax.const(np.pad(weight, ((0, 0), (0, zeros), (0, 0), (0, 0))))
+        width = weight.shape[3]
+        whole = 1 << (width - 1).bit_length()
+        more = whole - width if whole <= MOST_LONGER * width else 0
+        top, left, bottom, right = (int(edge) for edge in call.attrs.padding)
+        padding = (top, left, bottom, right + more * int(call.attrs.dilation[1]))
+        kernel: relax.Expr = relax.const(np.pad(weight, ((0, 0), (0, zeros), (0, 0), (0, more))))
         if wide is not None:
             kernel = self.builder_.emit(relax.op.astype(kernel, dtype))
-        return relax.op.nn.conv2d(padded, kernel, **{name: getattr(call.attrs, name) for name in _FIELDS})
+        fields = {name: getattr(call.attrs, name) for name in _FIELDS}
+        return relax.op.nn.conv2d(padded, kernel, padding=padding, **fields)
