@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
-from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.machine import WINDOW_SHARE, Machine, machine_of
 from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents, static_extents
 from tvm_ext.schedules.knobs import divide
@@ -68,7 +68,7 @@ class SlidingWindow:
             bands = _cached_bands(bands, rows, _plane_bytes(schedule, window), machine)
         band, _ = divide(schedule, h, [bands, None])
         task = schedule.fuse(*outer, band)
-        if machine.divides(2 * prod(extents)):
+        if machine.divides(2 * prod(extents) / WINDOW_SHARE):
             schedule.parallel(task)
         strip, column = divide(schedule, w, [None, divisor_strip(width, machine.vector_registers)], 28)
         schedule.vectorize(lanes)

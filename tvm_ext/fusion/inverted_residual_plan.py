@@ -13,13 +13,10 @@ from math import ceil
 
 from tvm_ext.errors import GraphError
 from tvm_ext.schedules.compute.inverted_residual import Window
-from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.machine import POINTWISE_SHARE, WINDOW_SHARE, Machine
 from tvm_ext.schedules.divisors import divisors
 
 FLOAT_BYTES = 4
-
-POINTWISE_SHARE, WINDOW_SHARE = 0.8, 0.3
-"""Of the peak of a core: what convolutions of 1 x 1 taps and depthwise ones reach with operands in the L2 cache."""
 
 ARITHMETIC_OF_ONE = 1.15
 """How many times as long as those kernels one kernel computes, as rows between bands and blocks have less to reuse.
@@ -127,11 +124,10 @@ def _stored(shape: ResidualShape) -> list[int]:
 def seconds_apart(shape: ResidualShape, machine: Machine) -> float:
     """Estimate the seconds of a kernel for each convolution; one that is not worth dividing has one core."""
     products, window_flops = _flops(shape)
-    kernels = [(flops, flops / POINTWISE_SHARE) for flops in products if flops]
-    kernels.append((window_flops, window_flops / WINDOW_SHARE))
+    window = window_flops / WINDOW_SHARE
+    kernels = [(flops / POINTWISE_SHARE, machine.divides(flops)) for flops in products if flops]
     seconds = 0.0
-    for flops, work in kernels:
-        is_divided = machine.divides(flops)
+    for work, is_divided in (*kernels, (window, machine.divides(window))):
         seconds += work / (machine.flops * (machine.cores if is_divided else 1)) + _kernel_seconds(machine, is_divided)
     for size in _stored(shape):
         share = size / machine.cores
