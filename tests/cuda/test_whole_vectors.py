@@ -20,13 +20,22 @@ op = relax.op
 def picture(
     channels: int = 3, window: int = 3, groups: int = 1, constant: bool = True, dilation: int = 1
 ) -> tvm.IRModule:
-    kernel = np.random.default_rng(0).standard_normal((6, channels // groups, window, window)).astype("float32")
+    kernel = np.random.default_rng(0).standard_normal((6, window, window, channels // groups)).astype("float32")
 
     def build(_: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
         weight = relax.const(kernel) if constant else w
-        return op.nn.conv2d(x, weight, strides=2, padding=(1, 0, 2, 1), groups=groups, dilation=dilation)
+        return op.nn.conv2d(
+            x,
+            weight,
+            strides=2,
+            padding=(1, 0, 2, 1),
+            groups=groups,
+            dilation=dilation,
+            data_layout="NHWC",
+            kernel_layout="OHWI",
+        )
 
-    return graph(build, [((2, channels, 9, 11), "float32"), (kernel.shape, "float32")])
+    return graph(build, [((2, 9, 11, channels), "float32"), (kernel.shape, "float32")])
 
 
 def rewritten(mod: tvm.IRModule, target: str = "nvidia/h100") -> tvm.IRModule:
@@ -40,10 +49,10 @@ def test_the_same_numbers(folded: bool, window: int, dilation: int) -> None:
     mod = relax.transform.FoldConstant()(mod) if folded else mod
     after = rewritten(mod)
     relax.analysis.well_formed(after)
-    assert "(2, 4, 9, 11)" in after["main"].script()
+    assert "(2, 9, 11, 4)" in after["main"].script()
     given = [
         np.random.default_rng(1).standard_normal(shape).astype("float32")
-        for shape in ((2, 3, 9, 11), (6, 3, window, window))
+        for shape in ((2, 9, 11, 3), (6, window, window, 3))
     ]
     results = [
         relax.VirtualMachine(tvm.compile(it, "llvm"), tvm.cpu())["main"](*map(tvm.runtime.tensor, given)).numpy()

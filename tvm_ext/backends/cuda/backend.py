@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
+from tvm import relax
 from tvm.s_tir import dlight
 
 from tvm_ext.backends import common
@@ -50,7 +51,6 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             attention_kernels(rounded),
             transposed_phases(pictures=True),
             mixed_precision(rounded),
-            whole_vectors(),
             *common.rewritten(options),
             *common.flushed(options),
         ],
@@ -58,7 +58,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
 
 
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [channels_last()]
+    return [channels_last(), whole_vectors(), relax.transform.DeadCodeElimination()]
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

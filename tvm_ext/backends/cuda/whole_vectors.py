@@ -1,7 +1,7 @@
 """Convolutions of a picture's three channels get a fourth, of zeros, so that a pixel is one access.
 
-before: ``y = conv2d(x, w)``, of ``x`` (N, 3, H, W) and constant ``w`` (O, 3, 7, 7), of 16-bit elements
-after:  ``y = conv2d(nn.pad(x), w')``, of (N, 4, H, W) and (O, 4, 7, 8), a column more of padding on the right
+before: ``y = conv2d(x, w)``, of ``x`` (N, H, W, 3) and constant ``w`` (O, 7, 7, 3), of 16-bit elements
+after:  ``y = conv2d(nn.pad(x), w')``, of (N, H, W, 4) and (O, 7, 8, 4), a column more of padding on the right
 
 An implicit product of matrices reads its operands as vectors where their length is a power of two, and finds the place
 of a window by shifts. Its depth was padded anyway. The kernel that converts a picture writes the zeros of a channel. A
@@ -52,25 +52,25 @@ class _Rewriter(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Pad the operands of a convolution of pictures."""
         call = super().visit_call_(call)
-        if not calls(call, "relax.nn.conv2d") or str(call.attrs.data_layout) != "NCHW" or int(call.attrs.groups) != 1:
+        if not calls(call, "relax.nn.conv2d") or str(call.attrs.data_layout) != "NHWC" or int(call.attrs.groups) != 1:
             return call
         data, shape = call.args[0], static_shape(call.args[0])
         source = self.builder_.lookup_binding(call.args[1]) if isinstance(call.args[1], relax.Var) else call.args[1]
         wide = constant(source.args[0]) if calls(source, "relax.astype") else None
         weight = constant(source) if wide is None and source is not None else wide
         dtype = str(call.args[1].ty.dtype)
-        if shape is None or weight is None or dtype not in HALVES or shape[1] != CHANNELS:
+        if shape is None or weight is None or dtype not in HALVES or shape[3] != CHANNELS:
             return call
-        if min(weight.shape[2:]) < FEWEST_TAPS:
+        if min(weight.shape[1:3]) < FEWEST_TAPS:
             return call
         zeros = WHOLE - CHANNELS
-        padded = self.builder_.emit(relax.op.nn.pad(data, (0, 0, 0, zeros, 0, 0, 0, 0)))
-        width = weight.shape[3]
+        padded = self.builder_.emit(relax.op.nn.pad(data, (0, 0, 0, 0, 0, 0, 0, zeros)))
+        width = weight.shape[2]
         whole = 1 << (width - 1).bit_length()
         more = whole - width if whole <= MOST_LONGER * width else 0
         top, left, bottom, right = (int(edge) for edge in call.attrs.padding)
         padding = (top, left, bottom, right + more * int(call.attrs.dilation[1]))
-        kernel: relax.Expr = relax.const(np.pad(weight, ((0, 0), (0, zeros), (0, 0), (0, more))))
+        kernel: relax.Expr = relax.const(np.pad(weight, ((0, 0), (0, 0), (0, more), (0, zeros))))
         if wide is not None:
             kernel = self.builder_.emit(relax.op.astype(kernel, dtype))
         fields = {name: getattr(call.attrs, name) for name in _FIELDS}
