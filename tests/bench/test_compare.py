@@ -11,7 +11,7 @@ import pytest
 
 from tests.bench import conftest as engines
 from tvm_ext.bench import Contender, compare
-from tvm_ext.bench.compare import cpu_target
+from tvm_ext.bench.compare import bench_target
 from tvm_ext.bench.course import output_errors
 from tvm_ext.errors import MissingPackageError, OptionError, TargetError
 
@@ -222,7 +222,8 @@ def test_options_that_an_engine_does_not_take() -> None:
 def test_target_crosses_as_json() -> None:
     from tvm_ext.target import resolve_target
 
-    text = cpu_target({"kind": "llvm", "mcpu": "core-avx2", "num-cores": 3})
+    text, device = bench_target({"kind": "llvm", "mcpu": "core-avx2", "num-cores": 3})
+    assert device == "cpu"
     assert json.loads(text)["mcpu"] == "core-avx2"
     assert str(resolve_target(text)) == str(resolve_target({"kind": "llvm", "mcpu": "core-avx2", "num-cores": 3}))
 

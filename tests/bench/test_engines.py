@@ -29,6 +29,7 @@ def job(model: Path, inputs: dict[str, np.ndarray], **fields: Any) -> Job:
         "dimensions": {},
         "threads": 1,
         "target": '{"kind": "llvm"}',
+        "device": "cpu",
         "options": {},
     }
     return base | fields  # type: ignore[return-value]

@@ -16,7 +16,8 @@ from tvm.script import tirx as T
 import tvm_ext
 from tests.commands import real_command
 from tests.schedules.kernels import graph
-from tvm_ext.artifact.device_errors import device_error
+from tests.zoo import get
+from tvm_ext.artifact.device_errors import device_error, older_gpu
 from tvm_ext.backends.cuda.backend import CUDA
 from tvm_ext.backends.cuda.kernel_limits import over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
@@ -258,3 +259,38 @@ class _Empty:
 
 def test_a_tensor_without_elements() -> None:
     assert tvm_ext.compile(_Empty, "nvidia/h100").metadata["device"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("arch", "found", "refused"),
+    [
+        ("sm_100", "9.0", True),
+        ("sm_90a", "9.0", False),
+        ("sm_80", "9.0", False),
+        ("sm_120", "10.3", True),
+        ("", "9.0", False),
+    ],
+)
+def test_an_artifact_for_a_newer_gpu(arch: str, found: str, refused: bool) -> None:
+    said = older_gpu(arch, found)
+    assert bool(said) == refused
+    assert not refused or (arch in said and "compile it for" in said)
+
+
+@NO_GPU
+@pytest.mark.parametrize("command", [("tune", "--work-dir", "tuned"), ("bench",)])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nvidia/h100", "no NVIDIA GPU"),
+        ("nvidia/h900", "h900"),
+        ('{"kind": "cuda", "arch": "sm_37"}', "before Turing"),
+        ('{"kind": "cuda", "arch": "sm_9o"}', "did you mean"),
+    ],
+)
+def test_what_commands_say_without_a_gpu(command: tuple[str, ...], target: str, words: str, tmp_path: Path) -> None:
+    path = str(get("tiny_mlp").onnx_path())
+    given = [str(tmp_path / word) if word == "tuned" else word for word in command]
+    done = real_command(*given, path, "--target", target)
+    assert words in done.error(done.code)
+    assert done.code not in (0, 1)

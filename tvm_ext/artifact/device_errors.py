@@ -43,3 +43,22 @@ def device_error(message: str) -> str:
     if "CUDA" not in message and "cuda" not in message and "nvcc" not in message and "nvrtc" not in message:
         return ""
     return next((meaning for pattern, meaning in _SAYINGS if re.search(pattern, message)), "")
+
+
+def older_gpu(arch: str, found: str) -> str:
+    """Say that a GPU is older than the architecture a model was compiled for; ``""`` if it is not.
+
+    Parameters
+    ----------
+    arch : str
+        Of the target, such as ``"sm_100"``.
+    found : str
+        Compute capability of the GPU, such as ``"9.0"``.
+    """
+    wanted, here = re.fullmatch(r"sm_(\d+)[af]?", arch), re.match(r"(\d+)\.(\d+)", found)
+    if wanted is None or here is None or int(wanted[1]) <= int(here[1] + here[2]):
+        return ""
+    return (
+        f"the model was compiled for {arch}, and the GPU of this machine is of sm_{here[1]}{here[2]}, which is older; "
+        "compile it for that, as in --target cuda on this machine"
+    )

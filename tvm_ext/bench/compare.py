@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.bench.contender import Contender, choose_contenders
@@ -18,6 +19,7 @@ from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.relax_utils import plain
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.target import resolve_target
+from tvm_ext.tuners.measure.measurer import device_of
 
 MINIMUM_REPEATS = 10
 
@@ -48,7 +50,8 @@ def compare(
     engines : sequence of str or Contender, optional
         Engines to measure; by default all that are installed and run this kind of model.
     target : str or mapping, optional
-        Target of the TVM rows, an LLVM CPU; this machine by default.
+        Target of the TVM rows, an LLVM CPU or a GPU of CUDA that is here; this machine's CPU by default. With a GPU all
+        engines compute on it.
     input_shapes, example_inputs, inputs, seed
         See :func:`tvm_ext.bench.subject.open_subject`.
     threads : int, optional
@@ -80,18 +83,18 @@ def compare(
     MissingPackageError
         If an engine that was asked for is not installed.
     TargetError
-        If the target is unknown, or is not a CPU.
+        If the target is unknown, or neither a CPU nor a GPU of this machine.
     """
     _check_options(threads, repeats, budget, timeout)
     if inputs is not None and input_shapes:
         raise OptionError("give inputs or input_shapes, not both: arrays have shapes already")
     load_average = os.getloadavg()[0]
-    target_text = cpu_target(target)
+    target_text, device = bench_target(target)
     with open_subject(
         model, input_shapes=input_shapes, example_inputs=example_inputs, inputs=inputs, seed=seed
     ) as subject:
-        contenders = choose_contenders(engines, subject.kind, options)
-        with Course(subject, target_text, threads or physical_cores(), timeout, progress) as course:
+        contenders = choose_contenders(engines, subject.kind, options, device)
+        with Course(subject, target_text, threads or physical_cores(), timeout, progress, device) as course:
             course.start(contenders)
             course.prepare(noise)
             course.go_round(repeats, budget)
@@ -108,17 +111,25 @@ def _check_options(threads: int | None, repeats: int, budget: float, timeout: fl
         raise OptionError(f"budget and timeout are seconds above 0; found {budget:g} and {timeout:g}")
 
 
-def cpu_target(target: str | Mapping[str, Any] | None) -> str:
-    """Resolve a target and write it as JSON, which crosses to the workers.
+def bench_target(target: str | Mapping[str, Any] | None) -> tuple[str, str]:
+    """Resolve a target and write it as JSON, which crosses to the workers; gives also the kind of its device.
 
     Raises
     ------
     TargetError
-        If it is unknown, or is not a CPU.
+        If it is unknown, or neither a CPU nor a GPU of this machine.
     """
     resolved = resolve_target(target)
-    if not backend_of(resolved).runs_here:
+    backend, device = backend_of(resolved), device_of(resolved)
+    if backend.check_here is None or backend.standalone is not None:
         raise TargetError(
-            f"target {resolved.kind.name}: bench measures CPU code; give a target of kind llvm, such as native"
+            f"target {resolved.kind.name}: bench measures on CPUs and GPUs of CUDA; give a target of kind llvm, "
+            "such as native, or cuda"
         )
+    if device != "cpu":
+        backend.check_here(resolved)
+    return _as_json(resolved), device
+
+
+def _as_json(resolved: tvm.target.Target) -> str:
     return json.dumps({key: plain(value) for key, value in resolved.export().items() if key != "tag"})

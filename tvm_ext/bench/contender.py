@@ -43,7 +43,10 @@ class Contender:
 
 
 def choose_contenders(
-    engines: Sequence[str | Contender] | None, kind: ModelKind, options: Mapping[str, Any] | None = None
+    engines: Sequence[str | Contender] | None,
+    kind: ModelKind,
+    options: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> list[Contender]:
     """Check the engines asked for, or choose all that can run here; ``options`` are those of ``tvm_ext`` by name.
 
@@ -59,7 +62,8 @@ def choose_contenders(
         return Contender(name, options=dict(options or {}) if name == "tvm_ext" else {})
 
     if engines is None:
-        return [named(name) for name, info in ENGINES.items() if info.runs(kind) and not info.missing(kind)]
+        able = [name for name, info in ENGINES.items() if info.runs(kind) and device in info.devices]
+        return [named(name) for name in able if not ENGINES[name].missing(kind)]
     contenders = [item if isinstance(item, Contender) else named(item) for item in engines]
     if not contenders:
         raise OptionError(f"no engine given; candidates are {', '.join(ENGINES)}")

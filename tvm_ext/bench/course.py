@@ -97,7 +97,16 @@ class Course:
         Called before each step.
     """
 
-    def __init__(self, subject: Subject, target: str, threads: int, timeout: float, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        target: str,
+        threads: int,
+        timeout: float,
+        progress: Progress | None,
+        device: str = "cpu",
+    ) -> None:
+        self._device = device
         self._subject = subject
         self._threads = threads
         self._timeout = timeout
@@ -199,7 +208,8 @@ class Course:
             "dimensions": self._subject.dimensions,
             "threads": self._threads,
             "target": self._target,
-            "options": dict(lane.contender.options),
+            "device": self._device,
+            "options": {**ENGINES[lane.contender.engine].fixed, **lane.contender.options},
         }
         label = lane.contender.label
         self._step(f"starting {label}")

@@ -30,6 +30,8 @@ class Job(TypedDict):
         Threads to compute with, the calling thread included.
     target : str
         TVM target as JSON; read by the TVM engines only.
+    device : {"cpu", "cuda"}
+        Where to compute.
     options : dict
         Options of the engine: keyword arguments of ``tvm_ext.compile`` for ``tvm_ext``, what its row says for others.
     """
@@ -40,6 +42,7 @@ class Job(TypedDict):
     dimensions: dict[str, int]
     threads: int
     target: str
+    device: str
     options: dict[str, Any]
 
 

@@ -50,7 +50,7 @@ PROGRESS_AFTER_SECONDS = 2.0
 @click.option(
     "--engines",
     metavar="NAMES",
-    help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch (.pt2 only). "
+    help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch and torch.compile (.pt2 only). "
     "[default: all installed]",
 )
 @pipeline_options("dump_dir")
@@ -73,7 +73,8 @@ def command(
 ) -> None:
     """Compare the latency of MODEL (.onnx or .pt2): stock TVM, tvm_ext, onnxruntime, OpenVINO, torch.
 
-    All engines compute in float32 with the same number of threads, each in its own process, in turns.
+    All engines compute in float32 with the same number of threads, each in its own process, in turns. With a CUDA
+    target they compute on the GPU, and each run is waited for once; TVM then has its DLight schedules.
     """
     from tvm_ext.bench.chart import check_chart, write_chart
     from tvm_ext.bench.compare import compare

@@ -8,7 +8,7 @@ from tvm_ext.backends.cuda.toolkit import can_compile
 from tvm_ext.errors import TargetError
 from tvm_ext.schedules.cuda.machine import machine_of
 
-REMEDY = "tune on a machine that has it: tvm-ext serve there, and --tracker HOST:PORT --key KEY here"
+REMEDY = "do it on a machine that has it (to tune from here: tvm-ext serve there, --tracker HOST:PORT --key KEY here)"
 
 
 def check_gpu(target: tvm.target.Target) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tvm_ext.bench.protocol import ModelKind
 
@@ -30,6 +31,10 @@ class EngineInfo:
         Python file that holds the engine.
     options : tuple of str, or None
         Options that it takes; None: those of :func:`tvm_ext.compile`.
+    devices : tuple of str
+        Kinds of devices on which it is measured when no engine is named.
+    fixed : mapping
+        Options that make it what its name says.
     """
 
     name: str
@@ -37,6 +42,8 @@ class EngineInfo:
     install: str
     file: Path
     options: tuple[str, ...] | None = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def runs(self, kind: ModelKind) -> bool:
         """Tell whether the engine runs models of this kind."""
@@ -52,8 +59,11 @@ def _row(
     packages: Mapping[ModelKind, tuple[str, ...]],
     install: str,
     options: tuple[str, ...] | None = (),
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    **fixed: Any,
 ) -> tuple[str, EngineInfo]:
-    return name, EngineInfo(name, packages, install, Path(__file__).with_name(f"{name}_engine.py"), options)
+    file = Path(__file__).with_name(f"{name.partition('.')[0]}_engine.py")
+    return name, EngineInfo(name, packages, install, file, options, devices, fixed)
 
 
 _TVM: Mapping[ModelKind, tuple[str, ...]] = {"onnx": ("tvm",), "pt2": ("tvm", "torch"), "ir": ("tvm",)}
@@ -73,7 +83,9 @@ ENGINES: dict[str, EngineInfo] = dict(
             {"onnx": ("openvino",), "pt2": ("openvino", "torch")},
             "pip install 'tvm-ext[bench]' torch",
             ("precision",),
+            ("cpu",),
         ),
         _row("torch", {"pt2": ("torch",)}, "pip install torch"),
+        _row("torch.compile", {"pt2": ("torch",)}, "pip install torch", devices=("cuda",), compiled=True),
     )
 )

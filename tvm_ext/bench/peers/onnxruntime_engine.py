@@ -1,4 +1,4 @@
-"""onnxruntime on the CPU, float32, all graph optimisations on (its default); torch programs go through torch.onnx."""
+"""onnxruntime on the CPU or a GPU, float32, all graph optimisations on (its default); torch goes through torch.onnx."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ def version() -> str:
     return str(onnxruntime.__version__)
 
 
+CUDA = "CUDAExecutionProvider"
+
+
 class Engine:
     """An inference session with inputs and outputs bound once."""
 
     def __init__(self, job: Job) -> None:
+        is_on_gpu = job["device"] == "cuda"
+        if is_on_gpu and CUDA not in onnxruntime.get_available_providers():
+            raise RuntimeError("this onnxruntime computes on CPUs only; pip install onnxruntime-gpu in its place")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = job["threads"]
         options.inter_op_num_threads = 1
@@ -37,7 +43,9 @@ class Engine:
         with tempfile.TemporaryDirectory(prefix="tvm-ext-bench-") as folder:
             path = job["model"] if job["kind"] == "onnx" else _export(job["model"], Path(folder))
             imported = time.perf_counter()
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                path, options, providers=[*([CUDA] if is_on_gpu else []), "CPUExecutionProvider"]
+            )
         self.facts: Facts = {
             "import_seconds": imported - start,
             "compile_seconds": time.perf_counter() - imported,
@@ -46,13 +54,16 @@ class Engine:
         names = [value.name for value in self._session.get_inputs()]
         self._binding = self._session.io_binding()
         for name, array in zip(names, job["inputs"].values(), strict=True):
-            self._binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+            self._binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, job["device"], 0))
         for output in self._session.get_outputs():
-            self._binding.bind_output(output.name, "cpu")
+            self._binding.bind_output(output.name, job["device"])
+        self._is_on_gpu = is_on_gpu
 
     def run(self) -> None:
         """Run the session."""
         self._session.run_with_iobinding(self._binding)
+        if self._is_on_gpu:
+            self._binding.synchronize_outputs()
 
     def outputs(self) -> list[np.ndarray]:
         """Copy the outputs of the latest run."""

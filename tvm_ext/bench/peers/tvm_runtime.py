@@ -27,14 +27,17 @@ class Machine:
     """A compiled module in the virtual machine, with its arguments."""
 
     def __init__(self, executable: Any, job: Job) -> None:
-        device = tvm.cpu()
+        device = tvm.device(job["device"])
         self._main = relax.VirtualMachine(executable, device)["main"]
+        self._waits_for = None if job["device"] == "cpu" else device
         self._arguments = [tvm.runtime.tensor(array, device) for array in job["inputs"].values()]
         self._result: Any = None
 
     def run(self) -> None:
-        """Call ``main``."""
+        """Call ``main``; on a GPU wait once, for all of it."""
         self._result = self._main(*self._arguments)
+        if self._waits_for is not None:
+            self._waits_for.sync()
 
     def outputs(self) -> list[np.ndarray]:
         """Copy the outputs of the latest run."""
