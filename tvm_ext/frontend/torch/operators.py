@@ -20,15 +20,17 @@ from tvm import relax
 from tvm_ext.frontend.torch.arguments import argument, counted_from_start, static_size
 from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, floor_quotient, of_c_library
 from tvm_ext.frontend.torch.bounds import BOUNDS
-from tvm_ext.frontend.torch.order import ORDER
+from tvm_ext.frontend.torch.divisors import DIVISORS
+from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
-from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, resize_bicubic
+from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, require_floats, resize_bicubic
 from tvm_ext.frontend.torch.scatter import SCATTERS
 from tvm_ext.frontend.torch.search import SEARCHES
+from tvm_ext.frontend.torch.special import REFINED_SPECIAL, SPECIAL
 from tvm_ext.frontend.torch.statistics import REFINED_STATISTICS
-from tvm_ext.frontend.torch.windows import WINDOWS, convolution
+from tvm_ext.frontend.torch.windows import REFINED_WINDOWS, WINDOWS, for_each_axis
 
 Converter = Callable[[Any, Node], Any]
 
@@ -84,6 +86,7 @@ def gather(importer: Any, node: Node) -> Any:
     emit = importer.block_builder.emit
     data, axis, index = importer.env[node.args[0]], node.args[1], importer.env[node.args[2]]
     axis %= len(data.ty.shape)
+    index = index if str(index.ty.dtype) == "int64" else emit(relax.op.astype(index, "int64"))
     bounded = emit(relax.op.clip(index, 0, static_size(data, axis) - 1))
     return emit(relax.op.gather_elements(data, bounded, axis))
 
@@ -189,10 +192,17 @@ def any_of_all(importer: Any, node: Node) -> Any:
 
 def vector_norm(importer: Any, node: Node) -> Any:
     """Norm of order 0, the number of elements that are not 0, which TVM takes for a root; others are TVM's."""
-    if argument(node, 1, "ord", 2) != 0:
-        return importer._norm(node)
     data, emit = importer.env[node.args[0]], importer.block_builder.emit
-    dtype = str(data.ty.dtype)
+    dtype = relax_dtype(node.meta["val"].dtype)
+    if str(data.ty.dtype) != dtype:  # given as an argument
+        data = emit(relax.op.astype(data, dtype))
+    if argument(node, 1, "ord", 2) != 0:
+        before = importer.env[node.args[0]]
+        importer.env[node.args[0]] = data
+        try:
+            return importer._norm(node)
+        finally:
+            importer.env[node.args[0]] = before
     axes = argument(node, 2, "dim")
     axes = [axes] if isinstance(axes, int) else list(axes or []) or None
     nonzero = emit(relax.op.astype(emit(relax.op.not_equal(data, relax.const(0, dtype))), dtype))
@@ -222,9 +232,9 @@ def average_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: N
         raise NotImplementedError("with divisor_override, integers are not averaged; convert them to floats before")
     emit = importer.block_builder.emit
     data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
-    window = _for_each_axis(argument(node, 1, "kernel_size"), axes)
-    strides = _for_each_axis(argument(node, 2, "stride") or window, axes)
-    pads = _for_each_axis(argument(node, 3, "padding", 0), axes)
+    window = for_each_axis(argument(node, 1, "kernel_size"), axes)
+    strides = for_each_axis(argument(node, 2, "stride") or window, axes)
+    pads = for_each_axis(argument(node, 3, "padding", 0), axes)
     rank = len(data.ty.shape)
     widths = [0] * 2 * (rank - axes)
     for axis, (size, stride, pad) in enumerate(zip(window, strides, pads, strict=True), start=rank - axes):
@@ -238,11 +248,6 @@ def average_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: N
     means = emit(pool(data, window, strides, 0, count_include_pad=True))
     means = means if rank > axes + 1 else emit(relax.op.squeeze(means, [0]))
     return emit(relax.op.multiply(means, relax.const(math.prod(window) / divisor, dtype)))
-
-
-def _for_each_axis(value: Any, axes: int) -> list[int]:
-    values = [int(value)] if isinstance(value, int) else [int(item) for item in value]
-    return values * axes if len(values) == 1 else values
 
 
 # Pictures in other sizes
@@ -271,6 +276,7 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
     itself computes these by resizing the unit matrix.
     """
     emit = importer.block_builder.emit
+    require_floats(node)
     data, out, align = importer.env[node.args[0]], node.meta["val"].shape[2:], bool(node.args[2])
     scales = argument(node, 3, "scale_factors")
     if isinstance(scales, int | float):  # overloads with one argument for each axis
@@ -297,10 +303,12 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
 CONVERTERS: Mapping[str, Converter] = {
     **ARITHMETIC,
     **BOUNDS,
+    **DIVISORS,
     **ORDER,
     **PRODUCTS,
     **SCATTERS,
     **SEARCHES,
+    **SPECIAL,
     **WINDOWS,
     "add.Tensor": partial(scaled_sum, relax.op.add, False),
     "amax.default": partial(reduction, relax.op.max),
@@ -335,21 +343,32 @@ CONVERTERS: Mapping[str, Converter] = {
 
 REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     **REFINED_ARITHMETIC,
+    **REFINED_ORDER,
+    **REFINED_SPECIAL,
     **REFINED_STATISTICS,
+    **REFINED_WINDOWS,
     "avg_pool2d.default": partial(average_pool, 2),
     "avg_pool3d.default": partial(average_pool, 3),
-    "convolution.default": convolution,
     "upsample_bilinear2d.vec": partial(resize_by_matrices, torch.ops.aten.upsample_bilinear2d.default),
     "upsample_nearest2d.vec": resize_nearest,
 }
 """Those that leave to TVM's converter what it does right."""
 
 
+COPIES = {
+    "permute_copy.default": "permute.default",
+    "unbind_copy.int": "unbind.int",
+    "view_copy.default": "view.default",
+}
+"""What gives new memory, where nothing is changed in place the same as a view, by its name."""
+
+
 def all_converters(importer: Any, stock: Mapping[str, Callable[[Node], Any]]) -> dict[str, Callable[[Node], Any]]:
     """TVM's converters with ours in their place, each a function of the node alone."""
     ours = {name: partial(converter, importer) for name, converter in CONVERTERS.items()}
     refined = {name: partial(converter, stock[name], importer) for name, converter in REFINED.items() if name in stock}
-    return {**stock, **ours, **refined}
+    copies = {copy: stock[name] for copy, name in COPIES.items() if name in stock}
+    return {**copies, **stock, **ours, **refined}
 
 
 def type_fault(result: Any, expected: torch.Tensor) -> str | None:

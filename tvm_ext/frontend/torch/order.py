@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.frontend.torch.arguments import argument
+from tvm_ext.frontend.torch.arguments import argument, static_size
 
 
 def extreme(search: Callable[..., Any], importer: Any, node: Node) -> Any:
@@ -46,6 +46,51 @@ def kth_value(importer: Any, node: Node) -> Any:
     return _found(emit, data, places, axis, keep)
 
 
+def median_of_numbers(importer: Any, node: Node) -> Any:
+    """``x.nanmedian(dim)``: the median of what is not NaN (of two the lower) and its place; of all elements a value."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    if not len(data.ty.shape):
+        return data if len(node.args) < 2 else _alone(emit, data)
+    is_of_all, keep = len(node.args) < 2, bool(argument(node, 2, "keepdim", False))
+    data = emit(relax.op.reshape(data, [-1])) if is_of_all else data
+    axis = 0 if is_of_all else node.args[1] % len(data.ty.shape)
+    if not static_size(data, axis):
+        raise NotImplementedError("it is of no elements")
+    sorts = emit(relax.op.astype(data, "int32")) if str(data.ty.dtype) in _NARROW else data
+    order = emit(relax.op.argsort(sorts, axis, False, "int64"))  # NaN comes last
+    count: Any = relax.const(static_size(data, axis), "int64")
+    if node.args[0].meta["val"].is_floating_point():
+        single = emit(relax.op.astype(data, "float32")) if str(data.ty.dtype) == "bfloat16" else data
+        numbers = emit(relax.op.astype(emit(relax.op.logical_not(emit(relax.op.isnan(single)))), "int64"))
+        count = emit(relax.op.sum(numbers, [axis], keepdims=True))
+    one, two = relax.const(1, "int64"), relax.const(2, "int64")
+    rank = emit(relax.op.floor_divide(emit(relax.op.subtract(emit(relax.op.maximum(count, one)), one)), two))
+    shape = [1 if place == axis else extent for place, extent in enumerate(data.ty.shape)]
+    places = emit(relax.op.gather_elements(order, emit(relax.op.broadcast_to(rank, shape)), axis))
+    found = _found(emit, data, places, axis, keep)
+    return emit(found[0]) if is_of_all else found
+
+
+_NARROW = frozenset(["int8", "uint8", "int16", "bool"])
+"""Types that TVM's kernels do not sort."""
+
+
+def median(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x.median()`` and ``x.median(dim)``, also of narrow integers."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    dtype = str(data.ty.dtype)
+    if dtype not in _NARROW:
+        return stock(node)
+    importer.env[node.args[0]] = emit(relax.op.astype(data, "int32"))
+    try:
+        found = stock(node)
+    finally:
+        importer.env[node.args[0]] = data
+    if len(node.args) < 2:
+        return emit(relax.op.astype(found, dtype))
+    return emit(relax.op.astype(emit(found[0]), dtype)), emit(found[1])
+
+
 def _found(emit: Callable[[Any], Any], data: Any, places: Any, axis: int, keep: bool) -> Any:
     values = emit(relax.op.gather_elements(data, places, axis))
     if not keep:
@@ -66,13 +111,14 @@ def running_extreme(beats: Callable[[Any, Any], Any], importer: Any, node: Node)
     dtype, shape = str(data.ty.dtype), list(data.ty.shape)
     if any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in shape):
         return emit(relax.Tuple([data, emit(relax.op.zeros(shape, "int64"))]))
-    searched = emit(relax.op.astype(data, "int8")) if dtype == "bool" else data
+    searched_as = {"bool": "int8", "bfloat16": "float32"}.get(dtype, dtype)
+    searched = data if searched_as == dtype else emit(relax.op.astype(data, searched_as))
     axis = node.args[1] % len(shape)
     scan = partial(_running, axis=axis, beats=beats)
     found = importer.block_builder.emit_te(scan, searched, primfunc_name_hint="running_extreme")
-    if dtype != "bool":
+    if searched_as == dtype:
         return found
-    return emit(relax.Tuple([emit(relax.op.astype(emit(found[0]), "bool")), emit(found[1])]))
+    return emit(relax.Tuple([emit(relax.op.astype(emit(found[0]), dtype)), emit(found[1])]))
 
 
 def _running(x: te.Tensor, axis: int, beats: Callable[[Any, Any], Any]) -> list[te.Tensor]:
@@ -116,7 +162,15 @@ ORDER: Mapping[str, Callable[[Any, Node], Any]] = {
     "cummax.default": partial(running_extreme, operator.ge),
     "cummin.default": partial(running_extreme, operator.le),
     "kthvalue.default": kth_value,
+    "nanmedian.default": median_of_numbers,
+    "nanmedian.dim": median_of_numbers,
     "max.dim": partial(extreme, relax.op.argmax),
     "min.dim": partial(extreme, relax.op.argmin),
 }
 """By name of operator and overload."""
+
+REFINED_ORDER: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "median.default": median,
+    "median.dim": median,
+}
+"""Those that leave to TVM's converter what it does right."""

@@ -40,8 +40,15 @@ def _two_at_least(emit: Callable[[Any], Any], data: Any, rank: int) -> Any:
     return data
 
 
+def require_floats(node: Node) -> None:
+    """Refuse to resize integers between their elements: PyTorch weighs those of uint8 in fixed point."""
+    if not node.meta["val"].is_floating_point():
+        raise NotImplementedError("integers are not interpolated; convert them to floats before")
+
+
 def resize_bicubic(importer: Any, node: Node) -> Any:
     """Bicubic resizing: rows, then columns, each the weighted sum of four that are gathered."""
+    require_floats(node)
     data, out, corners = importer.env[node.args[0]], node.meta["val"].shape[2:], bool(node.args[2])
     scales = (node.args[3] if len(node.args) > 3 else node.kwargs.get("scale_factors")) or [None, None]
     for axis, (size, scale) in enumerate(zip(out, scales, strict=True), start=2):
@@ -79,13 +86,16 @@ def _cubic_weights(distance: np.ndarray) -> np.ndarray:
 
 
 def pad_circular(importer: Any, node: Node) -> Any:
-    """Pad with the elements of the other end: a gather along each axis."""
+    """Pad with the elements of the other end, or cut off where a width is negative: a gather along each axis."""
     data, widths = importer.env[node.args[0]], list(node.args[1])
     rank = len(data.ty.shape)
     for place in range(0, len(widths), 2):
         axis, (before, after) = rank - 1 - place // 2, widths[place : place + 2]
         length = int(data.ty.shape[axis])
         if before or after:
-            places = np.arange(-before, length + after) % length
+            kept = length + min(before, 0) + min(after, 0)
+            if kept < max(before, after, 1):
+                raise NotImplementedError("more is padded than what is left of an axis has elements")
+            places = np.arange(-max(before, 0), kept + max(after, 0)) % kept - min(before, 0)
             data = importer.block_builder.emit(relax.op.take(data, relax.const(places, "int64"), axis, mode="clip"))
     return data

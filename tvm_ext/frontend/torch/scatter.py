@@ -103,6 +103,20 @@ def masked_scatter(importer: Any, node: Node) -> Any:
     return emit(relax.op.where(mask, emit(relax.op.reshape(taken, shape)), data))
 
 
+def diagonal_scatter(importer: Any, node: Node) -> Any:
+    """``x.diagonal_scatter(v)``: the elements of a diagonal become those of ``v``."""
+    emit = importer.block_builder.emit
+    data, values = (importer.env[operand] for operand in node.args[:2])
+    shape = [static_size(data, axis) for axis in range(len(data.ty.shape))]
+    defaults = (("offset", 0), ("dim1", 0), ("dim2", 1))
+    which = [argument(node, place, name, default) for place, (name, default) in enumerate(defaults, start=2)]
+    places = torch.arange(math.prod(shape)).reshape(shape).diagonal(*which).reshape(-1).numpy()
+    if not len(places):
+        return data
+    flat, values = (emit(relax.op.reshape(value, [-1])) for value in (data, values))
+    return emit(relax.op.reshape(_scatter(emit, flat, relax.const(places, "int64"), values, 0, "update"), shape))
+
+
 def scatter(importer: Any, node: Node) -> Any:
     """``torch.scatter`` of a tensor or a number, also with ``reduce``."""
     source, dtype = node.args[3], str(importer.env[node.args[0]].ty.dtype)
@@ -204,6 +218,7 @@ def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 SCATTERS: Mapping[str, Callable[[Any, Node], Any]] = {
+    "diagonal_scatter.default": diagonal_scatter,
     "index_put.default": index_put,
     "index_reduce.default": partial(scatter_reduce, True),
     "masked_scatter.default": masked_scatter,

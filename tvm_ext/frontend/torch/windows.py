@@ -1,4 +1,4 @@
-"""Converters of pooling to a size, sums of embeddings, transposed convolutions of volumes."""
+"""Converters of max pooling, pooling to a size, sums of embeddings, transposed convolutions of volumes."""
 
 from __future__ import annotations
 
@@ -49,6 +49,64 @@ def adaptive_max_pool(axes: int, importer: Any, node: Node) -> Any:
         windows = emit(relax.op.reshape(data, [*shape[:axis], size, width, *shape[axis + 1 :]]))
         data = emit(relax.op.max(windows, [axis + 1]))
     return (data,)
+
+
+def max_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Max pooling, also with the places of the maxima in the picture; TVM gives the maxima in place of those."""
+    size = for_each_axis(node.args[1], axes)
+    strides = for_each_axis(argument(node, 2, "stride") or size, axes)
+    pads, dilation = (
+        for_each_axis(argument(node, place, name, default), axes)
+        for place, name, default in ((3, "padding", 0), (4, "dilation", 1))
+    )
+    if not any(user.args[1] == 1 and user.users for user in node.users):
+        node.args = (*node.args[:2], strides, pads, dilation, bool(argument(node, 5, "ceil_mode", False)))
+        return stock(node)
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    shape = list(data.ty.shape)
+    lengths = [static_size(data, axis) for axis in range(len(shape) - axes, len(shape))]
+    counts = [int(extent) for extent in node.meta["val"][0].shape[-axes:]]
+    flat = emit(relax.op.reshape(data, [*shape[:-axes], math.prod(lengths)]))
+    best: Any = None
+    for places in _places_of_windows(lengths, counts, size, strides, pads, dilation):
+        values = emit(relax.op.take(flat, relax.const(places, "int64"), len(shape) - axes, mode="clip"))
+        index = emit(relax.op.broadcast_to(relax.const(places, "int64"), list(values.ty.shape)))
+        best = (values, index) if best is None else _larger(emit, best, (values, index))
+    return tuple(emit(relax.op.reshape(part, [*shape[:-axes], *counts])) for part in best)
+
+
+def _places_of_windows(
+    lengths: list[int], counts: list[int], size: list[int], strides: list[int], pads: list[int], dilation: list[int]
+) -> list[np.ndarray]:
+    """List, for each element of a window, its places in all windows of a flat picture.
+
+    Where an element lies outside the picture, it is the one before it of that window, or else the first one inside.
+    """
+    inside, places = np.ones(1, bool), np.zeros(1, "int64")
+    for length, count, width, stride, pad, step in zip(lengths, counts, size, strides, pads, dilation, strict=True):
+        at = (np.arange(count) * stride - pad)[None, :] + (np.arange(width) * step)[:, None]
+        fits = (at >= 0) & (at < length)
+        # (element of the window, window), both flat over the axes so far
+        inside = np.atleast_2d(inside)[:, None, :, None] & fits[None, :, None, :]
+        places = np.atleast_2d(places)[:, None, :, None] * length + at[None, :, None, :]
+        inside, places = (part.reshape(part.shape[0] * width, -1) for part in (inside, places))
+    first = np.take_along_axis(places, inside.argmax(0)[None], 0)[0]
+    found = [first]
+    for element in range(len(places)):
+        found.append(np.where(inside[element], places[element], found[-1]))
+    return found[1:]
+
+
+def _larger(emit: Emit, before: tuple[Any, Any], here: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Choose the first of the largest values, or the last NaN."""
+    value = here[0]
+    wins = emit(relax.op.greater(value, before[0]))
+    dtype = str(value.ty.dtype)
+    if "float" in dtype:
+        single = emit(relax.op.astype(value, "float32")) if dtype == "bfloat16" else value
+        wins = emit(relax.op.logical_or(wins, emit(relax.op.isnan(single))))
+    values, index = (emit(relax.op.where(wins, new, old)) for new, old in zip(here, before, strict=True))
+    return values, index
 
 
 def embedding_bag(importer: Any, node: Node) -> Any:
@@ -130,6 +188,12 @@ def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     return emit(relax.op.add(result, bias))
 
 
+def for_each_axis(value: Any, axes: int) -> list[int]:
+    """Write an extent, or one for each of some axes, as a list of one for each."""
+    values = [int(value)] if isinstance(value, int) else [int(item) for item in value]
+    return values * axes if len(values) == 1 else values
+
+
 WINDOWS: Mapping[str, Callable[[Any, Node], Any]] = {
     "_embedding_bag.default": embedding_bag,
     "_embedding_bag_forward_only.default": embedding_bag,
@@ -137,3 +201,10 @@ WINDOWS: Mapping[str, Callable[[Any, Node], Any]] = {
     "adaptive_max_pool3d.default": partial(adaptive_max_pool, 3),
 }
 """By name of operator and overload."""
+
+REFINED_WINDOWS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "convolution.default": convolution,
+    "max_pool2d_with_indices.default": partial(max_pool, 2),
+    "max_pool3d_with_indices.default": partial(max_pool, 3),
+}
+"""Those that leave to TVM's converter what it does right."""
