@@ -52,6 +52,17 @@ def test_pooling_with_automatic_padding(data):
     check_with_onnxruntime(node_model(operator, {"X": x}, ["Y"], attributes), {"X": x}, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads", "dilations"),
+    [([3, 2], [2, 1], [0] * 4, [1, 1]), ([3, 3], [3, 2], [1, 0, 1, 1], [1, 2]), ([2, 2], [3, 3], [1, 1, 1, 1], [1, 1])],
+)
+def test_norms_of_windows_that_reach_behind_the_picture(kernel, strides, pads, dilations):
+    x = np.random.default_rng(0).standard_normal((1, 2, 6, 7)).astype("float32")
+    attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads, "dilations": dilations}
+    model = node_model("LpPool", {"X": x}, ["Y"], {**attributes, "p": 3, "ceil_mode": 1}, opset=18)
+    check_with_onnxruntime(model, {"X": x}, rtol=1e-4)
+
+
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_transposed_convolution_of_given_shape(data):

@@ -102,9 +102,14 @@ class _Pool(Converter):
         if node.text("auto_pad", "NOTSET") in _SAME:
             attributes |= _padded_by_hand(node, inputs[0], node.integers("kernel_shape"))
         elif node.integer("ceil_mode", 0):
-            attributes |= _rounded_up_by_padding(node, inputs[0])
+            attributes |= cls.rounded_up(node, inputs[0])
         pooled = cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
         return cls.with_indices(node, bb, inputs, pooled, attributes)
+
+    @classmethod
+    def rounded_up(cls, node: Node, x: Any) -> dict[str, Any]:
+        """Give attributes that round the number of windows up, where TVM's own way does not do."""
+        return _rounded_up_by_padding(node, x)
 
     @classmethod
     def with_indices(
@@ -140,6 +145,22 @@ class LpPool(_Pool):
     """Norm over windows."""
 
     stock = onnx_frontend.LpPool
+
+    @classmethod
+    def rounded_up(cls, node: Node, x: Any) -> dict[str, Any]:
+        """Pad at the end as far as the last window reaches; TVM multiplies means, which are of fewer elements there."""
+        sizes = node.dims(x, "X")[2:]
+        if not all(isinstance(size, int) for size in sizes):
+            return super().rounded_up(node, x)
+        kernel, ones = node.integers("kernel_shape"), [1] * len(sizes)
+        strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+        pads = list(node.integers("pads", [0] * 2 * len(sizes)))
+        for axis, (size, extent, stride, dilation) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
+            begun, reach = size + pads[axis], (extent - 1) * dilation + 1
+            steps = -(-(begun + pads[len(sizes) + axis] - reach) // stride)
+            steps -= steps * stride >= begun  # none begins behind the picture
+            pads[len(sizes) + axis] = max(pads[len(sizes) + axis], steps * stride + reach - begun)
+        return {"pads": pads, "ceil_mode": 0}
 
 
 class ConvTranspose(Converter):
