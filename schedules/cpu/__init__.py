@@ -12,6 +12,7 @@ from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.matvec import Matvec
 from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
+from tvm_ext.schedules.cpu.open_product import OpenProduct
 from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.strassen import Strassen
@@ -24,6 +25,7 @@ RULES = (
     Convolution(),
     OpenConvolution(),
     OpenWindow(),
+    OpenProduct(),
     Embedded(),
     InvertedResidual(),
     WinogradStrips(),

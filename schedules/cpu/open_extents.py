@@ -9,7 +9,7 @@ from __future__ import annotations
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, IterVar, PrimFunc
 
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -18,6 +18,7 @@ from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_bloc
 from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.widen import uses
 
 
 class OpenExtents:
@@ -44,7 +45,24 @@ class OpenExtents:
                 vectorize_and_divide(schedule, block, machine)
             else:
                 _reduce_side_by_side(schedule, block, machine)
+                _initialize(schedule, block)
         return schedule
+
+
+def _initialize(schedule: Schedule, block: SBlockRV) -> None:
+    """Initialise results apart from loops that may have no iteration, where that is not done yet."""
+    body = schedule.get(block)
+    if body.init is None:
+        return
+    realize = schedule.get(schedule.get_loops(block)[-1]).body
+    reduced = [
+        value
+        for value, axis in zip(realize.iter_values, realize.block.iter_vars, strict=True)
+        if int(axis.iter_type) == IterVar.CommReduce
+    ]
+    loops = [loop for loop in schedule.get_loops(block) if any(uses(value, schedule.get(loop).loop_var) for value in reduced)]
+    if any(not isinstance(schedule.get(loop).extent, IntImm) for loop in loops):
+        schedule.decompose_reduction(block, loops[0])
 
 
 def _reduce_side_by_side(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:

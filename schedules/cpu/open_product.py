@@ -1,23 +1,32 @@
 """Matrix products whose extents are only known at run time: register tiles over packed columns, in blocks of rows.
 
 Rows that fill no register tile are computed by smaller tiles (of 4 rows and of 1), columns that fill no vector are
-stored one by one: three versions of the inner loop in one kernel, among which two divisions a block of rows choose.
+stored by a part of one. What follows a product is computed as its tiles are stored.
 """
 
 from __future__ import annotations
 
 # mypy: ignore-errors
 # (the bodies are TVMScript, whose annotations are values)
+from collections.abc import Sequence
 from typing import Any
 
+import tvm
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.script import tirx as script
+from tvm.script.ir_builder import tirx as T
+from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.open_product import OPEN_PRODUCT
+from tvm_ext.schedules.cpu.open_tiles import ZERO, Epilogue, digits, kept, product, registers, tiles, whole, written
+from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 
-RULE = "cpu.open_product"
-"""Stands as the schedule rule of these kernels: they are written as they should be."""
+RULE = "cpu.open_packing"
+"""Stands as the schedule rule of kernels that pack: they are written as they should be."""
 
 BLOCK_TILES = 16
 """Register tiles of rows in a task: their operands stay in the L2 cache while columns pass by."""
@@ -25,91 +34,154 @@ BLOCK_TILES = 16
 SMALL_ROWS = 4
 """Rows of the tiles that take what is left over."""
 
+MOST_ROWS = 16
+"""Rows of a register tile: more of a single vector keep the multipliers no busier, and are more code."""
+
 _DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
 
 
-def open_product(tile: tuple[int, int], lanes: int, shared: bool, columns: int | None, dtype: str) -> tirx.PrimFunc:
-    """Make the kernel ``out[b, m, n] = sum(data[b, m, k] * packed[b, n // lanes, k, n % lanes])``.
+class OpenProduct:
+    """Write out a matrix product of open extents."""
 
-    Parameters
-    ----------
-    tile : tuple of int
-        Rows and vectors of a register tile; chunks of columns are packed to a multiple of the second.
-    lanes : int
-        Elements of a vector.
-    shared : bool
-        All products have the same right operand.
-    columns : int or None
-        None if they are open.
-    dtype : str
+    name = "cpu.open_product"
 
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Arguments: data ``[b, m, k]``, packed ``[1 or b, chunks, k, lanes]``, result ``[b, m, n]``.
-    """
-    tile_rows, vectors = tile
-    block = tile_rows * BLOCK_TILES
-    whole = columns is not None and columns % (lanes * vectors) == 0
-    zero = tirx.const(0, dtype)
+    def apply(self, func: PrimFunc, _target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
+        """Give the kernel when ``func`` is such a product, and what is computed of its elements.
 
-    def compute(
-        data: Any, packed: Any, out: Any, sums: Any, place: tuple[Any, Any, Any], first: Any, count: int
-    ) -> None:
-        """Compute ``count`` rows from ``first`` on of the columns of one tile."""
-        batch, right, group = place
-        reduction, last = data.shape[2], out.shape[2]
-        with T.unroll(0, count) as i, T.unroll(0, vectors) as c, T.vectorized(0, lanes) as x:
-            T.buffer_store(sums, zero, [i, c, x])
-        with T.serial(0, reduction) as k:
-            with T.unroll(0, count) as i, T.unroll(0, vectors) as c, T.vectorized(0, lanes) as x:
-                weight = packed[right, group * vectors + c, k, x]
-                T.buffer_store(sums, sums[i, c, x] + data[batch, first + i, k] * weight, [i, c, x])
-        with T.unroll(0, count) as i, T.unroll(0, vectors) as c:
-            column = (group * vectors + c) * lanes
-            if whole:
-                with T.vectorized(0, lanes) as x:
-                    T.buffer_store(out, sums[i, c, x], [batch, first + i, column + x])
+        There is nothing to tune.
+        """
+        if tunable:
+            return None
+        schedule = new_schedule(func, tunable)
+        block = annotated_block(schedule, OPEN_PRODUCT)
+        if block is None:
+            return None
+        try:
+            store, _ = inline_epilogue(schedule, block)
+        except ScheduleError:
+            return None
+        if len(top_blocks(schedule)) != 2:
+            return None
+        kernel = _Kernel(schedule.get(block), schedule.get(store))
+        if not kernel.epilogue.fits():
+            return None
+        return new_schedule(written(schedule.mod["main"], kernel.write))
+
+
+class _Kernel:
+    """Writes one kernel."""
+
+    def __init__(self, block: Any, store: Any) -> None:
+        self.result = block.body.buffer
+        self.epilogue = Epilogue(self.result, store)
+        self.dtype = str(self.result.dtype)
+        terms = block.body.value.b  # the result so far, and a product of two elements
+        self.data, self.packed = terms.a.source, terms.b.source
+        self.batch_axes = int(block.annotations[BATCH_AXES_ATTRIBUTE])
+        rows, self.vectors = (int(item) for item in block.annotations[TILE_ATTRIBUTE])
+        self.rows = min(rows, MOST_ROWS)
+        self.heights = (self.rows, *(count for count in (SMALL_ROWS, 1) if count < self.rows))
+        _, self.chunks, self.reduction, lanes = self.packed.shape
+        self.lanes = int(lanes)
+        self.counts_rows = self.epilogue.counts_rows()
+
+    def write(self) -> None:
+        """Emit the kernel."""
+        leading = list(self.result.shape[:-1])
+        batch, rows = product(leading[: self.batch_axes]), product(leading[self.batch_axes :])
+        block = self.rows * BLOCK_TILES
+        groups = tirx.floordiv(self.chunks, whole(self.vectors))
+        outer = [batch, tirx.floordiv(rows + (block - 1), whole(block)), groups]
+        total = product(outer)
+        with T.parallel(ZERO, total) as task, T.sblock("product"):
+            number = T.axis.spatial(total, task)
+            sums = [registers(self.vectors, self.lanes, dtype=self.dtype) for _ in range(self.rows)]
+            # A sum of which only a part is stored: registers are no places in memory to read from.
+            self.vector = registers(self.lanes, dtype=self.dtype)
+            done = None
+            if not self.epilogue.is_plain():
+                done = T.sblock_alloc_buffer((self.rows, self.vectors, self.lanes), self.dtype)
+            b, block_number, group = digits(number, outer)
+            begin = block_number * block
+            b, begin, left, group = kept([b, begin, tirx.min(rows - begin, whole(block)), group])
+            tiles(begin, left, self.heights, lambda first, count: self._tile(sums, done, [b, first, group], count))
+
+    def _tile(self, sums: Sequence[Any], done: Any, place: Sequence[Any], count: int) -> None:
+        """Compute ``count`` rows of one product from one on, of the columns of one tile.
+
+        An epilogue of functions is applied in a loop, to what the registers are copied to: it is long code.
+        """
+        batch, first, group = place
+        right = ZERO if self.batch_axes == 0 else batch
+        tile = [(i, c) for i in range(count) for c in range(self.vectors)]
+        for i, c in tile:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                T.buffer_store(sums[i], tirx.const(0, self.dtype), [c, x])
+        with T.serial(ZERO, self.reduction) as k:
+            for i, c in tile:
+                with T.vectorized(ZERO, whole(self.lanes)) as x:
+                    weight = self.packed[right, group * self.vectors + c, k, x]
+                    value = self.data[*self._numbered(batch, first + i), k]
+                    T.buffer_store(sums[i], sums[i][c, x] + value * weight, [c, x])
+        if done is None:
+            for i, c in tile:
+                self._store(sums[i], batch, first + i, group, c)
+            return
+        for i, c in tile:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                T.buffer_store(done, sums[i][c, x], [i, c, x])
+        with T.serial(ZERO, whole(count)) as i:
+            for c in range(self.vectors):
+                self._store(done, batch, first + i, group, c, i)
+
+    def _store(self, sums: Any, batch: Any, row: Any, group: Any, c: int, *at: Any) -> None:
+        """Store a vector of a tile, or the part of it that columns are left for."""
+        last = self.result.shape[-1]
+        column = (group * self.vectors + c) * self.lanes
+        index = self._row(batch, row)
+
+        def vector() -> None:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                self.epilogue.store(sums[*at, c, x], [*index, column + x])
+
+        def part(count: Any) -> None:
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                T.buffer_store(self.vector, sums[*at, c, x], [x])
+            with T.serial(ZERO, count, annotations={SIMD_ATTRIBUTE: self.lanes}) as x:
+                self.epilogue.store(self.vector[x], [*index, column + x])
+
+        if isinstance(last, tirx.IntImm):
+            rest = int(last) % (self.lanes * self.vectors) - c * self.lanes  # columns for it in the last group
+            if int(last) % (self.lanes * self.vectors) == 0 or rest >= self.lanes:
+                vector()
                 return
-            with T.If(column + lanes <= last):
-                with T.Then(), T.vectorized(0, lanes) as x:
-                    T.buffer_store(out, sums[i, c, x], [batch, first + i, column + x])
-                with T.Else(), T.serial(T.int64(0), last - column, annotations={SIMD_ATTRIBUTE: lanes}) as x:
-                    T.buffer_store(out, sums[i, c, x], [batch, first + i, column + x])
+            if int(last) < self.lanes * self.vectors:
+                if rest > 0:
+                    part(whole(rest))
+                return
+        with T.If(column + self.lanes <= last):
+            with T.Then():
+                vector()
+            with T.Else():
+                part(tirx.min(last - column, whole(self.lanes)))
 
-    @T.prim_func(private=True, s_tir=True)
-    def product(data_handle: T.handle, packed_handle: T.handle, out_handle: T.handle) -> None:
-        batch, rows, reduction, chunks, extent = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
-        data = T.match_buffer(data_handle, (batch, rows, reduction), dtype)
-        packed = T.match_buffer(packed_handle, (1 if shared else batch, chunks, reduction, lanes), dtype)
-        out = T.match_buffer(out_handle, (batch, rows, extent if columns is None else columns), dtype)
-        for task in T.parallel(batch * ((rows + (block - 1)) // block) * (chunks // vectors)):
-            with T.sblock("product"):
-                blocks = T.meta_var((rows + (block - 1)) // block)
-                groups = T.meta_var(chunks // vectors)
-                v = T.axis.spatial(batch * blocks * groups, task)
-                sums = T.sblock_alloc_buffer((tile_rows, vectors, lanes), dtype, scope="local")
-                b = T.meta_var(v // (blocks * groups))
-                begin = T.meta_var(v // groups % blocks * block)
-                left = T.meta_var(T.min(rows - begin, T.int64(block)))
-                place = T.meta_var((b, T.int64(0) if shared else b, v % groups))
-                rest = T.meta_var(left % tile_rows)
-                for t in range(left // tile_rows):
-                    compute(data, packed, out, sums, place, begin + t * tile_rows, tile_rows)
-                for t in range(rest // SMALL_ROWS):
-                    compute(
-                        data,
-                        packed,
-                        out,
-                        sums,
-                        place,
-                        begin + (left - rest) + t * SMALL_ROWS,
-                        min(SMALL_ROWS, tile_rows),
-                    )
-                for t in range(rest % SMALL_ROWS):
-                    compute(data, packed, out, sums, place, begin + (left - rest % SMALL_ROWS) + t, 1)
+    def _numbered(self, batch: Any, row: Any) -> list[Any]:
+        """Give the index of a row among all of the axes before the last, the axes before them being 0.
 
-    return product.with_attrs(_DONE)
+        Those axes lie one after the other in memory: the address is that of the row.
+        """
+        axes = len(self.result.shape) - 1
+        if self.batch_axes == 0:
+            return [*([ZERO] * (axes - 1)), row]
+        return [*([ZERO] * (axes - 2)), batch, row]
+
+    def _row(self, batch: Any, row: Any) -> list[Any]:
+        """Give the index of a row as the epilogue takes it."""
+        if self.counts_rows:
+            return self._numbered(batch, row)
+        leading = list(self.result.shape[:-1])
+        before = digits(batch, leading[: self.batch_axes]) if self.batch_axes else []
+        return [*before, *digits(row, leading[self.batch_axes :])]
 
 
 def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str) -> tirx.PrimFunc:
@@ -135,26 +207,26 @@ def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str) -> tirx
     def element(source: Any, batch: Any, k: Any, column: Any) -> Any:
         return source[batch, column, k] if transposed else source[batch, k, column]
 
-    @T.prim_func(private=True, s_tir=True)
-    def packing(source_handle: T.handle, packed_handle: T.handle) -> None:
-        batch, reduction, columns, chunks = T.int64(), T.int64(), T.int64(), T.int64()
-        source = T.match_buffer(
+    @script.prim_func(private=True, s_tir=True)
+    def packing(source_handle: script.handle, packed_handle: script.handle) -> None:
+        batch, reduction, columns, chunks = script.int64(), script.int64(), script.int64(), script.int64()
+        source = script.match_buffer(
             source_handle, (batch, columns, reduction) if transposed else (batch, reduction, columns), dtype
         )
-        packed = T.match_buffer(packed_handle, (batch, chunks, reduction, lanes), dtype)
-        for task in T.parallel(batch * chunks):
-            with T.sblock("packing"):
-                v = T.axis.spatial(batch * chunks, task)
-                b, chunk = T.meta_var(v // chunks), T.meta_var(v % chunks)
+        packed = script.match_buffer(packed_handle, (batch, chunks, reduction, lanes), dtype)
+        for task in script.parallel(batch * chunks):
+            with script.sblock("packing"):
+                v = script.axis.spatial(batch * chunks, task)
+                b, chunk = script.meta_var(v // chunks), script.meta_var(v % chunks)
                 if chunk * lanes + lanes <= columns:
                     for k in range(reduction):
-                        for x in T.vectorized(lanes):
+                        for x in script.vectorized(lanes):
                             packed[b, chunk, k, x] = element(source, b, k, chunk * lanes + x)
                 else:
-                    for k, x in T.grid(reduction, lanes):
-                        packed[b, chunk, k, x] = T.if_then_else(
+                    for k, x in script.grid(reduction, lanes):
+                        packed[b, chunk, k, x] = script.if_then_else(
                             chunk * lanes + x < columns,
-                            element(source, b, k, T.min(chunk * lanes + x, columns - 1)),
+                            element(source, b, k, script.min(chunk * lanes + x, columns - 1)),
                             zero,
                         )
 

@@ -29,6 +29,80 @@ FEW_COLUMNS = 4
 ZERO = tirx.const(0, "int64")
 
 
+class Epilogue:
+    """What is computed of the elements of a result, as it is stored.
+
+    Parameters
+    ----------
+    result : tvm.tirx.Buffer
+        What the block before computes.
+    store : tvm.s_tir.SBlock
+        The block that stores.
+    """
+
+    def __init__(self, result: Any, store: Any) -> None:
+        self.result, self._store = result, store
+        self._axes = [axis.var for axis in store.iter_vars]
+
+    def fits(self) -> bool:
+        """Whether the epilogue reads the result where it stores its own, element by element."""
+        axes, shape = self._axes, self.result.shape
+        if len(axes) != len(shape) or not isinstance(self._store.body, tirx.BufferStore):
+            return False
+        analyzer = tvm.sym.Analyzer()
+        return all(
+            int(axis.iter_type) == IterVar.DataPar and analyzer.can_prove_equal(axis.dom.extent, extent)
+            for axis, extent in zip(self._store.iter_vars, shape, strict=True)
+        ) and all(self._at_axes(load.indices) for load in self._loads() if load.source.same_as(self.result))
+
+    def counts_rows(self) -> bool:
+        """Whether all that is read and stored lies as the result does, or is the same for all rows.
+
+        Then the axes before the last but one may be 0, and the last but one the number of the row among all rows: the
+        address is the same.
+        """
+        body = self._store.body
+        same = _same_shape(body.buffer.shape, self.result.shape) and self._at_axes(body.indices)
+        return same and all(
+            (_same_shape(load.source.shape, self.result.shape) and self._at_axes(load.indices))
+            or not any(self._uses_rows(index) for index in load.indices)
+            for load in self._loads()
+        ) and not self._uses_rows(_without_loads(body.value))
+
+    def is_plain(self) -> bool:
+        """Whether nothing is called, as a function like ``exp`` is: calls are long code in a tile."""
+        found: list[Any] = []
+        tvm_ffi.structural_walk(self._store.body.value, (tvm.ir.Call, found.append))
+        return not found
+
+    def store(self, element: Any, index: Sequence[Any]) -> None:
+        """Apply the epilogue to an element of the result, and store that."""
+        values = dict(zip(self._axes, index, strict=True))
+
+        def replaced(node: Any) -> Any:
+            node = tvm_ffi.structural_map(
+                node, (tvm.ir.TensorLoad, lambda load: element if load.source.same_as(self.result) else load)
+            )
+            return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda variable: values.get(variable, variable)))
+
+        body = self._store.body
+        T.buffer_store(body.buffer, replaced(body.value), [replaced(index) for index in body.indices])
+
+    def _loads(self) -> list[Any]:
+        return _loads(self._store.body.value)
+
+    def _at_axes(self, indices: Sequence[Any]) -> bool:
+        return len(indices) == len(self._axes) and all(
+            index.same_as(axis) or (isinstance(extent, tirx.IntImm) and int(extent) == 1)
+            for index, axis, extent in zip(indices, self._axes, self.result.shape, strict=True)
+        )
+
+    def _uses_rows(self, expression: Any) -> bool:
+        found: list[Any] = []
+        tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
+        return any(variable.same_as(axis) for variable in found for axis in self._axes[:-1])
+
+
 class OpenWindows:
     """Reads what the blocks of a convolution or pooling compute, and stores elements through its epilogue.
 
@@ -40,9 +114,11 @@ class OpenWindows:
     """
 
     def __init__(self, schedule: Schedule, window: SBlockRV, store: SBlockRV) -> None:
-        block, self._store = schedule.get(window), schedule.get(store)
+        block = schedule.get(window)
         self.kind = str(block.annotations[KERNEL_ATTRIBUTE])
         self.result = block.body.buffer
+        self.epilogue = Epilogue(self.result, schedule.get(store))
+        self.fits, self.store = self.epilogue.fits, self.epilogue.store
         self.rank = len(self.result.shape) - 3
         geometry = [int(item) for item in block.annotations[GEOMETRY_ATTRIBUTE]]
         rank = self.rank
@@ -52,37 +128,6 @@ class OpenWindows:
         self.weight = next((b for b in read if all(isinstance(extent, tirx.IntImm) for extent in b.shape)), None)
         self.data = next(buffer for buffer in read if self.weight is None or not buffer.same_as(self.weight))
         self.lanes, self.dtype = int(self.result.shape[-1]), str(self.result.dtype)
-
-    def fits(self) -> bool:
-        """Whether the epilogue reads the result where it stores its own, element by element."""
-        axes = [axis.var for axis in self._store.iter_vars]
-        if len(axes) != len(self.result.shape) or not isinstance(self._store.body, tirx.BufferStore):
-            return False
-        analyzer = tvm.sym.Analyzer()
-        return all(
-            int(axis.iter_type) == IterVar.DataPar and analyzer.can_prove_equal(axis.dom.extent, extent)
-            for axis, extent in zip(self._store.iter_vars, self.result.shape, strict=True)
-        ) and all(
-            all(
-                index.same_as(axis) or (isinstance(extent, tirx.IntImm) and int(extent) == 1)
-                for index, axis, extent in zip(load.indices, axes, self.result.shape, strict=True)
-            )
-            for load in _loads(self._store.body.value)
-            if load.source.same_as(self.result)
-        )
-
-    def store(self, element: Any, index: Sequence[Any]) -> None:
-        """Apply the epilogue to an element of the result, and store that."""
-        values = dict(zip((axis.var for axis in self._store.iter_vars), index, strict=True))
-
-        def replaced(node: Any) -> Any:
-            node = tvm_ffi.structural_map(
-                node, (tvm.ir.TensorLoad, lambda load: element if load.source.same_as(self.result) else load)
-            )
-            return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda variable: values.get(variable, variable)))
-
-        body = self._store.body
-        T.buffer_store(body.buffer, replaced(body.value), [replaced(index) for index in body.indices])
 
 
 def written(func: PrimFunc, write: Callable[[], None]) -> PrimFunc:
@@ -136,6 +181,15 @@ def digits(number: Any, extents: Sequence[Any]) -> list[Any]:
     return [*([number] if extents else []), *reversed(found)]
 
 
+def registers(*shape: int, dtype: str) -> Any:
+    """Allocate what a task keeps for itself, less than a kilobyte: it is on the stack, and LLVM has it in registers.
+
+    What is larger, or in TVM's scope of registers, comes from the runtime: a call for each task, and memory that may be
+    the same as any other for all that LLVM knows.
+    """
+    return T.sblock_alloc_buffer(shape, dtype, scope="global")
+
+
 def kept(values: Sequence[Any]) -> list[Any]:
     """Compute numbers here, in a block, and give what reads them again.
 
@@ -145,7 +199,7 @@ def kept(values: Sequence[Any]) -> list[Any]:
     numbers = [value for value in values if not isinstance(value, int | tirx.IntImm)]
     if not numbers:
         return list(values)
-    places = T.sblock_alloc_buffer((len(numbers),), "int64", scope="local")
+    places = registers(len(numbers), dtype="int64")
     for at, value in enumerate(numbers):
         T.buffer_store(places, value, [whole(at)])
     again = iter(range(len(numbers)))
@@ -156,6 +210,16 @@ def _loads(value: Any) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(value, (tvm.ir.TensorLoad, found.append))
     return found
+
+
+def _without_loads(value: Any) -> Any:
+    """Give an expression with numbers in place of what it reads."""
+    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, lambda load: tirx.const(0, str(load.source.dtype))))
+
+
+def _same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    analyzer = tvm.sym.Analyzer()
+    return len(one) == len(other) and all(map(analyzer.can_prove_equal, one, other))
 
 
 def _sources(value: Any) -> list[Any]:

@@ -16,7 +16,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE
+from tvm_ext.schedules.compute.open_product import OPEN_PRODUCT
 from tvm_ext.schedules.simd.vector import element_type, operation
 from tvm_ext.schedules.simd.widen import uses
 
@@ -129,7 +131,8 @@ def initialize_open_reductions() -> tvm.transform.Pass:
         # A kernel written out as loops, such as TVM's of scattering, is one block of another name.
         root = func.body.block.name_hint if isinstance(func.body, s_tir.SBlockRealize) else "root"
         for block in _blocks(schedule, schedule.get_sblock(root)):
-            if GEOMETRY_ATTRIBUTE in schedule.get(block).annotations:
+            annotations = schedule.get(block).annotations
+            if GEOMETRY_ATTRIBUTE in annotations or annotations.get(KERNEL_ATTRIBUTE) == OPEN_PRODUCT:
                 continue  # the rule that writes such a kernel out initialises its sums
             first = _first_open_reduction(schedule, block)
             if first is not None:

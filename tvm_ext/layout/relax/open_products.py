@@ -1,7 +1,7 @@
 """Turn matrix products of open extents into kernels over a packed right operand.
 
 before: ``y = matmul(x, w)`` with ``x: [batch, seq, 768]`` and a constant ``w``
-after:  ``y = reshape(product(reshape(x, [1, batch * seq, 768]), w'))``, ``w'`` packed here
+after:  ``y = product(x, w')``, ``w'`` packed here; what follows the product may become part of the kernel
 
 A right operand that is computed is packed by a kernel of its own, one that is transposed before without its transpose.
 """
@@ -20,10 +20,11 @@ from tvm_ext.graph.origins import words_of
 from tvm_ext.layout.product_plan import OpenProductPlan, plan_open_product
 from tvm_ext.layout.verify import verify_open_product
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.relax_utils import read_only, static_shape
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.matmul import pack_columns
+from tvm_ext.schedules.compute.open_product import open_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.open_product import open_packing, open_product
+from tvm_ext.schedules.cpu.open_product import open_packing
 
 DTYPES = ("float32", "float64")
 
@@ -80,21 +81,18 @@ class _Rewriter(PyExprMutator):
         assert right is not None
         assert out is not None
         flat = len(right) == 2
-        batch = 1 if flat else _product(left[:-2])
-        rows = _product(left[:-1]) if flat else left[-2]
         dtype = str(call.ty.dtype)
-        data = self._reshaped(self.visit_expr(call.args[0]), [batch, rows, left[-1]])
         columns, reduction = (
             int(extent) if isinstance(extent, tirx.IntImm) else None for extent in (out[-1], left[-1])
         )
         plan = plan_open_product(columns, reduction, dtype, self.machine)
         verify_open_product(plan, columns)
         self.decisions.append(Decision.of("matmul", "open product", plan, self._words))
-        packed = self._packed(call.args[1], right, 1 if flat else batch, plan)
-        kernel = self.builder_.add_func(open_product(plan.tile, plan.lanes, flat, columns, dtype), "open_product")
-        result = relax.TensorType([batch, rows, out[-1]], dtype)
-        product = self.builder_.emit(relax.call_tir(kernel, [data, packed], result))
-        return relax.op.reshape(product, relax.ShapeExpr(out))
+        packed = self._packed(call.args[1], right, 1 if flat else _product(left[:-2]), plan)
+        return self.builder_.call_te(
+            open_product, self.visit_expr(call.args[0]), packed, out[-1], flat, plan.tile,
+            primfunc_name_hint="open_product", primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
+        )  # fmt: skip
 
     def _packed(self, weight: relax.Expr, shape: list[Any], batch: Any, plan: OpenProductPlan) -> relax.Expr:
         """Pack the right operand: here if it is a constant, by a kernel otherwise."""
