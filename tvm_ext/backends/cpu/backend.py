@@ -53,6 +53,7 @@ from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
+from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
@@ -139,6 +140,7 @@ def _memory(backend: Backend, target: tvm.target.Target, options: PipelineOption
 def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return [
         drop_scope_pragmas(),
+        stack_buffers(),
         protect_cancellations(),
         vector_code(),
         propagate_nan(),
