@@ -27,10 +27,19 @@ def stack_buffers() -> tvm.transform.Pass:
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.StackBuffers")
     def _stack_buffers(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-        found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)))
-        small = [buffer for buffer in found if buffer.scope() == "local" and 0 < _bytes(buffer) <= MOST_BYTES]
-        return substitute(func, {buffer: _on_stack(buffer) for buffer in small}) if small else func
+        blocks: list[Any] = []
+        tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
+        found = [buffer for block in blocks for buffer in block.alloc_buffers]
+        moved = {
+            buffer: _on_stack(buffer)
+            for buffer in found
+            if buffer.scope() == "local" and 0 < _bytes(buffer) <= MOST_BYTES
+        }
+        # What a block of an instruction calls a part of a buffer is in the scope of the buffer.
+        for match in [match for block in blocks for match in block.match_buffers]:
+            if match.source.source in moved:
+                moved[match.buffer] = _on_stack(match.buffer)
+        return substitute(func, moved) if moved else func
 
     return _stack_buffers
 
@@ -45,5 +54,6 @@ def _bytes(buffer: Any) -> int:
 
 def _on_stack(buffer: Any) -> Any:
     return tirx.decl_buffer(
-        buffer.shape, buffer.dtype, buffer.name, scope="global", data_alignment=buffer.data_alignment
+        buffer.shape, buffer.dtype, buffer.name, strides=buffer.strides or None, elem_offset=buffer.elem_offset,
+        scope="global", data_alignment=buffer.data_alignment, offset_factor=buffer.offset_factor,
     )  # fmt: skip
