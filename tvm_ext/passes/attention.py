@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.relax_utils import read_only, static_shape
+from tvm_ext.relax_utils import extents_of, read_only, same_extents
 from tvm_ext.schedules.compute.attention import ELEMENTWISE, SCORES, Step
 
 
@@ -55,10 +55,10 @@ def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[r
     steps: list[Step] = []
     others: list[relax.Expr] = []
     position = softmax.args[0]
-    shape = static_shape(position)
+    shape = extents_of(position)
     while True:
         call = _definition(bindings, position)
-        if call is None or static_shape(call) != shape or call.ty.dtype != softmax.ty.dtype:
+        if call is None or not _has_shape(call, shape) or call.ty.dtype != softmax.ty.dtype:
             return None
         if calls(call, "relax.matmul"):
             return Attention(call, tuple(reversed(steps)), tuple(others))
@@ -74,7 +74,7 @@ def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[r
                 arguments.append(SCORES)
             elif scalar is not None:
                 arguments.append(scalar)
-            elif static_shape(arg) is not None and visible(arg):
+            elif extents_of(arg) is not None and visible(arg):
                 arguments.append(len(others))
                 others.append(arg)
             else:
@@ -91,16 +91,21 @@ def _definition(bindings: Bindings, expr: relax.Expr) -> relax.Call | None:
     return value if isinstance(value, relax.Call) else None
 
 
-def _leads_to_scores(bindings: Bindings, expr: relax.Expr, shape: tuple[int, ...] | None) -> bool:
+def _leads_to_scores(bindings: Bindings, expr: relax.Expr, shape: list[Any] | None) -> bool:
     """Whether a product lies behind a value, through steps that are used by nothing else."""
     call = _definition(bindings, expr)
-    if call is None or static_shape(call) != shape:
+    if call is None or not _has_shape(call, shape):
         return False
     if calls(call, "relax.matmul"):
         return True
     return getattr(call.op, "name", "") in ELEMENTWISE and any(
         _leads_to_scores(bindings, arg, shape) for arg in call.args
     )
+
+
+def _has_shape(expr: relax.Expr, shape: list[Any] | None) -> bool:
+    found = extents_of(expr)
+    return found is not None and shape is not None and same_extents(found, shape)
 
 
 def _scalar(expr: Any, dtype: str) -> float | None:

@@ -22,6 +22,7 @@ from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.choices import FUSE, PROLOGUES, Choices
 from tvm_ext.layout.relax.blocked_layout import blocked_layout
 from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
+from tvm_ext.layout.relax.open_attention import open_attention
 from tvm_ext.layout.relax.open_products import open_products
 from tvm_ext.layout.relax.pack_matmul import pack_matmul
 from tvm_ext.layout.relax.phases_as_channels import phases_as_channels
@@ -87,6 +88,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
         *([embed_operators(offers)] if everything else []),
         blocked_layout(winograd, bfloat16, chosen),
         pack_matmul(bfloat16, chosen, strassen),
+        open_attention(),
         open_products(),
         *([embed_operators(offers, ordinary_cost(machine_of(target)))] if uncovered else []),
         relax.transform.DeadCodeElimination(),

@@ -1,0 +1,151 @@
+"""Turn attention of open extents into one kernel: the scores are never in memory.
+
+before: ``s = matmul(q, permute_dims(k)); p = nn.softmax(s * 0.125); y = permute_dims(matmul(p, v))`` with ``q: [batch,
+        heads, seq, 64]``
+after:  ``y = open_attention(q, k, v)``, which reads and writes through the transposes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.origins import all_origins
+from tvm_ext.passes.attention import find_attention
+from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
+from tvm_ext.relax_utils import extents_of, same_extents, static_shape
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.open_attention import OpenAttention
+
+DTYPES = ("float32", "float64")
+
+TILE_ROWS, FEW_TILE_ROWS = 8, 4
+"""Queries of a register tile where there are 32 vector registers, and where there are fewer."""
+
+
+def open_attention() -> tvm.transform.Pass:
+    """Make the pass; it belongs behind the packing of products whose extents are known, before that of open ones."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenAttention")
+    def _open_attention(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = _Rewriter(mod, machine_of(tvm.target.Target.current(allow_none=False)))
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function) and not (
+                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
+            ):
+                if rewriter.begin(function):
+                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
+
+    return _open_attention
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    """Rewrites one module, function by function."""
+
+    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+        super().__init__(mod)
+        self.machine = machine
+        self.bindings = Bindings()
+        self.words: dict[Any, tuple[str, ...]] = {}
+        self.decisions: list[Decision] = []
+
+    def begin(self, function: relax.Function) -> bool:
+        """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
+        self.bindings = Bindings()
+        self.bindings.visit_expr(function)
+        self.words = all_origins(function)
+        return any(
+            calls(value, "relax.matmul") and static_shape(value.args[0]) is None
+            for value in self.bindings.values.values()
+        )
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Replace the second product of an attention, or the transpose of one; the rest is dead then."""
+        call, order = binding.value, None
+        if calls(call, "relax.permute_dims") and self._once(call.args[0], binding.var):
+            call, order = self.bindings.values[call.args[0]], permutation(call)
+        made = self._kernel(binding.var, call, order) if calls(call, "relax.matmul") else None
+        if made is None:
+            super().visit_var_binding_(binding)
+            return
+        leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
+        emitted = self.builder_.emit_output(made) if leaves else self.builder_.emit(made)
+        self.set_var_remap(binding.var, emitted)
+
+    def _once(self, expr: relax.Expr, user: relax.Var) -> bool:
+        """Whether a value is used once, and where ``user`` is bound."""
+        return expr in self.bindings.values and self.bindings.uses[expr] == 1 and self.bindings.is_visible(expr, user)
+
+    def _kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
+        found = find_attention(self.bindings, product, lambda expr: self.bindings.is_visible(expr, var))
+        dtype = str(product.ty.dtype)
+        if found is None or dtype not in DTYPES:
+            return None
+        query, key, value = (self._operand(var, expr) for expr in (*found.scores.args, product.args[1]))
+        if query is None or key is None or value is None:
+            return None
+        *batch, rows, size = query.shape
+        columns, scores = value.shape[-1], extents_of(found.scores)
+        order = tuple(range(len(query.shape))) if order is None else order
+        others = [_broadcast(other, scores) for other in found.others]
+        if (
+            all(isinstance(extent, tirx.IntImm) for extent in (*batch, rows, key.shape[-1]))
+            or not (isinstance(size, tirx.IntImm) and isinstance(columns, tirx.IntImm) and int(size) and int(columns))
+            or not (same_extents(batch, key.shape[:-2]) and same_extents(batch, value.shape[:-2]))
+            or not (same_extents([size], [key.shape[-2]]) and same_extents([key.shape[-1]], [value.shape[-2]]))
+            or order[-1] != len(order) - 1
+            or any(other is None for other in others)
+            or any(str(part.expr.ty.dtype) != dtype for part in (query, key, value))
+        ):
+            return None
+        wide = self.machine.vector_registers >= 32
+        spec = OpenAttention(
+            tuple(map(_number, batch)), _number(rows), _number(key.shape[-1]), int(size), int(columns),
+            (query.axes, key.axes, value.axes), order, found.steps, tuple(others), dtype,
+            TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype),
+        )  # fmt: skip
+        self.decisions.append(Decision.of("matmul", "open attention", spec, self.words.get(var, ())))
+        kernel = self.builder_.add_func(spec.kernel(), "open_attention")
+        logical = [*batch, rows, columns]
+        result = relax.TensorType([logical[axis] for axis in order], dtype)
+        given = [self.visit_expr(expr) for expr in (query.expr, key.expr, value.expr, *found.others)]
+        return relax.call_tir(kernel, given, result)
+
+    def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
+        """Look through the transposes before an operand."""
+        shape = extents_of(expr)
+        if shape is None or len(shape) < 2 or isinstance(expr, tvm.ir.GenericConst):
+            return None
+        axes = tuple(range(len(shape)))
+        while isinstance(expr, relax.Var) and expr in self.bindings.values:
+            value = self.bindings.values[expr]
+            transpose = permutation(value)
+            if transpose is None or not self.bindings.is_visible(value.args[0], user):
+                break
+            axes = tuple(transpose[axis] for axis in axes)
+            expr = value.args[0]
+        return Operand(expr, axes, tuple(shape))
+
+
+def _broadcast(other: relax.Expr, scores: list[Any]) -> tuple[tuple[bool, ...], str] | None:
+    """Say along which axes a tensor has the extents of the scores; None if it fits neither them nor 1."""
+    shape = extents_of(other)
+    if shape is None or len(shape) > len(scores):
+        return None
+    found = []
+    for extent, whole in zip(shape, scores[len(scores) - len(shape) :], strict=True):
+        single = isinstance(extent, tirx.IntImm) and int(extent) == 1
+        if not single and not same_extents([extent], [whole]):
+            return None
+        found.append(not single)
+    return tuple(found), str(other.ty.dtype)
+
+
+def _number(extent: Any) -> int | None:
+    return int(extent) if isinstance(extent, tirx.IntImm) else None
