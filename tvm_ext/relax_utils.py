@@ -70,17 +70,6 @@ def substitute(node: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda variable: values.get(variable, variable)))
 
 
-def extents_of(expr: Any) -> list[Any] | None:
-    """List the extents of a tensor, numbers and expressions; None where its shape is not known at all."""
-    shape = getattr(expr.ty, "shape", None)
-    return list(shape) if isinstance(shape, relax.ShapeExpr) else None
-
-
-def same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether extents are the same at all sizes."""
-    return len(one) == len(other) and all(map(tvm.sym.Analyzer().can_prove_equal, one, other))
-
-
 def called_by_name(func: Any) -> list[str]:
     """List the kernels that a TIR function calls by their names, as segments of open extents do."""
     found: list[str] = []

@@ -203,7 +203,7 @@ class _Kernel:
         if self.others:
             self._steps(rows)
         with T.serial(ZERO, whole(height)) as i:
-            self._softmax(i, groups)
+            self._softmax(i)
         for begin in range(0, self.value_vectors, VECTORS):
             self._results(rows, begin, min(VECTORS, self.value_vectors - begin))
 
@@ -246,9 +246,7 @@ class _Kernel:
                 return score
             axes = self.spec.others[int(given)][0]
             places = index[len(index) - len(axes) :]
-            return self.others[int(given)][
-                *(place if full else ZERO for place, full in zip(places, axes, strict=True))
-            ]
+            return self.others[int(given)][*(place if full else ZERO for place, full in zip(places, axes, strict=True))]
 
         for name, arguments in self.spec.steps:
             score = ELEMENTS[name](*map(argument, arguments))
@@ -265,21 +263,22 @@ class _Kernel:
                 value = self._stepped(self.scores[i, chunk, x], [*self.at, row, chunk * lanes + x])
                 T.buffer_store(self.scores, value, [i, chunk, x])
 
-    def _softmax(self, i: Any, groups: Any) -> None:
+    def _softmax(self, i: Any) -> None:
         """Put the exponentials in place of the scores of a row, and keep their sum."""
         lanes = self.lanes
+        chunks = (self.positions + (lanes - 1)) // lanes
         vector, total = self.vector, self.total
         for sums, first in ((vector, -tirx.infinity(self.dtype)), (total, tirx.const(0, self.dtype))):
             with T.vectorized(ZERO, whole(lanes)) as x:
                 T.buffer_store(sums, first, [x])
         T.buffer_store(self.most, -tirx.infinity(self.dtype), [0])
         T.buffer_store(self.totals, tirx.const(0, self.dtype), [i])
-        with T.serial(ZERO, groups * VECTORS) as chunk:
+        with T.serial(ZERO, chunks) as chunk:
             with T.serial(ZERO, whole(lanes), annotations={SIMD_ATTRIBUTE: lanes}) as x:
                 T.buffer_store(vector, tirx.max(vector[x], self.scores[i, chunk, x]), [x])
         with T.serial(ZERO, whole(lanes), annotations={SIMD_ATTRIBUTE: lanes}) as x:
             T.buffer_store(self.most, tirx.max(self.most[0], vector[x]), [0])
-        with T.serial(ZERO, groups * VECTORS) as chunk:
+        with T.serial(ZERO, chunks) as chunk:
             with T.serial(ZERO, whole(lanes), annotations={SIMD_ATTRIBUTE: lanes}) as x:
                 T.buffer_store(self.scores, T.exp(self.scores[i, chunk, x] - self.most[0]), [i, chunk, x])
             with T.serial(ZERO, whole(lanes), annotations={SIMD_ATTRIBUTE: lanes}) as x:

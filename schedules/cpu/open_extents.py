@@ -6,6 +6,8 @@ of rows with a matrix still has a known number of columns, which lie side by sid
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -13,12 +15,18 @@ from tvm.tirx import IntImm, IterVar, PrimFunc
 
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.row_reduction import vectorize_along
 from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import is_simple
+from tvm_ext.schedules.kernel.rows import NotRows, row_loops
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.widen import uses
+
+LONG_ROW = 256
+"""Elements of a row from which on rows are shared out among threads: how many rows there are is not known."""
 
 
 class OpenExtents:
@@ -40,6 +48,9 @@ class OpenExtents:
         if all(static_extents(schedule, block) for block in blocks):
             return None
         machine = machine_of(target)
+        rows = _row_by_row(func, machine)
+        if rows is not None:
+            return rows
         for block in blocks:
             if is_spatial(schedule, block):
                 vectorize_and_divide(schedule, block, machine)
@@ -47,6 +58,42 @@ class OpenExtents:
                 _reduce_side_by_side(schedule, block, machine)
                 _initialize(schedule, block)
         return schedule
+
+
+def _row_by_row(func: PrimFunc, machine: Machine) -> Schedule | None:
+    """Run all blocks for one row after another, as :mod:`tvm_ext.schedules.cpu.row_reduction` does; None: no rows."""
+    schedule = new_schedule(func)
+    try:
+        blocks = inline_producers(schedule)
+        reductions = [block for block in blocks if not is_spatial(schedule, block)]
+        outputs = schedule.get_output_blocks(schedule.get_sblock("root"))
+        if len(outputs) != 1 or not reductions or not all(_reads_along(schedule, block) for block in reductions):
+            return None
+        if not is_spatial(schedule, blocks[-1]):
+            schedule.cache_write(blocks[-1], 0, "global")
+            blocks = top_blocks(schedule)
+        rows, inside = row_loops(schedule, blocks)
+        if not rows or not inside:
+            return None
+        length = prod(int(e) if isinstance(e := schedule.get(loop).extent, IntImm) else 1 for loop in inside)
+        schedule.reorder(*rows, *inside)
+        row = schedule.fuse(*rows)
+        for block in reversed(blocks[:-1]):
+            schedule.compute_at(block, row, preserve_unit_loops=True)
+        if length >= LONG_ROW:
+            schedule.parallel(row)
+        for block in blocks:
+            vectorize_along(schedule, block, 1, machine)
+    except (ScheduleError, NotRows):
+        return None
+    return schedule
+
+
+def _reads_along(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a block reduces along its last axis, along which what it reads lies side by side."""
+    axes = axes_of(schedule, block)
+    last = [None if access.strides is None else access.strides[-1] for access in axes.accesses if not access.written]
+    return axes.reduces[-1] and 1 in last and all(stride in (0, 1) for stride in last)
 
 
 def _initialize(schedule: Schedule, block: SBlockRV) -> None:
@@ -60,7 +107,9 @@ def _initialize(schedule: Schedule, block: SBlockRV) -> None:
         for value, axis in zip(realize.iter_values, realize.block.iter_vars, strict=True)
         if int(axis.iter_type) == IterVar.CommReduce
     ]
-    loops = [loop for loop in schedule.get_loops(block) if any(uses(value, schedule.get(loop).loop_var) for value in reduced)]
+    loops = [
+        loop for loop in schedule.get_loops(block) if any(uses(value, schedule.get(loop).loop_var) for value in reduced)
+    ]
     if any(not isinstance(schedule.get(loop).extent, IntImm) for loop in loops):
         schedule.decompose_reduction(block, loops[0])
 

@@ -63,11 +63,15 @@ class Epilogue:
         """
         body = self._store.body
         same = _same_shape(body.buffer.shape, self.result.shape) and self._at_axes(body.indices)
-        return same and all(
-            (_same_shape(load.source.shape, self.result.shape) and self._at_axes(load.indices))
-            or not any(self._uses_rows(index) for index in load.indices)
-            for load in self._loads()
-        ) and not self._uses_rows(_without_loads(body.value))
+        return (
+            same
+            and all(
+                (_same_shape(load.source.shape, self.result.shape) and self._at_axes(load.indices))
+                or not any(self._uses_rows(index) for index in load.indices)
+                for load in self._loads()
+            )
+            and not self._uses_rows(_without_loads(body.value))
+        )
 
     def is_plain(self) -> bool:
         """Whether nothing is called, as a function like ``exp`` is: calls are long code in a tile."""

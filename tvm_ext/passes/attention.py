@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.relax_utils import extents_of, read_only, same_extents
+from tvm_ext.relax_utils import open_shape, read_only, same_extents
 from tvm_ext.schedules.compute.attention import ELEMENTWISE, SCORES, Step
 
 
@@ -55,7 +55,7 @@ def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[r
     steps: list[Step] = []
     others: list[relax.Expr] = []
     position = softmax.args[0]
-    shape = extents_of(position)
+    shape = open_shape(position)
     while True:
         call = _definition(bindings, position)
         if call is None or not _has_shape(call, shape) or call.ty.dtype != softmax.ty.dtype:
@@ -74,7 +74,7 @@ def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[r
                 arguments.append(SCORES)
             elif scalar is not None:
                 arguments.append(scalar)
-            elif extents_of(arg) is not None and visible(arg):
+            elif open_shape(arg) is not None and visible(arg):
                 arguments.append(len(others))
                 others.append(arg)
             else:
@@ -91,7 +91,7 @@ def _definition(bindings: Bindings, expr: relax.Expr) -> relax.Call | None:
     return value if isinstance(value, relax.Call) else None
 
 
-def _leads_to_scores(bindings: Bindings, expr: relax.Expr, shape: list[Any] | None) -> bool:
+def _leads_to_scores(bindings: Bindings, expr: relax.Expr, shape: tuple[Any, ...] | None) -> bool:
     """Whether a product lies behind a value, through steps that are used by nothing else."""
     call = _definition(bindings, expr)
     if call is None or not _has_shape(call, shape):
@@ -103,8 +103,8 @@ def _leads_to_scores(bindings: Bindings, expr: relax.Expr, shape: list[Any] | No
     )
 
 
-def _has_shape(expr: relax.Expr, shape: list[Any] | None) -> bool:
-    found = extents_of(expr)
+def _has_shape(expr: relax.Expr, shape: tuple[Any, ...] | None) -> bool:
+    found = open_shape(expr)
     return found is not None and shape is not None and same_extents(found, shape)
 
 

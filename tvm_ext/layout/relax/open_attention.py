@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.decisions import Decision, with_decisions
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.passes.attention import find_attention
 from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
-from tvm_ext.relax_utils import extents_of, same_extents, static_shape
+from tvm_ext.relax_utils import open_shape, same_extents, static_shape
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.open_attention import OpenAttention
 
@@ -91,12 +91,12 @@ class _Rewriter(PyExprMutator):
         if query is None or key is None or value is None:
             return None
         *batch, rows, size = query.shape
-        columns, scores = value.shape[-1], extents_of(found.scores)
+        columns, scores = value.shape[-1], open_shape(found.scores)
         order = tuple(range(len(query.shape))) if order is None else order
         others = [_broadcast(other, scores) for other in found.others]
         if (
-            all(isinstance(extent, tirx.IntImm) for extent in (*batch, rows, key.shape[-1]))
-            or not (isinstance(size, tirx.IntImm) and isinstance(columns, tirx.IntImm) and int(size) and int(columns))
+            all(isinstance(extent, int) for extent in (*batch, rows, key.shape[-1]))
+            or not (isinstance(size, int) and isinstance(columns, int) and size and columns)
             or not (same_extents(batch, key.shape[:-2]) and same_extents(batch, value.shape[:-2]))
             or not (same_extents([size], [key.shape[-2]]) and same_extents([key.shape[-1]], [value.shape[-2]]))
             or order[-1] != len(order) - 1
@@ -106,7 +106,7 @@ class _Rewriter(PyExprMutator):
             return None
         wide = self.machine.vector_registers >= 32
         spec = OpenAttention(
-            tuple(map(_number, batch)), _number(rows), _number(key.shape[-1]), int(size), int(columns),
+            tuple(map(_number, batch)), _number(rows), _number(key.shape[-1]), size, columns,
             (query.axes, key.axes, value.axes), order, found.steps, tuple(others), dtype,
             TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype),
         )  # fmt: skip
@@ -119,7 +119,7 @@ class _Rewriter(PyExprMutator):
 
     def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
         """Look through the transposes before an operand."""
-        shape = extents_of(expr)
+        shape = open_shape(expr)
         if shape is None or len(shape) < 2 or isinstance(expr, tvm.ir.GenericConst):
             return None
         axes = tuple(range(len(shape)))
@@ -130,17 +130,17 @@ class _Rewriter(PyExprMutator):
                 break
             axes = tuple(transpose[axis] for axis in axes)
             expr = value.args[0]
-        return Operand(expr, axes, tuple(shape))
+        return Operand(expr, axes, shape)
 
 
-def _broadcast(other: relax.Expr, scores: list[Any]) -> tuple[tuple[bool, ...], str] | None:
+def _broadcast(other: relax.Expr, scores: tuple[Any, ...]) -> tuple[tuple[bool, ...], str] | None:
     """Say along which axes a tensor has the extents of the scores; None if it fits neither them nor 1."""
-    shape = extents_of(other)
+    shape = open_shape(other)
     if shape is None or len(shape) > len(scores):
         return None
     found = []
     for extent, whole in zip(shape, scores[len(scores) - len(shape) :], strict=True):
-        single = isinstance(extent, tirx.IntImm) and int(extent) == 1
+        single = isinstance(extent, int) and extent == 1
         if not single and not same_extents([extent], [whole]):
             return None
         found.append(not single)
@@ -148,4 +148,4 @@ def _broadcast(other: relax.Expr, scores: list[Any]) -> tuple[tuple[bool, ...], 
 
 
 def _number(extent: Any) -> int | None:
-    return int(extent) if isinstance(extent, tirx.IntImm) else None
+    return extent if isinstance(extent, int) else None

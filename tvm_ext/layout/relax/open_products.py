@@ -20,7 +20,7 @@ from tvm_ext.graph.origins import words_of
 from tvm_ext.layout.product_plan import OpenProductPlan, plan_open_product
 from tvm_ext.layout.verify import verify_open_product
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.relax_utils import OUT_ELEMENTWISE, extents_of, read_only, static_shape
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.matmul import pack_columns
 from tvm_ext.schedules.compute.open_product import open_product
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -76,7 +76,7 @@ class _Rewriter(PyExprMutator):
         """Replace a product."""
         if not _is_open_product(call):
             return super().visit_call_(call)
-        (left, right), out = (list(map(extents_of, call.args))), extents_of(call)
+        (left, right), out = (list(map(_extents, call.args))), _extents(call)
         assert left is not None
         assert right is not None
         assert out is not None
@@ -137,7 +137,7 @@ def _is_open_product(value: Any) -> bool:
     """Whether a value is a product of known ranks, some of whose extents are open."""
     if not calls(value, "relax.matmul") or len({str(expr.ty.dtype) for expr in (value, *value.args)}) > 1:
         return False
-    shapes = [extents_of(expr) for expr in (value, *value.args)]
+    shapes = [_extents(expr) for expr in (value, *value.args)]
     if str(value.ty.dtype) not in DTYPES or any(shape is None or len(shape) < 2 for shape in shapes):
         return False
     if all(static_shape(expr) is not None for expr in value.args):
@@ -153,6 +153,11 @@ def _is_open_product(value: Any) -> bool:
         and analyzer.can_prove_equal(left[-1], right[-2])
         and (len(right) == 2 or (len(left) == len(right) and all(map(analyzer.can_prove_equal, left[:-2], right[:-2]))))
     )
+
+
+def _extents(expr: Any) -> list[Any] | None:
+    shape = getattr(expr.ty, "shape", None)
+    return list(shape) if isinstance(shape, relax.ShapeExpr) else None
 
 
 def _product(extents: Sequence[Any]) -> Any:
