@@ -118,8 +118,8 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         }
         captured = {name: value for name, value in captured.items() if not _is_constant(value)}
         for name, value in captured.items():
-            if not isinstance(value, relax.Var) or not _is_static(value.ty):
-                raise NotImplementedError(f"its body reads {name!r}, whose shape is only known at run time")
+            if not isinstance(value, relax.Var) or not _names_its_extents(value.ty):
+                raise NotImplementedError(f"its body reads {name!r}, whose shape is computed at run time")
         counter = relax.Var(self._variable_name("counter"), COUNTER)
         states = [
             relax.Var(self._variable_name(name), _type_of(value)) for name, value in zip(names, carried, strict=True)
@@ -207,11 +207,12 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, tvm.ir.GenericConst)
 
 
-def _is_static(ty: Any) -> bool:
+def _names_its_extents(ty: Any) -> bool:
+    """Whether all extents are numbers or names, which a function that takes such a tensor may give again."""
     return (
         isinstance(ty, relax.TensorType)
         and isinstance(ty.shape, relax.ShapeExpr)
-        and all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape)
+        and all(isinstance(extent, tvm.tirx.IntImm | tvm.ir.Var) for extent in ty.shape)
     )
 
 

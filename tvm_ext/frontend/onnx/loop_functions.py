@@ -82,7 +82,9 @@ def add_function(
     finally:
         block = builder._end_block()
     body = relax.SeqExpr([block], result)
-    return builder.add_func(relax.Function(list(parameters), body, result.ty, is_pure=True), name)
+    function = relax.Function(list(parameters), body, result.ty, is_pure=True)
+    # Extents that are open have names of their own in every function.
+    return builder.add_func(relax.utils.copy_with_new_vars(function), name)
 
 
 def repeat(

@@ -17,7 +17,7 @@ from onnx import helper
 
 from tvm_ext.frontend.onnx.control_flow import Folding
 from tvm_ext.frontend.onnx.infer import MalformedNodeError
-from tvm_ext.frontend.onnx.scan import scan_as_loop
+from tvm_ext.frontend.onnx.scan import OpenLengthError, scan_as_loop
 from tvm_ext.frontend.onnx.sequences import on_rows, stacking_loop
 from tvm_ext.frontend.onnx.values import (
     Scope,
@@ -93,7 +93,12 @@ class LoopFolding(Folding):
     def _fold_scan(self, node: onnx.NodeProto, inputs: Sequence[Value | None], scope: Scope, label: str) -> None:
         """Replace a ``Scan`` by the loop that it is short for."""
         inner = Scope(scope.nodes, set(), scope, f"{label}: ")
-        formal = scan_as_loop(node, inputs, self._opsets.get("", 0), label)
+        try:
+            formal = scan_as_loop(node, inputs, self._opsets.get("", 0), label)
+        except OpenLengthError as error:
+            left = self._emit(self._with_folded_subgraphs(node, scope, label), inputs, [], scope, label)
+            self.unsupported[left.name] = str(error)
+            return
         for name, value in zip(formal.inputs, inputs, strict=True):
             if value is not None:
                 inner.values[name] = value

@@ -17,6 +17,10 @@ BATCH_WAS_DROPPED = 9
 """Operator set version since which Scan has no batch axis, and since which its axes can be chosen."""
 
 
+class OpenLengthError(Exception):
+    """Raised for a scan of as many steps as only the inputs tell."""
+
+
 @dataclass(frozen=True)
 class LoopOfScan:
     """Nodes that compute a ``Scan``; none of their names is one that its body uses.
@@ -59,6 +63,8 @@ def scan_as_loop(node: onnx.NodeProto, inputs: Sequence[Value | None], opset: in
     ------
     MalformedNodeError
         If the body or the attributes do not fit the inputs and outputs.
+    OpenLengthError
+        If the length of what is scanned is not known.
     """
     attributes = {item.name: item for item in node.attribute}
     body = attributes["body"].g if "body" in attributes else onnx.GraphProto()
@@ -213,7 +219,9 @@ def _length(values: Sequence[Value | None], axes: Sequence[int], label: str) -> 
         if dims is None or not 0 <= axis < len(dims):
             raise MalformedNodeError(f"{label}: an input that it scans has no axis {axis} of known length")
         found.add(dims[axis])
-    if len(found) != 1 or None in found:
+    if found == {None} or (len(found) == 2 and None in found):
+        raise OpenLengthError("the length that it scans is only known at run time; compile the model for one length")
+    if len(found) != 1:
         lengths = ", ".join(sorted(str(length) for length in found))
         raise MalformedNodeError(f"{label}: the inputs that it scans have different or unknown lengths ({lengths})")
     (length,) = found
