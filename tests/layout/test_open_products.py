@@ -82,3 +82,54 @@ def test_products_that_are_left_alone() -> None:
     assert kernels(module([[n, 4]], np.ones((4, 2), "float32"), False, "float32")) == ["main"]
     assert kernels(module([[3, 4]], np.ones((4, 8), "float32"), False, "float32")) == ["main"]
     assert kernels(module([[n, 4]], np.ones((4, 8), "int32"), False, "int32")) == ["main"]
+
+
+@pytest.mark.parametrize("columns", [9, 33, 64, 100])
+def test_what_follows_a_product_becomes_part_of_it(columns: int) -> None:
+    """A bias, an activation, a residual and what is added to each place of a sequence."""
+    rng = np.random.default_rng(columns)
+    b, n = tirx.Var("b", "int64"), tirx.Var("n", "int64")
+    weight, bias = rng.standard_normal((19, columns)).astype("float32"), rng.standard_normal(columns).astype("float32")
+    x, past, places = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", [b, n, 19]), ("past", [b, n, columns]), ("places", [n, columns]))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, past, places]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.add(relax.op.matmul(x, relax.const(weight)), relax.const(bias)))
+            first = builder.emit(relax.op.add(relax.op.nn.silu(first), past))
+            second = builder.emit(relax.op.nn.relu(relax.op.add(relax.op.matmul(x, relax.const(weight)), places)))
+            result = builder.emit_output(relax.Tuple([first, second]))
+        builder.emit_func_output(result)
+    model = tvm_ext.compile(builder.get())
+    for batch, rows in [(1, size) for size in SIZES] + [(3, 17), (2, 160), (0, 3)]:
+        data, other = (rng.standard_normal((batch, rows, width)).astype("float32") for width in (19, columns))
+        added = rng.standard_normal((rows, columns)).astype("float32")
+        found = list(model.run([data, other, added]).values())
+        biased = data @ weight + bias
+        np.testing.assert_allclose(found[0], biased / (1 + np.exp(-biased)) + other, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[1], np.maximum(data @ weight + added, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_that_is_broadcast_after_sums_over_nothing() -> None:
+    """What follows has more elements than the product, whose sums may be empty."""
+    m, k, b = (tirx.Var(name, "int64") for name in "mkb")
+    left, right, other = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("left", [m, k]), ("right", [k, 7]), ("other", [b, m, 7]))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [left, right, other]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.add(relax.op.matmul(left, right), other))
+        builder.emit_func_output(result)
+    model = tvm_ext.compile(builder.get())
+    rng = np.random.default_rng(1)
+    for rows, reduction, batch in ((3, 0, 2), (1, 5, 1), (17, 31, 3), (33, 1, 2)):
+        given = [
+            rng.standard_normal(shape).astype("float32")
+            for shape in ((rows, reduction), (reduction, 7), (batch, rows, 7))
+        ]
+        found = model.run(given)["output"]
+        np.testing.assert_allclose(found, given[0] @ given[1] + given[2], rtol=1e-4, atol=1e-5)
