@@ -37,6 +37,15 @@ def check(module: nn.Module, *inputs: torch.Tensor, target: object = None) -> tv
     return compiled
 
 
+def kernels_of(module: nn.Module, example: torch.Tensor, target: object = None) -> list[str]:
+    """List the kernels that the pass makes of a module."""
+    imported = tvm_ext.import_model(module.eval(), example_inputs=(example,))
+    with resolve_target(target):
+        mod = blocked_layout(winograd=False)(fold_constants()(imported.mod))
+        mod = tvm.relax.transform.DeadCodeElimination()(mod)
+    return [var.name_hint for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)]
+
+
 def sequence(*layers: nn.Module) -> nn.Sequential:
     torch.manual_seed(len(layers))
     return nn.Sequential(*layers)
@@ -81,6 +90,18 @@ def test_convolution_of_awkward_sizes(
 def test_grouped_convolution(groups: int) -> None:
     module = sequence(nn.Conv2d(64, 64, 3, padding=1, groups=groups), nn.ReLU(), nn.Conv2d(64, 5, 1))
     check(module, torch.randn(2, 64, 9, 11))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize(("channels", "results", "groups"), [(32, 32, 8), (21, 24, 3), (48, 16, 2), (34, 68, 17)])
+def test_groups_read_the_blocks_in_which_their_input_is_stored(channels, results, groups, target) -> None:  # type: ignore[no-untyped-def]
+    module = sequence(
+        nn.Conv2d(16, channels, 1), nn.ReLU(),
+        nn.Conv2d(channels, results, 3, padding=1, groups=groups), nn.Conv2d(results, 16, (1, 3), stride=2),
+    )  # fmt: skip
+    check(module, torch.randn(2, 16, 7, 17), target=target)
+    names = kernels_of(module, torch.randn(2, 16, 7, 17), target)
+    assert sum(name.startswith("to_blocked") for name in names) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,12 +196,7 @@ def test_division_by_padded_channels_stays_finite() -> None:
 
 def test_weights_are_packed_at_compile_time() -> None:
     module = sequence(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1))
-    imported = tvm_ext.import_model(module.eval(), example_inputs=(torch.randn(1, 16, 8, 8),))
-    target = resolve_target(None)
-    with target:
-        mod = blocked_layout(winograd=False)(fold_constants()(imported.mod))
-        mod = tvm.relax.transform.DeadCodeElimination()(mod)
-    names = [var.name_hint for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)]
+    names = kernels_of(module, torch.randn(1, 16, 8, 8))
     assert sum(name.startswith("to_blocked") for name in names) == 1
     assert sum(name.startswith("from_blocked") for name in names) == 1
     assert sum(name.startswith("conv") for name in names) == 2

@@ -55,7 +55,8 @@ def test_every_plan_is_valid(shape: ConvolutionShape, machine, winograd: bool, s
     plan = plan_convolution(shape, machine, stored, winograd, bfloat16)
     if plan is not None:
         verify_plan(plan, shape)
-        assert plan.rounds == (bfloat16 and plan.form in ("rows", "pixels") and plan.block_in % 2 == 0)
+        summed = plan.block_sum or plan.block_in
+        assert plan.rounds == (bfloat16 and plan.form in ("rows", "pixels") and summed % 2 == 0)
         assert winograd or plan.form != "winograd"
     integers = plan_integer_convolution(shape, machine, 4, stored)
     if integers is not None:
@@ -104,7 +105,8 @@ def test_forms() -> None:
         (LARGE, False, {"chunks": 3}, "3 blocks of 16 hold no 64 channels"),
         (LARGE, False, {"computed": 55}, "55 of 56 columns"),
         (SHORT, True, {"computed": 8}, "8 of 9 pixels"),
-        (GROUPED, True, {"block_out": 32}, "reach beyond groups of 16, 16"),
+        (GROUPED, True, {"block_in": 32, "block_sum": 32}, "sums of 32 channels are no parts"),
+        (GROUPED, True, {"block_out": 32}, "blocks of 32 reach beyond groups of 16 results"),
         (LARGE, True, {"winograd": None}, "do not belong together"),
         (LARGE, True, {"winograd": {"rows": 195}}, "195 of 196 tiles"),
         (LARGE, True, {"winograd": {"strip": 15}}, "strips of 15 rows"),

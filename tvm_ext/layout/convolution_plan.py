@@ -7,7 +7,7 @@ The rules of :mod:`tvm_ext.layout.relax.convolution` turn a plan into kernels;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Literal
 
 from tvm_ext.schedules.compute.bfloat16 import PAIR
@@ -165,6 +165,8 @@ def blocks_of(
 ) -> tuple[int, int] | None:
     """Choose the blocks of input and output channels; None where groups divide no block.
 
+    Groups read any block in which their input is stored: part by part, where it holds channels of several groups.
+
     Parameters
     ----------
     stored : int
@@ -175,7 +177,7 @@ def blocks_of(
     lanes = machine.lanes("float32")
     sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
     block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
-    block_in = next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
+    block_in = stored or next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
     return (block_in, block_out) if block_out else None
 
 
@@ -255,8 +257,9 @@ def winograd_plan(shape: ConvolutionShape, machine: Machine, outputs: int) -> Co
 
 def _reduction(shape: ConvolutionShape, block_in: int, bfloat16: bool) -> tuple[bool, int, int]:
     """Tell whether operands are rounded to bfloat16, which block is summed, and how many steps a sum takes."""
-    rounds = bfloat16 and block_in % PAIR == 0
-    block_sum = summed_block(shape.in_channels // shape.groups, block_in)
+    channels = shape.in_channels // shape.groups
+    block_sum = summed_block(channels, block_in) if shape.groups == 1 else gcd(channels, block_in)
+    rounds = bfloat16 and block_sum % PAIR == 0
     # An instruction takes a pair as if it were one.
     steps = block_sum // PAIR if rounds else block_sum
     return rounds, block_sum, _count(shape.in_channels // shape.groups, block_sum) * steps * prod(shape.kernel)
@@ -301,7 +304,8 @@ def plan_open_convolution(
     if 1 < groups == in_channels == out_channels:
         block = stored or channel_block(in_channels, machine)
         return ConvolutionPlan("depthwise", block, block, _count(out_channels, block))
-    blocks = blocks_of(in_channels, out_channels, groups, machine, stored)
+    # Kernels of open extents read no parts of blocks.
+    blocks = blocks_of(in_channels, out_channels, groups, machine, stored if groups == 1 else 0)
     return None if blocks is None else ConvolutionPlan("open", *blocks, _count(out_channels, blocks[1]))
 
 

@@ -78,8 +78,8 @@ def _faults_of_blocks(plan: ConvolutionPlan, in_channels: int, out_channels: int
         found.append(f"{plan.chunks} blocks of {plan.block_out} hold no {out_channels} channels")
     if plan.form == "depthwise" and (plan.block_in != plan.block_out or not groups == in_channels == out_channels):
         found.append("a depthwise convolution has as many groups as channels, in one kind of block")
-    if plan.form != "depthwise" and groups > 1 and (group_in % plan.block_in or group_out % plan.block_out):
-        found.append(f"blocks of {plan.block_in} and {plan.block_out} reach beyond groups of {group_in}, {group_out}")
+    if plan.form != "depthwise" and groups > 1 and group_out % plan.block_out:
+        found.append(f"blocks of {plan.block_out} reach beyond groups of {group_out} results")
     part = plan.block_sum or plan.block_in
     if plan.block_in % part or (plan.form != "depthwise" and groups > 1 and group_in % part):
         found.append(f"sums of {part} channels are no parts of blocks of {plan.block_in} and of groups of {group_in}")
