@@ -1,7 +1,7 @@
 """Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
 
-Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|cuda_layouts|packer|halide|metaschedule ...]
-     [--quick] [--json PATH] [--keep FILE]
+Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|cpu_layouts|cuda_layouts|packer|halide|
+     metaschedule ...] [--quick] [--json PATH] [--keep FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 import tvm_ext
-from scripts.hexagon import bounds, costs, cuda_layouts, packer, peers, planner
+from scripts.hexagon import bounds, costs, cpu_layouts, cuda_layouts, packer, peers, planner
 from scripts.results import add_json_option, add_keep_option, result_path, store
 from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
 from tests.hexagon.fixed_point_reference import run_fixed_point
@@ -168,6 +168,7 @@ PARTS: dict[str, Callable[..., tuple[list[dict[str, Any]], dict[str, float]]]] =
     "networks": measure_networks,
     "planner": planner.measure,
     "bounds": bounds.measure,
+    "cpu_layouts": cpu_layouts.measure,
     "cuda_layouts": cuda_layouts.measure,
     "packer": packer.measure,
     **{peer: partial(peers.measure, peer) for peer in PEERS},

@@ -57,20 +57,40 @@ def winograd_outputs(
     # A machine without fused multiply-adds may do less than one in a cycle: its transforms take as long, too.
     units = max(1.0, machine.units)
     best, best_cost = 0, positions * steps * KERNEL**2 / (2 * GAIN_OVER_PAIRS if pairs else GAIN) / units
-    for outputs, (forward, backward) in TRANSFORM_CYCLES.items():
-        size = (outputs + KERNEL - 1) ** 2
-        tile_rows, tile_columns = tiles(out_extents, outputs)
-        count = planes * tile_rows * tile_columns
-        weight_bytes = size * steps * lanes * 4
-        bandwidth = machine.weight_bandwidth if weight_bytes > machine.l3 // 2 else machine.l3_bandwidth
-        # Few rows leave a register tile too small to hide its loads.
-        multiply = size * steps * max(count, 6) / units
-        loads = weight_bytes / (bandwidth / machine.clock) / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
-        transform = count * (in_channels / lanes * forward + -(-out_channels // lanes) * backward)
-        cost = max(multiply, loads * machine.cores) + transform
+    for outputs in TRANSFORM_CYCLES:
+        cost = winograd_cycles(outputs, planes, in_channels, out_channels, out_extents, machine, depth_taps)
         if cost < best_cost:
             best, best_cost = outputs, cost
     return best
+
+
+def winograd_cycles(
+    outputs: int,
+    planes: int,
+    in_channels: int,
+    out_channels: int,
+    out_extents: tuple[int, int],
+    machine: Machine,
+    depth_taps: int = 1,
+) -> float:
+    """Estimate the cycles of a core for a 3 x 3 convolution with so many outputs of a tile along an axis.
+
+    The other parameters are those of :func:`winograd_outputs`.
+    """
+    lanes = machine.lanes("float32")
+    steps = depth_taps * in_channels * -(-out_channels // lanes)
+    units = max(1.0, machine.units)
+    forward, backward = TRANSFORM_CYCLES[outputs]
+    size = (outputs + KERNEL - 1) ** 2
+    tile_rows, tile_columns = tiles(out_extents, outputs)
+    count = planes * tile_rows * tile_columns
+    weight_bytes = size * steps * lanes * 4
+    bandwidth = machine.weight_bandwidth if weight_bytes > machine.l3 // 2 else machine.l3_bandwidth
+    # Few rows leave a register tile too small to hide its loads.
+    multiply = size * steps * max(count, 6) / units
+    loads = weight_bytes / (bandwidth / machine.clock) / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
+    transform = count * (in_channels / lanes * forward + -(-out_channels // lanes) * backward)
+    return max(multiply, loads * machine.cores) + transform
 
 
 class Winograd:

@@ -27,19 +27,24 @@ def plan_name(plan: ConvolutionPlan) -> str:
 
 
 def convolution_plans(
-    shape: ConvolutionShape, machine: Machine, stored: int = 0, winograd: bool = True, bfloat16: bool = False
+    shape: ConvolutionShape,
+    machine: Machine,
+    stored: int = 0,
+    winograd: bool = True,
+    bfloat16: bool = False,
+    wanted: int = 0,
 ) -> dict[str, ConvolutionPlan]:
     """List the plans of a convolution by their names, the machine model's choice first; none where it has none.
 
     Parameters are those of :func:`.plan_convolution`. Rows may be computed in blocks of half a vector of results, which
     the next operator then reads; chunks that fill up register tiles may be left out.
     """
-    chosen = plan_convolution(shape, machine, stored, winograd, bfloat16)
+    chosen = plan_convolution(shape, machine, stored, winograd, bfloat16, wanted)
     if chosen is None:
         return {}
     found = {plan_name(chosen): chosen}
     lanes = machine.lanes("float32")
-    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored)
+    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored, wanted)
     if chosen.form == "depthwise" or blocks is None:
         return found
     if winograd and shape.groups == 1 and blocks == (lanes, lanes):
@@ -72,10 +77,16 @@ def replace_strip(plan: ConvolutionPlan, shape: ConvolutionShape) -> Convolution
 
 
 def choose_convolution(
-    choices: Choices, shape: ConvolutionShape, machine: Machine, stored: int, winograd: bool, bfloat16: bool
+    choices: Choices,
+    shape: ConvolutionShape,
+    machine: Machine,
+    stored: int,
+    winograd: bool,
+    bfloat16: bool,
+    wanted: int = 0,
 ) -> ConvolutionPlan | None:
     """Plan a convolution, as a search over whole networks found better or as the machine model says."""
-    plans = convolution_plans(shape, machine, stored, winograd, bfloat16)
+    plans = convolution_plans(shape, machine, stored, winograd, bfloat16, wanted)
     if not plans:
         return None
     work = shape.batch * shape.out_channels * prod(shape.results) * shape.in_channels // shape.groups

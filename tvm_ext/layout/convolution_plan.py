@@ -161,7 +161,7 @@ def input_block(channels: int, machine: Machine, stored: int) -> int:
 
 
 def blocks_of(
-    in_channels: int, out_channels: int, groups: int, machine: Machine, stored: int = 0
+    in_channels: int, out_channels: int, groups: int, machine: Machine, stored: int = 0, wanted: int = 0
 ) -> tuple[int, int] | None:
     """Choose the blocks of input and output channels; None where groups divide no block.
 
@@ -169,20 +169,25 @@ def blocks_of(
 
     Parameters
     ----------
-    stored : int
+    stored, wanted : int
         See :func:`plan_convolution`.
     """
     if groups == 1:
-        return input_block(in_channels, machine, stored), channel_block(out_channels, machine)
+        return input_block(in_channels, machine, stored), wanted or channel_block(out_channels, machine)
     lanes = machine.lanes("float32")
     sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1]
-    block_out = next((size for size in sizes if out_channels // groups % size == 0), 0)
+    block_out = next((size for size in (wanted, *sizes) if size and out_channels // groups % size == 0), 0)
     block_in = stored or next((size for size in (*sizes, 1) if in_channels // groups % size == 0), 0)
     return (block_in, block_out) if block_out else None
 
 
 def plan_convolution(
-    shape: ConvolutionShape, machine: Machine, stored: int = 0, winograd: bool = True, bfloat16: bool = False
+    shape: ConvolutionShape,
+    machine: Machine,
+    stored: int = 0,
+    winograd: bool = True,
+    bfloat16: bool = False,
+    wanted: int = 0,
 ) -> ConvolutionPlan | None:
     """Decide how a convolution is computed; None where its groups fill no vectors.
 
@@ -196,13 +201,15 @@ def plan_convolution(
         Whether Winograd's algorithm may be used.
     bfloat16 : bool
         Whether operands may be rounded to bfloat16.
+    wanted : int
+        Channels of a block of the result, where they were selected for a whole network; 0: they are chosen here.
     """
     lanes = machine.lanes("float32")
     if shape.is_depthwise:
-        block = stored or channel_block(shape.in_channels, machine)
+        block = wanted or stored or channel_block(shape.in_channels, machine)
         computed = computed_strip_width(shape.results[-1], machine.vector_registers)
         return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
-    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored)
+    blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored, wanted)
     if blocks is None:
         return None
     block_in, block_out = blocks

@@ -147,12 +147,18 @@ class BlockedLayoutMutator(PyExprMutator):
         self.decisions: list[Decision] = []
         self.words: dict[Any, tuple[str, ...]] = {}  # for the nodes that variables come from
         self._current: relax.Var | None = None
+        self.wanted: dict[relax.Var, int] = {}  # blocks that were selected for a whole function
         self.blocked: dict[relax.Var, Blocked | tuple[Blocked, ...]] = {}
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.rounded_copies: dict[relax.Expr, relax.Expr] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
         self.images: set[relax.Var] = set()  # that are made rows for dense layers, of the function that is rewritten
         self.rows: dict[relax.Expr, Blocked] = {}  # images that were, in the order of their blocks
+
+    @property
+    def wanted_block(self) -> int:
+        """The block that was selected for the result that is being rewritten; 0: none."""
+        return 0 if self._current is None else self.wanted.get(self._current, 0)
 
     def known(self, expr: relax.Expr) -> Blocked | None:
         """Look up the blocked form of an operand."""

@@ -11,13 +11,16 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from tvm_ext.graph.decisions import with_decisions
+from tvm_ext.graph.decisions import Decision, with_decisions
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.layout.choices import Choices
+from tvm_ext.layout.convolution_plan import ConvolutionPlan, ConvolutionShape, plan_convolution
 from tvm_ext.layout.relax.blocked import BlockedLayoutMutator
+from tvm_ext.layout.relax.convolution import convolved_shape
 from tvm_ext.layout.relax.flattened import flattened_images, take_flattened
 from tvm_ext.layout.relax.offers import with_offers
 from tvm_ext.layout.relax.rules import take
+from tvm_ext.layout.relax.selected_blocks import selected_blocks
 from tvm_ext.schedules.cpu.machine import machine_of
 
 
@@ -46,11 +49,30 @@ def blocked_layout(
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.words.update(all_origins(function))
                 rewriter.images = flattened_images(function)
+                select_wanted(rewriter, function)
                 rewriter.has_open_extents = bool(relax.analysis.defined_symbolic_vars(function))
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
         return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)
 
     return _blocked_layout
+
+
+def select_wanted(rewriter: BlockedLayoutMutator, function: relax.Function) -> None:
+    """Select blocks for a whole function, where that pays by the machine model, and note it."""
+    rewriter.wanted = {}
+    if relax.analysis.defined_symbolic_vars(function):
+        return
+
+    def plan_of(shape: ConvolutionShape, width: int) -> ConvolutionPlan | None:
+        return plan_convolution(shape, rewriter.machine, 0, rewriter.winograd, rewriter.bfloat16, width)
+
+    selected = selected_blocks(function, rewriter.machine, convolved_shape, plan_of)
+    if selected is None:
+        return
+    found, wanted = selected
+    if found.pays:
+        rewriter.wanted = wanted
+        rewriter.decisions.append(Decision("whole graph", (), "blocks of channels", found.summary))
 
 
 def _is_straight(function: relax.Function) -> bool:

@@ -80,20 +80,16 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
     known = rewriter.known(data)
     turned = is_better_turned(shape, known)
     geometry = turn_geometry(_geometry(call), turned)
+    convolved = _shape_of(call, shape, weight, geometry, turned)
     if weight.ndim == 3:
         weight = weight[:, :, None]
     if turned:
         weight = weight.swapaxes(-2, -1)
-    groups, out_channels = int(call.attrs.groups), weight.shape[0]
-    convolved = ConvolutionShape(
-        shape[0], shape[1], out_channels, groups,
-        (1, *shape[2:]) if len(shape) == 3 else tuple(turn(shape, turned)[2:]),
-        weight.shape[2:],
-        *(tuple(geometry[name]) for name in ("strides", "padding", "dilation")),
-    )  # fmt: skip
+    groups, out_channels = convolved.groups, convolved.out_channels
     plan = choose_convolution(
-        rewriter.choices, convolved, rewriter.machine, known.block if known else 0, rewriter.winograd, rewriter.bfloat16
-    )
+        rewriter.choices, convolved, rewriter.machine, known.block if known else 0, rewriter.winograd, rewriter.bfloat16,
+        rewriter.wanted_block,
+    )  # fmt: skip
     if plan is None:
         return None
     verify_plan(plan, convolved)
@@ -101,6 +97,30 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
     rewriter.note(call.op.name, plan.form, plan)
     var = _emit(rewriter, plan, source, weight, geometry, groups, known is not None)
     return Blocked(var, out_channels, len(shape), ZERO, turned)  # lanes beyond the channels have weights of zero
+
+
+def convolved_shape(call: relax.Call) -> ConvolutionShape | None:
+    """Describe a convolution of static extents as :func:`convolution_rule` takes it from a plain image; None: not."""
+    name = getattr(call.op, "name", "")
+    if name not in _LAYOUTS or name.endswith("transpose"):
+        return None
+    weight, shape = _known_weight(call), static_shape(call.args[0])
+    if weight is None or shape is None:
+        return None
+    turned = is_better_turned(shape, None)
+    return _shape_of(call, shape, weight, turn_geometry(_geometry(call), turned), turned)
+
+
+def _shape_of(
+    call: relax.Call, shape: Sequence[int], weight: np.ndarray, geometry: dict[str, list[int]], turned: bool
+) -> ConvolutionShape:
+    kernel = turn((1, *weight.shape[2:]) if weight.ndim == 3 else weight.shape[2:], turned)
+    return ConvolutionShape(
+        shape[0], shape[1], weight.shape[0], int(call.attrs.groups),
+        (1, *shape[2:]) if len(shape) == 3 else tuple(turn(shape, turned)[2:]),
+        tuple(kernel),
+        *(tuple(geometry[name]) for name in ("strides", "padding", "dilation")),
+    )  # fmt: skip
 
 
 def _emit(

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
+from tvm_ext.layout.block_selection import PLAIN
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
@@ -234,7 +235,9 @@ def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     if first is None or first.rank != len(shape) or int(call.attrs.axis) % first.rank != 1:
         return None
     channels = [(open_shape(item) or (0, None))[1] for item in items.fields]
-    block = min(value.block for value in known if value)
+    block = rewriter.wanted_block or min(value.block for value in known if value)
+    if block == PLAIN:
+        return None
     if any(not isinstance(count, int) or count % block for count in channels):
         return None
     parts = [rewriter.to_block(item, block, first.turned).var for item in items.fields]
