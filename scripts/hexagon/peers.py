@@ -39,13 +39,7 @@ SMALLER = int(os.environ.get("SMALLER", "1"))
 ENOUGH = float(os.environ.get("ENOUGH", "inf"))
 """Seconds after which no further convolution is begun."""
 
-ROUNDS = 2
-"""Rounds of MetaSchedule's search: what is measured in one teaches its cost model, and bears the next."""
-
-POPULATION = int(os.environ.get("POPULATION", "512"))
-"""Candidates that MetaSchedule keeps between rounds, none of which but ``TRIALS`` are measured."""
-
-SECONDS = float(os.environ.get("SECONDS", "40"))
+SECONDS = 40.0
 """A candidate of MetaSchedule is given up after this."""
 
 TARGET, PROCESSOR = resolve_target("hexagon-v67"), "hexagonv67"
@@ -74,7 +68,7 @@ def measure(peer: str, quick: bool, keep: Path | None = None) -> tuple[list[dict
         shape = (extent // SMALLER, *rest)
         key: dict[str, Any] = {"part": peer, "convolution": "x".join(map(str, shape))}
         if peer == "metaschedule":
-            key |= {"trials": TRIALS, "search": f"evolutionary, {POPULATION} candidates"}
+            key["trials"] = TRIALS
         row = key | _ours(*shape) | kept_or(keep, key, lambda key=key, shape=shape: key | _theirs(peer, shape))
         print(row, flush=True)
         rows.append(row)
@@ -148,14 +142,12 @@ def _searched(extent: int, depth: int, columns: int, kernel: int, stride: int) -
             target=tvm.target.Target(target, host=target),
             work_dir=folder,
             max_trials_global=TRIALS,
-            num_trials_per_iter=max(1, TRIALS // ROUNDS),
+            num_trials_per_iter=TRIALS,
             builder=builder,
             runner=runner,
-            cost_model="xgb",
+            cost_model="random",
             space=ms.space_generator.PostOrderApply(sch_rules="hexagon", postprocs="hexagon", mutator_probs="hexagon"),
-            strategy=ms.search_strategy.EvolutionarySearch(
-                population_size=POPULATION, init_min_unmeasured=min(50, POPULATION // 4)
-            ),
+            strategy=ms.search_strategy.ReplayTrace(),
             num_tuning_cores=1,
             seed=1,
         )

@@ -1,5 +1,7 @@
-"""What ends a model (softmax, sigmoid, pooling), bit by bit: functions of floats are those of the runtime's own sources,
-compiled for this machine, in NumPy's float32 around them."""
+"""What ends a model (softmax, sigmoid, pooling), bit by bit.
+
+Functions of floats are those of the runtime's own sources, compiled for this machine; NumPy's float32 is around them.
+"""
 
 from __future__ import annotations
 
@@ -107,10 +109,10 @@ def test_pooling(pool: str, attributes: dict[str, list[int]], quantized: bool) -
     graph, value = logits((1, 3, 9, 31), "int8")
     inputs = graph.input()
     scale, point = 0.17, -3
+    (x,) = run_fixed_point(graph.model(value), inputs).values()
     result = graph.node(pool, value, **attributes)
     model = graph.model(graph.quantized(result, scale, point) if quantized else result)
     if pool == "AveragePool":
-        (x,) = run_fixed_point(graph.model(value), inputs).values()
         expected = average_of_windows(x, attributes)
         if quantized:
             steps = np.clip(np.rint(expected / np.float32(scale)) + point, -128, 127)

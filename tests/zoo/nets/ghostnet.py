@@ -1,4 +1,4 @@
-"""GhostNet without squeeze and excitation (Han et al., CVPR 2020), with made-up weights: halves that stand side by side."""
+"""GhostNet without squeeze and excitation (Han et al., CVPR 2020), with made-up weights: halves side by side."""
 
 from __future__ import annotations
 

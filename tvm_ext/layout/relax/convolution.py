@@ -87,8 +87,8 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         weight = weight.swapaxes(-2, -1)
     groups, out_channels = convolved.groups, convolved.out_channels
     plan = choose_convolution(
-        rewriter.choices, convolved, rewriter.machine, known.block if known else 0, rewriter.winograd, rewriter.bfloat16,
-        rewriter.wanted_block,
+        rewriter.choices, convolved, rewriter.machine, known.block if known else 0,
+        rewriter.winograd, rewriter.bfloat16, rewriter.wanted_block,
     )  # fmt: skip
     if plan is None:
         return None
