@@ -176,16 +176,17 @@ def _one_by_one(operators: Sequence[BlockedOperator]) -> list[int]:
     choice: list[int] = []
     for operator in operators:
         blocks = list(operator.seconds)
+        times = list(operator.seconds.values())
+        own = blocks[times.index(min(times))]
         given = [list(operators[tensor.maker].seconds)[choice[tensor.maker]] for tensor in operator.operands]
-        blocked = [block for block in given if block != PLAIN]
         if operator.reads == "any" or not operator.operands:
-            wanted = min(blocks, key=lambda block, of=operator: of.seconds[block])
+            wanted = own
         elif operator.reads == "kept":
             wanted = given[0]
         else:
-            wanted = min(blocked, default=PLAIN)
+            wanted = min((block for block in given if block != PLAIN), default=PLAIN)
             if wanted not in blocks:
-                wanted = PLAIN if PLAIN in blocks else min(blocks, key=lambda block, of=operator: of.seconds[block])
+                wanted = PLAIN if PLAIN in blocks else own
         choice.append(blocks.index(wanted) if wanted in blocks else 0)
     return choice
 
