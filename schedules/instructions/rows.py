@@ -149,11 +149,27 @@ VMPA = Instruction(
     requires=("hvx",), homes=("vector pair", "scalar", "vector pair"), cycles=1, latency=4,
 )  # fmt: skip
 
+# Sums of 16 bits do not last: two products of bytes may fill them. These widen what they add up to words at once.
+VMPA_WORDS = Instruction(
+    name="hexagon.vmpa.words",
+    meaning=multiply_add("C[h,i] += A[k,i,h,p] * B[p,k]", "uint8", "int8", "int32", h=2, i=32, k=2, p=2),
+    implementation="llvm.hexagon.V6.vmpabus.128B, llvm.hexagon.V6.vaddhw.acc.128B", emit=None,
+    requires=("hvx",), homes=("vector pair", "scalar", "vector pair"), cycles=2, latency=6,
+)  # fmt: skip
+
+VMPY_WORDS = Instruction(
+    name="hexagon.vmpy.words",
+    meaning=multiply_add("C[p,h,i] += A[k,i,h,p] * B[k]", "uint8", "int8", "int32", p=2, h=2, i=32, k=2),
+    implementation="llvm.hexagon.V6.vmpybus.128B, llvm.hexagon.V6.vaddhw.acc.128B", emit=None,
+    requires=("hvx",), homes=("vector pair", "scalar", "vector pairs"), cycles=4, latency=6,
+)  # fmt: skip
+
 ROWS: tuple[Instruction, ...] = (
     *(vta_gemm(batch, block) for batch, block in ((1, 16), (1, 32), (2, 16), (4, 8), (8, 8))),
     *(row(bits, broadcast) for row in (fma, vpdpbusd, vpdpwssd, pmaddwd) for bits in (512, 256)
       for broadcast in (True, False)),
     amx("int8", "int8"), amx("uint8", "int8"), amx("bfloat16", "bfloat16"),
     sdot(True), sdot(False), SMMLA, DP4A, MMA_M16N8K16, MMA_M16N8K32, VRMPY, VMPY, VMPY_SPLAT, VMPA,
+    VMPA_WORDS, VMPY_WORDS,
 )  # fmt: skip
 """All rows; ``tvm-ext embed`` and the tests go through them."""

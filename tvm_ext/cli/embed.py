@@ -59,8 +59,9 @@ def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
     covered = sum(operator.best is not None for operator in found)
     console.print(f"[bold]{model.name}[/bold]: {covered} of {len(found)} multiply-accumulate kernels have an embedding")
     table = Table()
-    for title in ("kernel", "calls", "instruction", "found", "mapping", "rewrites", "waste", "stored", "cycles"):
-        table.add_column(title, justify="right" if title in ("calls", "found", "waste", "stored", "cycles") else "left")
+    unit = next((operator.best.unit for operator in found if operator.best is not None), "cycles")
+    for title in ("kernel", "calls", "instruction", "found", "mapping", "rewrites", "waste", "stored", unit):
+        table.add_column(title, justify="right" if title in ("calls", "found", "waste", "stored", unit) else "left")
     for operator in found:
         best = operator.best
         if best is None or best.best is None:

@@ -21,7 +21,7 @@ from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
 
 Cost = Callable[[Strategy], float]
-"""Cycles of a strategy on a target; raises :class:`EmbeddingError` where the target cannot run it."""
+"""Cost of a strategy on a target, most often in cycles; raises :class:`EmbeddingError` where the target cannot run it."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,17 @@ class Offer:
     ----------
     instruction : Instruction
     cost : callable
-        What a strategy with it costs there, in cycles.
+        What a strategy with it costs there.
     plan : callable, optional
         Makes the plan of a kernel; None where the target makes no kernels of embeddings.
+    unit : str
+        Of the cost.
     """
 
     instruction: Instruction
     cost: Cost
     plan: Plan | None = None
+    unit: str = "cycles"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Choice:
         Why there is nothing; empty if there is.
     programs : int
         Programs that the top-down engine rewrote the operator to, and matched.
+    unit : str
+        Of costs.
     """
 
     instruction: str
@@ -64,6 +69,7 @@ class Choice:
     refused: tuple[tuple[str, str], ...] = ()
     reason: str = ""
     programs: int = 0
+    unit: str = "cycles"
 
     @property
     def best(self) -> Ranked | None:
@@ -109,7 +115,8 @@ def choose(operator: Dataflow, offer: Offer, engine: str = "constraints") -> Cho
         return Choice(name, reason=str(error))
     ranked, refused = rank(found, cost=offer.cost)
     reasons = tuple((str(embedding), why) for embedding, why in refused)
-    return Choice(name, tuple(ranked), reasons, "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}", programs)
+    reason = "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}"
+    return Choice(name, tuple(ranked), reasons, reason, programs, offer.unit)
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,15 @@ def throughput_cost(instruction: Instruction, bytes_per_cycle: float) -> Cost:
 
 
 def quantized(operator: Dataflow, instruction: Instruction) -> Dataflow:
-    """Give an operator of floats the types of an instruction of integers, as quantising it would."""
+    """Give an operator of floats the types of an instruction of integers, as quantising it would.
+
+    Raises
+    ------
+    EmbeddingError
+        If the instruction sums up in fewer than 32 bits, which sums of a whole operator exceed.
+    """
     types = [access.dtype for access in instruction_dataflow(instruction).operands]
+    if tvm.DataType(types[2]).bits < 32:
+        raise EmbeddingError(f"{instruction.name} sums up in {types[2]}, which a quantised {operator.name} exceeds")
     left, right, output = (replace(access, dtype=dtype) for access, dtype in zip(operator.operands, types, strict=True))
     return replace(operator, inputs=(left, right), output=output)

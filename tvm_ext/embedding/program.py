@@ -160,7 +160,8 @@ def _digits(operator: Dataflow, at: int, size: int, apart: set[int], setting: Se
     if setting.bound is not None and size > setting.bound:
         return []
     if setting.pad_to:
-        steps = [lcm(size, multiple) for multiple in setting.pad_to]
+        # Other axes of the instruction on the same axis need it to be a multiple of them, too.
+        steps = {lcm(size * beside, multiple) for multiple in setting.pad_to for beside in (1, *apart)}
         extents = sorted({-(-axis.extent // step) * step for step in steps})
     else:
         extents = [axis.extent] if axis.extent % size == 0 or not setting.tiles else []

@@ -17,11 +17,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.embedding.dataflow import Access
 from tvm_ext.embedding.embedding import Embedding
-from tvm_ext.embedding.program import STRICT
+from tvm_ext.embedding.program import STRICT, relaxed
+from tvm_ext.embedding.ranking import naive_waste
 from tvm_ext.embedding.read import instruction_dataflow, read_dataflow
 from tvm_ext.embedding.solver import solve
+from tvm_ext.embedding.stored_sketch import Around, copy_in_parallel, lay_out_anew
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
+from tvm_ext.schedules.instructions.mirrored import mirrored_intrinsic
 from tvm_ext.schedules.instructions.registered import tensor_intrinsic
 
 MOST_SKETCHES = 4
@@ -133,34 +136,75 @@ class _Elsewhere(ms.schedule_rule.PyScheduleRule):
 
 
 def _embeddings(sch: Schedule, block: SBlockRV, row: Instruction) -> list[Embedding]:
-    """Search strict embeddings, in which each axis of the instruction is a part of one axis of the block."""
+    """Search embeddings: strict ones and, where these would pad or there are none, relaxed ones."""
     try:
         operator = read_dataflow(sch.mod["main"], str(sch.get(block).name_hint))
-        found = solve(operator, instruction_dataflow(row), [STRICT, replace(STRICT, swap=True)])
     except EmbeddingError:
         return []
     if len(operator.axes) != len(sch.get_loops(block)):  # an axis that an index divides is two
         return []
-    plain = [it for it in found if all(len(digits) == 1 and digits[0].stride == 1 for digits in it.digits)]
-    return sorted(plain, key=lambda embedding: embedding.macs)[:MOST_SKETCHES]
+    instruction = instruction_dataflow(row)
+    try:
+        found = solve(operator, instruction, [STRICT, replace(STRICT, swap=True)])
+    except EmbeddingError:
+        try:
+            found = solve(operator, instruction, relaxed(waste=naive_waste(operator, instruction), swap=True))
+        except EmbeddingError:
+            return []
+    return sorted(found, key=_effort)[:MOST_SKETCHES]
+
+
+def _effort(embedding: Embedding) -> tuple[int, int, int]:
+    """Order embeddings: by what they compute, padding included, then plain ones first."""
+    parts = [digit for digits in embedding.digits for digit in digits]
+    return embedding.macs, len(parts), sum(digit.stride > 1 for digit in parts)
+
+
+def _is_plain(embedding: Embedding) -> bool:
+    """Whether each axis of the instruction is neighbours of one axis of the block, and nothing is padded."""
+    extents = tuple(axis.extent for axis in embedding.operator.axes)
+    alone = all(len(digits) == 1 and digits[0].stride == 1 for digits in embedding.digits)
+    axes = [digit.axis for digits in embedding.digits for digit in digits if digit.size > 1]
+    return alone and len(set(axes)) == len(axes) and embedding.padded == extents
 
 
 def _sketch(sch: Schedule, block: SBlockRV, embedding: Embedding, row: Instruction) -> Schedule | None:
     """Lay operands out, divide the loops, and put the instruction inside; None where that cannot be scheduled."""
-    try:
-        intrinsic = row.name if row.emit is None else tensor_intrinsic(row)
-        copies = [copy for number in range(2) if (copy := _lay_out(sch, block, embedding, number, row)) is not None]
-        result = sch.cache_write(block, 0, row.homes[2])
-        _transform(sch, block, ("write", 0), embedding, 2)
-        for copy in copies:
-            *outer, last = sch.get_loops(copy)
-            sch.parallel(sch.fuse(*outer) if outer else last)
-            if outer and int(sch.get(last).extent) > 1:
-                sch.vectorize(last)
-        _divide(sch, block, result, embedding, intrinsic)
-    except (EmbeddingError, ScheduleError):
-        return None
-    return sch
+    plain = sch.copy() if _is_plain(embedding) else None
+    for attempt, place in ((plain, _plain_layout), (sch, lay_out_anew)):
+        if attempt is None:
+            continue
+        try:
+            intrinsic = row.name if row.emit is None else tensor_intrinsic(row)
+            if embedding.swapped:
+                intrinsic = mirrored_intrinsic(intrinsic)
+            _divide(attempt, block, place(attempt, block, embedding, row), intrinsic)
+        except (EmbeddingError, ScheduleError):
+            continue
+        return attempt
+    return None
+
+
+def _plain_layout(sch: Schedule, block: SBlockRV, embedding: Embedding, row: Instruction) -> Around:
+    """Copy factors in the layout that has the lanes together, unless they lie so, and split the loops."""
+    copies = [copy for number in range(2) if (copy := _lay_out(sch, block, embedding, number, row)) is not None]
+    result = sch.cache_write(block, 0, row.homes[2])
+    _transform(sch, block, ("write", 0), embedding, 2)
+    for copy in copies:
+        copy_in_parallel(sch, copy)
+    operator, lanes = embedding.operator, {}
+    spatial: list[tuple[LoopRV, tuple[bool, bool]]] = []
+    sums: list[LoopRV] = []
+    for at, (axis, loop) in enumerate(zip(operator.axes, sch.get_loops(block), strict=True)):
+        outer = loop
+        for number, digit in embedding.on_axis(at):
+            outer, lanes[number] = sch.split(loop, [None, digit.size])
+        if axis.reduces:
+            sums.append(outer)
+        else:
+            left, right = (access.uses(at) for access in operator.inputs)
+            spatial.append((outer, (left, right)))
+    return Around(result, spatial, sums, [lanes[number] for number in range(len(embedding.digits))])
 
 
 def _lay_out(sch: Schedule, block: SBlockRV, embedding: Embedding, number: int, row: Instruction) -> SBlockRV | None:
@@ -208,42 +252,29 @@ def _transform(sch: Schedule, block: SBlockRV, buffer: tuple[str, int], embeddin
     sch.transform_layout(block, buffer, index_map)
 
 
-def _divide(sch: Schedule, block: SBlockRV, result: SBlockRV, embedding: Embedding, intrinsic: str) -> None:
+def _divide(sch: Schedule, block: SBlockRV, around: Around, intrinsic: str) -> None:
     """Divide the loops around the instruction, as a tuner samples it: tasks, turns, sums, a tile in registers."""
-    operator = embedding.operator
-    on_instruction: dict[int, LoopRV] = {}
-    spatial: dict[int, LoopRV] = {}
-    sums: list[LoopRV] = []
-    for at, (axis, loop) in enumerate(zip(operator.axes, sch.get_loops(block), strict=True)):
-        outer = loop
-        for number, digit in embedding.on_axis(at):
-            outer, on_instruction[number] = sch.split(loop, [None, digit.size])
-        if axis.reduces:
-            sums.append(outer)
-        else:
-            spatial[at] = outer
     tiled = [
-        max((at for at in spatial if [access.uses(at) for access in operator.inputs] == uses), default=-1)
-        for uses in ([True, False], [False, True])
+        max((at for at, (_, uses) in enumerate(around.spatial) if uses == wanted), default=-1)
+        for wanted in ((True, False), (False, True))
     ]
     tasks, turns, tile = [], [], []
-    for at, loop in spatial.items():
+    for at, (loop, _) in enumerate(around.spatial):
         levels = 3 if at in tiled else 2
         parts = sch.split(loop, sch.sample_perfect_tile(loop, n=levels, max_innermost_factor=LARGEST_TILE))
         tasks.append(parts[0])
         turns.append(parts[1])
         tile += parts[2:]
-    lanes = [on_instruction[number] for number in range(len(embedding.digits))]
-    summed = [sch.split(loop, sch.sample_perfect_tile(loop, n=2, max_innermost_factor=64)) for loop in sums]
+    summed = [sch.split(loop, sch.sample_perfect_tile(loop, n=2, max_innermost_factor=64)) for loop in around.sums]
     outer_sums, inner_sums = [part[0] for part in summed], [part[1] for part in summed]
-    sch.reorder(*tasks, *turns, *outer_sums, *inner_sums, *tile, *lanes)
+    sch.reorder(*tasks, *turns, *outer_sums, *inner_sums, *tile, *around.lanes)
     task = sch.fuse(*tasks)
     sch.parallel(task)
-    sch.reverse_compute_at(result, turns[-1], preserve_unit_loops=True)
+    sch.reverse_compute_at(around.result, turns[-1], preserve_unit_loops=True)
     for loop in tile:
         sch.unroll(loop)
     if outer_sums:
         initial = sch.decompose_reduction(block, outer_sums[0])
         *_, last = sch.get_loops(initial)
         sch.vectorize(last)
-    sch.tensorize(lanes[0], intrinsic)
+    sch.tensorize(around.lanes[0], intrinsic)

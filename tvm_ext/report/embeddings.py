@@ -76,22 +76,22 @@ def _choice_json(choice: Choice, is_quantized: bool) -> dict[str, Any]:
         "programs": choice.programs, "reason": choice.reason, "refused": dict(choice.refused),
     }  # fmt: skip
     if choice.best is not None:
-        found["best"] = _ranked_json(choice.best)
+        found["best"] = _ranked_json(choice.best, choice.unit)
         found["others"] = [
-            _ranked_json(other) | {"lost_by": round(other.cost / max(choice.best.cost, 1), 3)}
+            _ranked_json(other, choice.unit) | {"lost_by": round(other.cost / max(choice.best.cost, 1), 3)}
             for other in choice.ranked[1 : 1 + _OTHERS]
         ]
     return found
 
 
-def _ranked_json(item: Ranked) -> dict[str, Any]:
+def _ranked_json(item: Ranked, unit: str) -> dict[str, Any]:
     embedding = item.strategy.embedding
     return {
         "mapping": embedding.mapping(),
         "features": list(item.strategy.features),
         "padding_waste": round(stored_macs(item.strategy) / embedding.operator.macs - 1, 4),
         "bytes": stored_bytes(item),
-        "cycles": round(item.cost),
+        unit: round(item.cost),
     }
 
 
@@ -156,7 +156,11 @@ def _embedded(
     for offer in offers:
         taken = operator
         if _is_float(operator) and not _is_float_instruction(offer):
-            taken = quantized(operator, offer.instruction)
+            try:
+                taken = quantized(operator, offer.instruction)
+            except EmbeddingError as error:
+                choices.append(Choice(offer.instruction.name, reason=str(error)))
+                continue
             converted.add(offer.instruction.name)
         choices.append(choose(taken, offer, engine))
     reason = "" if any(choice.ranked for choice in choices) else choices[0].reason

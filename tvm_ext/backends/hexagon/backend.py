@@ -8,15 +8,16 @@ import tvm
 
 from tvm_ext.backends.backend import Backend, CountingMeasurer
 from tvm_ext.backends.common import COMMON, Passes, inference_form
+from tvm_ext.backends.hexagon.embedded_cost import packet_cost
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
 from tvm_ext.backends.hexagon.toolchain import complaint
 from tvm_ext.backends.scope_limits import within_scopes
-from tvm_ext.embedding.choice import Offer, throughput_cost
+from tvm_ext.embedding.choice import Offer
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.phases import PHASES
-from tvm_ext.schedules.instructions.rows import VMPA, VMPY, VMPY_SPLAT, VRMPY
+from tvm_ext.schedules.instructions.rows import VMPA, VMPA_WORDS, VMPY, VMPY_SPLAT, VMPY_WORDS, VRMPY
 
 VTCM = "global.vtcm"
 """Scope of the tightly coupled memory beside the vector units."""
@@ -59,8 +60,8 @@ def _packets(packed: Any) -> dict[str, Any]:
 
 
 def _instructions(target: tvm.target.Target) -> list[Offer]:
-    # A vector of 128 bytes is loaded in a cycle.
-    return [Offer(row, throughput_cost(row, 128)) for row in (VRMPY, VMPA, VMPY_SPLAT, VMPY)]
+    rows = (VRMPY, VMPA_WORDS, VMPY_WORDS, VMPA, VMPY_SPLAT, VMPY)
+    return [Offer(row, packet_cost(row), unit="packets") for row in rows]
 
 
 def _measurer(target: tvm.target.Target) -> CountingMeasurer:
