@@ -237,9 +237,16 @@ def rewriting(quick: bool) -> Part:
     return rows, summary
 
 
+def on_hexagon(quick: bool) -> Part:
+    """Count the packets of kernels around instructions of HVX, and compare what they are expected to take."""
+    from scripts.hexagon.embedded import measure  # the only part that needs the emulator
+
+    return measure(quick)
+
+
 PARTS = {"strict": hand_written, "low channels": table_4_2, "low channels nhwc": table_4_2_nhwc,
          "gemm 8x8x8": table_4_6, "models": models, "cpu": processor, "uncovered": uncovered,
-         "stock": stock_tensorize, "top down": rewriting}  # fmt: skip
+         "stock": stock_tensorize, "top down": rewriting, "hexagon": on_hexagon}  # fmt: skip
 
 
 def main() -> int:

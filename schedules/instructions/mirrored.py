@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
+from tvm.ir.expr import TensorLoad
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import SBlock, TensorIntrin
-from tvm.tirx import BufferLoad, PrimFunc
+from tvm.tirx import PrimFunc
 
 from tvm_ext.errors import EmbeddingError
 
@@ -62,5 +63,5 @@ def _mirrored(description: PrimFunc, name: str) -> PrimFunc:
 
 def _loads(expression: Any) -> list[Any]:
     found: list[Any] = []
-    tvm_ffi.structural_walk(expression, [(BufferLoad, found.append)])
+    tvm_ffi.structural_walk(expression, [(TensorLoad, found.append)])
     return found

@@ -15,9 +15,10 @@ from tvm.script import tirx as T
 
 from tests.embedding.test_instructions import has
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.embedding.sketches import embedding_rule, embedding_space
+from tvm_ext.embedding.sketches import _embeddings, _row, embedding_rule, embedding_space
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions import rows
+from tvm_ext.schedules.instructions.mirrored import mirrored_intrinsic
 
 
 @T.prim_func(private=True, s_tir=True)
@@ -107,9 +108,7 @@ def test_a_tensor_intrinsic_of_the_user_fits_by_its_name(mod: tvm.IRModule, seed
     assert found
     expected = run(mod)
     for sketch in found:
-        drawn = tvm.s_tir.Schedule(mod, seed=seed + 1)
-        tvm.s_tir.schedule.Trace(sketch.trace.insts, {}).apply_to_schedule(drawn, remove_postproc=False)
-        np.testing.assert_array_equal(run(drawn.mod), expected)
+        np.testing.assert_array_equal(run(drawn(mod, sketch, seed + 1)), expected)
 
 
 def test_rows_fit_by_themselves() -> None:
@@ -121,8 +120,47 @@ def test_rows_fit_by_themselves() -> None:
     np.testing.assert_array_equal(run(sketch.mod), run(mod))
 
 
+def drawn(mod: tvm.IRModule, sketch: Any, seed: int) -> tvm.IRModule:
+    """What a tuner samples of a sketch."""
+    schedule = tvm.s_tir.Schedule(mod, seed=seed)
+    tvm.s_tir.schedule.Trace(sketch.trace.insts, {}).apply_to_schedule(schedule, remove_postproc=False)
+    return schedule.mod
+
+
+@pytest.mark.parametrize(
+    ("mod", "steps"),
+    [
+        (product(5, 7, 3, ("float32",) * 3), ["pad_einsum"]),  # columns and sums are padded
+        (product(17, 31, 127, ("float32",) * 3), ["pad_einsum"]),
+        (convolution(3, 5, 5), ["pad_einsum"]),  # three channels, five outputs
+        (convolution(2, 3, 4), ["transform_block_layout"]),  # rows and columns of the picture are fused
+        (product(8, 3, 2, ("float32",) * 3), ["factors_swapped"]),  # what the instruction has left is right
+    ],
+    ids=["product", "primes", "stem", "fused", "swapped"],
+)
+def test_what_does_not_divide_is_padded_or_fused(mod: tvm.IRModule, steps: list[str]) -> None:
+    found = [sketch for sketch in sketches(mod, own_intrinsic()) if "tensorize" in str(sketch.trace)]
+    expected = run(mod)
+    assert found
+    assert all(any(step in str(sketch.trace) for sketch in found) for step in steps)
+    for sketch in found[:2]:
+        np.testing.assert_array_equal(run(drawn(mod, sketch, 3)), expected)
+
+
+def test_rows_and_columns_of_a_picture_are_fused_on_one_axis() -> None:
+    schedule = tvm.s_tir.Schedule(convolution(2, 3, 4))
+    found = _embeddings(schedule, schedule.get_sblock("c"), _row(own_intrinsic()))
+    assert any(len(digits) == 2 for embedding in found for digits in embedding.digits)
+
+
+def test_a_mirrored_intrinsic_describes_one_product() -> None:
+    name = mirrored_intrinsic(own_intrinsic())
+    assert name == mirrored_intrinsic(own_intrinsic())
+    assert "B[vi, vk] * A[vk]" in TensorIntrin.get(name).desc.script()
+
+
 def test_blocks_that_no_instruction_fits_are_tiled_as_ever() -> None:
-    mod = product(5, 7, 3, ("float32",) * 3)
+    mod = product(5, 7, 3, ("int8", "int8", "int32"))
     found = sketches(mod, own_intrinsic())
     assert found
     assert not any("tensorize" in str(sketch.trace) for sketch in found)

@@ -21,7 +21,7 @@ from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
 
 Cost = Callable[[Strategy], float]
-"""Cost of a strategy on a target, most often in cycles; raises :class:`EmbeddingError` where the target cannot run it."""
+"""Cost of a strategy on a target; raises :class:`EmbeddingError` where the target cannot run it."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def embedding_section(operators: Sequence[EmbeddedOperator]) -> str:
             number_cell(f"{waste:.0%}", waste), number_cell(bytes_text(stored_bytes(item)), stored_bytes(item)),
             number_cell(f"{item.cost:,.0f}", item.cost),
         ])  # fmt: skip
-    heads = ["kernel", "#calls", "instruction", "embedding", "#padding", "#stored", "#cycles"]
+    unit = next((operator.best.unit for operator in operators if operator.best is not None), "cycles")
+    heads = ["kernel", "#calls", "instruction", "embedding", "#padding", "#stored", f"#{unit}"]
     return f"<p>{escape(intro)}</p>{html_table(heads, rows)}"
 
 

@@ -154,7 +154,9 @@ def tile_of(found: Strategy, instruction: Instruction) -> HexagonTile:
     """
     form, numbers = form_of(instruction.name), outer_numbers(found)
     kinds = [loop.kind for loop in outer_loops(found)]
-    of_left = [(number, found.loops[number].extent) for number, kind in zip(numbers, kinds, strict=True) if kind == "left"]
+    of_left = [
+        (number, found.loops[number].extent) for number, kind in zip(numbers, kinds, strict=True) if kind == "left"
+    ]
     of_right = [
         (number, found.loops[number].extent) for number, kind in zip(numbers, kinds, strict=True) if kind == "right"
     ]
@@ -264,7 +266,7 @@ class _Writer:
             self._over(rest, turns, inside)
 
     def _places(self, turns: dict[int, Any]) -> Iterator[dict[int, Any]]:
-        """Turns of the results of a tile."""
+        """Give the turns of each result of a tile."""
         for left, right in product(range(self.tile.lefts), range(self.tile.rights)):
             yield turns | {
                 number: turns[number] + part

@@ -1,8 +1,8 @@
 """Packets of an embedding: its kernel, and the scalar core's copies of data into it and of results out of it.
 
 They are a sum over loops: how often each body runs, as extents tell, times what it takes, as was measured.
-``embedded_costs.json`` has the numbers of each row; ``scripts/bench_embedding.py --part hexagon`` counts kernels of drawn
-operators under the emulator and fits them.
+``embedded_costs.json`` has the numbers of each row; ``scripts/bench_embedding.py --part hexagon`` counts kernels of
+drawn operators under the emulator and fits them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tvm_ext.backends.hexagon.embedded import form_of, scalar_words, tile_of
 from tvm_ext.embedding.choice import Cost
-from tvm_ext.embedding.kernel import outer_numbers
+from tvm_ext.embedding.kernel import needs_zeros, outer_numbers
 from tvm_ext.embedding.strategy import Stored, Strategy
 from tvm_ext.schedules.instructions.instruction import Instruction
 
@@ -51,9 +51,9 @@ def kernel_rounds(found: Strategy, instruction: Instruction) -> Sequence[float]:
 
 
 def copy_rounds(stored: Stored, repeats: int = 1) -> Sequence[float]:
-    """Count what the copy of a factor does: elements that lie apart, elements, 1."""
+    """Count what the copy of a factor does: runs of elements, elements where some are padding, 1."""
     elements = stored.elements * repeats
-    return elements / _run(stored), elements, 1
+    return (0, elements, 1) if needs_zeros(stored) else (elements / _run(stored), 0, 1)
 
 
 def _run(stored: Stored) -> int:
@@ -85,6 +85,11 @@ def _packets(name: str, rounds: Sequence[float]) -> float:
     return sum(number * count for number, count in zip(_numbers()[name], rounds, strict=True))
 
 
+def kernel_packets(instruction: Instruction, found: Strategy) -> float:
+    """Estimate the packets of a kernel, without copies."""
+    return _packets(instruction.name, kernel_rounds(found, instruction))
+
+
 def packet_cost(instruction: Instruction) -> Cost:
     """Make the cost of a row of HVX: packets of its kernel and of copies.
 
@@ -99,7 +104,7 @@ def packet_cost(instruction: Instruction) -> Cost:
     def cost(found: Strategy) -> float:
         repeats = form.repeats if found.embedding.operand(1) == 0 else 1
         return (
-            _packets(instruction.name, kernel_rounds(found, instruction))
+            kernel_packets(instruction, found)
             + _packets(STORED, copy_rounds(found.operands[0], repeats))
             + _packets(READ_BACK, result_rounds(found))
         )
