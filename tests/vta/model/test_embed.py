@@ -14,7 +14,7 @@ from tests.vta.model.test_offload import COSTS, TARGET, Emitter
 from tvm_ext.backends.vta.config import load_config
 from tvm_ext.backends.vta.model.embed import embed_layers
 from tvm_ext.backends.vta.model.host import HostSpeed
-from tvm_ext.backends.vta.model.offload import offload, prepare
+from tvm_ext.backends.vta.model.offload import layers_on_vta, offload, prepare
 from tvm_ext.backends.vta.model.relax_layers import read_graph
 from tvm_ext.compiler import compile
 
@@ -159,3 +159,9 @@ def test_the_option_says_whether(embed: str) -> None:
     error = np.sqrt(((found - right) ** 2).mean() / (right**2).mean())
     assert (error > 1e-3) == (embed == "uncovered")
     assert error < 0.05
+
+
+def test_embedded_operators_are_among_the_layers_to_tune() -> None:
+    shape, body = CASES["dilated between layers"]
+    found = layers_on_vta(Emitter().module(shape, body), load_config("sim"), COSTS, SLOW)
+    assert len(found) == 3  # the dilated one between two that rules take

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tvm_ext.backends.hexagon.embedded import form_of, scalar_words, tile_of
 from tvm_ext.embedding.choice import Cost
-from tvm_ext.embedding.kernel import needs_zeros, outer_numbers
+from tvm_ext.embedding.kernel import outer_numbers
 from tvm_ext.embedding.strategy import Stored, Strategy
 from tvm_ext.schedules.instructions.instruction import Instruction
 
@@ -51,23 +51,8 @@ def kernel_rounds(found: Strategy, instruction: Instruction) -> Sequence[float]:
 
 
 def copy_rounds(stored: Stored, repeats: int = 1) -> Sequence[float]:
-    """Count what the copy of a factor does: runs of elements, elements where some are padding, 1."""
-    elements = stored.elements * repeats
-    return (0, elements, 1) if needs_zeros(stored) else (elements / _run(stored), 0, 1)
-
-
-def _run(stored: Stored) -> int:
-    """Elements that lie together in the tensor and in what is stored of it: up to a word is copied at once."""
-    shape = stored.access.shape
-    strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
-    run = 1
-    for dimension in reversed(stored.dimensions):
-        step = sum(one * stride for one, stride in zip(dimension.steps, strides, strict=True))
-        if dimension.extent > 1:
-            if step != run:
-                break
-            run *= dimension.extent
-    return 4 if run % 4 == 0 else 2 if run % 2 == 0 else 1
+    """Count what the copy of a factor does: elements, 1."""
+    return stored.elements * repeats, 1
 
 
 def result_rounds(found: Strategy) -> Sequence[float]:

@@ -240,10 +240,9 @@ def offload(
         if not found:
             break
         model = move(written, fixed)
-        names = {variable: name for name, variable in model.graph.variables.items()}
-        on_vta = {name for layer in model.graph.layers if layer.name in model.partition.on_vta for name in layer.covers}
-        missed = {name for name, variable in found.items() if names.get(variable) not in on_vta}
+        missed = _missed(model.graph, model.partition, found)
         if not missed:
+            names = {variable: name for name, variable in model.graph.variables.items()}
             embedded = [names[variable] for variable in found.values()]
             return replace(model, notes=(*model.notes, *embedded_notes(model.graph, embedded, plain, reasons)))
         reasons |= dict.fromkeys(missed, "as a convolution on stored data it would stay on the CPU")
@@ -345,20 +344,40 @@ def offload_imported(
     return offload(imported.mod, config, costs or costs_of_config(config), given, tuned=tuned)
 
 
-def layers_on_vta(mod: tvm.IRModule, config: VTAConfig, costs: CycleCosts) -> list[tuple[Conv2d, Epilogue]]:
+def layers_on_vta(
+    mod: tvm.IRModule, config: VTAConfig, costs: CycleCosts, host: HostSpeed | None = None
+) -> list[tuple[Conv2d, Epilogue]]:
     """List the convolutions and products of a model that are faster on VTA, one entry for each time they occur.
 
-    Which of them its integers are good enough for is not asked; what is shifted out of their sums is not known.
+    Operators that the matrix unit is embedded into are among them, as the convolutions that they become. Which of them
+    its integers are good enough for is not asked; what is shifted out of their sums is not known.
     """
-    floats, _ = prepare(mod)
-    graph = _unfolded(read_graph(floats["main"], config.batch), config.block)
-    times = layer_times(graph.nodes, config, costs)
-    partition = plan_partition(graph.nodes, graph.outputs, config, costs, times=times)
+    floats, fixed = prepare(mod)
+    skip: set[str] = set()
+    refused = read_graph(floats["main"], config.batch).refused
+    while True:
+        written, found = floats, dict[str, relax.Var]()
+        if not fixed and has_solver():
+            written, found, _ = embed_layers(floats, refused, config, costs, host or HostSpeed(), skip)
+        graph = _unfolded(read_graph(written["main"], config.batch), config.block)
+        times = layer_times(graph.nodes, config, costs, host)
+        partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, times=times)
+        missed = _missed(graph, partition, found)
+        if not missed:
+            break
+        skip |= missed
     return [
         (geometry(layer, config), Epilogue(8, 0, 127, "weights", layer.residual is not None, first_shift=8))
         for layer in graph.layers
         if layer.name in partition.on_vta and layer.weights is not None
     ]
+
+
+def _missed(graph: ModelGraph, partition: Partition, found: Mapping[str, relax.Var]) -> set[str]:
+    """Name the embedded operators whose convolutions would stay on the CPU."""
+    names = {variable: name for name, variable in graph.variables.items()}
+    on_vta = {name for layer in graph.layers if layer.name in partition.on_vta for name in layer.covers}
+    return {name for name, variable in found.items() if names.get(variable) not in on_vta}
 
 
 def prepare(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[relax.Var, int]]:
