@@ -62,8 +62,8 @@ def choose_contenders(
         return Contender(name, options=dict(options or {}) if name == "tvm_ext" else {})
 
     if engines is None:
-        able = [name for name, info in ENGINES.items() if info.runs(kind) and device in info.devices]
-        return [named(name) for name in able if not ENGINES[name].missing(kind)]
+        here = [name for name, info in ENGINES.items() if info.runs(kind) and device in info.devices]
+        return [named(name) for name in here if not ENGINES[name].missing(kind)]
     contenders = [item if isinstance(item, Contender) else named(item) for item in engines]
     if not contenders:
         raise OptionError(f"no engine given; candidates are {', '.join(ENGINES)}")
