@@ -258,10 +258,6 @@ def _side_by_side(region: Any, axes: Sequence[Any], depth: Sequence[Any], condit
     return False, 1
 
 
-def _is_one(size: Any) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
-
-
 def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:
     """Whether what makes an operand in this kernel loads it under a condition that neighbours may not share."""
     waiting = [
