@@ -101,8 +101,8 @@ def test_a_tuner_without_its_prior_says_which_one_is_used(commands: Commands, mo
     result = commands("tune", str(model), *options, "--work-dir", str(tmp_path / "database"))
     assert (result.code, result.stderr) == (0, "")
     (note,) = (line for line in result.stdout.splitlines() if line.startswith("  note"))
-    assert "no prior is used: the target says nothing of the kernel" in note
-    assert note.endswith("the tuner is evolution_shared")
+    assert "what the schedule rule estimates is the prior: the target says nothing of the kernel" in note
+    assert note.endswith("the tuner is evolution_pretrained")
 
 
 def test_vta_has_a_prior(commands: Commands, tmp_path: Path) -> None:
