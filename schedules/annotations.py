@@ -18,5 +18,8 @@ PARTS_ATTRIBUTE = "tvm_ext.parts"
 """Annotation of the convolutions of an inverted residual: into how many parts the channels between them are divided; of
 a Winograd convolution by strips: into how many those of its result are."""
 
+SHARES_ATTRIBUTE = "tvm_ext.shares"
+"""Annotation of a Winograd convolution by strips: whether all threads work on one strip, whose tiles they share."""
+
 OPERAND_ATTRIBUTE = "tvm_ext.operand"
 """Annotation of an attention block: the type that operands of its products are rounded to."""

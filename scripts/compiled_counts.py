@@ -28,7 +28,7 @@ from tvm_ext.pipeline import phase_passes
 
 PIPELINES: dict[str, dict[str, Any] | None] = {
     "stock": None,
-    "fuse_ops": {"prologues": False},
+    "fuse_ops": {"prologues": False, "inverted_residuals": False},
     "ours": {},
     "direct": {"winograd": False},
     "mapping": {"fuse": "mapping-type"},

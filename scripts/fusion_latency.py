@@ -29,9 +29,17 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 STOCK: dict[str, Any] = {}
 OURS = STAGES["layout"]
-FUSE_OPS: dict[str, Any] = {"prologues": False}  # the default pipeline with TVM's fusion and nothing more
+FUSE_OPS: dict[str, Any] = {"prologues": False, "inverted_residuals": False}
+"""The default pipeline with TVM's fusion and nothing more."""
 SHUFFLES, DEPTHWISE = ("shufflenet", "yolo_v4"), ("mobilenet_v2", "efficientnet_b0")
-PRODUCTS = frozenset(f"cpu.{name}" for name in "convolution winograd matmul matvec sliding_window".split())
+PRODUCTS = frozenset(
+    f"cpu.{name}"
+    for name in (
+        "convolution open_convolution conv2d_int8 depthwise_int8 winograd winograd_strips inverted_residual matmul "
+        "matvec attention embedded sliding_window"
+    ).split()
+)
+"""Rules of the kernels of products and convolutions. Depthwise convolutions slide a window, and so do poolings."""
 RUNS, SECONDS = 7, 5.0  # runs of each variant at least, and seconds for all of them
 
 

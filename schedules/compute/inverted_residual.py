@@ -22,6 +22,9 @@ from tvm_ext.schedules.compute.convolution import blocks_read
 Tail: TypeAlias = Callable[[Expr, Sequence[Expr]], Expr]
 """What is computed of a sum of a convolution, and of its place ``(n, chunk, row, column, lane)``."""
 
+Prologue: TypeAlias = Callable[[Sequence[Expr]], Expr]
+"""What the depthwise convolution reads at a place, computed of other tensors."""
+
 
 INDEX = "int64"
 """Type of indices, as in the kernels that Relax makes of tensor expressions."""
@@ -58,7 +61,7 @@ class Window:
 
 
 def inverted_residual(
-    data: te.Tensor,
+    data: te.Tensor | Prologue,
     expansion: tuple[te.Tensor, Tail] | None,
     depthwise: tuple[te.Tensor, Tail],
     projection: tuple[te.Tensor, Tail] | None,
@@ -67,12 +70,12 @@ def inverted_residual(
     bands: int,
     parts: int,
 ) -> te.Tensor:
-    """Convolve by 1 x 1 taps, then channel by channel, then by 1 x 1 taps again; the first or the last may be missing.
+    """Convolve by 1 x 1 taps, then channel by channel, then by 1 x 1 taps again; the first and the last may be missing.
 
     Parameters
     ----------
-    data : te.Tensor
-        Shape ``(N, CI / vi, H, W, vi)``.
+    data : te.Tensor or Prologue
+        Shape ``(N, CI / vi, H, W, vi)``. A prologue, where there is no expansion, is computed for each band.
     expansion, projection : tuple of (te.Tensor, Tail), optional
         Weights ``(CO / vo, CI / vi, 1, 1, vi, vo)``, as ``packed_weights.pack_weight`` lays them out, and what follows
         the convolution. Of the expansion, ``vi`` may be a part of that of the data.
@@ -103,12 +106,13 @@ def inverted_residual(
     def first(task: Expr, step: int) -> Expr:
         return (task % bands if batch > 1 else task) * (rows * step)
 
-    source = data
-    if expansion is not None:
-        weight, tail = expansion
+    def input_row(task: Expr, row: Expr) -> Expr:
+        return first(task, window.strides[0]) + row - window.before[0]
 
-        def input_row(task: Expr, row: Expr) -> Expr:
-            return first(task, window.strides[0]) + row - window.before[0]
+    source: Any = data
+    if expansion is not None:
+        assert isinstance(data, te.Tensor)
+        weight, tail = expansion
 
         def pixel(task: Expr, row: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
             # Rows of zeros are computed of another row, and dropped: a condition would stand in the innermost loops.
@@ -123,12 +127,29 @@ def inverted_residual(
             return tirx.if_then_else(tirx.all(place >= 0, place < height), value, tirx.const(0, "float32"))
 
         source = te.compute(expanded.shape, activated, name="expanded_tail")
+    elif not isinstance(data, te.Tensor):
+        # With the zeros around it, so that no condition stands in the innermost loops.
+        columns = (out_w - 1) * window.strides[1] + (window.kernel[1] - 1) * window.dilation[1] + 1
+        left = window.before[1]
+
+        def computed(task: Expr, c: Expr, row: Expr, column: Expr, lane: Expr) -> Expr:
+            place, across = input_row(task, row), column - left
+            inside = tirx.all(place >= 0, place < height, across >= 0, across < width)
+            value = data((image(task), c, place, across, lane))
+            return tirx.if_then_else(inside, value, tirx.const(0, "float32"))
+
+        extents = wide((batch * bands, chunks, in_rows, columns, lanes))
+        source = te.compute(extents, computed, name="prologue", attrs={KERNEL_ATTRIBUTE: "residual_prologue"})
+
     weight, tail = depthwise
     taps = [_reduced(extent, name) for extent, name in zip(window.kernel, ("kh", "kw"), strict=True)]
 
     def summed(task: Expr, c: Expr, row: Expr, column: Expr, lane: Expr) -> Expr:
         place = row * window.strides[0] + taps[0] * window.dilation[0]
-        across = column * window.strides[1] + taps[1] * window.dilation[1] - window.before[1]
+        across = column * window.strides[1] + taps[1] * window.dilation[1]
+        if not isinstance(data, te.Tensor):
+            return te.sum(source[task, c, place, across, lane] * weight[c, *taps, lane], taps)
+        across -= window.before[1]
         inside = [across >= 0, across < width]
         if expansion is not None:
             value = source[task, c, place, across, lane]

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, PARTS_ATTRIBUTE
+from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, PARTS_ATTRIBUTE, SHARES_ATTRIBUTE
 from tvm_ext.schedules.compute.layout import full, in_channels
 from tvm_ext.schedules.compute.matmul import matmul
 
@@ -289,6 +289,7 @@ def winograd_strips(
     tile: Sequence[int],
     out_channels: int = 0,
     parts: int = 1,
+    shares: bool = False,
 ) -> te.Tensor:
     """Convolve one image strip by strip, so that what is between the transforms is no larger than a strip needs.
 
@@ -307,7 +308,9 @@ def winograd_strips(
     tile : sequence of two int
         Register tile of the products.
     parts : int
-        Parts of the result's channels; a task computes one of a strip, and transforms all of the strip for it.
+        Parts of the result's channels; a task computes one of a strip.
+    shares : bool
+        Whether the tiles of a strip are transformed once, by all threads; otherwise each task transforms them.
     """
     _, chunks, height, width, lanes = (int(extent) for extent in data.shape)
     out_chunks, out_height, out_width = (int(extent) for extent in out_shape[1:4])
@@ -337,7 +340,7 @@ def winograd_strips(
         (strips, size * size, rows, chunks * lanes),
         lambda s, b, p, c: _combine(matrix, b % size, lambda k: half[s, p, c // lanes, b // size, k, c % lanes]),
         name="transformed",
-        attrs={KERNEL_ATTRIBUTE: "winograd_input", PARTS_ATTRIBUTE: parts},
+        attrs={KERNEL_ATTRIBUTE: "winograd_input", PARTS_ATTRIBUTE: parts, SHARES_ATTRIBUTE: int(shares)},
     )
     whole = [int(extent) for extent in transformed.shape]
     axes = (0, 1, 2, 3)

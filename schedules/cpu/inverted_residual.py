@@ -9,7 +9,8 @@ for band (parallel):
 ```
 
 What is between the convolutions is as large as a part of a band, and stays in the L2 cache. Without a projection, parts
-are tasks, too; without an expansion, the window reads the input where it lies.
+are tasks, too; without an expansion, the window reads the input where it lies, or what is computed of other tensors in
+its place.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ class InvertedResidual:
         _slide(schedule, window, inner, strip, machine)
         if expand is not None:
             _expand(schedule, expand, inner, machine)
+        prologue = annotated_block(schedule, "residual_prologue")
+        if prologue is not None:
+            schedule.compute_at(prologue, inner, preserve_unit_loops=True)
+            schedule.vectorize(schedule.get_loops(prologue)[-1])
         return schedule
 
 

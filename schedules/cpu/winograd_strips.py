@@ -4,13 +4,16 @@ before: ``for s: transform strip s;  for s: multiply strip s;  for s: transform 
 after:  ``for s: transform strip s; multiply strip s; transform the products of strip s back``
 
 What is between the transforms is then needed for one strip only; TVM's lowering makes the buffers as small. Where
-there are too few strips for the cores, or filters are much to read again, a task takes a part of the channels.
+there are too few strips for the cores, or filters are much to read again, a task takes a part of the channels: it
+transforms the strip itself, or all threads do so together before the first part is begun.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -19,7 +22,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.relax_utils import substitute
-from tvm_ext.schedules.annotations import PARTS_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.annotations import PARTS_ATTRIBUTE, SHARES_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.compute.winograd import KERNEL
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -71,30 +74,57 @@ class WinogradExtents:
         return (self.outputs + KERNEL - 1) ** 2
 
 
-def choose_strips(extents: WinogradExtents, machine: Machine) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Strips:
+    """How a Winograd convolution of one image is divided.
+
+    Attributes
+    ----------
+    rows : int
+        Of tiles in a strip; 0: three kernels of the whole image.
+    parts : int
+        Of the channels of the result.
+    shares : bool
+        Whether all threads work on one strip, whose tiles they transform together; otherwise a task transforms a strip,
+        multiplies it with a part of the filters, and transforms that back.
+    """
+
+    rows: int = 0
+    parts: int = 1
+    shares: bool = False
+
+
+def choose_strips(extents: WinogradExtents, machine: Machine) -> Strips:
     """Choose the rows of tiles of a strip, and into how many parts the channels of the result are divided.
 
-    A task transforms a strip, multiplies it with a part of the filters and transforms that back. Few filters are read
-    again for each strip, and few tiles are transformed again for each part; where neither is cheap, three kernels are
-    faster, which share out each step anew.
-
-    Returns
-    -------
-    tuple of two int
-        ``(0, 1)``: three kernels of the whole image.
+    Few filters are read again for each strip, and few tiles are transformed again for each part. Where neither is cheap
+    threads share the tiles of the image, as far as their L2 caches hold these together, and wait for each other; where
+    that takes longer than storing all tiles and products, there are three kernels.
     """
-    best, best_seconds = (0, 1), _whole_seconds(extents, machine)
-    for parts in divisors(extents.chunks):
-        if parts > machine.cores or (parts > 1 and _filter_bytes(extents, extents.chunks, machine) > machine.l3 // 2):
-            break  # filters that come from memory are read faster in long streams
-        for strip in range(1, extents.tile_rows + 1):
-            if strip > 1 and _strip_bytes(extents, strip, parts, machine) > STRIP_OF_L2 * machine.l2:
-                break
-            seconds = _strip_seconds(extents, strip, parts, machine)
-            # Of equals the one that keeps least.
-            if seconds < best_seconds:
-                best, best_seconds = (strip, parts), seconds
+    best, best_seconds = Strips(), _whole_seconds(extents, machine)
+    for strips, kept, most, seconds in _divisions(extents, machine):
+        # Of equals the one that keeps least.
+        if (kept <= most or strips.rows == 1) and seconds < best_seconds:
+            best, best_seconds = strips, seconds
     return best
+
+
+def _divisions(extents: WinogradExtents, machine: Machine) -> Iterator[tuple[Strips, int, float, float]]:
+    """List divisions with the bytes that are kept, those that may be, and the seconds that they take."""
+    # Filters that come from memory are read faster in long streams.
+    in_cache = _filter_bytes(extents, extents.chunks, machine) <= machine.l3 // 2
+    for parts in divisors(extents.chunks):
+        for rows in range(1, extents.tile_rows + 1):
+            if parts == 1 or (parts <= machine.cores and in_cache):
+                kept = _strip_bytes(extents, rows, parts, machine)
+                seconds = _strip_seconds(extents, rows, parts, machine)
+                yield Strips(rows, parts), kept, STRIP_OF_L2 * machine.l2, seconds
+            # Of several strips threads would wait for each other at each.
+            if 1 < machine.cores <= parts and in_cache and rows == extents.tile_rows:
+                tiles = rows * extents.tile_columns
+                kept = _bytes(extents, tiles, extents.in_channels)
+                most = STRIP_OF_L2 * machine.l2 * machine.cores
+                yield Strips(rows, parts, True), kept, most, _shared_seconds(extents, rows, parts, machine)
 
 
 def strip_tile(extents: WinogradExtents, strip: int, parts: int, machine: Machine) -> tuple[int, int]:
@@ -130,11 +160,44 @@ def _strip_seconds(extents: WinogradExtents, strip: int, parts: int, machine: Ma
     return -(-tasks // machine.cores) * task + machine.fork_seconds
 
 
+def _shared_seconds(extents: WinogradExtents, rows: int, parts: int, machine: Machine) -> float:
+    """Seconds where all cores transform a strip, wait, and compute parts of the result."""
+    tiles, chunks = rows * extents.tile_columns, extents.chunks // parts
+    transformed = _bytes(extents, tiles, extents.in_channels)
+    products = _bytes(extents, tiles, chunks * machine.lanes("float32"))
+    forward = -(-tiles // machine.cores) * _forward_seconds(extents, machine)
+    part = _product_seconds(extents, tiles, chunks, parts, machine) + tiles * chunks * _back_seconds(extents, machine)
+    if transformed > machine.l2:
+        forward += NOT_HIDDEN * transformed / machine.cores / machine.l3_bandwidth
+        part += NOT_HIDDEN * transformed / machine.l3_bandwidth
+    if products > machine.l2:
+        part += 2 * NOT_HIDDEN * products / machine.l3_bandwidth
+    strips, rounds = -(-extents.tile_rows // rows), -(-parts // machine.cores)
+    return strips * (forward + rounds * part + 2 * machine.fork_seconds)
+
+
+def _forward_seconds(extents: WinogradExtents, machine: Machine) -> float:
+    """Seconds of one core to transform a tile of all channels."""
+    cycles, _ = TRANSFORM_CYCLES[extents.outputs]
+    return extents.in_channels / machine.lanes("float32") * cycles / machine.clock
+
+
+def _back_seconds(extents: WinogradExtents, machine: Machine) -> float:
+    """Seconds of one core to transform a vector of channels of the products of a tile."""
+    _, cycles = TRANSFORM_CYCLES[extents.outputs]
+    return cycles / machine.clock
+
+
 def _steps_seconds(extents: WinogradExtents, tiles: int, chunks: int, parts: int, machine: Machine) -> float:
     """Seconds of one core for so many tiles and so many vectors of channels of their result."""
-    lanes, reduction = machine.lanes("float32"), extents.in_channels
-    forward, back = TRANSFORM_CYCLES[extents.outputs]
-    transforms = tiles * (reduction / lanes * forward + chunks * back) / machine.clock
+    transforms = tiles * (_forward_seconds(extents, machine) + chunks * _back_seconds(extents, machine))
+    seconds = transforms + _product_seconds(extents, tiles, chunks, parts, machine)
+    return seconds * COST_OF_PARTS if parts > 1 else seconds
+
+
+def _product_seconds(extents: WinogradExtents, tiles: int, chunks: int, parts: int, machine: Machine) -> float:
+    """Seconds of one core for the products of so many tiles with so many vectors of filters, one of ``parts``."""
+    reduction = extents.in_channels
     tile = _tile(extents, tiles, chunks, parts, machine)
     work = extents.positions * reduction * tile_cost(tiles, chunks, reduction, tile, machine)
     weights = _filter_bytes(extents, chunks, machine)
@@ -142,8 +205,7 @@ def _steps_seconds(extents: WinogradExtents, tiles: int, chunks: int, parts: int
     loads = (
         machine.slots(weights / (machine.l3_bandwidth if in_cache else machine.weight_bandwidth)) * FILTERS_NOT_HIDDEN
     )
-    seconds = transforms + hypot(work, loads) / machine.slots(1.0)
-    return seconds * COST_OF_PARTS if parts > 1 else seconds
+    return hypot(work, loads) / machine.slots(1.0)
 
 
 def _filter_bytes(extents: WinogradExtents, chunks: int, machine: Machine) -> int:
@@ -157,8 +219,12 @@ def _strip_bytes(extents: WinogradExtents, strip: int, parts: int, machine: Mach
 
 def _tile_bytes(extents: WinogradExtents, tiles: int, chunks: int, machine: Machine) -> int:
     """Bytes of transformed tiles and their products."""
-    lanes = machine.lanes("float32")
-    return FLOAT_BYTES * extents.positions * tiles * (extents.in_channels + chunks * lanes)
+    return _bytes(extents, tiles, extents.in_channels + chunks * machine.lanes("float32"))
+
+
+def _bytes(extents: WinogradExtents, tiles: int, channels: int) -> int:
+    """Bytes of so many channels of tiles."""
+    return FLOAT_BYTES * extents.positions * tiles * channels
 
 
 class WinogradStrips:
@@ -179,11 +245,12 @@ class WinogradStrips:
         assert back is not None
         flops = product_flops(schedule)
         one = replace(machine, cores=1)  # a strip is the work of one thread, which keeps what it needs to itself
-        parts = int(schedule.get(forward).annotations[PARTS_ATTRIBUTE])
+        parts, shares = (int(schedule.get(forward).annotations[name]) for name in (PARTS_ATTRIBUTE, SHARES_ATTRIBUTE))
         _forward(schedule, forward)
         strips = _multiply(schedule, one, parts)
         _back(schedule, back, strips, parts, machine)
-        return new_schedule(_joined(schedule.mod["main"], strips, parts, machine.divides(flops)))
+        join = _shared if shares else _joined
+        return new_schedule(join(schedule.mod["main"], strips, parts, machine.divides(flops)))
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
         """Let the block that stores the products walk over strips and positions, rows and columns."""
@@ -254,24 +321,51 @@ def _back(schedule: Schedule, tile: SBlockRV, strips: int, parts: int, machine: 
 
 def _joined(func: PrimFunc, strips: int, parts: int, parallel: bool) -> PrimFunc:
     """Make one loop of the first three of a kernel, which go over the strips, the last two over parts inside."""
-    root = func.body.block
-    steps = list(root.body.seq)
+    steps = list(func.body.block.body.seq)
     variable = tvm.ir.Var("task", steps[0].loop_var.ty)
     strip, part = (variable, None) if parts == 1 else (variable // parts, variable % parts)
     if strips == 1:
-        strip, part = tirx.const(0, "int32"), variable
-    bodies = []
-    for step, inner in zip(steps[:3], (1, parts, parts), strict=True):
-        values = {}
-        for extent, value in ((strips, strip), (inner, part))[: 1 + (step is not steps[0])]:
-            if not isinstance(step, tirx.For) or int(step.extent) != extent:
-                raise ValueError(f"the loops over {strips} strips and {parts} parts are not the outermost ones")
-            values[step.loop_var] = tirx.const(0, "int32") if extent == 1 else value
-            step = step.body
-        bodies.append(substitute(step, values))
-    kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-    joined = tirx.For(variable, tirx.const(0, "int32"), tirx.const(strips * parts, "int32"), kind, tirx.SeqStmt(bodies))
-    body = tirx.SeqStmt([joined, *steps[3:]]) if steps[3:] else joined
+        strip, part = _ZERO, variable
+    given = ((strips, strip), (parts, part))
+    bodies = [_peeled(step, given[: 1 + (step is not steps[0])]) for step in steps[:3]]
+    return _replaced(func, _loop(variable, strips * parts, parallel, tirx.SeqStmt(bodies)), steps[3:])
+
+
+def _shared(func: PrimFunc, strips: int, parts: int, parallel: bool) -> PrimFunc:
+    """Go over the strips one by one: all threads transform its tiles, then each computes parts of the result."""
+    steps = list(func.body.block.body.seq)
+    strip, part = (tvm.ir.Var(name, steps[0].loop_var.ty) for name in ("strip", "part"))
+    at = strip if strips > 1 else _ZERO
+    place = _peeled(steps[0], ((strips, at),))
+    forward = _loop(place.loop_var, int(place.extent), parallel, place.body)
+    given = ((strips, at), (parts, part if parts > 1 else _ZERO))
+    back = _loop(part, parts, parallel, tirx.SeqStmt([_peeled(step, given) for step in steps[1:3]]))
+    return _replaced(func, _loop(strip, strips, False, tirx.SeqStmt([forward, back])), steps[3:])
+
+
+_ZERO = tirx.const(0, "int32")
+
+
+def _loop(variable: Any, extent: int, parallel: bool, body: Any) -> tirx.For:
+    kind = tirx.ForKind.PARALLEL if parallel and extent > 1 else tirx.ForKind.SERIAL
+    return tirx.For(variable, _ZERO, tirx.const(extent, "int32"), kind, body)
+
+
+def _peeled(step: Any, given: Sequence[tuple[int, Any]]) -> Any:
+    """Take the outermost loops off, of these extents, and put values in the place of their variables."""
+    values = {}
+    for extent, value in given:
+        if not isinstance(step, tirx.For) or int(step.extent) != extent:
+            raise ValueError(f"loops of {' and '.join(str(extent) for extent, _ in given)} are not the outermost ones")
+        values[step.loop_var] = _ZERO if extent == 1 else value
+        step = step.body
+    return substitute(step, values)
+
+
+def _replaced(func: PrimFunc, joined: tirx.For, rest: Sequence[Any]) -> PrimFunc:
+    """Put a loop in the place of the first three steps of a kernel."""
+    root = func.body.block
+    body = tirx.SeqStmt([joined, *rest]) if rest else joined
     block = s_tir.SBlock(
         root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
         root.match_buffers, root.annotations,

@@ -1,4 +1,4 @@
-"""Decides whether an inverted residual becomes one kernel, divided into bands of rows and parts of channels.
+"""Decides whether an inverted residual, or a part of one, becomes one kernel: in bands of rows and parts of channels.
 
 Three kernels store what is between the convolutions, the largest tensors of such networks, and read it again from the
 cache that holds it. One kernel computes rows between bands twice, and reads and writes its sums once for each part of
@@ -24,6 +24,12 @@ ARITHMETIC_OF_ONE = 1.15
 Measured on Zen 5: MobileNetV2 took 1.12 times as long on one thread with its residuals as one kernel each.
 """
 
+ARITHMETIC_WITHOUT_EXPANSION = 1.02
+"""The same of a depthwise convolution and a projection, which compute nothing twice.
+
+Measured on Zen 5 on one thread: 1.00 with two bands for 36 channels of 32 x 32 and 78 of 28 x 28, 1.02 with many bands.
+"""
+
 FORKS_OF_KERNEL = 6
 """Times the thread pool's own time that a divided kernel costs: cores wait for the slowest, read what others stored.
 
@@ -43,6 +49,8 @@ class ResidualShape:
     chunks, lanes : int
         Blocks of channels between the convolutions, and channels in a block.
     window : Window
+    prologue_reads : int
+        Tensors of which the input of the depthwise convolution is computed, element by element; 0: it is read.
     """
 
     batch: int
@@ -51,6 +59,7 @@ class ResidualShape:
     lanes: int
     out_channels: int
     window: Window
+    prologue_reads: int = 0
 
     @property
     def hidden(self) -> int:
@@ -118,7 +127,8 @@ def _plans(shape: ResidualShape, machine: Machine, apart: float) -> Iterator[Res
 def _stored(shape: ResidualShape) -> list[int]:
     """Bytes of each tensor between the kernels."""
     before, behind = (pixels * shape.hidden * FLOAT_BYTES for pixels in shape.pixels)
-    return [*([before] if shape.in_channels else []), *([behind] if shape.out_channels else [])]
+    is_computed = shape.in_channels or shape.prologue_reads
+    return [*([before] if is_computed else []), *([behind] if shape.out_channels else [])]
 
 
 def seconds_apart(shape: ResidualShape, machine: Machine) -> float:
@@ -129,6 +139,9 @@ def seconds_apart(shape: ResidualShape, machine: Machine) -> float:
     seconds = 0.0
     for work, is_divided in (*kernels, (window, machine.divides(window))):
         seconds += work / (machine.flops * (machine.cores if is_divided else 1)) + _kernel_seconds(machine, is_divided)
+    if shape.prologue_reads:
+        read = shape.pixels[0] * shape.hidden * FLOAT_BYTES * shape.prologue_reads / machine.cores
+        seconds += read / _bandwidth(read, machine) + _kernel_seconds(machine, machine.cores > 1)
     for size in _stored(shape):
         share = size / machine.cores
         seconds += 2 * share / _bandwidth(share, machine)
@@ -144,14 +157,21 @@ def seconds_as_one(shape: ResidualShape, bands: int, parts: int, machine: Machin
     expanded = expanding * in_rows * bands / height
     tasks = shape.batch * bands * (1 if shape.out_channels else parts)
     rounds = ceil(tasks / machine.cores) / tasks  # of the core that has most
-    work = ARITHMETIC_OF_ONE * ((expanded + projecting) / POINTWISE_SHARE + window_flops / WINDOW_SHARE)
+    longer = ARITHMETIC_OF_ONE if shape.in_channels else ARITHMETIC_WITHOUT_EXPANSION
+    work = longer * ((expanded + projecting) / POINTWISE_SHARE + window_flops / WINDOW_SHARE)
     seconds = work / machine.flops * rounds
-    before = in_rows * width * shape.hidden // parts * FLOAT_BYTES if shape.in_channels else 0
+    is_computed = shape.in_channels or shape.prologue_reads
+    before = in_rows * width * shape.hidden // parts * FLOAT_BYTES if is_computed else 0
     behind = rows * out_w * shape.hidden // parts * FLOAT_BYTES if shape.out_channels else 0
     sums = rows * out_w * shape.out_channels * FLOAT_BYTES if parts > 1 else 0
     scratch = before + behind + sums
     moved = 2 * (before + behind + sums) * parts * shape.batch * bands * rounds
     seconds += moved / _bandwidth(scratch, machine)
+    if shape.prologue_reads:
+        # Neighbouring bands read the rows between them twice, of tensors that another core may have stored.
+        whole = shape.pixels[0] * shape.hidden * FLOAT_BYTES * shape.prologue_reads
+        read = whole * in_rows * bands / height * rounds
+        seconds += read / _bandwidth(whole / machine.cores, machine)
     return seconds + _kernel_seconds(machine, machine.cores > 1 and tasks > 1), scratch
 
 

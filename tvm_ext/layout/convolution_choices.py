@@ -73,7 +73,7 @@ def replace_strip(plan: ConvolutionPlan, shape: ConvolutionShape) -> Convolution
         return None
     tile = fast.tile[0]
     count = shape.batch * prod(-(-extent // fast.outputs) for extent in shape.results[-2:])
-    return replace(plan, winograd=replace(fast, strip=0, parts=1, rows=-(-count // tile) * tile))
+    return replace(plan, winograd=replace(fast, strip=0, parts=1, shares=False, rows=-(-count // tile) * tile))
 
 
 def choose_convolution(

@@ -20,7 +20,7 @@ from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
-from tvm_ext.schedules.cpu.winograd_strips import WinogradExtents, choose_strips, strip_tile
+from tvm_ext.schedules.cpu.winograd_strips import Strips, WinogradExtents, choose_strips, strip_tile
 
 FLOAT_BYTES = 4
 
@@ -93,7 +93,9 @@ class WinogradPlan:
     strip : int
         Rows of tiles that are worked on at a time, in one kernel; 0: all of them, in three.
     parts : int
-        Of the channels of the result, that are worked on at a time with strips; each transforms its strip again.
+        Of the channels of the result, that are worked on at a time with strips.
+    shares : bool
+        Whether all threads transform a strip together, before they compute its parts; otherwise each part does.
     """
 
     outputs: int
@@ -101,6 +103,7 @@ class WinogradPlan:
     rows: int
     strip: int
     parts: int = 1
+    shares: bool = False
 
 
 Form = Literal["depthwise", "winograd", "pixels", "rows", "open"]
@@ -375,10 +378,11 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wa
     if depth:
         tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
     extents = WinogradExtents(tile_rows, tile_columns, outputs, in_channels, chunks)
-    strip, parts = (0, 1) if depth or shape.batch > 1 else choose_strips(extents, machine)
-    if strip:
-        tile = strip_tile(extents, strip, parts, machine)
-    return WinogradPlan(outputs, tile, count if depth else round_up(count, tile[0]), strip, parts)
+    strips = Strips() if depth or shape.batch > 1 else choose_strips(extents, machine)
+    if strips.rows:
+        tile = strip_tile(extents, strips.rows, strips.parts, machine)
+    rows = count if depth else round_up(count, tile[0])
+    return WinogradPlan(outputs, tile, rows, strips.rows, strips.parts, strips.shares)
 
 
 def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine, forced: bool = False) -> int:

@@ -22,7 +22,7 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import POINTS, tiles, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
-from tvm_ext.schedules.cpu.winograd_strips import STRIP_OF_L2, WinogradExtents, choose_strips
+from tvm_ext.schedules.cpu.winograd_strips import STRIP_OF_L2, Strips, WinogradExtents, choose_strips
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 
 LANES = 16
@@ -171,7 +171,7 @@ def test_strips_give_what_the_image_at_once_gives(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
         patch.setattr(
-            "tvm_ext.layout.convolution_plan.choose_strips", lambda whole, _: (min(strip, whole.tile_rows), 1)
+            "tvm_ext.layout.convolution_plan.choose_strips", lambda whole, _: Strips(min(strip, whole.tile_rows))
         )
         assert "cpu.winograd_strips" in _rules(mod)
         (result,) = tvm_ext.compile(mod).run([data]).values()
@@ -184,7 +184,7 @@ def test_strips_on_other_targets(target: str) -> None:
     data = np.random.default_rng(1).standard_normal((1, 24, 21, 18)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: 4)
-        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: (2, 1))
+        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: Strips(2))
         compiled = tvm_ext.compile(mod, TARGETS[target])
     (result,) = compiled.run([data]).values()
     assert np.abs(result - _expected(data, weight, [1] * 4)).max() < 2e-5
@@ -194,7 +194,7 @@ def test_what_is_between_the_transforms_is_as_large_as_a_strip() -> None:
     mod, _ = _convolution(1, 32, 32, (64, 64), [1] * 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: 4)
-        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: (2, 1))
+        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: Strips(2))
         lowered, *_ = lower(mod, TARGETS["native"], PipelineOptions(disable=("finalize",)))
     (strips,) = [func for var, func in lowered.functions_items() if "winograd_strips" in var.name_hint]
     sizes: list[int] = []
@@ -214,27 +214,34 @@ def test_strips_are_shared_out_among_cores_and_stay_near_them(
     rows: int, columns: int, outputs: int, ins: int, chunks: int, cores: int
 ) -> None:
     machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=cores)
-    strip, parts = choose_strips(WinogradExtents(rows, columns, outputs, ins * LANES, chunks), machine)
+    found = choose_strips(WinogradExtents(rows, columns, outputs, ins * LANES, chunks), machine)
+    strip, parts = found.rows, found.parts
     assert 0 <= strip <= rows
     assert chunks % parts == 0
-    assert 1 <= parts <= cores
+    assert parts >= cores if found.shares else 1 <= parts <= cores
     if strip > 1:
-        between = 4 * (outputs + 2) ** 2 * strip * columns * LANES * (ins + chunks // parts)
-        assert between <= STRIP_OF_L2 * machine.l2
+        values = 4 * (outputs + 2) ** 2 * strip * columns * LANES
+        if found.shares:
+            assert values * ins <= STRIP_OF_L2 * machine.l2 * cores
+        else:
+            assert values * (ins + chunks // parts) <= STRIP_OF_L2 * machine.l2
     if not strip:
-        assert parts == 1
+        assert found == Strips()
+    assert not (found.shares and cores == 1)
 
 
-def test_strips_of_few_cores_and_parts_of_many() -> None:
+def test_strips_of_few_cores_and_tiles_that_many_share() -> None:
     machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=2)
-    strip, parts = choose_strips(WinogradExtents(14, 14, 4, 64, 4), machine)  # 64 channels of 56 x 56
-    assert 0 < strip <= 7
-    assert parts == 1
+    found = choose_strips(WinogradExtents(14, 14, 4, 64, 4), machine)  # 64 channels of 56 x 56
+    assert 0 < found.rows <= 7
+    assert found.parts == 1
     small = WinogradExtents(4, 4, 4, 64, 16)  # 64 to 256 channels of 13 x 13
-    assert choose_strips(small, machine) == (2, 1)
-    strip, parts = choose_strips(small, replace(machine, cores=8))
-    assert -(-4 // strip) * parts >= 8
-    assert choose_strips(WinogradExtents(7, 7, 4, 512, 32), machine) == (0, 1)  # many filters, many tiles
+    assert choose_strips(small, machine) == Strips(2)
+    found = choose_strips(small, replace(machine, cores=8))
+    assert found.parts >= 8 or -(-4 // found.rows) * found.parts >= 8
+    # The filters of 256 channels of 14 x 14 are much to read for each strip, and tiles little to keep.
+    assert choose_strips(WinogradExtents(4, 4, 4, 256, 16), machine).shares
+    assert choose_strips(WinogradExtents(8, 8, 4, 1024, 32), machine) == Strips()  # many filters, many tiles
 
 
 def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
@@ -249,7 +256,8 @@ def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
 
 def test_the_epilogue_is_part_of_the_transform_back() -> None:
     mod, _ = _convolution(1, 64, 64, (28, 28), [1] * 4, residual=True)
-    for strips, kernels in (((0, 1), ["matmul", "winograd", "winograd"]), ((2, 1), ["winograd_strips"])):
+    ways = ((Strips(), ["matmul", "winograd", "winograd"]), (Strips(2), ["winograd_strips"]))
+    for strips, kernels in (*ways, (Strips(4, 2, True), ["winograd_strips"])):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_, strips=strips: strips)
             rules = [rule.removeprefix("cpu.") for rule in _rules(mod)]

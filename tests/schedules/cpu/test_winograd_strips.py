@@ -14,7 +14,7 @@ from tests.schedules.compute.test_winograd import _convolution, _expected
 from tvm_ext.compiler import lower
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.cpu.winograd_strips import WinogradExtents
+from tvm_ext.schedules.cpu.winograd_strips import Strips, WinogradExtents
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.target import resolve_target
 
@@ -41,19 +41,21 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield patched
 
 
-def choose(patch: pytest.MonkeyPatch, outputs: int, strip: int, parts: int = 1) -> None:
-    def strips(extents: WinogradExtents, _machine: Machine) -> tuple[int, int]:
-        return min(strip, extents.tile_rows), max(part for part in (1, parts) if extents.chunks % part == 0)
+def choose(patch: pytest.MonkeyPatch, outputs: int, strip: int, parts: int = 1, shares: bool = False) -> None:
+    def strips(extents: WinogradExtents, _machine: Machine) -> Strips:
+        chosen = max(part for part in (1, parts) if extents.chunks % part == 0)
+        return Strips(min(strip, extents.tile_rows), chosen, shares)
 
     patch.setattr("tvm_ext.layout.convolution_plan.winograd_outputs", lambda *_: outputs)
     patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", strips)
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_two_threads_touch_nothing_that_is_not_theirs(patch: pytest.MonkeyPatch, case: tuple) -> None:
+def test_two_threads_touch_nothing_that_is_not_theirs(patch: pytest.MonkeyPatch, case: tuple, shares: bool) -> None:
     outputs, strip, parts, ins, outs, extents, padding = case
     mod, weight = _convolution(1, ins, outs, extents, padding)
-    choose(patch, outputs, strip, parts)
+    choose(patch, outputs, strip, parts, shares)
     target = resolve_target(TARGET)
     lowered, *_ = lower(mod, target, PipelineOptions())
     kernels = {
@@ -72,8 +74,9 @@ def test_two_threads_touch_nothing_that_is_not_theirs(patch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("shares", [False, True])
 def test_what_is_no_number_spreads_as_far_as_in_images_at_once(
-    patch: pytest.MonkeyPatch, case: tuple, value: float
+    patch: pytest.MonkeyPatch, case: tuple, value: float, shares: bool
 ) -> None:
     outputs, strip, parts, ins, outs, extents, padding = case
     mod, _ = _convolution(1, ins, outs, extents, padding)
@@ -81,7 +84,7 @@ def test_what_is_no_number_spreads_as_far_as_in_images_at_once(
     data[0, 0, extents[0] // 2, extents[1] // 2] = value
     found = []
     for rows in (strip, 0):
-        choose(patch, outputs, rows, parts if rows else 1)
+        choose(patch, outputs, rows, parts if rows else 1, shares and rows > 0)
         (result,) = tvm_ext.compile(mod, TARGET).run([data]).values()
         found.append(result)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Reads a convolution and what follows it off its kernel, so that a larger kernel can be made of it."""
+"""Reads a convolution and what follows it off its kernel, or what goes element by element, to make a larger kernel."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KINDS = {"conv": "pointwise", "conv_pixels": "pointwise", "depthwise_conv": "dep
 
 @dataclass(frozen=True)
 class Stage:
-    """A kernel of float32 that is one convolution over two axes, and data-parallel operators behind it.
+    """A kernel of float32: a convolution over two axes with data-parallel operators behind it, if any, or these alone.
 
     Attributes
     ----------
     kind : str
-        ``pointwise``: one group, 1 x 1 taps, each step one pixel; ``depthwise``.
+        ``pointwise``: one group, 1 x 1 taps, each step one pixel; ``depthwise``; ``elementwise``: no convolution.
     data, weight : int
-        The parameters that are convolved.
+        The parameters that are convolved; without a convolution 0 and -1.
     shape, result : tuple of int
         Of the input and of the result, in blocked layout.
     window : Window or None
@@ -79,7 +79,7 @@ def read_stage(func: Any) -> Stage | None:
     schedule = new_schedule(func)
     kind = next((kind for kind in KINDS if annotated_block(schedule, kind) is not None), None)
     if kind is None:
-        return None
+        return _elementwise(schedule, func)
     convolution, pad = annotated_block(schedule, kind), annotated_block(schedule, "pad")
     try:
         last = _last_block(schedule, convolution, pad)
@@ -92,28 +92,64 @@ def read_stage(func: Any) -> Stage | None:
     return _described(schedule, func, KINDS[kind], convolution, last)
 
 
+def _elementwise(schedule: Schedule, func: Any) -> Stage | None:
+    """Describe a kernel each element of whose result depends on the same one of each tensor it reads, or on a few."""
+    blocks = top_blocks(schedule)
+    if not blocks or not all(is_spatial(schedule, block) for block in blocks):
+        return None
+    if len(schedule.get_output_blocks("root")) != 1:
+        return None
+    parameters = tuple(func.params)
+    result = _extents(parameters[-1])
+    if result is None or len(result) != 5 or any(str(tensor.dtype) != "float32" for tensor in parameters):
+        return None
+    try:
+        for block in blocks[:-1]:
+            schedule.compute_inline(block)
+    except ScheduleError:
+        return None
+    stored = schedule.get(blocks[-1])
+    store, axes = stored.body, tuple(axis.var for axis in stored.iter_vars)
+    if not store.buffer.same_as(parameters[-1]) or not _equal(store.indices, axes):
+        return None
+    loads = _loads(store.value)
+    if not any(_extents(load.source) == result for load in loads):
+        return None
+    for load in loads:
+        if _place(load.source, parameters[:-1]) is None:
+            return None
+        if not all(isinstance(at, tirx.IntImm) or any(at.same_as(axis) for axis in axes) for at in load.indices):
+            return None
+        if _extents(load.source) == result and not _equal(load.indices, axes):
+            return None
+    return Stage("elementwise", 0, -1, result, result, None, parameters[:-1], store.value, None, axes)
+
+
 def _last_block(schedule: Schedule, convolution: SBlockRV, pad: SBlockRV | None) -> SBlockRV | None:
-    """Inline what follows the convolution into the last block; None where something else is in the kernel."""
+    """Inline what follows the convolution into the last block, if any; None where something else is in the kernel."""
     blocks = top_blocks(schedule)
     names = [str(schedule.get(block).name_hint) for block in blocks]
     at = names.index(str(schedule.get(convolution).name_hint))
     before = [names.index(str(schedule.get(pad).name_hint))] if pad is not None else []
     after = blocks[at + 1 :]
-    if before != list(range(at)) or not after or not all(is_spatial(schedule, block) for block in after):
+    if before != list(range(at)) or not all(is_spatial(schedule, block) for block in after):
         return None
     if len(schedule.get_output_blocks("root")) != 1:
         return None
     for block in after[:-1]:
         schedule.compute_inline(block)
-    return after[-1]
+    return after[-1] if after else convolution
 
 
 def _described(schedule: Schedule, func: Any, kind: str, convolution: SBlockRV, last: SBlockRV) -> Stage | None:
     stored, summed = schedule.get(last), schedule.get(convolution)
     store, update = stored.body, summed.body
-    axes, parameters = tuple(axis.var for axis in stored.iter_vars), tuple(func.params)
+    axes = tuple(axis.var for axis in stored.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar)
+    parameters = tuple(func.params)
     sums, result = summed.writes[0].source, _extents(parameters[-1])
     loads = [load for load in _loads(update.value) if not load.source.same_as(sums)]
+    # Where nothing follows, what is stored is the sum as it is.
+    value = store.value if not store.buffer.same_as(sums) else _loads_of(update.value, sums)[0]
     places = [place for load in loads if (place := _place(load.source, parameters)) is not None]
     if len(loads) != 2 or len(places) != 2 or not store.buffer.same_as(parameters[-1]):
         return None
@@ -123,9 +159,9 @@ def _described(schedule: Schedule, func: Any, kind: str, convolution: SBlockRV, 
         return None
     if not (len(shape) == len(result) == len(axes) == 5) or not _equal(store.indices, axes):
         return None
-    here = [load for load in _loads(store.value) if load.source.same_as(sums)]
+    here = _loads_of(value, sums)
     by_pixel = [axes[0], axes[1], 0, axes[2] * result[3] + axes[3], axes[4]]
-    others = [load.source for load in _loads(store.value) if not load.source.same_as(sums)]
+    others = [load.source for load in _loads(value) if not load.source.same_as(sums)]
     if not all(_equal(load.indices, axes) or _equal(load.indices, by_pixel) for load in here):
         return None
     if any(_place(source, parameters[:-1]) in (None, places[0]) for source in others):
@@ -140,7 +176,7 @@ def _described(schedule: Schedule, func: Any, kind: str, convolution: SBlockRV, 
         if window is None:
             return None
     return Stage(
-        kind, places[0], places[1], shape, result, window, parameters[:-1], store.value, sums, axes
+        kind, places[0], places[1], shape, result, window, parameters[:-1], value, sums, axes
     )  # fmt: skip
 
 
@@ -211,6 +247,10 @@ def _loads(value: Any) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(value, (tvm.ir.TensorLoad, found.append))
     return found
+
+
+def _loads_of(value: Any, tensor: Any) -> list[Any]:
+    return [load for load in _loads(value) if load.source.same_as(tensor)]
 
 
 def _place(source: Any, parameters: Sequence[Any]) -> int | None:

@@ -4,8 +4,9 @@ before: ``t = expand(x, w); u = depthwise(t, v); y = project(u, p)``
 after:  ``y = inverted_residual(x, w, v, p)``, in which a part of a band of ``t`` and ``u`` is alive at once
 
 It stands behind FuseOps and FuseTIR, so that what follows each convolution is in its kernel. The expansion or the
-projection may be missing: where squeeze and excitation stands between depthwise convolution and projection, which needs
-all of ``u`` before the first product, the kernel ends with the depthwise convolution.
+projection may be missing, as in separable convolutions, and what is computed element by element may take the place of
+the expansion, such as ``t = relu(a + b)``. Where squeeze and excitation stands between depthwise convolution and
+projection, which needs all of ``u`` before the first product, the kernel ends with the depthwise convolution.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from tvm_ext.fusion.inverted_residual_plan import ResidualPlan, ResidualShape, plan_residual, verify_residual
 from tvm_ext.fusion.relax.convolution_stage import Stage, read_stage
@@ -111,9 +112,9 @@ def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> lis
     taken: set[Any] = set()
     found = []
 
-    def stage_of(binding: Any, kind: str) -> Stage | None:
+    def stage_of(binding: Any, *kinds: str) -> Stage | None:
         stage = stages.get(_name(binding)) if binding is not None and binding.var not in taken else None
-        return stage if stage is not None and stage.kind == kind else None
+        return stage if stage is not None and stage.kind in kinds else None
 
     for binding in makers.values():
         stage = stage_of(binding, "depthwise")
@@ -121,7 +122,8 @@ def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> lis
             continue
         source = binding.value.args[1].fields[stage.data]
         before, behind = makers.get(source), readers.get(binding.var) if uses[binding.var] == 1 else None
-        if stage_of(before, "pointwise") is None or uses[source] != 1 or not isinstance(source, relax.DataflowVar):
+        is_inner = uses[source] == 1 and isinstance(source, relax.DataflowVar)
+        if not is_inner or stage_of(before, "pointwise", "elementwise") is None:
             before = None
         follower = stage_of(behind, "pointwise")
         if (
@@ -153,9 +155,10 @@ def _shape(stages: Mapping[str, Stage | None], first: Any, middle: Any, last: An
     assert window is not None
     assert window.window is not None
     batch, chunks, _, _, lanes = window.result
-    inputs = expand.shape[1] * expand.shape[4] if expand is not None else 0
+    inputs = expand.shape[1] * expand.shape[4] if expand is not None and expand.kind == "pointwise" else 0
     outputs = project.result[1] * project.result[4] if project is not None else 0
-    return ResidualShape(batch, inputs, chunks, lanes, outputs, window.window)
+    reads = len(expand.buffers) if expand is not None and expand.kind == "elementwise" else 0
+    return ResidualShape(batch, inputs, chunks, lanes, outputs, window.window, reads)
 
 
 def _name(binding: Any) -> str:
@@ -171,7 +174,7 @@ def _as_one(block: _Block, stages: Mapping[str, Stage | None], builder: Any, ker
         fields = list(binding.value.args[1].fields)
         stage = stages[_name(binding)]
         assert stage is not None
-        if binding is block.project and not stage.sums_blocks:
+        if binding is block.project and not stage.sums_blocks and block.plan.parts > 1:
             fields[stage.weight] = _of_whole_blocks(fields[stage.weight], stage.shape)
         places.append([-1 if field in inner else operands.setdefault(field, len(operands)) for field in fields])
     key = (tuple(map(_name, block.bindings)), tuple(map(tuple, places)), block.plan.bands, block.plan.parts)
@@ -213,7 +216,7 @@ def _kernel(
     for stage, taken in zip(read, places, strict=True):
         assert stage is not None
         given = {place: tensors[at] for place, at in enumerate(taken) if at >= 0}
-        parts.append((given[stage.weight], stage.tail(given)))
+        parts.append((given.get(stage.weight), stage.tail(given)))
     first, last = read[0], read[-1]
     assert first is not None
     assert last is not None
@@ -221,9 +224,10 @@ def _kernel(
     window = read[at]
     assert window is not None
     assert window.window is not None
+    prologue = parts[0][1] if first.kind == "elementwise" else None
     result = inverted_residual(
-        tensors[places[0][first.data]],
-        parts[0] if block.expand is not None else None,
+        tensors[places[0][first.data]] if prologue is None else lambda place: prologue(tirx.const(0, "float32"), place),
+        parts[0] if block.expand is not None and prologue is None else None,
         parts[at],
         parts[-1] if block.project is not None else None,
         window.window,

@@ -1,4 +1,4 @@
-"""Convolutions of blocked tensors by Winograd's algorithm: three kernels in place of one.
+"""Convolutions of blocked tensors by Winograd's algorithm: one kernel, or three.
 
 before: ``y = conv(x, w)`` with 3 x 3 taps over rows and columns and stride 1
 after:  ``y = winograd_output(winograd_product(winograd_input(x), w'))`` with ``w'`` transformed and packed here
@@ -42,7 +42,8 @@ def emit_winograd(
     if plan.strip:
         return rewriter.emit_kernel(
             winograd_strips, [source.var, packed], "winograd_strips", OUT_ELEMENTWISE, padding=padding,
-            strip=plan.strip, parts=plan.parts, weight_shape=matrices.shape, tile=plan.tile, **result,
+            strip=plan.strip, parts=plan.parts, shares=plan.shares, weight_shape=matrices.shape, tile=plan.tile,
+            **result,
         )  # fmt: skip
     transformed = rewriter.emit_kernel(
         winograd_input, [source.var], "winograd_input", OPAQUE,
