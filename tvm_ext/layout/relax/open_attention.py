@@ -93,6 +93,7 @@ class _Rewriter(PyExprMutator):
         *batch, rows, size = query.shape
         columns, scores = value.shape[-1], open_shape(found.scores)
         order = tuple(range(len(query.shape))) if order is None else order
+        assert scores is not None
         others = [_broadcast(other, scores) for other in found.others]
         if (
             all(isinstance(extent, int) for extent in (*batch, rows, key.shape[-1]))
@@ -107,7 +108,7 @@ class _Rewriter(PyExprMutator):
         wide = self.machine.vector_registers >= 32
         spec = OpenAttention(
             tuple(map(_number, batch)), _number(rows), _number(key.shape[-1]), size, columns,
-            (query.axes, key.axes, value.axes), order, found.steps, tuple(others), dtype,
+            (query.axes, key.axes, value.axes), order, found.steps, tuple(other for other in others if other is not None), dtype,
             TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype),
         )  # fmt: skip
         self.decisions.append(Decision.of("matmul", "open attention", spec, self.words.get(var, ())))
