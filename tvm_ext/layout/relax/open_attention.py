@@ -108,7 +108,8 @@ class _Rewriter(PyExprMutator):
         wide = self.machine.vector_registers >= 32
         spec = OpenAttention(
             tuple(map(_number, batch)), _number(rows), _number(key.shape[-1]), size, columns,
-            (query.axes, key.axes, value.axes), order, found.steps, tuple(other for other in others if other is not None), dtype,
+            (query.axes, key.axes, value.axes), order, found.steps,
+            tuple(other for other in others if other is not None), dtype,
             TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype),
         )  # fmt: skip
         self.decisions.append(Decision.of("matmul", "open attention", spec, self.words.get(var, ())))
