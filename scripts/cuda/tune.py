@@ -129,13 +129,17 @@ def _measurer(target: tvm.target.Target, arguments: argparse.Namespace) -> Any:
     return Measurer.for_target(target, workers=arguments.workers or physical_cores())
 
 
+def _doubled(x: Any) -> Any:
+    return tvm.te.compute(x.shape, lambda i: x[i] * 2.0, name="y")
+
+
 def _warm(measurer: Measurer, target: tvm.target.Target) -> float:
     """Have every worker compile and time something; no search is to pay for that."""
     start = time.perf_counter()
     schedules = []
     for number in range(3 * physical_cores()):
         x = tvm.te.placeholder((1024 + number,), name="x")
-        func = tvm.te.create_prim_func([x, tvm.te.compute(x.shape, lambda i, x=x: x[i] * 2.0, name="y")])
+        func = tvm.te.create_prim_func([x, _doubled(x)])
         schedules.append(tunable_schedule(func, target, backend_of(target).rules))
     rows = [measurer.candidate(schedule.mod, target) for schedule in schedules]
     measurer.build(rows)
