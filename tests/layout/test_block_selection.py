@@ -121,7 +121,8 @@ def test_the_same_numbers_in_other_blocks(halves, size, mcpu, monkeypatch) -> No
         np.testing.assert_allclose(result[1], expected[1], rtol=0, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
 
 
-def test_a_concatenation_keeps_blocks_where_that_pays() -> None:
+def test_a_concatenation_keeps_blocks_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_selection, "PAYS", 0.98)
     target = {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2}
     compiled = tvm_ext.compile(Ghosts([8, 36, 12, 36]).eval(), target, example_inputs=(torch.randn(1, 3, 56, 56),))
     (row,) = [row for row in compiled.metadata["decisions"]["layout"] if row["operator"] == "whole graph"]
