@@ -37,12 +37,15 @@ class Offer:
         Makes the plan of a kernel; None where the target makes no kernels of embeddings.
     unit : str
         Of the cost.
+    most : int
+        Embeddings whose cost is asked for at most, those that waste least; 0: all.
     """
 
     instruction: Instruction
     cost: Cost
     plan: Plan | None = None
     unit: str = "cycles"
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ def choose(operator: Dataflow, offer: Offer, engine: str = "constraints") -> Cho
         found, programs = ENGINES[engine](operator, instruction)
     except EmbeddingError as error:
         return Choice(name, reason=str(error))
+    if offer.most:
+        found = sorted(found, key=lambda embedding: embedding.macs)[: offer.most]
     ranked, refused = rank(found, cost=offer.cost)
     reasons = tuple((str(embedding), why) for embedding, why in refused)
     reason = "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}"
