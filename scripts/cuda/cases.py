@@ -35,7 +35,10 @@ from tvm_ext.schedules.rule import new_schedule
 
 LARGE = (4096, 8192)
 RANKED = ((4096, 4096, 1024), (512, 512, 512), (197, 768, 3072), (3136, 64, 576), (49, 512, 4608), (128, 1000, 2048))
-"""Rows, columns and depth of products that are measured with several tiles."""
+"""Rows, columns and depth of products that are measured with several tiles; the cost model was fitted to them."""
+
+HELD_OUT = ((784, 256, 1152), (256, 3072, 768), (1024, 1024, 1024), (64, 2048, 512), (2048, 768, 256))
+"""Products that judge the cost model: it has not seen them."""
 
 TILES = (
     Tile(128, 256, 64, 64, 64, 1, 3), Tile(128, 128, 64, 64, 64, 1, 3), Tile(128, 128, 32, 64, 32, 1, 4),
@@ -95,7 +98,7 @@ def memory_cases(arch: str, size: int = 8192) -> Iterator[Case]:
         yield _whole(f"memory-{name}", "memory", about, _module(shapes, build), arch)
 
 
-def rank_cases(arch: str, shapes: Sequence[tuple[int, int, int]] = RANKED) -> Iterator[Case]:
+def rank_cases(arch: str, shapes: Sequence[tuple[int, int, int]] = (*RANKED, *HELD_OUT)) -> Iterator[Case]:
     """Make the same product with several tiles, each with the seconds that the cost model gives it."""
     target = target_of(arch)
     machine = machine_of(target)
@@ -116,6 +119,7 @@ def rank_cases(arch: str, shapes: Sequence[tuple[int, int, int]] = RANKED) -> It
             scheduled = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), max(1, blocks))
             scheduled = with_async_copies(scheduled, target)
             about = {"rows": rows, "columns": columns, "depth": depth, "tile": str(tile)}
+            about |= {"held_out": (rows, columns, depth) not in RANKED}
             made = Kernel("rank", kernel.name, kernel.before, scheduled)
             seconds = tensor_seconds(product, tile, machine)
             yield _single(f"rank-{rows}x{columns}x{depth}-{number}", "rank", about, made, seconds)

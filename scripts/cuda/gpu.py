@@ -149,7 +149,7 @@ def summarized(found: dict[str, Any]) -> dict[str, float]:
         rates = [rows[name]["about"]["bytes"] / timed[name] / bandwidth for name in of("memory")]
         if rates:
             summary["memory_bound_share"] = round(min(rates), 3)
-    ranks = _ranks([rows[name] for name in of("rank")])
+    ranks = _ranks([rows[name] for name in of("rank") if rows[name]["about"].get("held_out", True)])
     if ranks:
         summary["model_rank"] = round(sum(ranks) / len(ranks), 3)
     own = {rows[name]["about"]["model"]: timed[name] for name in of("model") if name.endswith("-tvm_ext")}
@@ -170,7 +170,7 @@ def _ratio(key: str, own: dict[str, float], other: dict[str, float]) -> dict[str
 
 
 def _ranks(rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Rank correlation of predicted and measured seconds, for each product that was measured with three tiles."""
+    """Rank correlation of predicted and measured seconds, for each product with three tiles."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(re.sub(r"-\d+$", "", row["name"]), []).append(row)

@@ -1,5 +1,7 @@
 """Rank tiles by the cost model as it is now, against what a GPU once measured of them; no GPU is needed.
 
+Products that the model was fitted to are ranked apart from those that judge it.
+
 ``--store FILE`` takes the measurements of a run of the part ``gpu`` over, in place of those that are stored.
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
+from scripts.cuda.cases import HELD_OUT
 from scripts.results import RESULTS
 from tvm_ext.schedules.cuda.machine import PRODUCTS, GpuMachine
 from tvm_ext.schedules.cuda.product import Product
@@ -39,9 +42,11 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         STORED.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     measured = [json.loads(line) for line in STORED.read_text(encoding="utf-8").splitlines()]
     rows = ranked(measured)
-    mean = sum(row["tau"] for row in rows) / len(rows)
+    judges = [row["tau"] for row in rows if row["held_out"]]
+    fitted = [row["tau"] for row in rows if not row["held_out"]]
     return rows, {
-        "model_rank_stored": round(mean, 3),
+        "model_rank_stored": round(sum(judges) / max(1, len(judges)), 3),
+        "model_rank_fitted": round(sum(fitted) / max(1, len(fitted)), 3),
         "model_rank_products": len(rows),
         "model_rank_tiles": len(measured),
     }
@@ -67,6 +72,7 @@ def ranked(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "rows": rows, "columns": columns, "depth": depth, "tiles": len(pairs),
+            "held_out": (rows, columns, depth) in HELD_OUT,
             "tau": round(float(kendalltau(*zip(*pairs, strict=True)).statistic), 3),
             "chosen_seconds": min(pairs)[1], "best_seconds": min(seconds for _, seconds in pairs),
         }
