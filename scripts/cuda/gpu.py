@@ -34,6 +34,9 @@ MODELS = (
 )  # fmt: skip
 """Models whose latency is measured; those with a torch module have peers."""
 
+LISTED = 12
+"""Kernels of a model that the results list: those that take longest."""
+
 WHOLE = ("tiny_cnn", "tiny_mlp", "tiny_transformer", "tiny_cnn_int8")
 
 
@@ -120,7 +123,11 @@ def _nvcc() -> str:
 
 def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     machine = {name: found[name] for name in ("device", "driver", "arch")}
-    return [machine | row for row in (*found["rows"], *found["peers"])]
+    rows = [machine | row for row in (*found["rows"], *found["peers"])]
+    for row in rows:
+        if "kernels" in row:
+            row["kernels"] = [[name, round(seconds, 8)] for name, seconds in row["kernels"][:LISTED]]
+    return rows
 
 
 def summarized(found: dict[str, Any]) -> dict[str, float]:
