@@ -4,7 +4,7 @@ A step computes with one tile in depth while later ones are on their way. It las
 a tile from memory, shared by the stages; the instructions of a warp that wait for each other; the work of tensor cores,
 of shared memory and of the schedulers; and what a multiprocessor gets from the L2 cache. The constants are those that
 fit 200 products of eight shapes, in tiles of 17 shapes and with 2 to 5 stages, as an H100 ran them: estimates are off
-by 13 % (root mean square of logarithms), and the tile that is chosen is the fastest of most shapes, or within 5 % of it.
+by 13 % (root mean square of logarithms), and the tile that is chosen is mostly the fastest, or within 5 % of it.
 """
 
 from __future__ import annotations
