@@ -15,6 +15,7 @@ from tvm_ext.backends.cuda.async_copies import asynchronous_copies
 from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.here import check_gpu
+from tvm_ext.backends.cuda.keep_nan import keep_nan
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
@@ -81,6 +82,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
         narrow_vectors(),
         check_kernels(),
+        keep_nan(),
         asynchronous_copies(),
     ]
 

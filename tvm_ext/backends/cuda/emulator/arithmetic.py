@@ -32,8 +32,14 @@ def remainder(a: Any, b: Any) -> Any:
     return np.fmod(a, b)
 
 
+def _is_half(x: Any) -> bool:
+    return getattr(x, "dtype", None) == np.float16
+
+
 def maximum(a: Any, b: Any) -> Any:
-    """Give CUDA's ``max``, which passes over what is not a number."""
+    """Give CUDA's ``max``, which passes over what is not a number; of float16 TVM's, which does so on the left."""
+    if _is_half(a) or _is_half(b):
+        return np.where(np.greater(a, b), a, b)
     if is_float(a) or is_float(b):
         return np.fmax(a, b)
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
@@ -41,6 +47,8 @@ def maximum(a: Any, b: Any) -> Any:
 
 def minimum(a: Any, b: Any) -> Any:
     """Give CUDA's ``min``."""
+    if _is_half(a) or _is_half(b):
+        return np.where(np.less(a, b), a, b)
     if is_float(a) or is_float(b):
         return np.fmin(a, b)
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)

@@ -1,0 +1,77 @@
+"""NaN goes through maxima and minima of kernels for CUDA, as it does in NumPy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import relax as R
+
+from scripts.cuda.kernels import kernels_of, target_of
+from tvm_ext.backends.cuda.emulator.emulate import Emulator
+
+TARGET = target_of("sm_90")
+OPERATORS: dict[str, tuple[int, Callable[..., relax.Expr], Callable[..., np.ndarray]]] = {
+    "relu": (1, R.nn.relu, lambda x: np.maximum(x, 0)),
+    "clip": (1, lambda x: R.clip(x, -1, 2), lambda x: np.clip(x, -1, 2)),
+    "maximum": (2, R.maximum, np.maximum),
+    "minimum": (2, R.minimum, np.minimum),
+}
+
+
+def kernel_of(name: str, shape: tuple[int, ...], dtype: str) -> tvm.tirx.PrimFunc:
+    count, build, _ = OPERATORS[name]
+    builder = relax.BlockBuilder()
+    variables = [relax.Var(f"x{i}", R.Tensor(shape, dtype)) for i in range(count)]
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(builder.normalize(build(*variables)))
+        builder.emit_func_output(result)
+    (kernel,) = kernels_of(name, builder.get(), TARGET)
+    return kernel.scheduled.with_attr("global_symbol", "main")
+
+
+def drawn(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * 3
+    for special in (np.nan, np.inf, -np.inf, 0.0):
+        values[rng.random(shape) < 0.1] = special
+    return values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (33, 128)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_values(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    count, _, expected = OPERATORS[name]
+    if count == 2 and dtype == "float16" and shape == (33, 128):
+        pytest.skip("vectors of eight have no comparisons")
+    inputs = [drawn(shape, dtype, seed) for seed in range(count)]
+    run = Emulator(kernel_of(name, shape, dtype), TARGET)([*inputs, np.zeros(shape, inputs[0].dtype)])
+    assert not run.report.faults, str(run.report)
+    np.testing.assert_array_equal(
+        run.arrays[-1].astype("float32"), expected(*(array.astype("float32") for array in inputs))
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_nvcc_takes_it(dtype: str, tmp_path: Path) -> None:
+    """Vectors too: four or eight elements an access."""
+    if (nvcc := shutil.which("nvcc")) is None:
+        pytest.skip("there is no nvcc")
+    for name in OPERATORS:
+        built = tvm.compile(tvm.IRModule({"main": kernel_of(name, (33, 128), dtype)}), TARGET).mod
+        source = tmp_path / f"{name}.cu"
+        source.write_text(str(built.imports[0].inspect_source()))
+        done = subprocess.run(
+            [nvcc, "-w", "-cubin", "-arch=sm_90", "-o", str(tmp_path / "out"), str(source)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{name}: {done.stderr[:500]}"
