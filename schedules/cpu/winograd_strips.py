@@ -111,8 +111,10 @@ def choose_strips(extents: WinogradExtents, machine: Machine) -> Strips:
 
 def _divisions(extents: WinogradExtents, machine: Machine) -> Iterator[tuple[Strips, int, float, float]]:
     """List divisions with the bytes that are kept, those that may be, and the seconds that they take."""
-    # Filters that come from memory are read faster in long streams.
-    in_cache = _filter_bytes(extents, extents.chunks, machine) <= machine.l3 // 2
+    # Filters that come from memory are read faster in long streams, and where threads wait for each other those of the
+    # L3 cache are, too, if there are many.
+    filters = _filter_bytes(extents, extents.chunks, machine)
+    in_cache, few = filters <= machine.l3 // 2, filters <= machine.l3 // 8
     for parts in divisors(extents.chunks):
         for rows in range(1, extents.tile_rows + 1):
             if parts == 1 or (parts <= machine.cores and in_cache):
@@ -120,7 +122,7 @@ def _divisions(extents: WinogradExtents, machine: Machine) -> Iterator[tuple[Str
                 seconds = _strip_seconds(extents, rows, parts, machine)
                 yield Strips(rows, parts), kept, STRIP_OF_L2 * machine.l2, seconds
             # Of several strips threads would wait for each other at each.
-            if 1 < machine.cores <= parts and in_cache and rows == extents.tile_rows:
+            if 1 < machine.cores <= parts and few and rows == extents.tile_rows:
                 tiles = rows * extents.tile_columns
                 kept = _bytes(extents, tiles, extents.in_channels)
                 most = STRIP_OF_L2 * machine.l2 * machine.cores

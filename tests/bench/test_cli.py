@@ -61,7 +61,7 @@ def test_no_engine_could_run_it(make_engine: MakeEngine, mlp: Path, capsys: pyte
         (["--chart", "chart.jpeg"], 2, "must end in .png or .svg"),
         (["--json", "."], 7, "is a folder"),
         (["--chart", "no.png/chart.png"], 7, "cannot write"),
-        (["--target", "nvidia/nvidia-a100"], 6, "bench measures CPU code"),
+        (["--target", "nvidia/nvidia-a100"], 6, "this machine has no NVIDIA GPU"),
         (["--input-shape", "z:1"], 5, "no input 'z'"),
     ],
 )

@@ -193,7 +193,7 @@ def test_progress_counts_up_to_its_total(make_engine: MakeEngine, mlp: Path) -> 
         (["tvm"], {"repeats": 9}, OptionError, "repeats must be 10 or more"),
         (["tvm"], {"budget": 0}, OptionError, "seconds above 0"),
         (["tvm"], {"inputs": {}, "input_shapes": {"x": [4, 32]}}, OptionError, "not both"),
-        (["tvm"], {"target": "nvidia/nvidia-a100"}, TargetError, "target cuda: bench measures CPU code"),
+        (["tvm"], {"target": "nvidia/nvidia-a100"}, TargetError, "target cuda: this machine has no NVIDIA GPU"),
         (["tvm"], {"target": "lvm"}, TargetError, "lvm"),
     ],
 )

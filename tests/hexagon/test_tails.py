@@ -119,5 +119,10 @@ def test_pooling(pool: str, attributes: dict[str, list[int]], quantized: bool) -
             expected = (steps - point).astype(np.float32) * np.float32(scale)
     else:
         (expected,) = run_fixed_point(model, inputs).values()
-    np.testing.assert_array_equal(run(model, inputs), expected)
+    found = run(model, inputs)
+    if pool == "GlobalAveragePool" and not quantized:
+        # The sum of a plane has no order of its own.
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(found, expected)
     assert np.unique(expected).size > 3

@@ -277,10 +277,9 @@ def test_nothing_is_printed_where_nothing_can_stand_in(capfd: pytest.CaptureFixt
 def test_operators_that_the_converters_refuse_are_listed_all(capfd: pytest.CaptureFixture[str]) -> None:
     class Two(nn.Module):
         def forward(self, x: Any) -> Any:
-            _, places = nn.functional.max_pool1d(x[None], 2, return_indices=True)
-            return torch.as_strided(x + 1, (2,), (1,), 1), places
+            return torch.as_strided(x + 1, (2,), (1,), 1), torch.as_strided(x * 2, (1,), (1,), 2)
 
-    with pytest.raises(UnsupportedOperatorError, match=r"2 operators cannot be imported: .*getitem.*aten\.as_strided"):
+    with pytest.raises(UnsupportedOperatorError, match=r"2 operators cannot be imported: .*as_strided.*as_strided"):
         import_torch(Two(), (torch.ones(4),))
     assert capfd.readouterr().err == ""
 
