@@ -239,8 +239,10 @@ def test_strips_of_few_cores_and_tiles_that_many_share() -> None:
     assert choose_strips(small, machine) == Strips(2)
     found = choose_strips(small, replace(machine, cores=8))
     assert found.parts >= 8 or -(-4 // found.rows) * found.parts >= 8
-    # The filters of 256 channels of 14 x 14 are much to read for each strip, and tiles little to keep.
-    assert choose_strips(WinogradExtents(4, 4, 4, 256, 16), machine).shares
+    # The filters of 128 channels of 28 x 28 are read for each part, the tiles are kept once; those of 256 channels are
+    # too many to be read in short streams.
+    assert choose_strips(WinogradExtents(7, 7, 4, 128, 8), machine).shares
+    assert not choose_strips(WinogradExtents(4, 4, 4, 256, 16), machine).shares
     assert choose_strips(WinogradExtents(8, 8, 4, 1024, 32), machine) == Strips()  # many filters, many tiles
 
 
