@@ -65,12 +65,18 @@ def _may_be_narrowed(value: Any) -> bool:
 
 
 def _first_lanes(mask: Any) -> Any:
-    """How many lanes a mask has, which are the first ones; None where it is no such mask."""
-    if not isinstance(mask, prim.LT) or not isinstance(mask.a, prim.Ramp) or not isinstance(mask.b, prim.Broadcast):
+    """How many lanes a mask has, which are the first ones; None where it is no such mask.
+
+    A number beyond those of the vector or below zero stands for all of them or none.
+    """
+    if not isinstance(mask, prim.LT) or not isinstance(mask.b, prim.Broadcast):
         return None
-    start, stride = mask.a.base, mask.a.stride
-    counts = isinstance(start, prim.IntImm) and isinstance(stride, prim.IntImm)
-    return mask.b.value if counts and (int(start), int(stride)) == (0, 1) else None
+    places, active = mask.a, mask.b.value
+    if isinstance(places, prim.Add) and isinstance(places.a, prim.Broadcast):
+        places, active = places.b, active - places.a.value
+    if not isinstance(places, prim.Ramp) or not isinstance(places.stride, prim.IntImm) or int(places.stride) != 1:
+        return None
+    return active if isinstance(places.base, prim.IntImm) and int(places.base) == 0 else active - places.base
 
 
 def _stored(buffer: Any, value: Any, index: Any, lane: int) -> Any:
