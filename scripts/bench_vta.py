@@ -46,11 +46,13 @@ from tvm_ext.backends.vta.isa.faults import Refusal
 from tvm_ext.backends.vta.isa.instructions import Finish, Gemm, Load, MemoryType, MicroOp, encode_program, encode_uops
 from tvm_ext.backends.vta.measurer import CycleMeasurer
 from tvm_ext.backends.vta.memory import MemoryImage
-from tvm_ext.backends.vta.model.offload import VTAModel, offload, prepare, to_form
+from tvm_ext.backends.vta.model.forms import to_form
+from tvm_ext.backends.vta.model.offload import offload, prepare
 from tvm_ext.backends.vta.model.profile import packed_convolution_cycles, profile_regions
 from tvm_ext.backends.vta.model.region import build_region
 from tvm_ext.backends.vta.model.relax_layers import read_graph
 from tvm_ext.backends.vta.model.tuned_region import best_region
+from tvm_ext.backends.vta.model.vta_model import VTAModel
 from tvm_ext.backends.vta.program.builder import ProgramBuilder, read_outputs
 from tvm_ext.backends.vta.simulate.replay import load_recording, replay
 from tvm_ext.backends.vta.simulate.simulator import Simulator

@@ -126,7 +126,7 @@ def _target(arch: str) -> tvm.target.Target:
 def _measurer(target: tvm.target.Target, arguments: argparse.Namespace) -> Any:
     if arguments.rehearse:
         return RehearsedMeasurer(target, find_toolkit())
-    return Measurer.for_target(target, workers=arguments.workers or physical_cores())
+    return Measurer(workers=arguments.workers)
 
 
 def _doubled(x: Any) -> Any:

@@ -80,8 +80,8 @@ class Measurer:
     build_timeout, run_timeout : float
         Seconds after which a candidate is given up.
     memory_bytes : int, optional
-        What compiling or running a candidate may allocate; None where there is no limit, as for CUDA, whose runtime
-        reserves more addresses than any limit would allow.
+        What compiling a candidate, or running it on a CPU, may allocate; None for no limit. On a GPU it holds for
+        compiling only: CUDA's runtime reserves more addresses than there is memory.
     overlap : bool, optional
         Whether the next batch is compiled while one is timed, for kernels on one thread; by default with four cores or
         more. With fewer, those left compile no faster than all do in turns.
@@ -116,15 +116,6 @@ class Measurer:
         self.counts = Counts()
         self.broken: TvmExtError | None = None
         """Why nothing can be measured any more: TVM's callbacks let no error class through."""
-
-    @classmethod
-    def for_target(cls, target: tvm.target.Target, threads: int | None = None, workers: int | None = None) -> Self:
-        """Make one for this machine and a target of it.
-
-        What a worker of a GPU may allocate is not limited: CUDA's runtime reserves more addresses than there is memory.
-        """
-        on_cpu = device_of(target) == "cpu"
-        return cls(workers=workers, threads=threads, memory_bytes=4 << 30 if on_cpu else None)
 
     def close(self) -> None:
         """End all workers; what was not timed yet never is."""

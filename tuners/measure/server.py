@@ -61,7 +61,9 @@ def _become_worker(server: int, memory_bytes: int) -> None:
     if memory_bytes:
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + memory_bytes, held + memory_bytes))
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        wanted = held + memory_bytes if hard == resource.RLIM_INFINITY else min(held + memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -141,7 +142,7 @@ def _run(
     best: float | None,
 ) -> list[float]:
     """Time a kept module; gives seconds of a run, ``timing.repeats`` of them or fewer for a hopeless one."""
-    device = tvm.device(device_type, 0)
+    device = _device(device_type)
     tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
     executable = modules.pop(key)
     first = _first_runs(executable, device, tensors)
@@ -156,7 +157,7 @@ def _compare(
     timing: Timing,
 ) -> list[list[float]]:
     """Time kept modules in turns; gives ``timing.repeats`` times (seconds) of each."""
-    device = tvm.device(device_type, 0)
+    device = _device(device_type)
     tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
     executables = [modules[key] for key in keys]  # kept for the next comparison
     watches = [
@@ -164,6 +165,18 @@ def _compare(
         for executable in executables
     ]
     return np.transpose([[watch() for watch in watches] for _ in range(timing.repeats)]).tolist()
+
+
+def _device(device_type: str) -> Any:
+    """Give the device; for one with a driver, the limit of memory is lifted first.
+
+    CUDA's runtime reserves more addresses than there is memory, and says that memory is full where it may not.
+    """
+    device = tvm.device(device_type, 0)
+    if device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    return device
 
 
 def _first_runs(executable: Any, device: Any, tensors: Sequence[Any]) -> list[float]:

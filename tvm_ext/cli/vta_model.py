@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tvm_ext.backends.vta.model.accuracy import TensorAccuracy
-    from tvm_ext.backends.vta.model.offload import VTAModel
+    from tvm_ext.backends.vta.model.vta_model import VTAModel
     from tvm_ext.frontend import ImportedModel
 
 calibrate_option = click.option(

@@ -99,7 +99,7 @@ class TimedSearch(Search):
 
     def run(self, request: Request, course: Course) -> None:
         """Search, then time the fastest once more."""
-        measurer = self._measurer or Measurer.for_target(self._target)
+        measurer = self._measurer or Measurer()
         outcome = course.outcome
         try:
             seconds = {}

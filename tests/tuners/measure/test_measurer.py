@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import tvm
 
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.tuners.measure import worker as worker_process
 from tvm_ext.tuners.measure.measurer import Candidate, Measurer, arguments_of, measure
 from tvm_ext.tuners.measure.worker import Timing
 
@@ -161,6 +163,18 @@ def test_memory_is_limited() -> None:
         assert rows[0].seconds
         assert rows[2].seconds
         assert rows[1].error
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_limit_of_memory_is_lifted_where_a_driver_reserves_addresses(device: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = 1 << 44
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        worker_process._device(device)
+        assert resource.getrlimit(resource.RLIMIT_AS)[0] == (limit if device == "cpu" else hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_hopeless_candidates_are_not_repeated() -> None:

@@ -19,8 +19,10 @@ from tvm import relax
 from tests.frontend.onnx.text import graph as onnx_graph
 from tests.vta.integer_reference import run_network
 from tvm_ext.backends.vta.config import load_config
-from tvm_ext.backends.vta.model.offload import VTAModel, from_form, offload, prepare, to_form
+from tvm_ext.backends.vta.model.forms import from_form, to_form
+from tvm_ext.backends.vta.model.offload import offload, prepare
 from tvm_ext.backends.vta.model.relax_layers import read_graph
+from tvm_ext.backends.vta.model.vta_model import VTAModel
 from tvm_ext.backends.vta.timing.costs import costs_named
 from tvm_ext.compiler import compile
 from tvm_ext.errors import InputError, OptionError
