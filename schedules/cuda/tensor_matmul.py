@@ -65,7 +65,7 @@ class TensorMatmul:
         product = self._product(schedule, machine)
         if product is None:
             return None
-        dtypes = _operand_types(schedule, product)
+        dtypes = operand_types(schedule, product)
         asynchronous = dtypes[0] not in SINGLES
         tile = tensor_tile(product, machine, asynchronous)
         try:
@@ -83,7 +83,7 @@ class TensorMatmul:
         product = self._product(schedule, machine)
         if product is None:
             return None
-        asynchronous = _operand_types(schedule, product)[0] not in SINGLES
+        asynchronous = operand_types(schedule, product)[0] not in SINGLES
         tile = tensor_tile(product, machine, asynchronous)
         return tile_cost(product, TENSOR if asynchronous else TENSOR_IN_TURNS, tile, tensor_seconds, machine)
 
@@ -92,7 +92,7 @@ class TensorMatmul:
         product = find_product(schedule) if machine.has_async_copy else None
         if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or product.depth < SIDE:
             return None
-        dtypes = _operand_types(schedule, product)
+        dtypes = operand_types(schedule, product)
         total = str(schedule.get(product.block).writes[0].source.dtype)
         return product if self._multiplies(dtypes) and total == result_type(dtypes[0]) else None
 
@@ -101,7 +101,7 @@ class TensorMatmul:
         return same and any(dtypes[0] in kind for kind in self._kinds)
 
 
-def _operand_types(schedule: Schedule, product: Product) -> list[str]:
+def operand_types(schedule: Schedule, product: Product) -> list[str]:
     return [str(region.source.dtype) for region in schedule.get(product.block).reads]
 
 
@@ -122,7 +122,7 @@ def schedule_tensor_product(
     schedule.reorder(grid, i0, j0, wi, wj, k0, k1, mi, nj, ii, jj, kk)
     inner = target
     target = schedule.blockize(ii)
-    i0, i1 = schedule.split(i0, [None, _together(extent(schedule, i0))])
+    i0, i1 = schedule.split(i0, [None, side_by_side_blocks(extent(schedule, i0))])
     schedule.reorder(i0, j0, i1)
     for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (schedule.fuse(j0, i1), "blockIdx.x")):
         schedule.bind(loop, thread)
@@ -130,7 +130,7 @@ def schedule_tensor_product(
     schedule.bind(warp, "threadIdx.y")
     store = schedule.cache_write(target, 0, "warp")
     schedule.reverse_compute_at(store, warp, preserve_unit_loops=True)
-    _to_fragments(schedule, store, ("read", 0), result_fragment, SIDE)
+    to_fragments(schedule, store, ("read", 0), result_fragment, SIDE)
     for operand, name, (deep, side_by_side), place in (
         (product.row_operand, "rows", product.row_vector, rows_fragment),
         (1 - product.row_operand, "columns", product.column_vector, columns_fragment),
@@ -145,9 +145,10 @@ def schedule_tensor_product(
         schedule.compute_at(kept, k1, preserve_unit_loops=True)
         schedule.compute_at(shared, k0, preserve_unit_loops=True)
         inline_into(schedule, shared)
-        _fill(schedule, shared, tile.threads, deep, side_by_side if deep or not stored_deep else 1, dtype)
+        fill_tile(schedule, shared, tile.threads, deep, side_by_side if deep or not stored_deep else 1, dtype)
+        _lengthen(schedule, shared, dtype)
         # Axes of a copy are in the order of what it copies.
-        _to_fragments(schedule, kept, ("write", 0), _turned(place) if not stored_deep else place, fragment)
+        to_fragments(schedule, kept, ("write", 0), _turned(place) if not stored_deep else place, fragment)
         _load(schedule, kept, name, stored_deep, dtype)
     clear = schedule.decompose_reduction(target, k0)
     stages = min(tile.stages, extent(schedule, k0))
@@ -161,7 +162,7 @@ def schedule_tensor_product(
     schedule.tensorize(schedule.get_loops(inner)[-3], multiply_fragments(*dtypes, product.row_operand == 1))
     for loop in (mi, nj):
         schedule.unroll(loop)
-    _store(schedule, store)
+    store_lanes(schedule, store)
     if tile.parts > 1:
         add_parts(schedule, block, machine)
     else:
@@ -169,12 +170,12 @@ def schedule_tensor_product(
     return schedule
 
 
-def _together(blocks: int) -> int:
+def side_by_side_blocks(blocks: int) -> int:
     """Count the rows of tiles whose blocks run side by side, so that they read the same columns from the L2 cache."""
     return next(count for count in (8, 4, 2, 1) if blocks % count == 0)
 
 
-def _to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], place: Any, depth: int) -> None:
+def to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], place: Any, depth: int) -> None:
     """Store a tensor as fragments: the last two axes become a grid of fragments, lanes, and places in a lane.
 
     ``depth`` is the extent of a fragment along the second of them; of 16-bit elements both are :data:`SIDE`.
@@ -188,7 +189,7 @@ def _to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], 
     schedule.transform_layout(block, buffer, index_map)
 
 
-def _fill(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side_by_side: int, dtype: str) -> None:
+def fill_tile(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side_by_side: int, dtype: str) -> None:
     """Spread the elements of a tile over all threads, neighbours in memory to neighbouring threads."""
     *_, i, k = schedule.get_loops(shared)
     if not deep:
@@ -205,7 +206,10 @@ def _fill(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side_by_
     schedule.unroll(pieces[0])
     if wide > 1:
         schedule.vectorize(pieces[3])
-    # Rows of a tile are 16 bytes longer than a multiple of 32.
+
+
+def _lengthen(schedule: Schedule, shared: SBlockRV, dtype: str) -> None:
+    """Make rows of a tile 16 bytes longer than a multiple of 32."""
     vector = VECTOR_BYTES // element_bytes(dtype)
     schedule.storage_align(shared, 0, axis=-2, factor=2 * vector, offset=vector)
 
@@ -225,7 +229,7 @@ def _turned(place: Any) -> Any:
     return lambda depth, side, per: place(side, depth, per)
 
 
-def _store(schedule: Schedule, store: SBlockRV) -> None:
+def store_lanes(schedule: Schedule, store: SBlockRV, pairs: bool = False) -> None:
     """Let each lane store what it holds, neighbours in a row one after the other."""
     *_, i, j = schedule.get_loops(store)
     i0, upper, row = schedule.split(i, [None, 2, 8])
@@ -233,5 +237,9 @@ def _store(schedule: Schedule, store: SBlockRV) -> None:
     schedule.reorder(i0, j0, row, pair, right, upper, neighbour)
     lane = schedule.fuse(row, pair)
     schedule.bind(lane, "threadIdx.x")
-    for loop in (i0, j0, right, upper, neighbour):
+    for loop in (i0, j0, right, upper):
         schedule.unroll(loop)
+    if pairs:
+        schedule.vectorize(neighbour)
+    else:
+        schedule.unroll(neighbour)

@@ -32,6 +32,9 @@ from scripts.cuda.torch_peers import peer_seconds
 
 WARM_UP, REPEATS, ALONE = 5, 50, 20
 
+FEATURES = {"sm_90": "a"}
+"""Suffixes of architectures for code that only they run, ``wgmma`` among it."""
+
 TOLERANCE = {"float16": 2e-2, "float32": 2e-3}
 """Of the largest number; tf32 and sums in another order are among what is compared."""
 
@@ -43,7 +46,7 @@ def compiled(
 
     def one(case: dict[str, Any]) -> tuple[str, str]:
         name = case["name"]
-        command = [nvcc, "-w", "-cubin", f"-arch={arch}", "-o", str(folder / f"{name}.cubin"), str(pack / f"{name}.cu")]
+        command = [nvcc, "-w", "-cubin", f"-arch={arch}{FEATURES.get(arch, '')}", "-o", str(folder / f"{name}.cubin"), str(pack / f"{name}.cu")]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         except (OSError, subprocess.TimeoutExpired) as error:

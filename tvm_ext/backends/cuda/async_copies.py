@@ -18,6 +18,8 @@ from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 from tvm.script import tirx as T
 
+from tvm_ext.backends.cuda import warpgroup_steps
+
 _NEXT = "s_tir.MergeSharedMemoryAllocations"
 ASYNC = "software_pipeline_async_stages"
 _LOAD, _MULTIPLY = "tirx.ptx_legacy.ldmatrix", "tirx.ptx_legacy.mma"
@@ -51,8 +53,10 @@ def with_async_copies(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.Pr
     host = target.host if target.host is not None else tvm.target.Target("llvm")
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     kept = _Before(_NEXT)
+    # What swizzles a tile reads the indices of its elements, which must not have names of their own.
+    disabled = ["tirx.CommonSubexprElim"] if warpgroup_steps.multiplies_by_warpgroups(func.body) else []
     pipeline, _, _ = tirx.get_tir_pipeline("s_tir")
-    with tvm.transform.PassContext(instruments=[kept], config={"tirx.use_async_copy": True}):
+    with tvm.transform.PassContext(instruments=[kept], config={"tirx.use_async_copy": True}, disabled_pass=disabled):
         pipeline(tirx.transform.BindTarget(target.with_host(host))(mod))
     assert kept.func is not None
     return tirx.PrimFunc(kept.func.params, _explicit(kept.func.body), func.ret_type, func.attrs, func.span)
@@ -83,11 +87,15 @@ def _explicit(body: Any) -> Any:
     barrier in that step. Where a tile is one fragment deep, a step waits and loads first.
     """
 
+    warpgroups = warpgroup_steps.multiplies_by_warpgroups(body)
+
     def loop(node: Any, mutator: Any) -> Any:
         if (found := _step(node.body)) is None:
             return mutator.default_mutate(node)
         copies, pending, products = found
         copies, products = mutator.mutate(copies), [mutator.mutate(item) for item in products]
+        if warpgroups:
+            return _sequence(warpgroup_steps.step(copies, pending, products, node))
         ready = [_wait(pending - 1), _barrier()]
         before: list[Any] = []
         if (ahead := _fragments_ahead(node, products, ready, pending + 1)) is not None:
@@ -104,10 +112,14 @@ def _explicit(body: Any) -> Any:
         if _is_attribute(node, _COMMIT):
             return _sequence([mutator.mutate(node.body), _commit()])
         if _is_attribute(node, _WAIT):
+            if warpgroups:
+                _, *products = node.body.body.seq
+                return _sequence(warpgroup_steps.last_step(int(node.body.value), products))
             return _sequence([_wait(int(node.body.value)), mutator.mutate(node.body.body)])
         return mutator.default_mutate(node)
 
-    return tvm_ffi.structural_mutate(body, [(tirx.For, loop), (tirx.AttrStmt, attribute)])
+    made = tvm_ffi.structural_mutate(body, [(tirx.For, loop), (tirx.AttrStmt, attribute)])
+    return warpgroup_steps.swizzled(made) if warpgroups else made
 
 
 def _fragments_ahead(

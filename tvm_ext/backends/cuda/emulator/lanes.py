@@ -64,6 +64,10 @@ class Lanes:
         Values that depend on nothing but the numbers of thread and block.
     copies : list of list
         Asynchronous copies under way, in the groups that are waited for; the last group is open.
+    products : list of list
+        Products of warpgroups under way, likewise.
+    unseen : bool
+        Whether copies have arrived that products of warpgroups do not see yet.
     """
 
     launch: Launch
@@ -75,6 +79,8 @@ class Lanes:
     mask: NDArray[np.bool_] | None = None
     once: dict[int, Any] = field(default_factory=dict)
     copies: list[list[Any]] = field(default_factory=lambda: [[]])
+    products: list[list[Any]] = field(default_factory=lambda: [[]])
+    unseen: bool = False
 
     def __post_init__(self) -> None:
         threads = self.launch.threads

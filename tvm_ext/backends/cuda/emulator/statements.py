@@ -285,6 +285,7 @@ def wait(lanes: Lanes, left: int) -> None:
     for group in lanes.copies[:groups]:
         for copy in group:
             copy.arrive(lanes)
+        lanes.unseen = True
     del lanes.copies[:groups]
 
 

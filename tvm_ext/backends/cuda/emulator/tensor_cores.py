@@ -18,6 +18,7 @@ from tvm_ext.backends.cuda.emulator.expressions import Pointer, View, operation
 from tvm_ext.backends.cuda.emulator.lanes import WARP, Lanes
 from tvm_ext.backends.cuda.emulator.memory import Access, Fragments, Storage
 from tvm_ext.backends.cuda.emulator.statements import Intrinsic, Statements, Step
+from tvm_ext.backends.cuda.emulator.warpgroups import WARPGROUPS
 from tvm_ext.errors import CompileError
 
 
@@ -267,5 +268,6 @@ INTRINSICS: dict[str, Intrinsic] = {
     "mma_fill_legacy": _mma_fill,
     "mma_store_legacy": _mma_store,
     **ASYNC_COPIES,
+    **WARPGROUPS,
 }
 """Calls that are statements, by their names without the dialect."""
