@@ -10,11 +10,12 @@ from tvm_ext.schedules.cuda.recurrence import Recurrence
 from tvm_ext.schedules.cuda.row_reduction import RowReduction
 from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
 from tvm_ext.schedules.cuda.transpose import Transpose
+from tvm_ext.schedules.cuda.warpgroup_matmul import WarpgroupMatmul
 from tvm_ext.schedules.cuda.window import Window
 
 _OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())
 
-RULES = (Attention(), TensorMatmul(), *_OTHERS)
+RULES = (Attention(), WarpgroupMatmul(), TensorMatmul(), *_OTHERS)
 
-TF32_RULES = (Attention(), TensorMatmul(tf32=True), *_OTHERS)
+TF32_RULES = (Attention(), WarpgroupMatmul(), TensorMatmul(tf32=True), *_OTHERS)
 """Those that round operands of float32 to tf32, so that tensor cores multiply them."""

@@ -82,6 +82,11 @@ class GpuMachine:
         """Whether shared memory is filled by ``cp.async``, and matrices are multiplied by ``mma`` of depth 16."""
         return self.compute >= 80
 
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether four warps together multiply tiles of shared memory (``wgmma``), which Hopper alone does."""
+        return self.compute == 90
+
 
 WARP = 32
 """Threads that run in step."""

@@ -80,7 +80,7 @@ def tensor_tile(product: Product, machine: GpuMachine, asynchronous: bool = True
     staged = [
         replace(tile, stages=stages)
         for tile in divided(shapes, product)
-        if _keeps_vectors(product, tile)
+        if keeps_vectors(product, tile)
         for stages in (_STAGES if asynchronous else (2,))
         if stages == 2 or stages <= up(up(product.depth, tile.parts), tile.depth)
     ]
@@ -133,8 +133,8 @@ def _step(product: Product, tile: Tile, machine: GpuMachine, blocks: int) -> flo
     fills = [
         (tile.depth * side, vector * size)
         for side, vector in (
-            (tile.rows, _vector(product.row_vector, size)),
-            (tile.columns, _vector(product.column_vector, size)),
+            (tile.rows, vector_of(product.row_vector, size)),
+            (tile.columns, vector_of(product.column_vector, size)),
         )
     ]
     copies = sum(elements * size / width for elements, width in fills)
@@ -158,7 +158,7 @@ def _step(product: Product, tile: Tile, machine: GpuMachine, blocks: int) -> flo
     )
 
 
-def _keeps_vectors(product: Product, tile: Tile) -> bool:
+def keeps_vectors(product: Product, tile: Tile) -> bool:
     """Whether elements that lie side by side in depth stay so in each part of a divided depth.
 
     A part that begins within a run, of channels say, and goes on into the next has its elements at addresses with
@@ -175,6 +175,6 @@ def _keeps_vectors(product: Product, tile: Tile) -> bool:
     )
 
 
-def _vector(vector: tuple[bool, int], size: int) -> int:
+def vector_of(vector: tuple[bool, int], size: int) -> int:
     """Count the elements of one access that fills a tile."""
     return max(1, min(16 // size, vector[1]))

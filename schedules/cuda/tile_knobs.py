@@ -47,6 +47,7 @@ ARITHMETIC = TileKnobs((2, 4, 8, 16, 32, 64, 128, 256), (32, 64, 128), (1, 2, 4,
 TENSOR = TileKnobs((16, 32, 64, 128, 256), (32, 64, 128, 256), (16, 32, 64), WARP, (2, 3, 4, 5))
 TENSOR_IN_TURNS = TileKnobs((16, 32, 64, 128, 256), (32, 64, 128, 256), (16, 32, 64), WARP)
 """Without asynchronous copies."""
+WARPGROUPS = TileKnobs((64, 128, 192, 256), (128,), (64, 128, 192, 256), 4 * WARP, (3, 4, 5, 6))
 
 
 def sampled_tile(schedule: Schedule, product: Product, tile: Tile, knobs: TileKnobs) -> Tile:
