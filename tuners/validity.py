@@ -40,8 +40,8 @@ class Validity:
     ----------
     space : ConfigSpace
     oracle : callable, optional
-    limit : float
-        Seconds that the oracle may take for one call.
+    limit, whole : float
+        Seconds that the oracle may take for one call, and in all.
     notes : list of str
         Why the oracle is not asked any more.
     asked : int
@@ -53,6 +53,7 @@ class Validity:
     space: ConfigSpace
     oracle: Oracle | None = None
     limit: float = 60.0
+    whole: float = 60.0
     notes: list[str] = field(default_factory=list)
     asked: int = 0
     seconds: float = 0.0
@@ -97,6 +98,13 @@ class Validity:
             return False
         self.asked += len(vectors)
         self.answers.update(zip(keys, table.tolist(), strict=True))
+        if self.seconds > self.whole:
+            # What it said so far still counts.
+            self.notes.append(
+                f"the validity oracle took {self.seconds:.0f} s for {self.asked} configurations; "
+                "the tuner goes on without it"
+            )
+            self.oracle = None
         return True
 
     def known_to_work(self) -> list[int]:

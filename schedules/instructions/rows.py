@@ -120,6 +120,14 @@ MMA_M16N8K32 = Instruction(
     requires=("sm_80",), homes=("warp", "warp", "warp"), cycles=16, latency=33,
 )  # fmt: skip
 
+# Of up to 256 columns; both factors are read from shared memory. One warpgroup has all four tensor cores.
+WGMMA_M64N128K16 = Instruction(
+    name="cuda.wgmma.m64n128k16.f16",
+    meaning=multiply_add("C[i,j] += A[i,k] * B[j,k]", "float16", "float16", "float32", i=64, j=128, k=16),
+    implementation="wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16", emit=None,
+    requires=("sm_90a",), homes=("shared", "shared", "warp"), cycles=64, latency=128,
+)  # fmt: skip
+
 # Scalars of four bytes; pairs of vectors take even bytes (p = 0) and odd bytes (p = 1) apart.
 VRMPY = Instruction(
     name="hexagon.vrmpy",
@@ -169,7 +177,7 @@ ROWS: tuple[Instruction, ...] = (
     *(row(bits, broadcast) for row in (fma, vpdpbusd, vpdpwssd, pmaddwd) for bits in (512, 256)
       for broadcast in (True, False)),
     amx("int8", "int8"), amx("uint8", "int8"), amx("bfloat16", "bfloat16"),
-    sdot(True), sdot(False), SMMLA, DP4A, MMA_M16N8K16, MMA_M16N8K32, VRMPY, VMPY, VMPY_SPLAT, VMPA,
-    VMPA_WORDS, VMPY_WORDS,
+    sdot(True), sdot(False), SMMLA, DP4A, MMA_M16N8K16, MMA_M16N8K32, WGMMA_M64N128K16, VRMPY, VMPY, VMPY_SPLAT,
+    VMPA, VMPA_WORDS, VMPY_WORDS,
 )  # fmt: skip
 """All rows; ``tvm-ext embed`` and the tests go through them."""

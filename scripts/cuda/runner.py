@@ -108,6 +108,15 @@ def run_case(case: dict[str, Any], pack: Path, binary: Path, device: Any) -> dic
             device.free(memory)
 
 
+def _answers(device: Any) -> bool:
+    """Whether the device is of use still: a kernel that failed leaves it unusable in this process."""
+    try:
+        device.synchronize()
+    except DriverError:
+        return False
+    return True
+
+
 def _kernels(names: Sequence[str], launches: Sequence[tuple[Any, ...]], device: Any) -> list[tuple[str, float]]:
     """List what each launch takes alone, with its memory in the caches; the longest first."""
 
@@ -161,9 +170,8 @@ def run(pack: Path, device: Any, nvcc: str, jobs: int, seconds: float, peers: bo
                 try:
                     row |= run_case(case, pack, Path(folder) / f"{case['name']}.cubin", device)
                 except Exception as error:
-                    # A kernel that failed leaves the device unusable in this process.
                     row["fault"] = f"{type(error).__name__}: {error}"
-                    if isinstance(error, DriverError):
+                    if isinstance(error, DriverError) and not _answers(device):
                         rows.append(row)
                         print(row, flush=True)
                         break

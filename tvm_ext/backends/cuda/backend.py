@@ -35,7 +35,7 @@ from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cuda import RULES, TF32_RULES
 from tvm_ext.schedules.cuda.finish import finish_kernels
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
-from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16, MMA_M16N8K32
+from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16, MMA_M16N8K32, WGMMA_M64N128K16
 from tvm_ext.schedules.rule import ScheduleRule, apply_schedule_rules, make_intrinsics, prepare_kernels
 
 FUSION = FusionOptions(max_operators=32, max_operands=12, max_results=4)
@@ -113,6 +113,7 @@ def _configured(capture: tvm.transform.Pass) -> tvm.transform.Pass:
 def _offers(target: tvm.target.Target) -> list[Offer]:
     machine: GpuMachine = machine_of(target)
     rows = [DP4A, *([MMA_M16N8K16, MMA_M16N8K32] if machine.has_async_copy else [])]
+    rows += [WGMMA_M64N128K16] if machine.has_warpgroups else []
     bytes_per_cycle = machine.bandwidth / machine.multiprocessors / machine.clock
     return [Offer(row, throughput_cost(row, bytes_per_cycle)) for row in rows]
 

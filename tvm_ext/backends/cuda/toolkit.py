@@ -58,7 +58,7 @@ class Toolkit:
         CompileError
             With the compiler's first words.
         """
-        compute = arch.replace("sm_", "compute_")
+        compute = _of_code(arch).replace("sm_", "compute_")
         if self.nvcc is None:
             return _nvrtc(self, source, compute)
         with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ class Toolkit:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "kernels.ptx")
             file.write_text(ptx, encoding="utf-8")
-            command = [str(self.ptxas), "-v", f"-arch={arch}", "-o", str(Path(folder, "kernels.cubin")), str(file)]
+            command = [str(self.ptxas), "-v", f"-arch={_of_code(arch)}", "-o", str(Path(folder, "kernels.cubin")), str(file)]
             return _run(command, f"ptxas for {arch}")
 
 
@@ -101,6 +101,11 @@ def find_toolkit() -> Toolkit | None:
         headers = [folder for root in [*roots, Path("/usr/local/cuda")] for folder in _headers(root / "include")]
         return Toolkit(assemblers[0], None, libraries[0], tuple(headers))
     return None
+
+
+def _of_code(arch: str) -> str:
+    """Name the architecture with the instructions that no later one has (``wgmma``), as TVM does at load time."""
+    return "sm_90a" if arch == "sm_90" else arch
 
 
 _CICC = ("cicc", "cicc.exe")
