@@ -119,7 +119,7 @@ def load_fragment(operand: str, deep: bool, dtype: str) -> str:
                     )
                 )  # fmt: skip
 
-    return _registered(f"tvm_ext.cuda.load_{operand}_{'deep' if deep else 'flat'}_{dtype}", description, implementation)
+    return registered(f"tvm_ext.cuda.load_{operand}_{'deep' if deep else 'flat'}_{dtype}", description, implementation)
 
 
 @lru_cache(maxsize=16)
@@ -186,7 +186,7 @@ def multiply_fragments(first_type: str, second_type: str, columns_first: bool) -
                 T.evaluate(product(first, second, result, 0))
                 T.evaluate(product(first, second, result, 1))
 
-    return _registered(f"tvm_ext.cuda.mma_{first_type}_{second_type}_{columns_first}", description, implementation)
+    return registered(f"tvm_ext.cuda.mma_{first_type}_{second_type}_{columns_first}", description, implementation)
 
 
 @lru_cache(maxsize=2)
@@ -219,10 +219,11 @@ def clear_fragment(dtype: str) -> str:
             for _lane in T.thread_binding(0, 32, "threadIdx.x"):
                 T.evaluate(T.cuda.mma_fill_legacy(8, result.data, result.elem_offset, dtype=dtype))
 
-    return _registered(f"tvm_ext.cuda.mma_clear_{dtype}", description, implementation)
+    return registered(f"tvm_ext.cuda.mma_clear_{dtype}", description, implementation)
 
 
-def _registered(name: str, description: PrimFunc, implementation: PrimFunc) -> str:
+def registered(name: str, description: PrimFunc, implementation: PrimFunc) -> str:
+    """Register a tensor intrinsic, unless there is one of the name; gives the name."""
     if TensorIntrin.get(name, allow_missing=True) is None:
         TensorIntrin.register(name, description, implementation)
     return name

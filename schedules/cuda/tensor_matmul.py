@@ -102,6 +102,7 @@ class TensorMatmul:
 
 
 def operand_types(schedule: Schedule, product: Product) -> list[str]:
+    """List the element types of what a product reads, in the order in which it is written."""
     return [str(region.source.dtype) for region in schedule.get(product.block).reads]
 
 

@@ -4,7 +4,7 @@ Both factors are read from shared memory. A row of 128 bytes is stored as eight 
 ``piece ^ (row % 8)``, so that no column of pieces meets a bank twice (the PTX ISA's "128-Byte swizzling"); tiles are
 described here without that order, which :mod:`tvm_ext.backends.cuda.warpgroup_steps` puts in. What one warp has of an
 instruction is its 16 rows: a description is of those, and the instruction finds the tile of all four warps from there.
-Which lane holds which element of the result is that of ``mma.sync`` ("Register Fragments for wgmma.mma_async.m64nNk16").
+Which lane holds which element of the result is as with ``mma.sync`` ("Register Fragments for wgmma.mma_async").
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from tvm import tirx
-from tvm.s_tir import TensorIntrin
 
-from tvm_ext.schedules.cuda.fragments import SIDE, result_fragment
+from tvm_ext.schedules.cuda.fragments import SIDE, registered, result_fragment
 
 GROUP_ROWS, GROUP_WARPS = 64, 4
 """Rows of an instruction, and warps that share it."""
@@ -30,7 +29,7 @@ _TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 def call_name(columns: int, dtype: str, rows_deep: bool, columns_deep: bool) -> str:
     """Name the device function of an instruction."""
-    kinds = "".join("deep"[:1] if deep else "flat"[:1] for deep in (rows_deep, columns_deep))
+    kinds = "".join("d" if deep else "f" for deep in (rows_deep, columns_deep))
     return f"{PREFIX}_{columns}_{dtype}_{kinds}"
 
 
@@ -140,10 +139,10 @@ def multiply_shared(columns: int, dtype: str, rows_deep: bool, columns_deep: boo
 
     def call(first: Any, second: Any, result: Any) -> Any:
         rows, others = (second, first) if columns_first else (first, second)
+        sums = T.tvm_access_ptr(T.type_annotation("float32"), result.data, result.elem_offset, columns // 2, 3)
         return T.cuda.func_call(
-            name, T.tvm_access_ptr(T.type_annotation("float32"), result.data, result.elem_offset, columns // 2, 3), rows.access_ptr("r"), others.access_ptr("r"),
-            source_code=device_function(name),
-        )  # fmt: skip
+            name, sums, rows.access_ptr("r"), others.access_ptr("r"), source_code=device_function(name)
+        )
 
     def strides(shape: tuple[int, ...]) -> list[Any]:
         return [tirx.Var(f"stride{axis}", "int32") for axis in range(len(shape))]
@@ -163,10 +162,7 @@ def multiply_shared(columns: int, dtype: str, rows_deep: bool, columns_deep: boo
             for _lane in T.thread_binding(0, 32, "threadIdx.x"):
                 T.evaluate(call(first, second, result))
 
-    full = f"tvm_ext.cuda.{name}_{columns_first}"
-    if TensorIntrin.get(full, allow_missing=True) is None:
-        TensorIntrin.register(full, description, implementation)
-    return full
+    return registered(f"tvm_ext.cuda.{name}_{columns_first}", description, implementation)
 
 
 def control_function(kind: str) -> str:

@@ -1,7 +1,7 @@
 """Products by ``wgmma``: four warps together multiply tiles that both lie in shared memory (Hopper, sm_90).
 
 A block of threads has one or more such groups of warps, each with its part of the result in registers. Tiles come by
-``cp.async``, rows of 128 bytes with their pieces swizzled; while a tile is multiplied by, the next ones are on their way
+``cp.async``, rows of 128 bytes with their pieces swizzled; while one is multiplied by, the next ones are on their way
 (:mod:`tvm_ext.backends.cuda.warpgroup_steps` puts waits and barriers between).
 """
 
@@ -59,9 +59,7 @@ class WarpgroupMatmul:
         except ScheduleError:
             return None
         blocks = warpgroup_use(tile).resident(machine)
-        return finish_schedule(
-            schedule, {"tvm_ext.registers_of_lanes": 1, "tvm_ext.resident_blocks": max(1, blocks)}
-        )
+        return finish_schedule(schedule, {"tvm_ext.registers_of_lanes": 1, "tvm_ext.resident_blocks": max(1, blocks)})
 
     def cost(self, func: PrimFunc, target: tvm.target.Target) -> Cost | None:
         """Give the cost model's seconds of tiles."""
@@ -149,7 +147,9 @@ def schedule_warpgroup_product(
 def _place_tile(schedule: Schedule, shared: SBlockRV, deep: bool) -> None:
     """Store a tile in rows of 128 bytes: along its depth, or 64 neighbours at one depth after the other."""
     if not deep:
-        schedule.transform_layout(shared, ("write", 0), lambda *index: [*index[:-2], index[-2] // ROW, index[-1], index[-2] % ROW])
+        schedule.transform_layout(
+            shared, ("write", 0), lambda *index: [*index[:-2], index[-2] // ROW, index[-1], index[-2] % ROW]
+        )
 
 
 def _clear(schedule: Schedule, block: SBlockRV) -> None:

@@ -1,7 +1,7 @@
 """Tiles of products by ``wgmma``, chosen by how long their steps take.
 
-The model is that of :mod:`tvm_ext.schedules.cuda.tensor_tile`, with other parts: both factors come from shared memory for
-each instruction, and products of a step go on while the next one begins.
+The model is that of :mod:`tvm_ext.schedules.cuda.tensor_tile`, with other parts: both factors come from shared memory
+for each instruction, and products of a step go on while the next one begins.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from tvm_ext.schedules.cuda.product import Product
 from tvm_ext.schedules.cuda.product_tile import Tile, divided, joining_seconds, up
 from tvm_ext.schedules.cuda.tensor_tile import (
     COPY,
-    L2_BYTES,
-    LATENCY,
     SHARED_BYTES,
     SMALLEST_COPY,
-    STORED_BYTES,
     Use,
     keeps_vectors,
     vector_of,
@@ -33,11 +30,20 @@ _SHAPES = (
 
 _STAGES = (4, 3, 5, 6)
 
-SUSTAINED = 0.8
+SUSTAINED = 0.85
 """Part of the rate of the tensor cores that a GPU goes at for long: the clock falls when all of them are at work."""
 
 STEP = 260
 """Cycles of a step besides: the barrier, and what is issued between products of one tile and those of the next."""
+
+L2_BYTES = 69
+"""That a multiprocessor gets from the L2 cache in a cycle while all ask."""
+
+LATENCY = 2480
+"""Cycles from the request for a tile to its arrival, with what else is under way."""
+
+STORED_BYTES = 23
+"""That a multiprocessor stores in a cycle."""
 
 SPARE_REGISTERS = 56
 """Of a thread, besides sums: addresses of copies."""

@@ -46,7 +46,15 @@ def compiled(
 
     def one(case: dict[str, Any]) -> tuple[str, str]:
         name = case["name"]
-        command = [nvcc, "-w", "-cubin", f"-arch={arch}{FEATURES.get(arch, '')}", "-o", str(folder / f"{name}.cubin"), str(pack / f"{name}.cu")]
+        command = [
+            nvcc,
+            "-w",
+            "-cubin",
+            f"-arch={arch}{FEATURES.get(arch, '')}",
+            "-o",
+            str(folder / f"{name}.cubin"),
+            str(pack / f"{name}.cu"),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from typing import Any
 
 import numpy as np
@@ -153,5 +152,3 @@ def test_the_instructions_are_in_the_source() -> None:
     assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" in source
     assert source.count("fence.proxy.async.shared::cta") == 1  # of the device function
     assert "wgmma.wait_group.sync.aligned 1" in source
-
-

@@ -86,7 +86,6 @@ def _explicit(body: Any) -> Any:
     the copies overwrite is the one of the step before, of which all threads had loaded the last fragments at the
     barrier in that step. Where a tile is one fragment deep, a step waits and loads first.
     """
-
     warpgroups = warpgroup_steps.multiplies_by_warpgroups(body)
 
     def loop(node: Any, mutator: Any) -> Any:

@@ -78,7 +78,14 @@ class Toolkit:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "kernels.ptx")
             file.write_text(ptx, encoding="utf-8")
-            command = [str(self.ptxas), "-v", f"-arch={_of_code(arch)}", "-o", str(Path(folder, "kernels.cubin")), str(file)]
+            command = [
+                str(self.ptxas),
+                "-v",
+                f"-arch={_of_code(arch)}",
+                "-o",
+                str(Path(folder, "kernels.cubin")),
+                str(file),
+            ]
             return _run(command, f"ptxas for {arch}")
 
 

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.script import tirx as T
 
-from tvm_ext.schedules.cuda.warpgroup_fragments import PREFIX, arrive_function, control_function, read_name
+from tvm_ext.schedules.cuda.warpgroup_fragments import PREFIX, arrive_function, control_function
 
 FEWEST_STAGES = 3
 """Tiles in shared memory: one is multiplied by, one is waited for, one is on its way."""
@@ -96,7 +96,8 @@ def swizzled(body: Any) -> Any:
             return mutator.default_mutate(node)
         (index,) = node.indices
         if isinstance(index, prim.Ramp):
-            assert int(index.stride) == 1 and int(index.lanes) <= 8
+            assert int(index.stride) == 1
+            assert int(index.lanes) <= 8
             index = prim.Ramp(place(index.base), index.stride, index.lanes)
         else:
             index = place(index)
