@@ -14,6 +14,10 @@ TILE_ATTRIBUTE = "tvm_ext.tile"
 BATCH_AXES_ATTRIBUTE = "tvm_ext.batch_axes"
 """Annotation of a matmul block: how many of the first logical axes are batch axes; the others but the last are rows."""
 
+USED_ATTRIBUTE = "tvm_ext.used"
+"""Annotation of a product by Strassen's algorithm: rows that belong together, as the tokens of a text do, and columns.
+More may be computed, which fill up groups."""
+
 PARTS_ATTRIBUTE = "tvm_ext.parts"
 """Annotation of the convolutions of an inverted residual: into how many parts the channels between them are divided; of
 a Winograd convolution by strips: into how many those of its result are."""

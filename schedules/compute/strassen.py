@@ -14,7 +14,13 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.annotations import (
+    BATCH_AXES_ATTRIBUTE,
+    KERNEL_ATTRIBUTE,
+    OUT_AXES_ATTRIBUTE,
+    TILE_ATTRIBUTE,
+    USED_ATTRIBUTE,
+)
 from tvm_ext.schedules.compute.matmul import MatmulShape, rows_of, store
 
 # Of each of the seven products: the factors of the quarters (11, 12, 21, 22) of the left and of the right operand.
@@ -32,18 +38,20 @@ def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
     Parameters
     ----------
     matrix : np.ndarray
-        Shape ``(K, N)``, with ``K`` even and ``N`` a multiple of ``2 * vectors * lanes``: halves of columns are
-        ``vectors * lanes`` wide.
+        Shape ``(K, N)``, with ``K`` even. Halves of columns are ``vectors * lanes`` wide; columns of zeros fill up the
+        last two.
 
     Returns
     -------
     np.ndarray
-        Shape ``(N / (2 * vectors * lanes), 7, vectors, K / 2, lanes)``; sums are rounded once.
+        Shape ``(groups, 7, vectors, K / 2, lanes)``, with a group for each ``2 * vectors * lanes`` columns; sums are
+        rounded once.
     """
-    reduction, columns = matrix.shape
     group = 2 * vectors * lanes
-    if reduction % 2 or columns % group:
-        raise ValueError(f"a matrix of {reduction} x {columns} has no halves of rows and of groups of {group} columns")
+    matrix = np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % group)))
+    reduction, columns = matrix.shape
+    if reduction % 2:
+        raise ValueError(f"a matrix of {reduction} x {columns} has no halves of rows")
     quarters = matrix.reshape(2, reduction // 2, columns // group, 2, vectors, lanes).transpose(0, 3, 2, 4, 1, 5)
     quarters = quarters.reshape(4, *quarters.shape[2:])
     result = np.empty((columns // group, PRODUCTS, vectors, reduction // 2, lanes), matrix.dtype)
@@ -60,6 +68,7 @@ def strassen(
     weight_shape: Sequence[int],
     data_axes: Sequence[int],
     out_axes: Sequence[int],
+    sequence: int,
     tile: Sequence[int],
     lanes: int,
 ) -> te.Tensor:
@@ -68,14 +77,16 @@ def strassen(
     Parameters
     ----------
     data : te.Tensor
-        The left operand in memory; its axis ``data_axes[i]`` is the logical axis ``i`` of ``(..., M, K)``. All of its
-        rows together are a multiple of twice those of a tile.
+        The left operand in memory; its axis ``data_axes[i]`` is the logical axis ``i`` of ``(..., M, K)``.
     weight : te.Tensor
         As :func:`strassen_weight` makes it of a right operand of ``weight_shape``.
     data_shape, weight_shape : sequence of int
         Logical shapes ``(..., M, K)`` and ``(..., K, N)``.
     out_axes : sequence of int
         Axis ``i`` of the result is the logical axis ``out_axes[i]`` of ``(..., M, N)``.
+    sequence : int
+        Rows that belong together, as the tokens of a text do. Groups hold rows of one sequence only; rows of zeros fill
+        up the last one of each.
     tile : sequence of two int
         Rows and vectors of columns of a register tile, which are those of half a group.
     lanes : int
@@ -89,15 +100,18 @@ def strassen(
     shape = MatmulShape(tuple(map(int, data_shape)), tuple(map(int, weight_shape)))
     out_axes = [int(axis) for axis in out_axes]
     rows, vectors = map(int, tile)
-    row_groups, column_groups, half = (
-        shape.rows // (2 * rows),
-        shape.columns // (2 * vectors * lanes),
-        shape.reduction // 2,
-    )
+    groups, column_groups = -(-sequence // (2 * rows)), -(-shape.columns // (2 * vectors * lanes))
+    row_groups, half = shape.rows // sequence * groups, shape.reduction // 2
     read = rows_of(data, shape, data_axes, shape.rows, copy=False)
 
+    def element(g: Expr, upper: int, i: Expr, k: Expr) -> Expr:
+        if sequence % (2 * rows) == 0:
+            return read(0, (g * 2 + upper) * rows + i, k)
+        row = (g % groups * 2 + upper) * rows + i
+        return tirx.if_then_else(row < sequence, read(0, g // groups * sequence + row, k), tirx.const(0, data.dtype))
+
     def summed(p: tirx.Var, g: tirx.Var, i: tirx.Var, k: tirx.Var) -> Expr:
-        return _combine(LEFT, p, lambda place: read(0, (g * 2 + place // 2) * rows + i, k + half * (place % 2)))
+        return _combine(LEFT, p, lambda place: element(g, place // 2, i, k + half * (place % 2)))
 
     left = te.compute(
         (PRODUCTS, row_groups, rows, half), summed, name="left", attrs={KERNEL_ATTRIBUTE: "strassen_left"}
@@ -120,14 +134,15 @@ def strassen(
             OUT_AXES_ATTRIBUTE: out_axes,
             BATCH_AXES_ATTRIBUTE: shape.batch_axes,
             TILE_ATTRIBUTE: [rows, vectors],
+            USED_ATTRIBUTE: [sequence, shape.columns],
         },
     )
 
-    def element(_batch: Expr, m: Expr, n: Expr) -> Expr:
-        row = m // (2 * rows), m // rows % 2, m % rows
+    def stored(_batch: Expr, m: Expr, n: Expr) -> Expr:
+        row = m // sequence * groups + m % sequence // (2 * rows), m % sequence // rows % 2, m % sequence % rows
         return result[*row, n // (2 * vectors * lanes), n // (vectors * lanes) % 2, n // lanes % vectors, n % lanes]
 
-    return store(shape, out_axes, element)
+    return store(shape, out_axes, stored)
 
 
 def _combine(matrix: Sequence[Sequence[int]], row: Expr, element: Callable[[int], Expr]) -> Expr:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from math import hypot
 
 import tvm
-from tvm.ir import Expr
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.annotations import TILE_ATTRIBUTE
+from tvm_ext.schedules.annotations import TILE_ATTRIBUTE, USED_ATTRIBUTE
 from tvm_ext.schedules.compute.strassen import PRODUCTS
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -57,25 +56,30 @@ class Strassen:
         return schedule
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
-        """Inline what is fused to the product, and let the block that stores it walk over rows and columns."""
+        """Inline what is fused to the product, and let the block that stores walk over sequences, rows and columns."""
         if is_prepared(func, self.name):
             return func
         schedule = new_schedule(func)
         if any(annotated_block(schedule, name) is None for name in KERNELS):
             return None
-        _, _, rows, _, _, vectors, lanes = loop_extents(schedule, annotated_block(schedule, "strassen"))
+        sequence, _ = _used(schedule)
+        return inline_neighbours(
+            schedule, self.name, "strassen", KERNELS, lambda batch, m, n: [batch, m // sequence, m % sequence, n]
+        )
 
-        def place(batch: Expr, m: Expr, n: Expr) -> list[Expr]:
-            row = [m // (2 * rows), m // rows % 2, m % rows]
-            side = n // (vectors * lanes) % 2
-            return [batch, *row, n // (2 * vectors * lanes), side, n // lanes % vectors, n % lanes]
 
-        return inline_neighbours(schedule, self.name, "strassen", KERNELS, place)
+def _used(schedule: Schedule) -> tuple[int, int]:
+    """Rows of a sequence, and columns."""
+    sequence, columns = schedule.get(annotated_block(schedule, "strassen")).annotations[USED_ATTRIBUTE]
+    return int(sequence), int(columns)
 
 
 @dataclass(frozen=True)
 class StrassenExtents:
-    """A product of ``2 * row_groups * rows`` x ``2 * half`` with ``2 * column_tiles * vectors`` vectors of columns."""
+    """A product of ``2 * row_groups * rows`` x ``2 * half`` with ``2 * column_tiles * vectors`` vectors of columns.
+
+    What fills up groups is counted.
+    """
 
     row_groups: int
     rows: int
@@ -141,18 +145,25 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     last = top_blocks(schedule)[-1]
     apart = schedule.get(last).name_hint != schedule.get(store).name_hint
     rows, vectors = (int(extent) for extent in schedule.get(quarters).annotations[TILE_ATTRIBUTE])
+    sequence, columns = _used(schedule)
     _, row_groups, _, column_tiles, _, lanes, half = loop_extents(schedule, product)
     extents = StrassenExtents(row_groups, rows, column_tiles, vectors, lanes, half)
     _, column_parts, row_parts = task_parts(extents, products_cost(extents, machine), machine)
 
-    batch, group, upper, row, column_tile, side, vector, lane = schedule.get_loops(store)
+    batch, text, row, column = schedule.get_loops(store)
+    group, upper, row = schedule.split(row, [-(-sequence // (2 * rows)), 2, rows])
+    group = schedule.fuse(text, group)
+    column_tile, side, vector, lane = schedule.split(column, [column_tiles, 2, vectors, lanes])
     row_part, group = schedule.split(group, [row_parts, None])
     column_part, column_tile = schedule.split(column_tile, [column_parts, None])
     schedule.reorder(batch, column_part, row_part, column_tile, group, row, vector, upper, side, lane)
     part = schedule.fuse(batch, column_part, row_part)
     if column_parts * row_parts > 1:
         schedule.parallel(part)
-    schedule.vectorize(lane)
+    if columns % (2 * vectors * lanes):
+        mark_simd(schedule, lane, lanes)
+    else:
+        schedule.vectorize(lane)
     for loop in (upper, side):
         schedule.unroll(loop)
     schedule.compute_at(quarters, vector, preserve_unit_loops=True)

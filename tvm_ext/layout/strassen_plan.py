@@ -7,6 +7,7 @@ moved to and from the L2 cache, and constants that are 7/4 as large.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import hypot
 
 from tvm_ext.schedules.compute.matmul import MatmulShape
@@ -34,12 +35,19 @@ class StrassenPlan:
         Rows and vectors of columns of a register tile: half of a group of rows, and of a group of columns.
     lanes : int
         Columns of a vector.
+    sequence : int
+        Rows that belong together, as the tokens of a text do: no others are added to each other.
+    computed : tuple of (int, int)
+        Rows of a sequence and columns that are computed, those that fill up groups included.
     """
 
     tile: tuple[int, int]
     lanes: int
+    sequence: int
+    computed: tuple[int, int]
 
 
+@lru_cache(maxsize=256)
 def plan_strassen(shape: MatmulShape, sequence: int, dtype: str, machine: Machine) -> StrassenPlan | None:
     """Plan a product whose right operand is a constant; None where the ordinary one is to be preferred.
 
@@ -47,24 +55,30 @@ def plan_strassen(shape: MatmulShape, sequence: int, dtype: str, machine: Machin
     ----------
     shape : MatmulShape
     sequence : int
-        Rows that belong together, as the tokens of a text do: no others are added to each other.
+        Rows that belong together.
     dtype : str
         Of the elements.
     machine : Machine
     """
-    if dtype != "float32" or shape.batch_axes or shape.reduction % 2 or shape.rows % max(1, sequence):
+    if dtype != "float32" or shape.batch_axes or shape.reduction % 2 or sequence < 2 or shape.rows % sequence:
         return None
     lanes = machine.lanes(dtype)
-    chunks = -(-shape.columns // lanes)
-    best, best_seconds = None, _ordinary_seconds(shape, chunks, lanes, machine) / GAIN
-    for vectors in (vectors for vectors in range(1, MOST_VECTORS + 1) if shape.columns % (2 * vectors * lanes) == 0):
-        for rows in (rows for rows in range(1, machine.vector_registers) if sequence % (2 * rows) == 0):
+    best, best_seconds = None, _ordinary_seconds(shape, -(-shape.columns // lanes), lanes, machine) / GAIN
+    for vectors in range(1, MOST_VECTORS + 1):
+        column_tiles = -(-shape.columns // (2 * vectors * lanes))
+        for rows in range(1, min(sequence, machine.vector_registers // vectors + 1)):
+            groups = -(-sequence // (2 * rows))
             extents = StrassenExtents(
-                shape.rows // (2 * rows), rows, chunks // (2 * vectors), vectors, lanes, shape.reduction // 2
+                shape.rows // sequence * groups, rows, column_tiles, vectors, lanes, shape.reduction // 2
             )
-            seconds, *_ = task_parts(extents, products_cost(extents, machine), machine)
+            cost = products_cost(extents, machine)
+            # As fast as it could be with nothing to be added.
+            if cost * extents.half / machine.slots(1.0) / machine.cores >= best_seconds:
+                continue
+            seconds, *_ = task_parts(extents, cost, machine)
             if seconds < best_seconds:
-                best, best_seconds = StrassenPlan((rows, vectors), lanes), seconds
+                computed = 2 * rows * groups, 2 * vectors * lanes * column_tiles
+                best, best_seconds = StrassenPlan((rows, vectors), lanes, sequence, computed), seconds
     return best
 
 

@@ -133,21 +133,30 @@ def verify_product(plan: ProductPlan, shape: MatmulShape) -> None:
 
 
 def verify_strassen(plan: StrassenPlan, shape: MatmulShape) -> None:
-    """Check by counting that the groups of a plan hold every row and column once, in two halves, and every step.
+    """Check by counting that a plan computes every row and column in groups of two halves, and every step.
 
     Raises
     ------
     GraphError
-        If they do not.
+        If it does not.
     """
-    rows, vectors = plan.tile
-    places = [group + side for group in range(0, shape.rows, 2 * rows) for side in range(2 * rows)]
-    width = 2 * vectors * plan.lanes
-    columns = [group + side for group in range(0, shape.columns, width) for side in range(width)]
-    if places != list(range(shape.rows)) or columns != list(range(shape.columns)) or shape.reduction % 2:
+    found = []
+    sizes = (plan.tile[0], plan.tile[1] * plan.lanes)
+    for name, used, computed, size in zip(
+        ("rows", "columns"), (plan.sequence, shape.columns), plan.computed, sizes, strict=True
+    ):
+        halves = [[*range(start, start + size)] for start in range(0, computed, size)] if size > 0 else []
+        places = [place for half in halves for place in half]
+        if len(halves) % 2 or places != list(range(computed)) or not set(range(used)) <= set(places):
+            found.append(f"{used} {name} are not in halves of {size}")
+    if plan.sequence < 1 or shape.rows % plan.sequence:
+        found.append(f"{shape.rows} rows are no sequences of {plan.sequence}")
+    if shape.reduction % 2:
+        found.append(f"{shape.reduction} steps have no halves")
+    if found:
         raise GraphError(
             f"the plan {plan} for a product of {shape.rows} x {shape.reduction} with {shape.columns} columns is not "
-            "valid: its groups have no two halves; this is a fault of tvm-ext"
+            f"valid: {'; '.join(found)}; this is a fault of tvm-ext"
         )
 
 

@@ -45,14 +45,35 @@ def test_constants_are_packed_as_they_are_read() -> None:
     # The first product: quarters 11 and 22 of the second group of columns, its last vector.
     np.testing.assert_array_equal(packed[1, 0, 2], matrix[:3, 24 + 8 : 24 + 12] + matrix[3:, 36 + 8 : 36 + 12])
     np.testing.assert_array_equal(packed[0, 5, 0], matrix[:3, :4] + matrix[:3, 12:16])
-    for shape, vectors in (((5, 48), 3), ((6, 40), 3), ((6, 24), 4)):
-        with pytest.raises(ValueError, match="has no halves"):
-            strassen_weight(np.zeros(shape, "float32"), vectors, 4)
+    filled = strassen_weight(matrix[:, :37], 3, 4)
+    np.testing.assert_array_equal(filled[0], packed[0])
+    np.testing.assert_array_equal(filled, strassen_weight(np.where(np.arange(48) < 37, matrix, 0), 3, 4))
+    with pytest.raises(ValueError, match="5 x 48 has no halves"):
+        strassen_weight(np.zeros((5, 48), "float32"), 3, 4)
 
 
 def integers(*shape: int, seed: int = 0) -> Array:
     """Small whole numbers, whose sums of products float32 holds exactly."""
     return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+def multiplied(
+    data: Array, matrix: Array, axes: tuple[int, ...], sequence: int, tile: tuple[int, int], target: tvm.target.Target
+) -> Array:
+    """Run the kernel of a product of ``data``, whose axis ``axes[i]`` is the axis ``i`` of the left operand."""
+    lanes = machine_of(target).lanes("float32")
+    packed = strassen_weight(matrix, tile[1], lanes)
+    left, right = te.placeholder(data.shape, name="left"), te.placeholder(packed.shape, name="right")
+    shape = tuple(data.shape[axis] for axis in axes)
+    out_axes = tuple(range(len(shape)))
+    result = strassen(left, right, shape, matrix.shape, axes, out_axes, sequence, tile, lanes)
+    schedule = Strassen().apply(te.create_prim_func([left, right, result]), target)
+    assert schedule is not None
+    with target:
+        kernel = vector_code()(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}))
+    found = tvm.runtime.tensor(np.full((*shape[:-1], matrix.shape[1]), 7, "float32"))
+    tvm.compile(kernel, target)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(packed), found)
+    return found.numpy()
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -64,16 +85,27 @@ def test_kernels_are_exact(name: str, tile: tuple[int, int], cores: int) -> None
     lanes, half = machine_of(target).lanes("float32"), 33
     rows, columns = 2 * tile[0] * 3, 2 * tile[1] * lanes * 5
     data, matrix = integers(2 * half, rows), integers(2 * half, columns, seed=1)
-    packed = strassen_weight(matrix, tile[1], lanes)
-    left, right = te.placeholder(data.shape, name="left"), te.placeholder(packed.shape, name="right")
-    result = strassen(left, right, (rows, 2 * half), matrix.shape, (1, 0), (0, 1), tile, lanes)
-    schedule = Strassen().apply(te.create_prim_func([left, right, result]), target)
-    assert schedule is not None
-    with target:
-        kernel = vector_code()(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}))
-    found = tvm.runtime.tensor(np.zeros((rows, columns), "float32"))
-    tvm.compile(kernel, target)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(packed), found)
-    np.testing.assert_array_equal(found.numpy(), data.T @ matrix)
+    np.testing.assert_array_equal(multiplied(data, matrix, (1, 0), rows, tile, target), data.T @ matrix)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize(
+    ("sequence", "columns", "tile"),
+    [(3, 1, (1, 1)), (7, 17, (2, 1)), (17, 33, (3, 2)), (31, 127, (8, 3)), (33, 96, (2, 2)), (32, 257, (8, 1))],
+)
+def test_groups_are_filled_up(name: str, texts: int, sequence: int, columns: int, tile: tuple[int, int]) -> None:
+    """Rows of a text and columns that are no whole groups; what belongs to one text never meets another's NaN."""
+    target = tvm.target.Target({**TARGETS[name].export(), "num-cores": 2})
+    data, matrix = integers(34, texts, sequence), integers(34, columns, seed=1)
+    exact = data.transpose(1, 2, 0) @ matrix
+    np.testing.assert_array_equal(multiplied(data, matrix, (1, 2, 0), sequence, tile, target), exact)
+    data[:, -1, -1] = np.nan
+    found = multiplied(data, matrix, (1, 2, 0), sequence, tile, target)
+    np.testing.assert_array_equal(found[:-1], exact[:-1])
+    first = (sequence - 1) // (2 * tile[0]) * 2 * tile[0]
+    np.testing.assert_array_equal(found[-1, :first], exact[-1, :first])
+    assert np.isnan(found[-1, -1]).all()
 
 
 def module(data: tuple[int, ...], matrix: Array, reshaped: tuple[int, ...] | None = None) -> tvm.IRModule:
@@ -163,9 +195,15 @@ def test_plans_are_valid(batch: int, rows: int, reduction: int, columns: int, ro
     if plan is None:
         return
     verify_strassen(plan, shape)
-    assert rows % (2 * plan.tile[0]) == 0
-    for broken in (replace(plan, tile=(shape.rows, 1)), replace(plan, lanes=plan.lanes * columns)):
-        with pytest.raises(GraphError, match="no two halves"):
+    assert plan.computed[0] % (2 * plan.tile[0]) == 0
+    for broken, message in (
+        (replace(plan, tile=(plan.computed[0], 1)), "rows are not in halves"),
+        (replace(plan, lanes=plan.computed[1]), "columns are not in halves"),
+        (replace(plan, computed=(rows - 1, plan.computed[1])), "rows are not in halves"),
+        (replace(plan, computed=(plan.computed[0], columns - 1)), "columns are not in halves"),
+        (replace(plan, sequence=rows + 1), "are no sequences of"),
+    ):
+        with pytest.raises(GraphError, match=message):
             verify_strassen(broken, shape)
 
 
@@ -173,9 +211,18 @@ def test_large_products_are_planned_and_small_ones_are_not() -> None:
     def plan(rows: int, reduction: int, columns: int) -> StrassenPlan | None:
         return plan_strassen(MatmulShape((1, rows, reduction), (reduction, columns)), rows, "float32", ZEN_5)
 
-    assert plan(128, 768, 3072) == StrassenPlan((8, 3), 16)
-    for rows, reduction, columns in ((2, 768, 768), (16, 64, 64), (127, 768, 768), (128, 767, 768), (128, 768, 770)):
+    assert plan(128, 768, 3072) == StrassenPlan((8, 3), 16, 128, (128, 3072))
+    for rows, reduction, columns in ((2, 768, 768), (16, 64, 64), (128, 767, 768)):
         assert plan(rows, reduction, columns) is None
+
+
+def test_few_rows_and_columns_are_filled_up() -> None:
+    """The tokens of a vision transformer, and the words of a language model, of which there is an odd number."""
+    for rows, columns in ((197, 768), (127, 3072), (64, 50257), (50, 1000)):
+        plan = plan_strassen(MatmulShape((1, rows, 768), (768, columns)), rows, "float32", ZEN_5)
+        assert plan is not None
+        assert rows <= plan.computed[0] < 1.05 * rows
+        assert columns <= plan.computed[1] < 1.05 * columns
 
 
 def test_tasks_keep_all_cores_busy() -> None:

@@ -218,6 +218,7 @@ class PackMatmulMutator(PyExprMutator):
             weight_shape=weight.shape,
             data_axes=data.axes,
             out_axes=out_axes or tuple(range(len(shape.out))),
+            sequence=plan.sequence,
             tile=plan.tile,
             lanes=plan.lanes,
             primfunc_name_hint="strassen",
@@ -236,7 +237,7 @@ class PackMatmulMutator(PyExprMutator):
 
     def _quarters(self, weight: Operand, plan: StrassenPlan) -> relax.Expr:
         """Add up the quarters of a constant; of one that several products use in the same way once."""
-        key = (weight.expr.value, weight.axes, plan)
+        key = (weight.expr.value, weight.axes, plan.tile, plan.lanes)
         if key not in self.packed:
             matrix = read_only(weight.expr.value).transpose(weight.axes).reshape(weight.shape[-2:])
             self.packed[key] = relax.const(strassen_weight(matrix, plan.tile[1], plan.lanes))
