@@ -139,7 +139,10 @@ def strassen(
     )
 
     def stored(_batch: Expr, m: Expr, n: Expr) -> Expr:
-        row = m // sequence * groups + m % sequence // (2 * rows), m % sequence // rows % 2, m % sequence % rows
+        if sequence % (2 * rows) == 0:
+            row = m // (2 * rows), m // rows % 2, m % rows
+        else:
+            row = m // sequence * groups + m % sequence // (2 * rows), m % sequence // rows % 2, m % sequence % rows
         return result[*row, n // (2 * vectors * lanes), n // (vectors * lanes) % 2, n // lanes % vectors, n % lanes]
 
     return store(shape, out_axes, stored)

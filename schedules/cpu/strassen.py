@@ -69,16 +69,19 @@ class Strassen:
 
 
 def _used(schedule: Schedule) -> tuple[int, int]:
-    """Rows of a sequence, and columns."""
-    sequence, columns = schedule.get(annotated_block(schedule, "strassen")).annotations[USED_ATTRIBUTE]
-    return int(sequence), int(columns)
+    """Rows between which groups begin anew, and columns."""
+    quarters = annotated_block(schedule, "strassen")
+    row_groups, _, rows, *_ = loop_extents(schedule, quarters)
+    sequence, columns = (int(extent) for extent in schedule.get(quarters).annotations[USED_ATTRIBUTE])
+    return sequence if sequence % (2 * rows) else row_groups * 2 * rows, columns
 
 
 @dataclass(frozen=True)
 class StrassenExtents:
     """A product of ``2 * row_groups * rows`` x ``2 * half`` with ``2 * column_tiles * vectors`` vectors of columns.
 
-    What fills up groups is counted.
+    What fills up groups is counted. Where rows of several ``sequences`` fill up groups, a part of the rows is made of
+    whole ones, or of a part of one.
     """
 
     row_groups: int
@@ -87,6 +90,7 @@ class StrassenExtents:
     vectors: int
     lanes: int
     half: int
+    sequences: int = 1
 
     @property
     def flops(self) -> int:
@@ -119,7 +123,10 @@ def task_parts(extents: StrassenExtents, cost: float, machine: Machine) -> tuple
     weight_vectors = PRODUCTS * extents.column_tiles * extents.vectors * extents.half
     vector_bytes, parallel = FLOAT_BYTES * extents.lanes, machine.divides(extents.flops)
     work = cost * extents.half / machine.slots(1.0)
+    sequences = extents.sequences
     for row_parts in divisors(extents.row_groups) if parallel else (1,):
+        if sequences % row_parts and row_parts % sequences:
+            continue
         for column_parts in divisors(extents.column_tiles) if parallel else (1,):
             tasks = row_parts * column_parts
             reading = WEIGHTS_NOT_HIDDEN * weight_vectors * vector_bytes / column_parts / machine.weight_bandwidth
@@ -147,11 +154,13 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     rows, vectors = (int(extent) for extent in schedule.get(quarters).annotations[TILE_ATTRIBUTE])
     sequence, columns = _used(schedule)
     _, row_groups, _, column_tiles, _, lanes, half = loop_extents(schedule, product)
-    extents = StrassenExtents(row_groups, rows, column_tiles, vectors, lanes, half)
+    groups = -(-sequence // (2 * rows))
+    extents = StrassenExtents(row_groups, rows, column_tiles, vectors, lanes, half, row_groups // groups)
     _, column_parts, row_parts = task_parts(extents, products_cost(extents, machine), machine)
 
+    schedule.compute_inline(quarters)
     batch, text, row, column = schedule.get_loops(store)
-    group, upper, row = schedule.split(row, [-(-sequence // (2 * rows)), 2, rows])
+    group, upper, row = schedule.split(row, [groups, 2, rows])
     group = schedule.fuse(text, group)
     column_tile, side, vector, lane = schedule.split(column, [column_tiles, 2, vectors, lanes])
     row_part, group = schedule.split(group, [row_parts, None])
@@ -165,12 +174,6 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     else:
         schedule.vectorize(lane)
     for loop in (upper, side):
-        schedule.unroll(loop)
-    schedule.compute_at(quarters, vector, preserve_unit_loops=True)
-    schedule.set_scope(quarters, 0, "local")
-    *_, over, _, _, beside, _, inner = schedule.get_loops(quarters)
-    schedule.vectorize(inner)
-    for loop in (over, beside):
         schedule.unroll(loop)
     schedule.compute_at(kept, column_tile, preserve_unit_loops=True)
     _multiply(schedule, product, kept, lanes)

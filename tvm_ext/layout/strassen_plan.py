@@ -68,9 +68,11 @@ def plan_strassen(shape: MatmulShape, sequence: int, dtype: str, machine: Machin
         column_tiles = -(-shape.columns // (2 * vectors * lanes))
         for rows in range(1, min(sequence, machine.vector_registers // vectors + 1)):
             groups = -(-sequence // (2 * rows))
+            sequences = shape.rows // sequence
             extents = StrassenExtents(
-                shape.rows // sequence * groups, rows, column_tiles, vectors, lanes, shape.reduction // 2
-            )
+                sequences * groups, rows, column_tiles, vectors, lanes, shape.reduction // 2,
+                sequences if sequence % (2 * rows) else 1,
+            )  # fmt: skip
             cost = products_cost(extents, machine)
             # As fast as it could be with nothing to be added.
             if cost * extents.half / machine.slots(1.0) / machine.cores >= best_seconds:
