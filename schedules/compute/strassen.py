@@ -47,17 +47,23 @@ def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
         Shape ``(groups, 7, vectors, K / 2, lanes)``, with a group for each ``2 * vectors * lanes`` columns; sums are
         rounded once.
     """
-    group = 2 * vectors * lanes
-    matrix = np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % group)))
-    reduction, columns = matrix.shape
+    (reduction, columns), width = matrix.shape, 2 * vectors * lanes
     if reduction % 2:
         raise ValueError(f"a matrix of {reduction} x {columns} has no halves of rows")
-    quarters = matrix.reshape(2, reduction // 2, columns // group, 2, vectors, lanes).transpose(0, 3, 2, 4, 1, 5)
-    quarters = quarters.reshape(4, *quarters.shape[2:])
-    result = np.empty((columns // group, PRODUCTS, vectors, reduction // 2, lanes), matrix.dtype)
-    for number, factors in enumerate(RIGHT):
-        first, *more = (factor * quarters[place] for place, factor in enumerate(factors) if factor)
-        result[:, number] = sum(more, first)
+    half, groups = reduction // 2, -(-columns // width)
+    result = np.empty((groups, PRODUCTS, vectors, half, lanes), matrix.dtype)
+    # Group by group, as their quarters stay in a core's cache.
+    for group in range(groups):
+        part = matrix[:, group * width : (group + 1) * width]
+        part = np.pad(part, ((0, 0), (0, width - part.shape[1])))
+        part = part.reshape(2, half, 2, vectors, lanes).transpose(0, 2, 3, 1, 4)
+        quarters = np.ascontiguousarray(part).reshape(4, vectors, half, lanes)
+        for number, factors in enumerate(RIGHT):
+            places = sorted(np.flatnonzero(factors), key=lambda place: -factors[place])
+            total = quarters[places[0]]
+            for place in places[1:]:
+                total = total + quarters[place] if factors[place] > 0 else total - quarters[place]
+            result[group, number] = total
     return result
 
 
