@@ -27,6 +27,46 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "clamp between tensors": (lambda x, y, z: torch.clamp(x, y, z), (LEFT, RIGHT, LEFT.flip(0))),
     "clamp of nothing": (torch.clamp_min, (torch.zeros(0, 1, 3), torch.zeros(0, 5, 3))),
     "clamp of integers by floats": (torch.clamp, (ROW, LEFT.nan_to_num(0.5, 2.5, -1))),
+    "clamp of bytes": (
+        lambda x: (x.clamp(-3, 5), x.clamp(-3), x.clamp(max=-3), x.clamp(7, 200), -x),
+        (WHOLE.abs().to(torch.uint8),),
+    ),
+    "any and all of nothing": (
+        lambda x: (x.any(), x.all(), x.any(0), x.all(0), x.any(1), x.all(1, keepdim=True)),
+        (torch.zeros(3, 0),),
+    ),
+    "any and all of a NaN": (lambda x: (x.any(), x.all(), x[:2].any(0), (x == 0).all()), (LEFT,)),
+    "any of bytes": (
+        lambda x: (x.any(), x.any(1), x.all(0), x[0, 0].any(), x[:0].any(0)),
+        (WHOLE.abs().to(torch.uint8),),
+    ),
+    "a number as a vector": (
+        lambda x, i: (
+            x.sort(0),
+            x.topk(1),
+            x.flip(0),
+            x.argmax(),
+            x.argmin(0),
+            x.logsumexp(0),
+            x.gather(0, i),
+            x.argsort(),
+            x.index_select(0, i[None]),
+            x.sum(0),
+            x.kthvalue(1),
+            x.median(0),
+        ),
+        (LEFT[0], torch.tensor(0)),
+    ),
+    "elements by strides": (
+        lambda x: (
+            x.as_strided((2, 3), (1, 2), 1),
+            x.as_strided((4, 6), (6, 1)),
+            x.as_strided((), (), 7),
+            x.as_strided((3, 0), (1, 1)),
+            x.as_strided((5, 5), (1, 1), 3),
+        ),
+        (WHOLE,),
+    ),
     "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (LEFT, RIGHT)),
     "fmax and fmin of halves": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (LEFT.half(), RIGHT.half())),
     "fmax and fmin of bfloat16": (

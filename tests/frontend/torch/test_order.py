@@ -1,4 +1,4 @@
-"""Extremes with their places and k-th values: against torch, compiled as a whole."""
+"""Sorting, extremes with their places and k-th values: against torch, compiled as a whole."""
 
 # ruff: noqa: E402 - what follows the check for torch needs torch
 
@@ -51,6 +51,15 @@ CASES: dict[str, Callable[..., Any]] = {
     "last value, last dimension": lambda x, n, w: x.kthvalue(5),
     "first value, kept dimension": lambda x, n, w: x.kthvalue(1, 0, keepdim=True),
     "third value of integers": lambda x, n, w: w.kthvalue(3, dim=1),
+    "order of narrow integers": lambda x, n, w: [
+        (y.topk(3, 1)[0], y.sort(dim=1, stable=True), y.argsort(dim=1, stable=True), y.kthvalue(2, 1)[0], y.median())
+        for y in ((w % 100).to(dtype) for dtype in (torch.int8, torch.uint8, torch.int16))
+    ],
+    "order of equals and of NaN": lambda x, n, w: (
+        *(x * 2).round().sort(dim=1, stable=True, descending=True),
+        n.sort(dim=1, stable=True)[0],
+        n.sort(dim=1, stable=True, descending=True)[0],
+    ),
     "sixth value, NaN": lambda x, n, w: n.kthvalue(6, 1)[0],
 }
 

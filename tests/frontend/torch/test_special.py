@@ -53,6 +53,10 @@ CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     ),
     "Bessel function": ((torch.linspace(-30, 30, 1001), EDGES, WHOLE), lambda x, e, n: (x.i0(), e.i0(), n.i0())),
     "Bessel function of halves": ((torch.linspace(-10, 10, 101).half(),), torch.i0),
+    "inverse error function": (
+        (torch.linspace(-1, 1, 1001), EDGES, torch.tensor([1e-30, 1 - 2**-24, -0.999999, 0.5])),
+        lambda x, e, s: (x.erfinv(), e.erfinv(), s.erfinv(), x.half().erfinv()),
+    ),
     "sign bits": (
         (EDGES, EDGES.bfloat16(), EDGES.half(), EDGES.double()),
         lambda *values: tuple(value.signbit() for value in values),

@@ -13,10 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import tvm_ext
-from tvm_ext.errors import UnsupportedOperatorError
-from tvm_ext.frontend.torch.model import import_torch
 
 pytestmark = pytest.mark.torch
 
@@ -101,8 +100,14 @@ def test_numbers_of_torch(family: str) -> None:
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_places_of_maxima_are_refused() -> None:
-    module = All([lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)[1]])
-    message = r"aten\.adaptive_max_pool2d\.default .*test_windows\.py, line \d+.* places of the maxima"
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        import_torch(module, (PICTURE,))
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_places_of_maxima(axes: int) -> None:
+    picture = torch.randint(-9, 9, (2, 3, 7, 5, 6)[: axes + 2], generator=torch.Generator().manual_seed(axes)).float()
+    picture[0, 0, 3], picture[1, 2, 0] = float("nan"), float("nan")
+    pool = getattr(F, f"adaptive_max_pool{axes}d")
+    counts = [1, 3, 7, (5, 2, 3)[:axes]]
+    module = All([lambda x, count=count: pool(x, count, return_indices=True) for count in counts])  # type: ignore[misc]
+    module.cases += [lambda x: pool(x[0], 2, return_indices=True)[1], lambda x: pool(x[:0], 2, True)[1]]
+    found = tvm_ext.compile(module, example_inputs=(picture,)).run([picture.numpy()])
+    for ours, theirs in zip(found.values(), pytree.tree_leaves(module(picture)), strict=True):
+        np.testing.assert_array_equal(ours, theirs.numpy())

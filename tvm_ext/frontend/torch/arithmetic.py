@@ -99,6 +99,14 @@ def is_nan(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     return importer.block_builder.emit(relax.op.not_equal(data, data))
 
 
+def negative(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``-x``; unsigned integers wrap around."""
+    data = importer.env[node.args[0]]
+    if not str(data.ty.dtype).startswith("uint"):
+        return stock(node)
+    return importer.block_builder.emit(relax.op.subtract(relax.const(0, str(data.ty.dtype)), data))
+
+
 def sign(importer: Any, node: Node) -> Any:
     """``torch.sign``, which takes NaN for 0."""
     emit, data = importer.block_builder.emit, importer.env[node.args[0]]
@@ -291,6 +299,7 @@ REFINED_ARITHMETIC: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], An
     "fmod.Scalar": partial(of_floats, _fmod),
     "fmod.Tensor": partial(of_floats, _fmod),
     "isnan.default": is_nan,
+    "neg.default": negative,
     "pow.Tensor_Scalar": power_of_number,
     "remainder.Scalar": partial(of_floats, floor_remainder),
     "remainder.Tensor": partial(of_floats, floor_remainder),

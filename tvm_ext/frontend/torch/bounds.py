@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch.fx import Node
 from tvm import relax
 
@@ -20,6 +21,8 @@ def clamp(importer: Any, node: Node) -> Any:
     data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
     low, high = argument(node, 1, "min"), argument(node, 2, "max")
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    if not node.meta["val"].is_floating_point():
+        low, high = (_wrapped(bound, dtype) for bound in (low, high))
     if math.isnan(low) or math.isnan(high):
         return emit(relax.op.add(data, relax.const(math.nan, dtype)))
     if low >= high:  # TVM would lose NaN in x, and takes the lower bound
@@ -31,6 +34,12 @@ def clamp(importer: Any, node: Node) -> Any:
     if high == math.inf:
         return emit(relax.op.maximum(data, relax.const(low, dtype)))
     return emit(relax.op.clip(data, low, high))
+
+
+def _wrapped(bound: float, dtype: str) -> float:
+    """Convert a bound to a type of integers as PyTorch does: a negative one of unsigned integers wraps around."""
+    limits = np.iinfo(dtype)
+    return int(bound) % (limits.max + 1) if bound < 0 == limits.min and not math.isinf(bound) else bound
 
 
 def clamp_by_tensors(importer: Any, node: Node) -> Any:

@@ -19,6 +19,7 @@ from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
 from tvm_ext.frontend.torch.attention import decomposition
+from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
@@ -70,6 +71,12 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             own = torch.ops.aten.scaled_dot_product_attention.default
             table[own] = decomposition(table[own])
             core = program.run_decompositions(table)
+            if has_complex_numbers(core):
+                core = in_real_numbers(core, table)
+    except ComplexError as error:
+        label = _label(error.node) if error.node.op == "call_function" else f"{error.node.op} {error.node.name!r}"
+        fault = f"{label} is of complex numbers: {error.reason}"
+        raise _unsupported(source, {fault: error.node.name}) from error
     except Exception as error:  # whatever a decomposition raises
         raise ModelError(f"{source}: torch cannot decompose it into core operators: {class_and_line(error)}") from error
     return convert_core(core, source, output_names(program))

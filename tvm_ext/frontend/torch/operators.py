@@ -26,11 +26,12 @@ from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
 from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, require_floats, resize_bicubic
+from tvm_ext.frontend.torch.scalars import NOT_OF_SCALARS, as_vectors
 from tvm_ext.frontend.torch.scatter import SCATTERS
 from tvm_ext.frontend.torch.search import SEARCHES
 from tvm_ext.frontend.torch.special import REFINED_SPECIAL, SPECIAL
-from tvm_ext.frontend.torch.statistics import REFINED_STATISTICS
-from tvm_ext.frontend.torch.windows import REFINED_WINDOWS, WINDOWS, for_each_axis
+from tvm_ext.frontend.torch.statistics import REFINED_STATISTICS, STATISTICS
+from tvm_ext.frontend.torch.windows import REFINED_WINDOWS, WINDOWS, as_strided, for_each_axis
 
 Converter = Callable[[Any, Node], Any]
 
@@ -180,16 +181,6 @@ def reduction(operation: Callable[..., Any], importer: Any, node: Node) -> Any:
     return emit(relax.op.astype(emit(operation(emit(relax.op.astype(data, "uint8")), axes, keep)), "bool"))
 
 
-def any_of_all(importer: Any, node: Node) -> Any:
-    """``x.any()`` over all elements; of none it is False."""
-    emit = importer.block_builder.emit
-    data = importer.env[node.args[0]]
-    dtype = str(data.ty.dtype)
-    found = data if dtype == "bool" else emit(relax.op.not_equal(data, relax.const(0, dtype)))
-    count = emit(relax.op.sum(emit(relax.op.astype(found, "int64"))))
-    return emit(relax.op.greater(count, relax.const(0, "int64")))
-
-
 def vector_norm(importer: Any, node: Node) -> Any:
     """Norm of order 0, the number of elements that are not 0, which TVM takes for a root; others are TVM's."""
     data, emit = importer.env[node.args[0]], importer.block_builder.emit
@@ -309,11 +300,11 @@ CONVERTERS: Mapping[str, Converter] = {
     **SCATTERS,
     **SEARCHES,
     **SPECIAL,
+    **STATISTICS,
     **WINDOWS,
     "add.Tensor": partial(scaled_sum, relax.op.add, False),
     "amax.default": partial(reduction, relax.op.max),
     "amin.default": partial(reduction, relax.op.min),
-    "any.default": any_of_all,
     "div.Tensor_mode": divide_rounded,
     "elu.default": elu,
     "gather.default": gather,
@@ -347,6 +338,7 @@ REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     **REFINED_SPECIAL,
     **REFINED_STATISTICS,
     **REFINED_WINDOWS,
+    "as_strided.default": as_strided,
     "avg_pool2d.default": partial(average_pool, 2),
     "avg_pool3d.default": partial(average_pool, 3),
     "upsample_bilinear2d.vec": partial(resize_by_matrices, torch.ops.aten.upsample_bilinear2d.default),
@@ -368,7 +360,9 @@ def all_converters(importer: Any, stock: Mapping[str, Callable[[Node], Any]]) ->
     ours = {name: partial(converter, importer) for name, converter in CONVERTERS.items()}
     refined = {name: partial(converter, stock[name], importer) for name, converter in REFINED.items() if name in stock}
     copies = {copy: stock[name] for copy, name in COPIES.items() if name in stock}
-    return {**copies, **stock, **ours, **refined}
+    converters = {**copies, **stock, **ours, **refined}
+    lifted = {name: partial(as_vectors, converters[name], importer) for name in NOT_OF_SCALARS if name in converters}
+    return {**converters, **lifted}
 
 
 def type_fault(result: Any, expected: torch.Tensor) -> str | None:

@@ -12,6 +12,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import torch
 from torch.fx import Node
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
@@ -33,6 +34,15 @@ def extreme(search: Callable[..., Any], importer: Any, node: Node) -> Any:
     return _found(emit, data, places, axis, keep)
 
 
+def stable_sort(importer: Any, node: Node) -> Any:
+    """``x.sort(stable=True)``: the values in order, and their places (int64)."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    axis = argument(node, 2, "dim", -1) % len(data.ty.shape)
+    sorts = emit(relax.op.astype(data, "int32")) if str(data.ty.dtype) in _NARROW else data
+    places = emit(relax.op.argsort(sorts, axis, bool(argument(node, 3, "descending", False)), "int64"))
+    return _found(emit, data, places, axis, True)
+
+
 def kth_value(importer: Any, node: Node) -> Any:
     """``x.kthvalue(k, dim)``: the k-th smallest values, and their places (int64)."""
     emit = importer.block_builder.emit
@@ -41,7 +51,8 @@ def kth_value(importer: Any, node: Node) -> Any:
     if not len(data.ty.shape):
         return _alone(emit, data)
     axis = argument(node, 2, "dim", -1) % len(data.ty.shape)
-    places = emit(relax.op.argsort(data, axis, False, "int64"))
+    sorts = emit(relax.op.astype(data, "int32")) if str(data.ty.dtype) in _NARROW else data
+    places = emit(relax.op.argsort(sorts, axis, False, "int64"))
     places = emit(relax.op.strided_slice(places, [axis], [rank - 1], [rank]))
     return _found(emit, data, places, axis, keep)
 
@@ -75,8 +86,8 @@ _NARROW = frozenset(["int8", "uint8", "int16", "bool"])
 """Types that TVM's kernels do not sort."""
 
 
-def median(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """``x.median()`` and ``x.median(dim)``, also of narrow integers."""
+def of_narrow_integers(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Sort narrow integers as wider ones, and give those that are returned their type back."""
     emit, data = importer.block_builder.emit, importer.env[node.args[0]]
     dtype = str(data.ty.dtype)
     if dtype not in _NARROW:
@@ -86,9 +97,9 @@ def median(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
         found = stock(node)
     finally:
         importer.env[node.args[0]] = data
-    if len(node.args) < 2:
-        return emit(relax.op.astype(found, dtype))
-    return emit(relax.op.astype(emit(found[0]), dtype)), emit(found[1])
+    if isinstance(node.meta["val"], torch.Tensor):
+        return found if node.meta["val"].dtype == torch.int64 else emit(relax.op.astype(found, dtype))
+    return emit(relax.Tuple([emit(relax.op.astype(emit(found[0]), dtype)), emit(found[1])]))
 
 
 def _found(emit: Callable[[Any], Any], data: Any, places: Any, axis: int, keep: bool) -> Any:
@@ -164,13 +175,17 @@ ORDER: Mapping[str, Callable[[Any, Node], Any]] = {
     "kthvalue.default": kth_value,
     "nanmedian.default": median_of_numbers,
     "nanmedian.dim": median_of_numbers,
+    "sort.stable": stable_sort,
     "max.dim": partial(extreme, relax.op.argmax),
     "min.dim": partial(extreme, relax.op.argmin),
 }
 """By name of operator and overload."""
 
 REFINED_ORDER: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
-    "median.default": median,
-    "median.dim": median,
+    "argsort.default": of_narrow_integers,
+    "median.default": of_narrow_integers,
+    "median.dim": of_narrow_integers,
+    "sort.default": of_narrow_integers,
+    "topk.default": of_narrow_integers,
 }
 """Those that leave to TVM's converter what it does right."""

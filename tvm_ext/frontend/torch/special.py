@@ -1,4 +1,4 @@
-"""Converters of functions that few models use: signs and angles of numbers, distances, a Bessel function, triangles."""
+"""Converters of functions that few models use: angles, distances, inverse errors, a Bessel function, triangles."""
 
 from __future__ import annotations
 
@@ -103,6 +103,50 @@ def _polynomial(emit: Callable[[Any], Any], x: Any, coefficients: list[float]) -
     return value
 
 
+CENTRAL = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+)  # fmt: skip
+TAIL = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
+"""Coefficients of the inverse error function in single precision, highest power first (Giles, table 5)."""
+
+
+def inverse_error(importer: Any, node: Node) -> Any:
+    """``torch.erfinv``: two polynomials of ``w = -log(1 - x²)``; infinite at -1 and 1, NaN beyond.
+
+    M. Giles, Approximating the erfinv function, GPU Computing Gems, volume 2, 2011.
+    """
+    emit, dtype = importer.block_builder.emit, relax_dtype(node.meta["val"].dtype)
+    if dtype == "float64":
+        raise NotImplementedError("in double precision it has no converter")
+    data = emit(relax.op.astype(importer.env[node.args[0]], "float32"))
+    one = relax.const(1, "float32")
+    inside = emit(relax.op.multiply(emit(relax.op.subtract(one, data)), emit(relax.op.add(one, data))))
+    depth = emit(relax.op.negative(emit(relax.op.log(inside))))  # NaN where x is beyond 1
+    near = emit(
+        relax.op.subtract(emit(relax.op.minimum(depth, relax.const(5, "float32"))), relax.const(2.5, "float32"))
+    )
+    far = emit(relax.op.sqrt(emit(relax.op.maximum(depth, relax.const(5, "float32")))))
+    far = emit(relax.op.subtract(far, relax.const(3, "float32")))
+    is_central = emit(relax.op.less(depth, relax.const(5, "float32")))
+    factor = emit(
+        relax.op.where(
+            is_central,
+            _polynomial(emit, near, list(reversed(CENTRAL))),
+            _polynomial(emit, far, list(reversed(TAIL))),
+        )
+    )
+    result = emit(relax.op.multiply(factor, data))
+    at_end = emit(relax.op.equal(emit(relax.op.abs(data)), one))
+    result = emit(relax.op.where(at_end, emit(relax.op.multiply(data, relax.const(math.inf, "float32"))), result))
+    is_defined = emit(relax.op.less_equal(emit(relax.op.abs(data)), one))
+    result = emit(relax.op.where(is_defined, result, relax.const(math.nan, "float32")))
+    return result if dtype == "float32" else emit(relax.op.astype(result, dtype))
+
+
 def places_of_triangle(function: Callable[..., Any], importer: Any, node: Node) -> Any:
     """``torch.tril_indices`` and ``triu_indices``, which are known now."""
     if not all(isinstance(value, int) for value in node.args):
@@ -125,6 +169,7 @@ def whole_steps(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
     "angle.default": angle,
     "dist.default": distance,
+    "erfinv.default": inverse_error,
     "i0.default": bessel,
     "signbit.default": sign_bit,
     "tril_indices.default": partial(places_of_triangle, torch.tril_indices),

@@ -1,4 +1,4 @@
-"""Converters of means and variances, where TVM's importer converts the usual case only."""
+"""Converters of means, variances and `any`, where TVM's importer converts the usual case only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.fx import Node
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import argument
+from tvm_ext.frontend.torch.promotion import relax_dtype
 
 
 def variance(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
@@ -45,6 +46,27 @@ def first_result_only(stock: Callable[[Node], Any], importer: Any, node: Node) -
         )
     return stock(node)
 
+
+def any_of(importer: Any, node: Node) -> Any:
+    """``x.any()`` over all or some dimensions; of none it is False, and a uint8 of uint8."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    dtype = str(data.ty.dtype)
+    found = data if dtype == "bool" else emit(relax.op.not_equal(data, relax.const(0, dtype)))
+    if len(data.ty.shape):
+        axes = argument(node, 1, "dim")
+        axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+        # The largest of no unsigned numbers is 0.
+        found = relax.op.max(emit(relax.op.astype(found, "uint8")), axes, bool(argument(node, 2, "keepdim", False)))
+        found = emit(found)
+    return emit(relax.op.astype(found, relax_dtype(node.meta["val"].dtype)))
+
+
+STATISTICS: Mapping[str, Callable[[Any, Node], Any]] = {
+    "any.default": any_of,
+    "any.dim": any_of,
+    "any.dims": any_of,
+}
+"""By name of operator and overload."""
 
 REFINED_STATISTICS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "native_layer_norm.default": first_result_only,

@@ -18,18 +18,23 @@ Emit = Callable[[Any], Any]
 
 
 def adaptive_max_pool(axes: int, importer: Any, node: Node) -> Any:
-    """Largest elements of windows that split each axis as evenly as possible; first result only.
+    """Largest elements of windows that split each axis as evenly as possible, and their places if these are read.
 
     Window ``i`` of ``m`` on an axis of ``n`` goes from ``floor(i * n / m)`` up to ``ceil((i + 1) * n / m)``: windows
     overlap where ``m`` does not divide ``n``, and then are gathered.
     """
-    if any(user.args[1] == 1 and user.users for user in node.users):
-        raise NotImplementedError("it returns the places of the maxima, too, which have no converter")
     emit = importer.block_builder.emit
     data = importer.env[node.args[0]]
     rank = len(data.ty.shape)
     sizes = [int(size) for size in node.args[1]]
     lengths = [static_size(data, axis) for axis in range(rank - axes, rank)]
+    if any(user.args[1] == 1 and user.users for user in node.users):
+        windows = []
+        for length, size in zip(lengths, sizes, strict=True):
+            starts, ends = np.arange(size) * length // size, -(-(np.arange(size) + 1) * length // size)
+            at = starts + np.arange((ends - starts).max(initial=0))[:, None]
+            windows.append((at, at < ends))
+        return _largest_with_places(emit, data, lengths, sizes, windows)
     for axis, length, size in zip(range(rank - axes, rank), lengths, sizes, strict=True):
         shape = list(data.ty.shape)
         if size == 1:
@@ -63,33 +68,46 @@ def max_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: Node)
         node.args = (*node.args[:2], strides, pads, dilation, bool(argument(node, 5, "ceil_mode", False)))
         return stock(node)
     emit, data = importer.block_builder.emit, importer.env[node.args[0]]
-    shape = list(data.ty.shape)
-    lengths = [static_size(data, axis) for axis in range(len(shape) - axes, len(shape))]
+    rank = len(data.ty.shape)
+    lengths = [static_size(data, axis) for axis in range(rank - axes, rank)]
     counts = [int(extent) for extent in node.meta["val"][0].shape[-axes:]]
+    windows = []
+    for length, count, width, stride, pad, step in zip(lengths, counts, size, strides, pads, dilation, strict=True):
+        at = (np.arange(count) * stride - pad)[None, :] + (np.arange(width) * step)[:, None]
+        windows.append((at, (at >= 0) & (at < length)))
+    return _largest_with_places(emit, data, lengths, counts, windows)
+
+
+def _largest_with_places(
+    emit: Emit, data: Any, lengths: list[int], counts: list[int], windows: list[tuple[np.ndarray, np.ndarray]]
+) -> Any:
+    """Find the largest element of each window and its place in the flat picture.
+
+    ``windows`` holds for each axis arrays of shape (elements of a window, windows): places, and whether these count.
+    """
+    shape, axes = list(data.ty.shape), len(lengths)
+    if not all(counts):
+        return tuple(emit(relax.op.zeros([*shape[:-axes], *counts], dtype)) for dtype in (str(data.ty.dtype), "int64"))
     flat = emit(relax.op.reshape(data, [*shape[:-axes], math.prod(lengths)]))
     best: Any = None
-    for places in _places_of_windows(lengths, counts, size, strides, pads, dilation):
+    for places in _places_of_windows(lengths, windows):
         values = emit(relax.op.take(flat, relax.const(places, "int64"), len(shape) - axes, mode="clip"))
         index = emit(relax.op.broadcast_to(relax.const(places, "int64"), list(values.ty.shape)))
         best = (values, index) if best is None else _larger(emit, best, (values, index))
     return tuple(emit(relax.op.reshape(part, [*shape[:-axes], *counts])) for part in best)
 
 
-def _places_of_windows(
-    lengths: list[int], counts: list[int], size: list[int], strides: list[int], pads: list[int], dilation: list[int]
-) -> list[np.ndarray]:
+def _places_of_windows(lengths: list[int], windows: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """List, for each element of a window, its places in all windows of a flat picture.
 
-    Where an element lies outside the picture, it is the one before it of that window, or else the first one inside.
+    Where an element lies outside the window, it is the one before it of that window, or else the first one inside.
     """
     inside, places = np.ones(1, bool), np.zeros(1, "int64")
-    for length, count, width, stride, pad, step in zip(lengths, counts, size, strides, pads, dilation, strict=True):
-        at = (np.arange(count) * stride - pad)[None, :] + (np.arange(width) * step)[:, None]
-        fits = (at >= 0) & (at < length)
+    for length, (at, fits) in zip(lengths, windows, strict=True):
         # (element of the window, window), both flat over the axes so far
         inside = np.atleast_2d(inside)[:, None, :, None] & fits[None, :, None, :]
         places = np.atleast_2d(places)[:, None, :, None] * length + at[None, :, None, :]
-        inside, places = (part.reshape(part.shape[0] * width, -1) for part in (inside, places))
+        inside, places = (part.reshape(part.shape[0] * len(at), -1) for part in (inside, places))
     first = np.take_along_axis(places, inside.argmax(0)[None], 0)[0]
     found = [first]
     for element in range(len(places)):
@@ -165,6 +183,23 @@ def _gathered(emit: Emit, rows: Any, bag: Any, neutral: Any, shape: list[Any], h
     index = emit(relax.op.reshape(bag, [-1, 1]))
     index = emit(relax.op.broadcast_to(index, list(rows.ty.shape)))
     return emit(relax.op.scatter_elements(start, index, rows, 0, how))
+
+
+def as_strided(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x.as_strided(size, stride, offset)`` of a contiguous tensor: elements gathered from it, also more than once."""
+    size, strides, offset = node.args[1], node.args[2], argument(node, 3, "storage_offset") or 0
+    value = node.args[0].meta["val"]
+    if not all(isinstance(number, int) for number in (*size, *strides, offset, *value.shape)):
+        return stock(node)
+    if not value.is_contiguous() or value.storage_offset():
+        raise NotImplementedError("it reads memory in another order than that of its tensor's elements")
+    places = np.full([1] * len(size), offset, "int64")
+    for axis, (extent, stride) in enumerate(zip(size, strides, strict=True)):
+        places = places + (np.arange(extent) * stride).reshape([-1 if k == axis else 1 for k in range(len(size))])
+    if places.size and places.max() >= value.numel():
+        raise NotImplementedError("it reads memory beyond its tensor's elements")
+    flat = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], [-1]))
+    return importer.block_builder.emit(relax.op.take(flat, relax.const(places, "int64"), 0, mode="clip"))
 
 
 def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:

@@ -1,0 +1,110 @@
+"""Fourier transforms of known lengths, on real and imaginary parts: products with constant matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Parts = tuple[torch.Tensor, torch.Tensor]
+Constant = Callable[[np.ndarray, torch.dtype], torch.Tensor]
+"""Gives a constant of some type in the program that is written."""
+
+LARGEST_MATRIX = 2**24
+"""Elements of the largest matrix that a transform is made of: 64 MiB in single precision, twice (cosines and sines)."""
+
+_SCALES: Mapping[int, Callable[[int], float]] = {0: lambda count: 1.0, 1: lambda count: count**-0.5, 2: lambda n: 1 / n}
+"""By PyTorch's number for a normalisation: none, by the root of the length, by the length."""
+
+
+def _phases(rows: int, columns: int, length: int) -> np.ndarray:
+    """Angles of shape (rows, columns).
+
+    Raises
+    ------
+    NotImplementedError
+        If there were too many.
+    """
+    if rows * columns > LARGEST_MATRIX:
+        raise NotImplementedError(
+            f"its length {length} asks for a matrix of {rows} x {columns} elements, more than {LARGEST_MATRIX}"
+        )
+    # Reduced as integers first: the angle of a large product would lose its fraction.
+    return 2 * np.pi * (np.outer(np.arange(rows), np.arange(columns)) % length) / length
+
+
+def _times(data: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
+    return torch.matmul(data.transpose(axis, -1), matrix).transpose(axis, -1)
+
+
+def _along(constant: Constant, re: torch.Tensor, im: torch.Tensor | None, axis: int, kept: int, inverse: bool) -> Parts:
+    """Transform one axis to its first ``kept`` frequencies, unscaled."""
+    phases = _phases(re.shape[axis], kept, re.shape[axis])
+    cosine = constant(np.cos(phases), re.dtype)
+    sine = constant(np.sin(phases) * (1 if inverse else -1), re.dtype)
+    if im is None:
+        return _times(re, axis, cosine), _times(re, axis, sine)
+    return (
+        _times(re, axis, cosine) - _times(im, axis, sine),
+        _times(re, axis, sine) + _times(im, axis, cosine),
+    )
+
+
+def _scale(data: torch.Tensor, axes: Sequence[int], normalization: int, last: int | None = None) -> float:
+    sizes = [data.shape[axis] for axis in axes]
+    if last is not None:
+        sizes[-1] = last
+    return _SCALES[normalization](math.prod(sizes))
+
+
+def real_to_complex(
+    constant: Constant, data: torch.Tensor, axes: Sequence[int], normalization: int, one_sided: bool
+) -> Parts:
+    """``aten._fft_r2c``: of real data, along the last of the axes one-sided if so asked."""
+    scale = _scale(data, axes, normalization)
+    length = data.shape[axes[-1]]
+    re, im = _along(constant, data, None, axes[-1], length // 2 + 1 if one_sided else length, False)
+    for axis in axes[:-1]:
+        re, im = _along(constant, re, im, axis, re.shape[axis], False)
+    return re * scale, im * scale
+
+
+def complex_to_complex(
+    constant: Constant, re: torch.Tensor, im: torch.Tensor, axes: Sequence[int], normalization: int, forward: bool
+) -> Parts:
+    """``aten._fft_c2c``."""
+    scale = _scale(re, axes, normalization)
+    for axis in axes:
+        re, im = _along(constant, re, im, axis, re.shape[axis], not forward)
+    return re * scale, im * scale
+
+
+def complex_to_real(
+    constant: Constant, re: torch.Tensor, im: torch.Tensor, axes: Sequence[int], normalization: int, length: int
+) -> torch.Tensor:
+    """``aten._fft_c2r``: back to ``length`` real samples along the last of the axes."""
+    scale = _scale(re, axes, normalization, length)
+    for axis in axes[:-1]:
+        re, im = _along(constant, re, im, axis, re.shape[axis], True)
+    last = axes[-1]
+    kept = length // 2 + 1
+    phases = _phases(kept, length, length)
+    # Every frequency stands for its mirror image too, but the first, and the middle one of an even length.
+    weights = np.full((kept, 1), 2.0)
+    weights[0] = 1.0
+    if length % 2 == 0:
+        weights[-1] = 1.0
+    re, im = re.narrow(last, 0, kept), im.narrow(last, 0, kept)
+    result = _times(re, last, constant(weights * np.cos(phases), re.dtype))
+    return (result - _times(im, last, constant(weights * np.sin(phases), re.dtype))) * scale
+
+
+TRANSFORMS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten._fft_r2c.default: real_to_complex,
+    torch.ops.aten._fft_c2c.default: complex_to_complex,
+    torch.ops.aten._fft_c2r.default: complex_to_real,
+}
+"""By operator: functions of the parts of their data, and of the operator's other arguments."""
