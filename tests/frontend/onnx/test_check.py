@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from tests.frontend.onnx.text import graph
 from tvm_ext.compiler import compile
@@ -139,19 +139,6 @@ def test_negative_extents(node: str, extent: int) -> None:
         ModelError, match=rf"node that makes 'y': its result 'y' .* extent of {extent}; .* larger input"
     ):
         import_model(model)
-
-
-@pytest.mark.parametrize("place", ["initializer", "constant"])
-def test_sparse_tensors_are_named(place: str) -> None:
-    values = helper.make_tensor("s", TensorProto.FLOAT, [1], [2.0])
-    indices = helper.make_tensor("i", TensorProto.INT64, [1], [1])
-    sparse = helper.make_sparse_tensor(values, indices, [3])
-    model = graph("g (float[3] x) => (float[3] y) { y = Add(x, s) }")
-    if place == "initializer":
-        model.graph.sparse_initializer.append(sparse)
-    else:
-        model.graph.node.insert(0, helper.make_node("Constant", [], ["s"], sparse_value=sparse))
-    assert "sparse initializers and constants are not supported, and 's' is one" in refused(model)
 
 
 def test_a_node_without_a_schema_that_lacks_an_input() -> None:

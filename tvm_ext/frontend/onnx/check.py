@@ -83,18 +83,6 @@ def _check_names(graph: onnx.GraphProto, outer: set[str], source: str) -> None:
     where = f"{source}: " if not outer else f"{source}: subgraph {graph.name!r}: "
     if any(not value.name for value in (*graph.input, *graph.output)):
         raise ModelError(f"{where}an input or output of the graph has no name; export the model again")
-    sparse = [repr(tensor.values.name) for tensor in graph.sparse_initializer]
-    sparse += [
-        repr(name)
-        for node in graph.node
-        for name in node.output
-        if node.op_type == "Constant" and any(attribute.name == "sparse_value" for attribute in node.attribute)
-    ]
-    if sparse:
-        raise ModelError(
-            f"{where}sparse initializers and constants are not supported, and {listed(sparse, ', ')} "
-            f"{'is one' if len(sparse) == 1 else 'are some'}; export the model with dense tensors"
-        )
     if any(not tensor.name for tensor in graph.initializer):
         raise ModelError(f"{where}an initializer has no name; export the model again")
     for what, names in (("input", graph.input), ("output", graph.output)):

@@ -20,6 +20,7 @@ from onnx import external_data_helper, helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.onnx.graph import domain_of, node_label, subgraphs
+from tvm_ext.frontend.onnx.sparse import with_dense_tensors
 from tvm_ext.system.files import irregular_kind, require_regular
 
 PROTOBUF_LIMIT = 2**31 - 1
@@ -96,7 +97,7 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
         _load_external_data(loaded, path.parent)
     for owner, tensor in _tensors(loaded.proto.graph):
         _check_size(loaded.source, owner, tensor)
-    return loaded
+    return OnnxModel(with_dense_tensors(loaded.proto, loaded.source), loaded.source)
 
 
 def _require_text(message: Any, source: str) -> None:
