@@ -291,80 +291,112 @@ def winograd_strips(
     parts: int = 1,
     shares: bool = False,
 ) -> te.Tensor:
-    """Convolve one image strip by strip, so that what is between the transforms is no larger than a strip needs.
+    """Convolve images or volumes strip by strip, so that what is between the transforms is no more than one needs.
 
     Parameters
     ----------
     data : te.Tensor
-        Shape ``(1, C / v, H, W, v)``.
+        Shape ``(N, C / v, [D,] H, W, v)``.
     weight : te.Tensor
         Filters as :func:`transform_weight` gives them, of ``weight_shape``, their columns packed.
     padding, outputs, out_channels
         See :func:`winograd_input` and :func:`winograd_output`.
     out_shape : sequence of int
-        ``(1, K / v, OH, OW, v)``.
+        ``(N, K / v, [OD,] OH, OW, v)``.
     strip : int
-        Rows of tiles in a strip.
+        Rows of tiles in a strip, which is of one image, and of all planes of a volume.
     tile : sequence of two int
-        Register tile of the products.
+        Register tile of the products; where ``OD`` is more than one, its rows divide that.
     parts : int
         Parts of the result's channels; a task computes one of a strip.
     shares : bool
         Whether the tiles of a strip are transformed once, by all threads; otherwise each task transforms them.
     """
-    _, chunks, height, width, lanes = (int(extent) for extent in data.shape)
-    out_chunks, out_height, out_width = (int(extent) for extent in out_shape[1:4])
-    top, left = int(padding[0]), int(padding[1])
+    batch, chunks, *depth, height, width, lanes = (int(extent) for extent in data.shape)
+    out_chunks, *out_depth, out_height, out_width = (int(extent) for extent in out_shape[1:-1])
+    *front, top, left = (int(before) for before in padding[: len(padding) // 2])
+    planes = [extent + before + int(padding[3]) for extent, before in zip(depth, front, strict=True)]
+    deep = out_depth[0] if out_depth else 1
     size = outputs + KERNEL - 1
     back, _, matrix = transforms(outputs)
     tile_rows, tile_columns = tiles((out_height, out_width), outputs)
-    strips = -(-tile_rows // strip)
+    strips = -(-tile_rows // strip)  # of an image
     used = strip * tile_columns
-    rows = -(-used // int(tile[0])) * int(tile[0])
+    rows = used if deep > 1 else -(-used // int(tile[0])) * int(tile[0])
 
-    def element(s: tirx.Var, p: tirx.Var, c: tirx.Var, x: tirx.Var, y: tirx.Var, i: tirx.Var) -> Expr:
-        h = (s * strip + p // tile_columns) * outputs + x - top
+    def element(s: tirx.Var, p: tirx.Var, *rest: tirx.Var) -> Expr:
+        *plane, c, x, y, i = rest
+        image, at = (0, s) if batch == 1 else (s // strips, s % strips)
+        h = (at * strip + p // tile_columns) * outputs + x - top
         w = p % tile_columns * outputs + y - left
         inside = [h >= 0, h < height, w >= 0, w < width, *([p < used] if rows > used else [])]
-        return tirx.if_then_else(tirx.all(*inside), data[0, c, h, w, i], tirx.const(0, data.dtype))
+        place = [z - before for z, before in zip(plane, front, strict=True)]
+        for z, extent in zip(place, depth, strict=True):
+            inside += [z >= 0, z < extent]
+        return tirx.if_then_else(tirx.all(*inside), data[image, c, *place, h, w, i], tirx.const(0, data.dtype))
 
-    shape = (strips, rows, chunks, size, size, lanes)
+    shape = (batch * strips, rows, *planes, chunks, size, size, lanes)
     cut = te.compute(shape, element, name="cut", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
     half = te.compute(
         shape,
-        lambda s, p, c, x, y, i: _combine(matrix, x, lambda k: cut[s, p, c, k, y, i]),
+        lambda *index: _combine(matrix, index[-3], lambda k: cut[*index[:-3], k, *index[-2:]]),
         name="half",
         attrs={KERNEL_ATTRIBUTE: "winograd_half"},
     )
+
+    def transformed_at(s: tirx.Var, b: tirx.Var, *place: tirx.Var) -> Expr:
+        *tile_at, c = place
+        return _combine(matrix, b % size, lambda k: half[s, *tile_at, c // lanes, b // size, k, c % lanes])
+
     transformed = te.compute(
-        (strips, size * size, rows, chunks * lanes),
-        lambda s, b, p, c: _combine(matrix, b % size, lambda k: half[s, p, c // lanes, b // size, k, c % lanes]),
+        (batch * strips, size * size, rows, *planes, chunks * lanes),
+        transformed_at,
         name="transformed",
         attrs={KERNEL_ATTRIBUTE: "winograd_input", PARTS_ATTRIBUTE: parts, SHARES_ATTRIBUTE: int(shares)},
     )
-    whole = [int(extent) for extent in transformed.shape]
+    left_operand = transformed if not depth else _windows(transformed, deep, int(weight_shape[1]))
+    whole = [int(extent) for extent in left_operand.shape]
     axes = (0, 1, 2, 3)
-    product = matmul(transformed, weight, whole, weight_shape, axes, (), axes, tile, lanes, copy_rows=False)
+    product = matmul(left_operand, weight, whole, weight_shape, axes, (), axes, tile, lanes, copy_rows=False)
 
-    def combined(c: tirx.Var, th: tirx.Var, tw: tirx.Var, x: tirx.Var, y: tirx.Var, i: tirx.Var) -> Expr:
+    def combined(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:
+        *plane, th, tw, x, y, i = rest
         row = th % strip * tile_columns + tw
-        return _combine(back, x, lambda k: product[th // strip, k * size + y, row, c * lanes + i])
+        row = row * deep + plane[0] if plane else row
+        at = th // strip if batch == 1 else n * strips + th // strip
+        return _combine(back, x, lambda k: product[at, k * size + y, row, c * lanes + i])
 
+    places = (batch, out_chunks, *out_depth, strips * strip, tile_columns, outputs)
     back_half = te.compute(
-        (out_chunks, strips * strip, tile_columns, outputs, size, lanes),
+        (*places, size, lanes),
         combined,
         name="back_half",
         attrs={KERNEL_ATTRIBUTE: "winograd_back_half"},
     )
     result = te.compute(
-        (out_chunks, strips * strip, tile_columns, outputs, outputs, lanes),
-        lambda c, th, tw, x, y, i: _combine(back, y, lambda k: back_half[c, th, tw, x, k, i]),
+        (*places, outputs, lanes),
+        lambda *index: _combine(back, index[-2], lambda k: back_half[*index[:-2], k, index[-1]]),
         name="tile",
         attrs={KERNEL_ATTRIBUTE: "winograd_output"},
     )
 
-    def stored(n: tirx.Var, c: tirx.Var, h: tirx.Var, w: tirx.Var, i: tirx.Var) -> Expr:
-        value = result[c, h // outputs, w // outputs, h % outputs, w % outputs, i]
-        return value if full(out_channels, lanes) else in_channels((n, c, h, w, i), value, out_channels, result)
+    def stored(*index: tirx.Var) -> Expr:
+        *outer, h, w, i = index
+        value = result[*outer, h // outputs, w // outputs, h % outputs, w % outputs, i]
+        return value if full(out_channels, lanes) else in_channels(index, value, out_channels, result)
 
-    return te.compute((1, out_chunks, out_height, out_width, lanes), stored, name="put_together")
+    return te.compute((batch, out_chunks, *out_depth, out_height, out_width, lanes), stored, name="put_together")
+
+
+def _windows(transformed: te.Tensor, depth: int, reduction: int) -> te.Tensor:
+    """Give, for each plane of a volume's result, the planes that it depends on, one after another, as rows.
+
+    ``(strips, positions, tiles, planes, C)`` to ``(strips, positions, tiles * depth, taps * C)``; in memory the planes
+    lie side by side.
+    """
+    strips, positions, rows, _, channels = (int(extent) for extent in transformed.shape)
+    return te.compute(
+        (strips, positions, rows * depth, reduction),
+        lambda s, b, m, k: transformed[s, b, m // depth, m % depth + k // channels, k % channels],
+        name="windows",
+    )

@@ -6,6 +6,7 @@ from tvm_ext.schedules.cpu.convolution import Convolution
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.embedded import Embedded
+from tvm_ext.schedules.cpu.excitation import Excitation
 from tvm_ext.schedules.cpu.fallback import Fallback
 from tvm_ext.schedules.cpu.inverted_residual import InvertedResidual
 from tvm_ext.schedules.cpu.matmul import Matmul
@@ -14,6 +15,7 @@ from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.cpu.open_product import OpenProduct
 from tvm_ext.schedules.cpu.open_window import OpenWindow
+from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.strassen import Strassen
 from tvm_ext.schedules.cpu.transpose import Transpose
@@ -22,6 +24,8 @@ from tvm_ext.schedules.cpu.winograd import Winograd
 from tvm_ext.schedules.cpu.winograd_strips import WinogradStrips
 
 RULES = (
+    Excitation(),
+    PooledConvolution(),
     Convolution(),
     OpenConvolution(),
     OpenWindow(),

@@ -45,7 +45,7 @@ class Convolution:
         schedule = prepared_schedule(self, func, target, tunable)
         if schedule is None:
             return None
-        conv, pad, shape, transposed = _read(schedule)
+        conv, pad, shape, transposed = read_convolution(schedule)
         store, rest = inline_epilogue(schedule, conv)
         machine = machine_of(target)
         _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed, machine.pairs_loads)
@@ -58,7 +58,7 @@ class Convolution:
         schedule = prepared_schedule(self, func, target)
         if schedule is None:
             return None
-        _, _, shape, _ = _read(schedule)
+        _, _, shape, _ = read_convolution(schedule)
         machine = machine_of(target)
         parallel = machine.divides(shape.flops)
         return 3, lambda factors: division_cost(shape, machine, factors, parallel)
@@ -71,7 +71,7 @@ class Convolution:
         transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
         if transposed is not None or pixels is not None:
             if transposed is not None:
-                axes = _axes_of(loop_extents(schedule, transposed), True)
+                axes = axes_of_convolution(loop_extents(schedule, transposed), True)
                 _store_by_phase(schedule, inline_epilogue(schedule, transposed)[0], axes)
             else:
                 _store_by_pixel(schedule, inline_epilogue(schedule, pixels)[0])
@@ -80,12 +80,12 @@ class Convolution:
         return prepared_for(func, self.name) if annotated_block(schedule, "conv") is not None else None
 
 
-def _read(schedule: Schedule) -> tuple[SBlockRV, SBlockRV | None, ConvShape, bool]:
+def read_convolution(schedule: Schedule) -> tuple[SBlockRV, SBlockRV | None, ConvShape, bool]:
     """Find convolution and padding, what is in front inlined; gives what a tile depends on, and whether transposed."""
     transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
     conv = transposed or pixels or annotated_block(schedule, "conv")
     pad, _ = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
-    shape = _shape_of(schedule, conv, _axes_of(loop_extents(schedule, conv), transposed is not None))
+    shape = _shape_of(schedule, conv, axes_of_convolution(loop_extents(schedule, conv), transposed is not None))
     if pixels is not None:
         shape = replace(shape, input_row_bytes=_input_bytes(schedule, conv), bands=True)
     return conv, pad, shape, transposed is not None
@@ -103,7 +103,7 @@ class _Axes(Generic[Item]):
     reduction: list[Item]
 
 
-def _axes_of(items: Sequence[Item], transposed: bool, reduces: bool = True) -> _Axes[Item]:
+def axes_of_convolution(items: Sequence[Item], transposed: bool = False, reduces: bool = True) -> _Axes[Item]:
     """Sort the loops around the convolution block, or (``reduces`` False) around the block that stores it."""
     reductions = 0
     if reduces:
@@ -169,7 +169,7 @@ def _apply_tile(
     transposed: bool,
     keeps_apart: bool,
 ) -> None:
-    out = _axes_of(schedule.get_loops(store), transposed, reduces=False)
+    out = axes_of_convolution(schedule.get_loops(store), transposed, reduces=False)
     part, group, vector = divide(schedule, out.out_chunk, [tile.channel_parts, None, tile.vectors], 4)
     band, row = divide(schedule, out.row, [None, tile.rows])
     piece, strip, column = divide(schedule, out.column, [tile.column_parts, None, tile.columns], 28)
@@ -192,7 +192,7 @@ def _apply_tile(
     schedule.compute_at(conv, strip, preserve_unit_loops=True)
     schedule.set_scope(conv, 0, "local")
     # The loops above come first: task, group, row, strip; and of a part, which it is.
-    inner = _axes_of(schedule.get_loops(conv)[7 if is_part else 4 :], transposed)
+    inner = axes_of_convolution(schedule.get_loops(conv)[7 if is_part else 4 :], transposed)
     pairs = str(schedule.get(conv).reads[0].source.dtype) == BITS
     sums, place = (inner.reduction[:-1], inner.reduction[-1:]) if pairs else (inner.reduction, [])
     schedule.reorder(*inner.planes, inner.row, *sums, inner.column, inner.out_chunk, inner.lane, *place)
@@ -236,7 +236,7 @@ def _sum_in_parts(
     LoopRV, LoopRV
         Rows, and strips of columns, inside a part.
     """
-    axes = _axes_of(schedule.get_loops(conv), transposed)
+    axes = axes_of_convolution(schedule.get_loops(conv), transposed)
     part, _ = schedule.split(axes.reduction[0], [tile.reduction_parts, None])
     partial = schedule.rfactor(part, 0)
     schedule.compute_at(conv, group, preserve_unit_loops=True)

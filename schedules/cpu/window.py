@@ -135,31 +135,36 @@ class GlobalAverage:
         if total is None or not static_extents(schedule, total):
             return None
         machine = machine_of(target)
-        extents = loop_extents(schedule, total)
-        width = extents[-1]
         store, rest = inline_epilogue(schedule, total)
         if rest is not None:
             vectorize_and_divide(schedule, rest, machine)
-        n, c, *_, lanes = schedule.get_loops(store)
-        task = schedule.fuse(n, c)
-        if machine.divides(prod(extents)):
-            schedule.parallel(task)
-        schedule.vectorize(lanes)
-        # Several sums hide the latency of an addition; rows are long enough to share out among them.
-        *_, w = schedule.get_loops(total)
-        sums = next(count for count in (4, 7, 5, 6, 3, 2, 1) if width % count == 0)
-        partial = None
-        if sums > 1:
-            _, inner = divide(schedule, w, [None, sums], 8)
-            partial = schedule.rfactor(inner, 0)
-        schedule.compute_at(total, task, preserve_unit_loops=True)
-        schedule.set_scope(total, 0, "local")
-        _vectorize_sum(schedule, total)
-        if partial is not None:
-            schedule.compute_at(partial, task, preserve_unit_loops=True)
-            schedule.set_scope(partial, 0, "local")
-            _vectorize_sum(schedule, partial, unrolled=0)
+        schedule_average(schedule, total, store, machine)
         return schedule
+
+
+def schedule_average(schedule: Schedule, total: SBlockRV, store: SBlockRV, machine: Machine) -> None:
+    """Sum over rows and columns, in a few running sums for each channel block; ``store`` stores the averages."""
+    extents = loop_extents(schedule, total)
+    width = extents[-1]
+    n, c, *_, lanes = schedule.get_loops(store)
+    task = schedule.fuse(n, c)
+    if machine.divides(prod(extents)):
+        schedule.parallel(task)
+    schedule.vectorize(lanes)
+    # Several sums hide the latency of an addition; rows are long enough to share out among them.
+    *_, w = schedule.get_loops(total)
+    sums = next(count for count in (4, 7, 5, 6, 3, 2, 1) if width % count == 0)
+    partial = None
+    if sums > 1:
+        _, inner = divide(schedule, w, [None, sums], 8)
+        partial = schedule.rfactor(inner, 0)
+    schedule.compute_at(total, task, preserve_unit_loops=True)
+    schedule.set_scope(total, 0, "local")
+    _vectorize_sum(schedule, total)
+    if partial is not None:
+        schedule.compute_at(partial, task, preserve_unit_loops=True)
+        schedule.set_scope(partial, 0, "local")
+        _vectorize_sum(schedule, partial, unrolled=0)
 
 
 def _vectorize_sum(schedule: Schedule, block: SBlockRV, unrolled: int | None = None) -> None:

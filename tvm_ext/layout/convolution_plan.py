@@ -20,7 +20,7 @@ from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
-from tvm_ext.schedules.cpu.winograd_strips import Strips, WinogradExtents, choose_strips, strip_tile
+from tvm_ext.schedules.cpu.winograd_division import WinogradExtents, choose_strips, strip_tile
 
 FLOAT_BYTES = 4
 
@@ -377,8 +377,8 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wa
     tile = register_tile(depth[0] if depth else count, chunks, reduction, FLOAT_BYTES * in_channels, machine)
     if depth:
         tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
-    extents = WinogradExtents(tile_rows, tile_columns, outputs, in_channels, chunks)
-    strips = Strips() if depth or shape.batch > 1 else choose_strips(extents, machine)
+    extents = WinogradExtents(tile_rows, tile_columns, outputs, in_channels, chunks, shape.batch, prod(depth), taps)
+    strips = choose_strips(extents, machine)
     if strips.rows:
         tile = strip_tile(extents, strips.rows, strips.parts, machine)
     rows = count if depth else round_up(count, tile[0])

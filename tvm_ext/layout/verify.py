@@ -104,13 +104,14 @@ def _faults(fast: WinogradPlan, plan: ConvolutionPlan, shape: ConvolutionShape, 
     height, width = (len(range(0, extent, fast.outputs)) for extent in results[-2:])
     if fast.rows < shape.batch * height * width:
         found.append(f"{fast.rows} of {shape.batch * height * width} tiles are transformed")
-    if fast.strip and (shape.batch > 1 or len(results) > 2 or fast.strip > height):
-        found.append(f"strips of {fast.strip} rows of tiles are for one image of as many")
+    if fast.strip > height:
+        found.append(f"strips of {fast.strip} rows of tiles are for an image of as many")
     if fast.parts > 1 and (not fast.strip or plan.chunks % (fast.parts * fast.tile[1])):
         found.append(f"{plan.chunks} blocks of results are not {fast.parts} parts of whole register tiles")
     if fast.shares and not fast.strip:
         found.append("three kernels share the tiles in any case")
-    if min(fast.tile) < 1 or (len(results) > 2 and results[0] % fast.tile[0]):
+    one_plane = len(results) == 2 or (fast.strip and results[0] == 1)
+    if min(fast.tile) < 1 or (not one_plane and results[0] % fast.tile[0]):
         found.append(f"a register tile of {fast.tile[0]} rows mixes positions")
     return found
 

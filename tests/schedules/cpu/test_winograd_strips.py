@@ -14,7 +14,7 @@ from tests.schedules.compute.test_winograd import _convolution, _expected
 from tvm_ext.compiler import lower
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.cpu.winograd_strips import Strips, WinogradExtents
+from tvm_ext.schedules.cpu.winograd_division import Strips, WinogradExtents
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.target import resolve_target
 

@@ -17,7 +17,9 @@ from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.precision import check_precision, rounding
 from tvm_ext.backends.cpu.target import check_llvm
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
+from tvm_ext.fusion.relax.excitations import fuse_excitations
 from tvm_ext.fusion.relax.inverted_residuals import fuse_inverted_residuals
+from tvm_ext.fusion.relax.pools import fuse_pools
 from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.choices import FUSE, PROLOGUES, Choices
 from tvm_ext.layout.relax.blocked_layout import blocked_layout
@@ -117,9 +119,11 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     options = replace(options, fuse=cast(Fuse, fuse), prologues=with_prologues)
     # Where memory is what counts, a kernel may take a tenth longer than those that it takes the place of.
     slower = 1.1 if options.memory == "optimal" else 1.0
-    residuals = [fuse_inverted_residuals(slower)] if options.inverted_residuals else []
-    prologues = [fuse_prologues(backend.rules)] if options.prologues else []
-    return [*common.fuse(backend, target, options, [*residuals, *prologues]), named_extents()]
+    rules = backend.rules
+    blocks = [fuse_inverted_residuals(slower), fuse_excitations(rules), fuse_pools(rules)]
+    prologues = [fuse_prologues(rules)] if options.prologues else []
+    behind = [*(blocks if options.inverted_residuals else []), *prologues]
+    return [*common.fuse(backend, target, options, behind), named_extents()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -188,7 +188,7 @@ class BlockCheck:
         """Schedule the kernel of some operators; None when they cannot be merged."""
         calls = [bindings[index] for index in sorted(part)]
         read_by_others = _read_by_others(calls, uses)
-        key = _signature(calls, read_by_others)
+        key = signature(calls, read_by_others)
         if key not in self._known:
             self._known[key] = self._schedule(calls, read_by_others)
         return self._known[key]
@@ -267,7 +267,7 @@ def _read_by_others(calls: Sequence[Any], uses: Counter[Any]) -> set[Any]:
     }
 
 
-def _signature(calls: Sequence[Any], read_by_others: Collection[Any]) -> tuple[Any, ...]:
+def signature(calls: Sequence[Any], read_by_others: Collection[Any]) -> tuple[Any, ...]:
     """Describe some calls so that equal kernels come out for equal descriptions."""
     number = {binding.var: position for position, binding in enumerate(calls)}
     outside: dict[Any, int] = {}
