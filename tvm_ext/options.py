@@ -88,8 +88,9 @@ class PipelineOptions:
         Whether data-parallel kernels on a CPU are computed inside the convolutions that read them, while these copy
         their input, where that takes less time.
     inverted_residuals : bool
-        Whether expansion, depthwise convolution and projection become one kernel on a CPU, where that takes no more
-        time: what is between them is then never stored as a whole.
+        Whether chains that begin with a convolution or an average become one kernel on a CPU: expansion, depthwise
+        convolution and projection, where that takes no more time; a convolution and the pooling of 2 x 2 behind it;
+        squeeze and excitation. What is between is then never stored as a whole.
     embed : str
         Which operators that multiply and add get kernels around an instruction of the CPU, or layers around VTA's
         matrix unit, whose place in the operator a constraint solver finds. ``uncovered``: those that no rule takes,
@@ -177,7 +178,10 @@ class PipelineOptions:
         "flag", True, "Compute what precedes a convolution while its input is copied, where that is faster."
     )
     inverted_residuals: bool = _option(
-        "flag", True, "Make one kernel of expansion, depthwise convolution and projection, where that is no slower."
+        "flag",
+        True,
+        "Make one kernel of expansion, depthwise convolution and projection, where that is no slower; of a convolution "
+        "and a pooling of 2 x 2; and of squeeze and excitation.",
     )
     embed: Embed = _option(
         "choice",

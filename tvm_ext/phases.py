@@ -63,8 +63,9 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "fuse",
         "kernels merged with their neighbours: TVM's patterns, or mapping types (fuse option); on a CPU, expansion, "
-        "depthwise convolution and projection become one kernel (inverted_residuals option), and what precedes a "
-        "convolution is computed while its input is copied (prologues option)",
+        "depthwise convolution and projection become one kernel, and so do a convolution and its pooling, and squeeze "
+        "and excitation (inverted_residuals option); what precedes a convolution is computed while its input is copied "
+        "(prologues option)",
         ("tvm_ext/fusion", "tvm_ext/passes/limit_recomputation.py"),
     ),
     Phase(
