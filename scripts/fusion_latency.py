@@ -35,8 +35,8 @@ SHUFFLES, DEPTHWISE = ("shufflenet", "yolo_v4"), ("mobilenet_v2", "efficientnet_
 PRODUCTS = frozenset(
     f"cpu.{name}"
     for name in (
-        "convolution open_convolution conv2d_int8 depthwise_int8 winograd winograd_strips pooled_convolution inverted_residual matmul "
-        "matvec attention embedded sliding_window"
+        "convolution pooled_convolution open_convolution conv2d_int8 depthwise_int8 winograd winograd_strips "
+        "inverted_residual matmul matvec attention embedded sliding_window"
     ).split()
 )
 """Rules of the kernels of products and convolutions. Depthwise convolutions slide a window, and so do poolings."""
