@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,12 +48,17 @@ Part = tuple[list[dict[str, Any]], dict[str, Any]]
 BATCH = 50
 """Configurations of an epoch (Rieber, dissertation, Heidelberg University, 2023, section 5.3)."""
 
+IN_TENS, TEN = "_in_tens", 10
+"""Ends the name of a tuner that learns after every ten configurations, those of the first batch included."""
+
 BASELINE = "autotvm_sa"
 ARMS = {
     "validity": BASELINE,
     "validity_without_distance": BASELINE,
     "validity_without_bias": BASELINE,
     "validity_asked": BASELINE,
+    "validity_exhaustive_in_tens": "exhaustive_in_tens",
+    "validity_expected_in_tens": "expected_in_tens",
     "validity_exhaustive": "exhaustive",
     "validity_exhaustive_undescribed": "exhaustive_undescribed",
     "validity_exhaustive_repeating": "exhaustive",
@@ -62,18 +68,19 @@ ARMS = {
 REPEATING = "_repeating"
 """Ends the name of a tuner whose oracle lets all configurations of a program pass, not the first alone."""
 
-ENUMERATING = "validity_exhaustive"
-"""Begins the names of tuners that ask for everything beforehand."""
+ENUMERATING = ("validity_exhaustive", "validity_expected")
+"""Begin the names of tuners that ask for everything beforehand."""
 
 DRAWN = (48, 53, 92, 106)
 CURVES = {  # label, style and width, the widest below
     BASELINE: ("without an oracle", "-", 2.6),
     "validity": ("validity", "-", 1.8),
     "validity_asked": ("validity, asked first", "--", 1.4),
-    "exhaustive": ("exhaustive, without", ":", 2.2),
-    "validity_exhaustive": ("exhaustive, validity", "-", 1.4),
+    "exhaustive_in_tens": ("exhaustive, without", ":", 2.2),
+    "validity_exhaustive_in_tens": ("exhaustive, validity", "-", 1.4),
+    "validity_expected_in_tens": ("expected, validity", "-.", 1.4),
 }
-HEADLINE = "validity_exhaustive"
+HEADLINE = "validity_exhaustive_in_tens"
 ENDINGS = {HEADLINE: "", "validity": "_annealed"}
 """What ends the keys of a tuner's figures, where that is not its name."""
 
@@ -109,7 +116,8 @@ def work(arm: str, number: int, seed: int) -> Convergence:
     oracle: Oracle = landscape.works
     if arm.startswith(ENUMERATING) and not arm.endswith(REPEATING):
         oracle = first_of_each(oracle, template(number).structures)
-    parts = recipe(arm.removesuffix(REPEATING), BATCH, BATCH)
+    batch = TEN if arm.endswith(IN_TENS) else BATCH
+    parts = recipe(arm.removesuffix(REPEATING).removesuffix(IN_TENS), batch, batch)
     return converge(arm, parts, landscape, seed, oracle=oracle, description=described(number))
 
 
@@ -149,7 +157,9 @@ def validity_part(arguments: argparse.Namespace) -> Part:
     for row in rows:
         ending = ENDINGS.get(row["tuner"], f"_{row['tuner'].removeprefix('validity_')}")
         keys = (
-            ("found", "invalid") if row["tuner"] in without else ("convergence_ratio", "iqr_ratio", "found", "invalid")
+            ("found", "invalid", "trials")
+            if row["tuner"] in without
+            else ("convergence_ratio", "iqr_ratio", "found", "invalid", "trials")
         )
         prefix = "baseline_" if row["tuner"] in without else ""
         ending = "" if row["tuner"] == BASELINE else ending
@@ -190,6 +200,7 @@ def against(runs: Sequence[Convergence], arm: str, other: str, numbers: Sequence
         "convergence_ratio": round(float(np.mean(ratios)), 4),
         "interval": [round(value, 4) for value in bootstrap_interval(ratios, lambda rows: float(np.mean(rows)))],
         "source": PRINTED.get(arm),
+        "trials": round(geometric_mean(layer["median"] for layer in by_layer.values()), 1),
         **{
             key: round(float(np.nanmean([layer[key] for layer in by_layer.values()])), 4)
             for key in ("iqr_ratio", "found", "invalid", "within_5_percent", "speed_at_100")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_ext.backends.description import KernelDescription
+from tvm_ext.tuners.expectations import Expectation
 from tvm_ext.tuners.shared_model import SharedModel
 from tvm_ext.tuners.space import ConfigSpace
 
@@ -22,21 +23,40 @@ class DescribedModel(SharedModel):
     ----------
     description : KernelDescription, optional
         Of the space that is tuned; without one only tiles are seen.
+    expects : bool
+        Whether the cost that the description estimates is heard first: trees then learn what it leaves unsaid.
     """
 
     rounds: int = 100
     eta: float = 0.15
     description: KernelDescription | None = None
+    expects: bool = False
     _kept: tuple[np.ndarray, np.ndarray] | None = None
+    _expectation: Expectation | None = None
+
+    def __post_init__(self) -> None:
+        if self.expects and self.description is not None and self.description.cost is not None:
+            self._expectation = Expectation(self.description.cost)
+
+    @property
+    def informed(self) -> bool:
+        """Whether something is known before anything was measured."""
+        return self._expectation is not None or super().informed
+
+    def known(self, features: np.ndarray) -> np.ndarray | None:
+        """Give what the estimate says, the last of the features."""
+        return None if self._expectation is None else features[:, -1]
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
-        """Give the features of :class:`.SharedModel`, and the numbers that the target gives."""
+        """Give the features of :class:`.SharedModel`, the numbers that the target gives, and what it expects."""
         if self._kept is not None and self._kept[0] is vectors:
             return self._kept[1]
         features = super().features(space, vectors)
         if self.description is not None:
             numbers = self.description.features(vectors).astype(np.float32)
             features = np.concatenate([features, numbers], axis=1)
+        if self._expectation is not None:
+            features = np.concatenate([features, self._expectation.speeds(space, vectors)[:, None]], axis=1)
         if len(vectors) >= KEPT:
             self._kept = vectors, features
         return features

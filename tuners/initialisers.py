@@ -185,13 +185,13 @@ class EnumeratingInitialiser:
         space, validity = start.space, start.validity
         if validity is None or not validity.has_oracle or count < 1:
             return start.random(count)
-        if not self._enumerated(space, validity, start.rng):
+        if not self.enumerate(space, validity, start.rng):
             return ValidityInitialiser(share=1.0, maximise=False).propose(count, start)
         free = [key for key in validity.known_to_work() if key not in start.taken]
         found = start.take(space.vectors(start.rng.permutation(free).astype(np.int64)[:count]))
         return np.concatenate([found, start.random(count - len(found))])
 
-    def _enumerated(self, space: ConfigSpace, validity: Validity, rng: np.random.Generator) -> bool:
+    def enumerate(self, space: ConfigSpace, validity: Validity, rng: np.random.Generator) -> bool:
         """Ask for everything; tells whether that was done, now or before."""
         if space.size > self.most:
             return False

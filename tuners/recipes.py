@@ -262,12 +262,15 @@ class DescribedRecipe(Recipe):
     ----------
     listens : bool
         Whether the model sees it; else tiles only.
+    expects : bool
+        Whether the model begins with the cost that the target estimates.
     """
 
     cost_model: Callable[[], CostModel] = DescribedModel
-    batch: int = 50
-    initial: int = 50
+    batch: int = 10
+    initial: int = 10
     listens: bool = True
+    expects: bool = False
 
     def tuner(
         self,
@@ -279,10 +282,16 @@ class DescribedRecipe(Recipe):
     ) -> Tuner:
         """See :meth:`Recipe.tuner`."""
         if not self.listens or description is None:
-            return super().tuner(space, seed, peers, oracle)
-        model = DescribedModel(description=description)
+            tuner = super().tuner(space, seed, peers, oracle)
+            if self.expects:
+                tuner.remarks = ["the target says nothing of the kernel beforehand: the tuner learns from nothing"]
+            return tuner
+        model = DescribedModel(description=description, expects=self.expects)
         # Of peers the target has other descriptions.
-        return replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, None, oracle)
+        tuner = replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, None, oracle)
+        if self.expects and description.cost is None:
+            tuner.remarks = ["the target expects nothing of configurations: the tuner learns from nothing"]
+        return tuner
 
 
 def _as_recipe(row: Recipe) -> Recipe:
@@ -298,7 +307,12 @@ RECIPES |= {
     "validity_exhaustive_undescribed": DescribedRecipe(
         _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, listens=False
     ),
+    # The same, beginning with what the target estimates.
+    "validity_expected": DescribedRecipe(
+        _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, expects=True
+    ),
     # The same without an oracle.
+    "expected": DescribedRecipe(_exhaustive, expects=True),
     "exhaustive": DescribedRecipe(_exhaustive),
     "exhaustive_undescribed": DescribedRecipe(_exhaustive, listens=False),
     "sa_as_pretrained": PretrainedRecipe(_short_annealing, _adaptive, pool=4, refined_share=0.5),

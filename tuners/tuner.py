@@ -14,7 +14,7 @@ import numpy as np
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.cost_model import CostModel
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
-from tvm_ext.tuners.initialisers import Initialiser, Start
+from tvm_ext.tuners.initialisers import EnumeratingInitialiser, Initialiser, Start
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
 from tvm_ext.tuners.shared_model import Peers, SharedModel
@@ -177,6 +177,7 @@ class Tuner:
         self._history = History()
         self._model_is_current = False
         self._learnt = 0
+        self._asked_for_all = False
         self._all: np.ndarray | None = None
         if self.peers is not None:
             self.peers.join(self.space, self.measurements)
@@ -195,6 +196,7 @@ class Tuner:
             return []
         missing = self.initial - len(self.measurements)
         if self._learn_from_peers():
+            self._enumerate()
             vectors = self._default()
             if not len(vectors):
                 vectors = self._explore(min(count, self.batch))
@@ -238,6 +240,14 @@ class Tuner:
         default = [] if self.space.default is None else [self.space.default]
         vectors = np.array(default, dtype=np.int64).reshape(-1, len(self.space.knobs))
         return unvisited(self.space, vectors, set(self._history.visited))
+
+    def _enumerate(self) -> None:
+        """Ask for everything where the initialiser would, which is not called when something is known beforehand."""
+        if self._asked_for_all or self.validity is None or not self._asks:
+            return
+        if isinstance(self.initialiser, EnumeratingInitialiser):
+            self.initialiser.enumerate(self.space, self.validity, self._rng)
+        self._asked_for_all = True
 
     def _first(self, count: int) -> np.ndarray:
         vectors = self._default()

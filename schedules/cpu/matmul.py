@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
@@ -20,9 +21,9 @@ from tvm_ext.schedules.cpu.transpose import transposed_axes
 from tvm_ext.schedules.cpu.weights import fetch_next_weights
 from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.kernel.access import axes_of
-from tvm_ext.schedules.kernel.blocks import annotated_block
+from tvm_ext.schedules.kernel.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.knobs import divide
-from tvm_ext.schedules.rule import is_prepared, new_schedule, prepared_schedule
+from tvm_ext.schedules.rule import Cost, is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import mark_steps
 from tvm_ext.schedules.simd.tiles import mark_tile
@@ -132,14 +133,32 @@ def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], mac
 def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine) -> MatmulTask:
     """Choose the division into tasks and their order, so that the slowest core is done first.
 
-    Costs are multiply-adds of vectors that could be issued meanwhile. A task goes through all of its columns for every
-    tile of rows, or through all of its rows for every tile of columns. What it goes through again and again is read
-    from the L2 cache if it fits there, and from the last cache or from memory each time if it does not. Columns and
-    copied rows are packed once a task.
+    A task goes through all of its columns for every tile of rows, or through all of its rows for every tile of columns.
     """
     tile_rows, vectors = tile
     row_tiles, column_tiles = extents.rows // tile_rows, extents.chunks // vectors
     parallel = machine.divides(extents.flops)
+    best, best_cost = MatmulTask(1, 1, False, 1), float("inf")
+    for row_parts in divisors(row_tiles):
+        for column_parts in divisors(column_tiles):
+            is_shared = parallel and extents.batch * row_parts * column_parts > 1
+            for block_tiles in (1, row_tiles // row_parts):
+                task = MatmulTask(row_parts, column_parts, is_shared, block_tiles)
+                cost = task_slots(extents, tile, task, machine)
+                if cost < best_cost:
+                    best, best_cost = task, cost
+    return best
+
+
+def task_slots(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask, machine: Machine) -> float:
+    """Estimate what a division costs the slowest core, in multiply-adds of vectors that could be issued meanwhile.
+
+    What a task goes through again and again is read from the L2 cache if it fits there, and from the last cache or from
+    memory each time if it does not. Columns and copied rows are packed once a task.
+    """
+    tile_rows, vectors = tile
+    rows = extents.rows // tile_rows // task.row_parts
+    columns = extents.chunks // vectors // task.column_parts
     k, size = extents.reduction, extents.bytes_per_element
     row_tile_bytes, column_tile_bytes = tile_rows * k * size, vectors * extents.lanes * k * size
 
@@ -147,32 +166,33 @@ def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine
         """Slots in which a byte of an operand of so many bytes arrives from beyond the L2 cache."""
         return machine.slots(1 / (machine.l3_bandwidth if operand <= machine.l3 // 2 else machine.weight_bandwidth))
 
-    row_slots = byte_slots(extents.batch * row_tiles * row_tile_bytes)
-    column_slots = byte_slots(extents.batch * column_tiles * column_tile_bytes)
-    best, best_cost = (1, 1, 1), float("inf")
-    for row_parts in divisors(row_tiles):
-        for column_parts in divisors(column_tiles):
-            tasks = extents.batch * row_parts * column_parts
-            rounds = -(-tasks // machine.cores) if parallel else tasks
-            rows, columns = row_tiles // row_parts, column_tiles // column_parts
-            row_bytes, column_bytes = rows * row_tile_bytes, columns * column_tile_bytes
-            work: float = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
-            if extents.packs_columns:
-                work += columns * vectors * k * 6
-            if extents.copies_rows:
-                work += rows * tile_rows * k / extents.lanes * 3
-            columns_stay = column_bytes + row_tile_bytes <= machine.l2 // 2
-            rows_stay = row_bytes + 2 * column_tile_bytes <= machine.l2 * 3 // 4
-            rows_once, columns_once = row_bytes * row_slots, column_bytes * column_slots
-            for block_tiles, moved in (
-                (1, rows_once + columns_once * (1 if columns_stay else rows)),
-                (rows, columns_once + rows_once * (1 if rows_stay else columns)),
-            ):
-                cost = rounds * (hypot(work, moved) + TASK_CYCLES)
-                if cost < best_cost:
-                    best, best_cost = (row_parts, column_parts, block_tiles), cost
-    row_parts, column_parts, block_tiles = best
-    return MatmulTask(row_parts, column_parts, parallel and extents.batch * row_parts * column_parts > 1, block_tiles)
+    tasks = extents.batch * task.row_parts * task.column_parts
+    rounds = -(-tasks // machine.cores) if task.parallel else tasks
+    row_bytes, column_bytes = rows * row_tile_bytes, columns * column_tile_bytes
+    work: float = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
+    if extents.packs_columns:
+        work += columns * vectors * k * 6
+    if extents.copies_rows:
+        work += rows * tile_rows * k / extents.lanes * 3
+    columns_stay = column_bytes + row_tile_bytes <= machine.l2 // 2
+    # The rows of a block meet one tile of columns after the other.
+    rows_stay = task.block_tiles * row_tile_bytes + 2 * column_tile_bytes <= machine.l2 * 3 // 4
+    rows_once = row_bytes * byte_slots(extents.batch * extents.rows * k * size)
+    columns_once = column_bytes * byte_slots(extents.batch * extents.chunks * extents.lanes * k * size)
+    moved = columns_once * (1 if columns_stay else rows // task.block_tiles)
+    moved += rows_once * (1 if rows_stay or task.block_tiles == 1 else columns)
+    return rounds * (hypot(work, moved) + TASK_CYCLES)
+
+
+def division_cost(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask, machine: Machine) -> float:
+    """Estimate any division, also one that the rule does not choose: slots, and those that a register tile wastes.
+
+    Infinite for a tile that the registers cannot hold.
+    """
+    tile_rows, vectors = tile
+    steps = tile_cost(extents.rows, extents.chunks, extents.reduction, tile, machine)
+    busy = -(-extents.rows // tile_rows) * -(-extents.chunks // vectors) * max(tile_rows * vectors, 8)
+    return task_slots(extents, tile, task, machine) * steps / busy
 
 
 class Matmul:
@@ -190,6 +210,28 @@ class Matmul:
         if schedule is not None:
             _schedule(schedule, machine_of(target))
         return schedule
+
+    def cost(self, func: PrimFunc, target: tvm.target.Target) -> Cost | None:
+        """Estimate divisions of rows and columns, the first knobs; of one of them where the other has no knob."""
+        schedule = prepared_schedule(self, func, target)
+        extents = None if schedule is None else product_extents(schedule)
+        if schedule is None or extents is None:
+            return None
+        machine = machine_of(target)
+        product, store, _ = product_blocks(schedule)
+        tile = tile_rows, vectors = _annotated_tile(schedule, product)
+        own = matmul_task(extents, tile, machine)
+        *_, row, column = (int(extent) for extent in loop_extents(schedule, store))
+        has_rows = row % (own.row_parts * own.block_tiles * tile_rows) == 0
+        has_columns = -(-column // extents.lanes) % (own.column_parts * vectors) == 0
+
+        def estimate(factors: Sequence[Sequence[int]]) -> float:
+            rows = factors[0] if has_rows else (own.row_parts, 1, own.block_tiles, tile_rows)
+            columns = factors[-1] if has_columns else (own.column_parts, 1, vectors)
+            task = MatmulTask(rows[0], columns[0], own.parallel, rows[2])
+            return division_cost(extents, (rows[-1], columns[-1]), task, machine)
+
+        return (has_rows + has_columns, estimate) if has_rows or has_columns else None
 
     def prepare(self, func: PrimFunc, _target: tvm.target.Target) -> PrimFunc | None:
         """Inline what is fused to the product, and let the block that stores it walk over batch, rows and columns."""
@@ -210,11 +252,17 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     row_copy, pack = annotated_block(schedule, "pack_rows"), annotated_block(schedule, "pack_columns")
     extents = product_extents(schedule)
     assert extents is not None
-    tile_rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
-    task = matmul_task(extents, (tile_rows, vectors), machine)
-    apply_tile(schedule, product, store, row_copy, pack, extents, (tile_rows, vectors), task, machine.pairs_loads)
+    tile = _annotated_tile(schedule, product)
+    task = matmul_task(extents, tile, machine)
+    apply_tile(schedule, product, store, row_copy, pack, extents, tile, task, machine.pairs_loads)
     if rest is not None:
         vectorize_and_divide(schedule, rest, machine)
+
+
+def _annotated_tile(schedule: Schedule, product: SBlockRV) -> tuple[int, int]:
+    """Read the register tile (rows, vectors) that the layout of the operands was made for."""
+    rows, vectors = (int(extent) for extent in schedule.get(product).annotations[TILE_ATTRIBUTE])
+    return rows, vectors
 
 
 def _reads_in_order(schedule: Schedule, pack: SBlockRV) -> bool:

@@ -80,6 +80,11 @@ def test_what_is_found_is_used(measurer: Measurer, tmp_path: Path) -> None:
     again = tune(model(), native_target(), tmp_path, 24, recipe("evolution"), measurer=measurer)
     assert (again.trials, again.resumed) == (0, records)
     assert {kernel.best for kernel in again.kernels} == {kernel.best for kernel in result.kernels}
+    # The rule's own choice has its time, also where nothing new was measured.
+    for kernel, before in zip(again.kernels, result.kernels, strict=True):
+        assert (kernel.before is None) == (before.before is None)
+        assert kernel.before is None or kernel.before == pytest.approx(before.before)
+        assert kernel.before is None or kernel.best <= kernel.before
 
 
 def test_every_kernel_is_measured_once_before_one_is_measured_again(measurer: Measurer, tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ class Timing:
     flush : bool
         Whether a CPU's caches are emptied of all arguments but the first before each run, as in a model, where the
         weights were last read when it ran before. A figure is then the median of the runs.
+    by_processor : bool
+        Whether the time of the processor counts that the calling thread gets, instead of the clock's: beside other work
+        a kernel on one thread takes as much of it as it does alone. Servers and other devices are timed by the clock.
     """
 
     repeats: int = 3
@@ -50,6 +53,12 @@ class Timing:
     hopeless: float = 3.0
     behind: float = 1.25
     flush: bool = True
+    by_processor: bool = False
+
+    def clock(self, device: Any) -> Callable[[], float]:
+        """Give the clock for kernels on a device."""
+        here = device.dlpack_device_type() == tvm.cpu().dlpack_device_type()
+        return time.thread_time if self.by_processor and here else time.perf_counter
 
     def number(self, first: Sequence[float]) -> int:
         """Give the runs that one figure is the mean of, from the seconds of the first runs."""
@@ -60,11 +69,30 @@ class Timing:
     ) -> Callable[[], float]:
         """Make the function that takes one figure of ``main`` of a module, here or on a server."""
         number = self.number(first)
+        if (clock := self.clock(device)) is time.thread_time:
+            return lambda: self._processor_seconds(module["main"], tensors, number, clock)
         if self.flush and device.dlpack_device_type() % RPC_SESS_MASK == tvm.cpu().dlpack_device_type():
             cold = module.time_evaluator("main", device, 1, min(number, MOST_COLD_RUNS), f_preproc=FLUSH)
             return lambda: float(np.median(cold(*tensors).results))
         warm = module.time_evaluator("main", device, number, 1)
         return lambda: float(warm(*tensors).results[0])
+
+    def _processor_seconds(
+        self, function: Callable[..., Any], tensors: Sequence[Any], number: int, clock: Callable[[], float]
+    ) -> float:
+        """Take one figure by the processor's time of this thread."""
+        if not self.flush:
+            start = clock()
+            for _ in range(number):
+                function(*tensors)
+            return (clock() - start) / number
+        flush, taken = tvm.get_global_func(FLUSH), []
+        for _ in range(min(number, MOST_COLD_RUNS)):
+            flush(*tensors)
+            start = clock()
+            function(*tensors)
+            taken.append(clock() - start)
+        return float(np.median(taken))
 
     def figures(self, measure: Callable[[], float], first: Sequence[float], best: float | None) -> list[float]:
         """Take figures until there are enough, or the candidate is seen to be behind.
@@ -145,7 +173,7 @@ def _run(
     device = _device(device_type)
     tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
     executable = modules.pop(key)
-    first = _first_runs(executable, device, tensors)
+    first = _first_runs(executable, device, tensors, timing)
     return timing.figures(timing.stopwatch(executable, device, tensors, first), first, best)
 
 
@@ -161,7 +189,7 @@ def _compare(
     tensors = [tvm.runtime.tensor(_values(shape, dtype), device) for shape, dtype in arguments]
     executables = [modules[key] for key in keys]  # kept for the next comparison
     watches = [
-        timing.stopwatch(executable, device, tensors, _first_runs(executable, device, tensors))
+        timing.stopwatch(executable, device, tensors, _first_runs(executable, device, tensors, timing))
         for executable in executables
     ]
     return np.transpose([[watch() for watch in watches] for _ in range(timing.repeats)]).tolist()
@@ -179,17 +207,17 @@ def _device(device_type: str) -> Any:
     return device
 
 
-def _first_runs(executable: Any, device: Any, tensors: Sequence[Any]) -> list[float]:
+def _first_runs(executable: Any, device: Any, tensors: Sequence[Any], timing: Timing) -> list[float]:
     """Give the seconds of two runs, which are not the first."""
-    function = executable["main"]
+    function, clock = executable["main"], timing.clock(device)
     function(*tensors)  # pages touched, threads started
     first = []
     for _ in range(2):
         device.sync()
-        start = time.perf_counter()
+        start = clock()
         function(*tensors)
         device.sync()
-        first.append(time.perf_counter() - start)
+        first.append(clock() - start)
     return first
 
 

@@ -25,7 +25,7 @@ from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector
-from tvm_ext.tuners.tuner import Measurement, Tuner
+from tvm_ext.tuners.tuner import LEAST_BATCH, Measurement, Tuner
 from tvm_ext.tuners.validity import Oracle
 
 FIRST_OF_SKETCH = 8
@@ -140,12 +140,26 @@ class TunerStrategy(PySearchStrategy):
         if not self.sketches:
             raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
         share = max_trials // len(self.sketches)
-        for _, tuner in self.sketches:
+        for number, (_, tuner) in enumerate(self.sketches):
             tuner.fit_budget(share)
+            if len(self.sketches) > 1:
+                # What is measured before there is a cost model is shared out among the sketches.
+                tuner.initial = min(tuner.initial, max(tuner.initial // len(self.sketches), LEAST_BATCH))
+                if tuner.rescorer is not None:
+                    tuner.rescorer.others = partial(self._of_other_sketches, number)
         self._first_of_sketch = max(min(FIRST_OF_SKETCH, share // 2), 1)
         self._given = [0] * len(self.sketches)
         if database is not None and database.has_workload(self.mod):
             self._learn(database)
+
+    def _of_other_sketches(self, number: int) -> list[tuple[np.ndarray, float]]:
+        """Give per-store features and scores of what was measured of the other sketches."""
+        found = []
+        for at, (_, tuner) in enumerate(self.sketches):
+            if at != number and tuner.rescorer is not None:
+                rows = ((tuner.rescorer.of(row.vector), row.score) for row in tuner.measurements)
+                found += [(features, score) for features, score in rows if features is not None]
+        return found
 
     def _cost(self) -> Cost | None:
         """Give what the rule that prepared the kernel estimates; None where there is no such rule, or no estimate."""
@@ -167,9 +181,9 @@ class TunerStrategy(PySearchStrategy):
         """
         target = None if self.context is None else self.context.target
         refuses = None if target is None or not self.recipe.asks else backend_of(target).refuses
-        if refuses is None or target is None:
+        reason = None if refuses is None or target is None else refuses(target)
+        if reason is None or target is None:
             return None
-        reason = refuses(target)
 
         def works(vector: np.ndarray) -> bool:
             if space.space.cost is not None and np.isinf(space.space.cost(vector[None])[0]):

@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_ext.tuners.expectations import Expectation
 from tvm_ext.tuners.pretrained.artefact import Trained
-from tvm_ext.tuners.shared_model import SLOWEST, Examples, SharedModel
+from tvm_ext.tuners.shared_model import Examples, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
-
-SAMPLES = 4096
-"""Of so many random configurations the least cost is the one that others are compared with."""
-
-FASTEST = 1.0
-"""Logarithm of how much faster than the best of the samples a cost may say that a configuration is."""
 
 
 @dataclass
@@ -35,7 +30,7 @@ class PretrainedModel(SharedModel):
 
     trained: Trained | None = None
     costs: bool = False
-    _reference: tuple[ConfigSpace, float] | None = None
+    _expectation: tuple[ConfigSpace, Expectation] | None = None
 
     @property
     def informed(self) -> bool:
@@ -77,10 +72,6 @@ class PretrainedModel(SharedModel):
     def _speeds(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         if space.cost is None:  # of a peer that does not tell
             return np.zeros(len(vectors), dtype=np.float32)
-        if self._reference is None or self._reference[0] is not space:
-            sample = space.cost(space.random(np.random.default_rng(0), SAMPLES))
-            finite = sample[np.isfinite(sample)]
-            self._reference = space, float(finite.min()) if finite.size else 1.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            speeds = np.log(self._reference[1]) - np.log(space.cost(vectors))
-        return np.clip(np.nan_to_num(speeds, nan=SLOWEST), SLOWEST, FASTEST).astype(np.float32)
+        if self._expectation is None or self._expectation[0] is not space:
+            self._expectation = space, Expectation(space.cost)
+        return self._expectation[1].speeds(space, vectors)

@@ -170,7 +170,7 @@ class Backend:
         Instructions of a target that multiply and add, which can be embedded into operators, and what they cost.
     refuses : callable, optional
         Makes, of a target, what says of a scheduled kernel why the target cannot run it, without running it: what the
-        validity oracles of tuners ask.
+        validity oracles of tuners ask. None for a target that runs whatever is scheduled.
     resources : callable, optional
         Compiles scheduled kernels, by name, and tells what they take of the processor.
     measurer : callable, optional
@@ -208,7 +208,7 @@ class Backend:
     check_options: Callable[[tvm.target.Target, PipelineOptions], None] = in_float32
     rounding: Callable[[tvm.IRModule], dict[str, Any]] | None = None
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()
-    refuses: Callable[[tvm.target.Target], Refusal] | None = None
+    refuses: Callable[[tvm.target.Target], Refusal | None] | None = None
     resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     profile_with: str = ""

@@ -30,6 +30,8 @@ class KernelDescription:
         What configurations use of each resource of the machine.
     takes_part : array
         Which knobs decide over each resource (resources x knobs, bool).
+    cost : callable, optional
+        Gives what the target expects of vectors of choices (n x knobs): costs (n) of any unit, lower is better.
     """
 
     family: str
@@ -38,3 +40,4 @@ class KernelDescription:
     features: Numbers
     usage: Numbers
     takes_part: NDArray[np.bool_]
+    cost: Numbers | None = None

@@ -19,7 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
 from tvm_ext.backends.registry import backend_of
-from tvm_ext.database.folders import best_seconds, open_database, open_earlier, record_count
+from tvm_ext.database.folders import best_seconds, open_database, open_earlier, record_count, records_of
 from tvm_ext.database.store import SharedDatabase
 from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.options import PipelineOptions
@@ -28,11 +28,11 @@ from tvm_ext.system.compile_lock import one_compilation
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of, device_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
-from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
+from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy, median_seconds
 from tvm_ext.tuning.confirmation import Confirmation
 from tvm_ext.tuning.result import KernelResult
 from tvm_ext.tuning.search import Course, Request, Search
-from tvm_ext.tuning.tasks import earlier_kernels, kernels_to_tune
+from tvm_ext.tuning.tasks import Task, earlier_kernels, kernels_to_tune
 
 
 class TimedSearch(Search):
@@ -82,6 +82,8 @@ class TimedSearch(Search):
         """Count the records of these kernels, and of others."""
         self._folder, self._database = folder, database
         self._note_best(database)
+        for task, result in zip(self._tasks, self.kernels, strict=True):
+            result.before = _default_seconds(task, database)
         self._known = sum(record_count(database, task.mod) for task in self._tasks)
         return self._known, len(database.get_all_tuning_records()) - self._known
 
@@ -201,6 +203,15 @@ class TimedSearch(Search):
             raise OutputError(
                 f"cannot write the database in {self._folder}: {text}; free some space or use another folder"
             ) from None
+
+
+def _default_seconds(task: Task, database: SharedDatabase) -> float | None:
+    """Look up the time of the rule's own choice (median of its repeats); None where it was not measured, or failed."""
+    default = task.space.space.default
+    for record in records_of(database, task.mod):
+        if task.space.vector(record.trace) == default:
+            return median_seconds(record.run_secs)
+    return None
 
 
 @derived_object

@@ -16,6 +16,7 @@ from tvm.s_tir import Schedule
 
 from tvm_ext.backends.vta.codegen import compute
 from tvm_ext.backends.vta.codegen.compute import Epilogue
+from tvm_ext.backends.vta.codegen.description import turns_by_axis
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.codegen.resources import Tiles, fits, turns
 from tvm_ext.backends.vta.config import VTAConfig
@@ -98,16 +99,7 @@ class ConvTemplate:
 
     def structures(self, vectors: NDArray[np.int64]) -> list[Structure]:
         """Give keys that are equal for configurations with the same program: loops of one turn have no order."""
-        tiles, conv = self.tiles(vectors), self.conv
-        outer = np.stack(
-            [
-                -(-conv.batches // tiles.batches),
-                -(-conv.out_blocks // (tiles.out_blocks * tiles.out_threads)),
-                -(-conv.out_height // (tiles.rows * tiles.row_threads)),
-                -(-conv.out_width // tiles.columns),
-            ],
-            axis=1,
-        )
+        outer = turns_by_axis(self.conv, self.tiles(vectors))
         orders = list(ORDERS.values())
         return [
             (tuple(vector[:-1]), tuple(axis for axis in orders[vector[-1]] if counts[axis] > 1))

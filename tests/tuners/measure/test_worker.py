@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from hypothesis import given
@@ -62,3 +64,23 @@ def test_weights_of_kernels_on_a_cpu_come_from_memory(
     module = _Module()
     assert timing.stopwatch(module, device, [], [0.001])() == figure
     assert module.asked == asked
+
+
+def _sleeps_and_works(*tensors: Any) -> None:
+    """Take 20 ms of the clock and 5 of the processor."""
+    time.sleep(0.015)
+    end = time.thread_time() + 0.005
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_by_the_processor_waiting_does_not_count(flush: bool) -> None:
+    timing = Timing(flush=flush, by_processor=True)
+    array = tvm.runtime.tensor(np.zeros(4, "float32"))
+    figure = timing.stopwatch({"main": _sleeps_and_works}, tvm.cpu(), [array, array], [0.005])()
+    assert 0.005 <= figure < 0.012
+    assert timing.clock(tvm.cpu()) is time.thread_time
+    # What runs elsewhere takes none of this thread's time.
+    for elsewhere in (tvm.cuda(), tvm.runtime.device(tvm.cpu().dlpack_device_type() + 128, 0)):
+        assert timing.clock(elsewhere) is time.perf_counter

@@ -16,6 +16,7 @@ from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.precision import check_precision, rounding
 from tvm_ext.backends.cpu.target import check_llvm
+from tvm_ext.backends.cpu.tile_limits import tile_refusal
 from tvm_ext.embedding.relax.embed_operators import embed_operators, has_solver
 from tvm_ext.fusion.relax.excitations import fuse_excitations
 from tvm_ext.fusion.relax.inverted_residuals import fuse_inverted_residuals
@@ -192,6 +193,7 @@ CPU = Backend(
     | RESIZE_LEGALIZATIONS
     | RESHAPE_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), fixed_vectors()),
+    refuses=tile_refusal,
     machine=machine_of,
     check_options=check_precision,
     rounding=rounding,

@@ -11,6 +11,7 @@ from tvm_ext.backends.description import KernelDescription
 from tvm_ext.backends.vta.codegen.compute import Epilogue
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.codegen.resources import Tiles, elements_in_use, turns
+from tvm_ext.backends.vta.codegen.tile_costs import estimate_tiles
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.timing.costs import CycleCosts
 
@@ -78,6 +79,19 @@ def usage(conv: Conv2d, epilogue: Epilogue, tiles: Tiles) -> Floats:
     return np.stack([*loops, *left], axis=1).astype(np.float64)
 
 
+def turns_by_axis(conv: Conv2d, tiles: Tiles) -> NDArray[np.int64]:
+    """Count the turns of each loop over tiles (n x axes); virtual threads share them."""
+    return np.stack(
+        [
+            -(-conv.batches // tiles.batches),
+            -(-conv.out_blocks // (tiles.out_blocks * tiles.out_threads)),
+            -(-conv.out_height // (tiles.rows * tiles.row_threads)),
+            -(-conv.out_width // tiles.columns),
+        ],
+        axis=1,
+    )
+
+
 def features(config: VTAConfig, conv: Conv2d, epilogue: Epilogue, tiles: Tiles, orders: NDArray[np.int64]) -> Floats:
     """Give what decides over a configuration's speed (n x features), the machine left aside: logarithms of counts.
 
@@ -90,15 +104,7 @@ def features(config: VTAConfig, conv: Conv2d, epilogue: Epilogue, tiles: Tiles, 
         tiles.batches, tiles.out_blocks, tiles.rows, tiles.columns, tiles.in_blocks, tiles.out_threads,
         tiles.row_threads,
     ]  # fmt: skip
-    outer = np.stack(
-        [
-            -(-conv.batches // tiles.batches),
-            -(-conv.out_blocks // (tiles.out_blocks * tiles.out_threads)),
-            -(-conv.out_height // (tiles.rows * tiles.row_threads)),
-            -(-conv.out_width // tiles.columns),
-        ],
-        axis=1,
-    )
+    outer = turns_by_axis(conv, tiles)
     parts = -(-conv.in_blocks // tiles.in_blocks)
     used = usage(conv, epilogue, tiles)
     all_turns = np.log2(outer.prod(axis=1) * parts)
@@ -167,6 +173,10 @@ def describe(
         tiles, orders = choices(vectors)
         return features(config, conv, epilogue, tiles, orders)
 
+    def cost(vectors: NDArray[np.int64]) -> Floats:
+        tiles, orders = choices(vectors)
+        return estimate_tiles(config, costs, conv, tiles, turns_by_axis(conv, tiles), orders)
+
     return KernelDescription(
         FAMILY,
         sheet_row(config, costs),
@@ -174,4 +184,5 @@ def describe(
         numbers,
         lambda vectors: usage(conv, epilogue, choices(vectors)[0]),
         TAKES_PART @ decides,
+        cost,
     )

@@ -1,0 +1,41 @@
+"""What is expected of configurations before any is measured, as a cost model hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext.tuners.shared_model import SLOWEST
+from tvm_ext.tuners.space import ConfigSpace
+
+SAMPLES = 4096
+"""Of so many random configurations the least cost is the one that others are compared with."""
+
+FASTEST = 1.0
+"""Logarithm of how much faster than the best of the samples a cost may say that a configuration is."""
+
+
+@dataclass
+class Expectation:
+    """Logarithms of speeds as costs of a space say, relative to the fastest of a sample.
+
+    Attributes
+    ----------
+    cost : callable
+        From vectors (n x knobs) to costs (n); what is no positive number is expected to be slow.
+    """
+
+    cost: Callable[[np.ndarray], np.ndarray]
+    _reference: float | None = None
+
+    def speeds(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
+        """Give the logarithms (n) of vectors (n x knobs) of the space that the costs are of."""
+        if self._reference is None:
+            sample = self.cost(space.random(np.random.default_rng(0), SAMPLES))
+            finite = sample[np.isfinite(sample)]
+            self._reference = float(finite.min()) if finite.size else 1.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            speeds = np.log(self._reference) - np.log(self.cost(vectors))
+        return np.clip(np.nan_to_num(speeds, nan=SLOWEST), SLOWEST, FASTEST).astype(np.float32)
