@@ -8,11 +8,17 @@ import numpy as np
 
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.tuners.expectations import Expectation
-from tvm_ext.tuners.shared_model import SharedModel
+from tvm_ext.tuners.shared_model import SLOWEST, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
 
 KEPT = 1024
 """The features of so many vectors are kept, in case the same array is asked for again: all of a space are."""
+
+EXPECTED_SLOWEST = 3 * SLOWEST
+"""Costs tell nothing of what fits: what works may be as slow, beside the fastest configuration that does not fit."""
+
+FAITH = 1.0
+"""Sum of squares of logarithms that has to speak against what is expected before half of it is believed."""
 
 
 @dataclass
@@ -33,10 +39,11 @@ class DescribedModel(SharedModel):
     expects: bool = False
     _kept: tuple[np.ndarray, np.ndarray] | None = None
     _expectation: Expectation | None = None
+    _trust: float = 1.0
 
     def __post_init__(self) -> None:
         if self.expects and self.description is not None and self.description.cost is not None:
-            self._expectation = Expectation(self.description.cost)
+            self._expectation = Expectation(self.description.cost, EXPECTED_SLOWEST)
 
     @property
     def informed(self) -> bool:
@@ -45,7 +52,17 @@ class DescribedModel(SharedModel):
 
     def known(self, features: np.ndarray) -> np.ndarray | None:
         """Give what the estimate says, the last of the features."""
-        return None if self._expectation is None else features[:, -1]
+        return None if self._expectation is None else self._trust * features[:, -1]
+
+    def fit(self, features: np.ndarray, scores: np.ndarray) -> None:
+        """See :class:`.SharedModel`; what is expected counts as much as it agrees with what was measured."""
+        works = scores > 0
+        if self._expectation is not None and works.any():
+            expected, found = features[works, -1], np.maximum(np.log(scores[works] / scores.max()), SLOWEST)
+            expected, found = expected - expected.mean(), found - found.mean()
+            slope = (expected @ found + FAITH) / (expected @ expected + FAITH)
+            self._trust = float(np.clip(slope, 0.0, 1.0))
+        super().fit(features, scores)
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         """Give the features of :class:`.SharedModel`, the numbers that the target gives, and what it expects."""

@@ -25,9 +25,13 @@ class Expectation:
     ----------
     cost : callable
         From vectors (n x knobs) to costs (n); what is no positive number is expected to be slow.
+    slowest : float
+        Logarithm below which all are expected to be equally slow. The fastest of the sample may be one that does not
+        work, where costs do not tell.
     """
 
     cost: Callable[[np.ndarray], np.ndarray]
+    slowest: float = SLOWEST
     _reference: float | None = None
 
     def speeds(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
@@ -38,4 +42,4 @@ class Expectation:
             self._reference = float(finite.min()) if finite.size else 1.0
         with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.log(self._reference) - np.log(self.cost(vectors))
-        return np.clip(np.nan_to_num(speeds, nan=SLOWEST), SLOWEST, FASTEST).astype(np.float32)
+        return np.clip(np.nan_to_num(speeds, nan=self.slowest), self.slowest, FASTEST).astype(np.float32)

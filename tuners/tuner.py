@@ -17,6 +17,7 @@ from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
 from tvm_ext.tuners.initialisers import EnumeratingInitialiser, Initialiser, Start
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
+from tvm_ext.tuners.score_table import TABULATED, ScoreTable
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace, Vector
 from tvm_ext.tuners.validity import Validity
@@ -36,9 +37,6 @@ LEAST_BATCH = 4
 
 ASKED = 4
 """Where an oracle is asked beforehand, it is asked for so many times as many candidates as are needed."""
-
-TABULATED = 1 << 15
-"""Of a space no larger than this all scores are predicted at once: searches ask for more."""
 
 GROWTH = 1.25
 """The cost model learns from its peers anew when these have made so many times as many measurements."""
@@ -178,7 +176,7 @@ class Tuner:
         self._model_is_current = False
         self._learnt = 0
         self._asked_for_all = False
-        self._all: np.ndarray | None = None
+        self._table: ScoreTable | None = None
         if self.peers is not None:
             self.peers.join(self.space, self.measurements)
 
@@ -288,12 +286,10 @@ class Tuner:
     def _scorer(self) -> Score:
         """Give what predicts the scores of vectors, with the bias that validity adds."""
         score = self.cost_model.scorer(self.space)
+        biased = self.validity is not None and self.validity_bonus is not None
         if self.space.size <= TABULATED:
-            if self._all is None:
-                self._all = self.space.vectors(np.arange(self.space.size))
-            table = score(self._all)
-            keys = self.space.keys
-            score = lambda vectors: table[keys(vectors)]  # noqa: E731
+            self._table = self._table or ScoreTable(self.space)
+            score = self._table.scorer(score, self.validity if biased else None)
         if self.validity is None or self.validity_bonus is None:
             return score
         return self.validity.biased(score, self.validity_bonus)

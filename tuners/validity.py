@@ -111,6 +111,10 @@ class Validity:
         """List indices of configurations that work, as far as was asked or measured."""
         return sorted(key for key, works in (self.answers | self.measured).items() if works)
 
+    def known_to_fail(self) -> list[int]:
+        """List indices of configurations that do not work, as far as was asked or measured."""
+        return sorted(key for key, works in (self.answers | self.measured).items() if not works)
+
     def record(self, key: int, works: bool) -> None:
         """Note a measurement, and judge the oracle by it."""
         self.measured[key] = works

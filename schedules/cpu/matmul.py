@@ -150,11 +150,18 @@ def matmul_task(extents: ProductExtents, tile: tuple[int, int], machine: Machine
     return best
 
 
-def task_slots(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask, machine: Machine) -> float:
+def task_slots(
+    extents: ProductExtents, tile: tuple[int, int], task: MatmulTask, machine: Machine, waste: float = 1.0
+) -> float:
     """Estimate what a division costs the slowest core, in multiply-adds of vectors that could be issued meanwhile.
 
     What a task goes through again and again is read from the L2 cache if it fits there, and from the last cache or from
     memory each time if it does not. Columns and copied rows are packed once a task.
+
+    Parameters
+    ----------
+    waste : float
+        How many times as long as its multiply-adds a register tile takes.
     """
     tile_rows, vectors = tile
     rows = extents.rows // tile_rows // task.row_parts
@@ -169,7 +176,7 @@ def task_slots(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask,
     tasks = extents.batch * task.row_parts * task.column_parts
     rounds = -(-tasks // machine.cores) if task.parallel else tasks
     row_bytes, column_bytes = rows * row_tile_bytes, columns * column_tile_bytes
-    work: float = rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
+    work: float = waste * rows * columns * (k * max(tile_rows * vectors, 8) + TILE_CYCLES + tile_rows * vectors)
     if extents.packs_columns:
         work += columns * vectors * k * 6
     if extents.copies_rows:
@@ -185,14 +192,14 @@ def task_slots(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask,
 
 
 def division_cost(extents: ProductExtents, tile: tuple[int, int], task: MatmulTask, machine: Machine) -> float:
-    """Estimate any division, also one that the rule does not choose: slots, and those that a register tile wastes.
+    """Estimate any division, also one that the rule does not choose: as :func:`task_slots`, with what a tile wastes.
 
     Infinite for a tile that the registers cannot hold.
     """
     tile_rows, vectors = tile
     steps = tile_cost(extents.rows, extents.chunks, extents.reduction, tile, machine)
     busy = -(-extents.rows // tile_rows) * -(-extents.chunks // vectors) * max(tile_rows * vectors, 8)
-    return task_slots(extents, tile, task, machine) * steps / busy
+    return task_slots(extents, tile, task, machine, steps / busy)
 
 
 class Matmul:

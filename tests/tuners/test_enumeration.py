@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,48 @@ def test_a_description_is_seen_and_changes_nothing_where_it_is_not_asked_for() -
         return tune(recipe(name, 20, 20).tuner(GRID, 1, description=described), bowl(GRID), 80)
 
     assert suggested("exhaustive_undescribed", described(1.0)) == suggested("exhaustive", None)
+
+
+def expecting(factor: float) -> KernelDescription:
+    """Expect the sum of the choices, which is what is best at the edge of what works, or its contrary."""
+
+    def cost(vectors: np.ndarray) -> Any:
+        return np.exp(-factor * vectors.sum(axis=1).astype(np.float64))
+
+    return replace(described(1.0), cost=cost)
+
+
+def test_what_is_expected_comes_first_and_only_what_works() -> None:
+    tuner = recipe("validity_expected").tuner(GRID, 3, oracle=ball, description=expecting(0.2))
+    assert not tuner.notes
+    first = np.array(tuner.suggest(10))
+    works = ball(GRID.vectors(np.arange(GRID.size)))
+    assert ball(first).all()
+    assert tuner.validity is not None
+    assert tuner.validity.asked == GRID.size
+    best = np.sort(GRID.vectors(np.flatnonzero(works)).sum(axis=1))[::-1]
+    assert first.sum(axis=1).max() == best[0]
+    assert np.median(first.sum(axis=1)) >= best[9]
+
+
+def test_what_is_expected_wrongly_is_corrected() -> None:
+    for factor in (0.2, -0.2):
+        tuner = recipe("validity_expected").tuner(GRID, 3, oracle=ball, description=expecting(factor))
+        assert all(search(tuner, 120))
+        assert tuner.best is not None
+        works = GRID.vectors(np.flatnonzero(ball(GRID.vectors(np.arange(GRID.size)))))
+        assert sum(tuner.best.vector) >= works.sum(axis=1).max() - 1
+
+
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [(None, "the target says nothing of the kernel"), (described(1.0), "expects nothing of configurations")],
+)
+def test_without_an_expectation_the_plain_tuner_is_used_and_says_so(
+    description: KernelDescription | None, words: str
+) -> None:
+    tuner = recipe("validity_expected").tuner(GRID, 3, oracle=ball, description=description)
+    (note,) = tuner.notes
+    assert words in note
+    plain = recipe("validity_exhaustive").tuner(GRID, 3, oracle=ball, description=description)
+    assert tuner.suggest(10) == plain.suggest(10)

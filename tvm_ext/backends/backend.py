@@ -175,6 +175,8 @@ class Backend:
         Compiles scheduled kernels, by name, and tells what they take of the processor.
     measurer : callable, optional
         For processors whose kernels are tuned without being run: makes, of a target, what counts their cycles.
+    tuner : str
+        The recipe (:data:`tvm_ext.tuners.recipes.RECIPES`) that ``tvm-ext tune`` searches with by default.
     profile_with : str
         The command that says where the time goes, for kernels that are not timed on this machine.
     calibrated : bool
@@ -211,6 +213,7 @@ class Backend:
     refuses: Callable[[tvm.target.Target], Refusal | None] | None = None
     resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
+    tuner: str = "evolution_shared"
     profile_with: str = ""
     calibrated: bool = False
     check_here: Callable[[tvm.target.Target], None] | None = None

@@ -64,7 +64,7 @@ NOISY = 0.05
     show_default=True,
     help="Networks that --graph compiles and times, those of earlier runs included.",
 )
-@click.option("--tuner", default="evolution_shared", show_default=True, help="Which tuner searches.")
+@click.option("--tuner", help="Which tuner searches. [default: evolution_shared; validity_expected for VTA]")
 @click.option(
     "--pretrained",
     type=click.Path(path_type=Path),
@@ -105,7 +105,7 @@ def command(
     trials: int,
     graph: bool,
     variants: int,
-    tuner: str,
+    tuner: str | None,
     pretrained: Path | None,
     features: str,
     batch: int,
@@ -137,9 +137,6 @@ def command(
     from tvm_ext.tuning.whole_network import tune_network
 
     start = time.perf_counter()
-    row = recipe(tuner)
-    if pretrained is not None:
-        row = with_artefact(row, tuner, pretrained)
     if not trials and not graph:
         raise click.UsageError("--trials 0 leaves nothing to do; give it trials, or --graph")
     if graph and tracker is not None:
@@ -149,6 +146,10 @@ def command(
     if tracker is not None and threads is not None:
         raise click.UsageError("--threads is for this machine; give it to tvm-ext serve on the others")
     resolved = resolve_target(target)
+    tuner = tuner or backend_of(resolved).tuner
+    row = recipe(tuner)
+    if pretrained is not None:
+        row = with_artefact(row, tuner, pretrained)
     if output is not None:
         check_destination(output, force)
     renew_calibration(resolved, quiet=as_json)

@@ -7,6 +7,7 @@ that is not there, is not configured, or is multiplied by an instruction that th
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.schedules.instructions.emit import TILES
@@ -72,18 +73,18 @@ def tile_fault(func: tirx.PrimFunc, features: set[str]) -> str:
     return faults[0] if faults else ""
 
 
-def _tile_calls(func: tirx.PrimFunc) -> list[tuple[str, list[tirx.PrimExpr]]]:
+def _tile_calls(func: tirx.PrimFunc) -> list[tuple[str, list[tvm.ir.Expr]]]:
     """List the instructions on tiles with their operands, in the order of the program."""
     known = {CONFIGURE, RELEASE, *TILE_OPERANDS, *PRODUCTS}
-    found: list[tuple[str, list[tirx.PrimExpr]]] = []
+    found: list[tuple[str, list[tvm.ir.Expr]]] = []
 
-    def visit(node: object) -> None:
-        if not isinstance(node, tirx.Call) or str(getattr(node.op, "name", "")) != "tirx.call_llvm_intrin":
+    def visit(call: tvm.ir.Call) -> None:
+        if str(getattr(call.op, "name", "")) != "tirx.call_llvm_intrin":
             return
-        number, *operands = node.args
+        number, *operands = call.args
         name = str(tvm.target.codegen.llvm_get_intrinsic_name(int(number))).removeprefix(PREFIX)
         if name in known:
             found.append((name, operands))
 
-    tirx.stmt_functor.post_order_visit(func.body, visit)
+    tvm_ffi.structural_walk(func.body, [(tvm.ir.Call, visit)])
     return found

@@ -51,6 +51,7 @@ VTA = replace(
     phases={**CPU.phases, "partition": _partition},
     instructions=instructions,
     measurer=_measurer,
+    tuner="validity_expected",
     profile_with="tvm-ext vta profile",
     calibrated=True,
 )
