@@ -147,6 +147,6 @@ def test_portfolio_has_equation_4_40_assets_and_changes_the_order_only() -> None
 def test_a_bound_limits_fused_parts() -> None:
     operator = flow(CONV, n=1, o=4, h=8, w=8, i=4, k=2, l=2)
     setting = Setting(dimensions=2, memory=False, overlapping=True, bound=2)
-    domain = values(operator, GEMM, 2, False, setting)
+    domain = list(values(operator, GEMM, 2, False, setting))
     assert domain
     assert all(digit.size <= 2 for fused in domain for digit in fused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="What finds the embeddings: a constraint solver, or rewriting of loops until a pattern matches.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop searching one instruction in one operator after so many seconds, and keep what was found; without, a "
+    "count of checks ends it, which gives the same everywhere.",
+)
 @json_flag
-def command(model: Path, target: str, input_shapes: Shapes, engine: str, as_json: bool) -> None:
+def command(model: Path, target: str, input_shapes: Shapes, engine: str, seconds: float | None, as_json: bool) -> None:
     """Embed the target's multiply-add instructions into the operators of MODEL (.onnx or .pt2); docs/embedding.md."""
     from tvm_ext.frontend import import_model
     from tvm_ext.report.embeddings import embed_model
@@ -40,7 +47,9 @@ def command(model: Path, target: str, input_shapes: Shapes, engine: str, as_json
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
-        found = embed_model(imported, target, progress=report, engine=engine)
+        found = embed_model(
+            imported, target, progress=report, engine=engine, seconds=inf if seconds is None else seconds
+        )
     if as_json:
         print_json({"model": str(model), "engine": engine, "operators": [operator.to_json() for operator in found]})
         return
@@ -91,3 +100,7 @@ def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
                 f"{second.strategy.embedding}",
                 markup=False,
             )
+    for operator in found:
+        for choice in operator.choices:
+            if choice.note:
+                console.print(f"{operator.kernel}: {choice.instruction}: {choice.note}", markup=False)

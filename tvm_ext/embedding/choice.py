@@ -8,6 +8,7 @@ from math import prod
 
 import tvm
 
+from tvm_ext.embedding.budget import Budget
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Embedding
 from tvm_ext.embedding.kernel import KernelPlan, Plan, Source
@@ -65,6 +66,8 @@ class Choice:
         Programs that the top-down engine rewrote the operator to, and matched.
     unit : str
         Of costs.
+    note : str
+        That the search was stopped before it had seen everything; empty if it was not.
     """
 
     instruction: str
@@ -73,6 +76,7 @@ class Choice:
     reason: str = ""
     programs: int = 0
     unit: str = "cycles"
+    note: str = ""
 
     @property
     def best(self) -> Ranked | None:
@@ -80,48 +84,63 @@ class Choice:
         return self.ranked[0] if self.ranked else None
 
 
-Engine = Callable[[Dataflow, Dataflow], tuple[Sequence[Embedding], int]]
+Engine = Callable[[Dataflow, Dataflow, Budget], tuple[Sequence[Embedding], int]]
 """Finds how an instruction fits an operator, and how many programs it rewrote; may raise :class:`EmbeddingError`."""
 
 
-def by_constraints(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:
+def by_constraints(
+    operator: Dataflow, instruction: Dataflow, budget: Budget | None = None
+) -> tuple[Sequence[Embedding], int]:
     """Search strict mappings and, where these would pad or there are none, relaxed ones; factors may change places."""
-    waste = naive_waste(operator, instruction)
+    budget = Budget() if budget is None else budget
+    waste = naive_waste(operator, instruction, budget)
     padded = [*relaxed((1,), waste), Setting(pad_to=(1,), waste=waste)]
     if waste > 1:
-        return solve(operator, instruction, [STRICT, *padded]), 0
+        return solve(operator, instruction, [STRICT, *padded], budget=budget), 0
     try:
-        return solve(operator, instruction, [STRICT, replace(STRICT, swap=True)]), 0
+        return solve(operator, instruction, [STRICT, replace(STRICT, swap=True)], budget=budget), 0
     except EmbeddingError:
-        return solve(operator, instruction, padded), 0
+        return solve(operator, instruction, padded, budget=budget), 0
 
 
-def top_down(operator: Dataflow, instruction: Dataflow) -> tuple[Sequence[Embedding], int]:
+def top_down(
+    operator: Dataflow, instruction: Dataflow, budget: Budget | None = None
+) -> tuple[Sequence[Embedding], int]:
     """Rewrite the operator until the instruction's pattern matches."""
-    found = search(operator, instruction)
+    found = search(operator, instruction, budget=budget)
     return found.embeddings, found.candidates
 
 
 ENGINES: Mapping[str, Engine] = {"constraints": by_constraints, "top-down": top_down}
 
 
-def choose(operator: Dataflow, offer: Offer, engine: str = "constraints") -> Choice:
-    """Search by one of :data:`ENGINES`; rank by cost."""
+def choose(operator: Dataflow, offer: Offer, engine: str = "constraints", budget: Budget | None = None) -> Choice:
+    """Search by one of :data:`ENGINES`; rank by cost.
+
+    Parameters
+    ----------
+    operator : Dataflow
+    offer : Offer
+    engine : str
+    budget : Budget, optional
+        What the searches may take.
+    """
+    budget = Budget() if budget is None else budget
     instruction = instruction_dataflow(offer.instruction)
     name = offer.instruction.name
     if not operator.macs:
         empty = next(axis.name for axis in operator.axes if not axis.extent)
         return Choice(name, reason=f"{operator.name} multiplies nothing: its axis {empty} is empty")
     try:
-        found, programs = ENGINES[engine](operator, instruction)
+        found, programs = ENGINES[engine](operator, instruction, budget)
     except EmbeddingError as error:
-        return Choice(name, reason=str(error))
+        return Choice(name, reason=str(error), note=budget.note())
     if offer.most:
         found = sorted(found, key=lambda embedding: embedding.macs)[: offer.most]
     ranked, refused = rank(found, cost=offer.cost)
     reasons = tuple((str(embedding), why) for embedding, why in refused)
     reason = "" if ranked else f"{reasons[0][0]}: {reasons[0][1]}"
-    return Choice(name, tuple(ranked), reasons, reason, programs, offer.unit)
+    return Choice(name, tuple(ranked), reasons, reason, programs, offer.unit, budget.note())
 
 
 @dataclass(frozen=True)

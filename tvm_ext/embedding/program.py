@@ -13,6 +13,7 @@ from itertools import combinations, permutations, product
 from math import inf, lcm, perm, prod
 from typing import Literal
 
+from tvm_ext.embedding.budget import Budget
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Digit, Fused
 
@@ -99,23 +100,39 @@ def asset_count(operator: Dataflow, instruction: Dataflow) -> int:
     return count
 
 
-def values(operator: Dataflow, instruction: Dataflow, axis: int, swapped: bool, setting: Setting) -> list[Fused]:
-    """List what may lie on an axis of the instruction: the domain of its variable, in the order of the search."""
+def values(
+    operator: Dataflow, instruction: Dataflow, axis: int, swapped: bool, setting: Setting, budget: Budget | None = None
+) -> Iterator[Fused]:
+    """List what may lie on an axis of the instruction: the domain of its variable, in the order of the search.
+
+    Raises
+    ------
+    SearchEnd
+        If the budget, where there is one, is spent before.
+    """
     pattern, extent = instruction.pattern(axis, swapped), instruction.axes[axis].extent
     fitting = [at for at in range(len(operator.axes)) if operator.pattern(at) == pattern]
     if setting.order is not None:
         place = {name: number for number, name in enumerate(setting.order)}
         fitting.sort(key=lambda at: place[operator.axes[at].name])
     if extent == 1:
-        return [_unit(operator, fitting)]
+        yield _unit(operator, fitting)
+        return
     apart = _between(instruction, axis)
-    found: dict[Fused, None] = {}
+    known: dict[tuple[int, int], list[Digit]] = {}
+    found: set[Fused] = set()
     for count in range(1, min(setting.dimensions, len(fitting)) + 1):
         for axes in permutations(fitting, count) if setting.ordered else combinations(fitting, count):
             for sizes in factorizations(extent, count):
-                options = [_digits(operator, at, size, apart, setting) for at, size in zip(axes, sizes, strict=True)]
-                found.update(dict.fromkeys(product(*options)))
-    return [fused for fused in found if _waste(operator, fused) <= setting.waste]
+                for place in zip(axes, sizes, strict=True):
+                    if place not in known:
+                        known[place] = _digits(operator, *place, apart, setting)
+                for fused in product(*(known[place] for place in zip(axes, sizes, strict=True))):
+                    if budget is not None:
+                        budget.spend()
+                    if fused not in found and _waste(operator, fused) <= setting.waste:
+                        found.add(fused)
+                        yield fused
 
 
 def _waste(operator: Dataflow, fused: Fused) -> float:
@@ -174,6 +191,8 @@ def _digits(operator: Dataflow, at: int, size: int, apart: set[int], setting: Se
             strides = sorted({1, room, *apart})
         else:
             strides = sorted({1, *apart})
+        if axis.extent and padded / axis.extent > setting.waste:
+            continue  # no other axis makes good for it
         strides = [stride for stride in strides if (size - 1) * stride < padded]
         found += [Digit(at, size, stride, padded) for stride in strides]
     return found

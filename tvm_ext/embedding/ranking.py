@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
+from tvm_ext.embedding.budget import Budget
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Embedding
 from tvm_ext.embedding.strategy import Strategy, strategy
@@ -81,11 +82,11 @@ def stored_macs(found: Strategy) -> int:
     return prod(loop.extent for loop in found.loops) * found.embedding.instruction.macs
 
 
-def naive_waste(operator: Dataflow, instruction: Dataflow) -> float:
+def naive_waste(operator: Dataflow, instruction: Dataflow, budget: Budget | None = None) -> float:
     """Bound of padding for a search: what the best mapping of single axes pads, which any better one pads less than."""
     from tvm_ext.embedding.program import Setting
     from tvm_ext.embedding.solver import solve
 
     apart = Setting(pad_to=(1,), swap=False)
-    alone = solve(operator, instruction, [apart, replace(apart, memory=False, overlapping=True)])
+    alone = solve(operator, instruction, [apart, replace(apart, memory=False, overlapping=True)], budget=budget)
     return min(embedding.macs for embedding in alone) / operator.macs

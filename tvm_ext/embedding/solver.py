@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any
 
 from tvm_ext.embedding import constraints
+from tvm_ext.embedding.budget import SET_QUESTION, Budget, SearchEnd
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Embedding, Fused
 from tvm_ext.embedding.program import STRICT, Setting, values
@@ -21,7 +23,11 @@ _HOLDS = {"int16": ("int8", "uint8", "int16")}
 
 
 def solve(
-    operator: Dataflow, instruction: Dataflow, settings: Sequence[Setting] = (STRICT,), limit: int = LIMIT
+    operator: Dataflow,
+    instruction: Dataflow,
+    settings: Sequence[Setting] = (STRICT,),
+    limit: int = LIMIT,
+    budget: Budget | None = None,
 ) -> list[Embedding]:
     """Find how an instruction fits an operator.
 
@@ -32,6 +38,9 @@ def solve(
         Searched one after the other.
     limit : int
         Solutions of each that are taken at most; those found until then are returned.
+    budget : Budget, optional
+        What each search may take; it says afterwards whether one was stopped. Searches that are stopped give what they
+        have found, and what the same with fewer axes fused on one finds.
 
     Returns
     -------
@@ -41,17 +50,23 @@ def solve(
     Raises
     ------
     EmbeddingError
-        If there is none; the message says why.
+        If there is none, or none was found until the budget was spent; the message says why.
     """
+    budget = Budget() if budget is None else budget
     orders = [swapped for swapped in (False, True) if fits_types(operator, instruction, swapped)]
     if not orders:
         raise EmbeddingError(explain_types(operator, instruction))
     found: dict[tuple, Embedding] = {}
     for setting in settings:
         for swapped in orders if setting.swap else orders[:1]:
-            for embedding in islice(_search(operator, instruction, swapped, setting), limit):
+            before = len(found)
+            for embedding in islice(_within(budget, operator, instruction, swapped, setting), limit):
                 found.setdefault((embedding.digits, swapped), embedding)
+            if len(found) - before == limit:
+                budget.stopped.append(f"{limit:,} solutions")
     if not found:
+        if budget.stopped:
+            raise EmbeddingError(f"{instruction.name} into {operator.name}: {budget.note()}, which is nothing")
         raise EmbeddingError(explain(operator, instruction, orders, settings))
     return list(found.values())
 
@@ -94,19 +109,39 @@ def element_order(instruction: Dataflow, operand: int) -> list[int]:
     return order
 
 
-def _search(operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting) -> Iterator[Embedding]:
-    domains = [values(operator, instruction, axis, swapped, setting) for axis in range(len(instruction.axes))]
-    if not all(domains):
-        return
+def _within(
+    budget: Budget, operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting
+) -> Iterator[Embedding]:
+    """Search until the budget is spent; then search again for mappings with fewer axes fused, which are far fewer."""
+    for dimensions in (setting.dimensions, *range(1, setting.dimensions)):
+        budget.begin()
+        try:
+            yield from _search(operator, instruction, swapped, replace(setting, dimensions=dimensions), budget)
+        except SearchEnd:
+            if dimensions != setting.dimensions:
+                return
+        else:
+            if dimensions == setting.dimensions:
+                return
+
+
+def _search(
+    operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting, budget: Budget
+) -> Iterator[Embedding]:
+    domains = []
+    for axis in range(len(instruction.axes)):
+        domains.append(list(values(operator, instruction, axis, swapped, setting, budget)))
+        if not domains[-1]:
+            return
     problem = _problem()
     # Outputs first, then backwards through the dataflow: what they are decides most of the rest.
     outputs = [axis for axis in range(len(instruction.axes)) if instruction.output.uses(axis)]
     order = [*outputs, *(axis for axis in range(len(instruction.axes)) if axis not in outputs)]
     for axis in order:
         problem.addVariable(axis, domains[axis][::-1])  # the solver takes values from the end
-    for check, axes in _constraints(operator, instruction, swapped, setting):
+    for check, axes in _constraints(operator, instruction, swapped, setting, budget):
         if axes:
-            problem.addConstraint(check, axes)
+            problem.addConstraint(_counted(check, budget), axes)
         elif not check():
             return
     for solution in problem.getSolutionIter():
@@ -114,8 +149,16 @@ def _search(operator: Dataflow, instruction: Dataflow, swapped: bool, setting: S
         yield Embedding(operator, instruction, digits, swapped)
 
 
+def _counted(check: Callable[..., bool], budget: Budget) -> Callable[..., bool]:
+    def counted(*fused: Fused) -> bool:
+        budget.spend()
+        return check(*fused)
+
+    return counted
+
+
 def _constraints(
-    operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting
+    operator: Dataflow, instruction: Dataflow, swapped: bool, setting: Setting, budget: Budget
 ) -> Iterator[tuple[Callable[..., bool], list[int]]]:
     everything = list(range(len(instruction.axes)))
     yield lambda *fused: constraints.one_extent(fused), everything
@@ -129,16 +172,17 @@ def _constraints(
             yield _box(operator, operand, setting.ordered), axes
         outputs = [axis for axis in axes if number != 2 and instruction.output.uses(axis)]
         if setting.memory and outputs:
-            yield _memory(operator, operand), outputs
+            yield _memory(operator, operand, budget), outputs
 
 
 def _box(operator: Dataflow, operand: int, ordered: bool) -> Callable[..., bool]:
     return lambda *fused: constraints.is_box(operator.operands[operand], fused, ordered)
 
 
-def _memory(operator: Dataflow, operand: int) -> Callable[..., bool]:
+def _memory(operator: Dataflow, operand: int, budget: Budget) -> Callable[..., bool]:
     @cache
     def holds(*fused: Fused) -> bool:
+        budget.spend(SET_QUESTION)
         return constraints.no_overlap(operator, operand, fused)
 
     return holds
@@ -149,7 +193,7 @@ def explain(operator: Dataflow, instruction: Dataflow, orders: Sequence[bool], s
     for swapped in orders:
         lacking = []
         for axis in range(len(instruction.axes)):
-            if any(values(operator, instruction, axis, swapped, setting) for setting in settings):
+            if any(_has_value(operator, instruction, axis, swapped, setting) for setting in settings):
                 continue
             pattern, wanted = instruction.pattern(axis, swapped), instruction.axes[axis]
             fitting = [it for at, it in enumerate(operator.axes) if operator.pattern(at) == pattern]
@@ -161,6 +205,10 @@ def explain(operator: Dataflow, instruction: Dataflow, orders: Sequence[bool], s
         if lacking:
             return f"{instruction.name} does not fit {operator.name}: {'; '.join(lacking)}"
     return f"{instruction.name} does not fit {operator.name}: no mapping keeps layout and memory accesses apart"
+
+
+def _has_value(operator: Dataflow, instruction: Dataflow, axis: int, swapped: bool, setting: Setting) -> bool:
+    return next(values(operator, instruction, axis, swapped, setting), None) is not None
 
 
 def _problem() -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from tvm_ext.backends.registry import backend_of
+from tvm_ext.embedding.budget import Budget
 from tvm_ext.embedding.choice import Choice, Offer, choose, quantized
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.ranking import Ranked, stored_macs
@@ -73,7 +75,8 @@ class EmbeddedOperator:
 def _choice_json(choice: Choice, is_quantized: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "instruction": choice.instruction, "quantized": is_quantized, "candidates": len(choice.ranked),
-        "programs": choice.programs, "reason": choice.reason, "refused": dict(choice.refused),
+        "programs": choice.programs, "reason": choice.reason, "note": choice.note,
+        "refused": dict(choice.refused),
     }  # fmt: skip
     if choice.best is not None:
         found["best"] = _ranked_json(choice.best, choice.unit)
@@ -106,6 +109,7 @@ def embed_model(
     target: Any = None,
     progress: Callable[[str], None] = lambda step: None,
     engine: str = "constraints",
+    seconds: float = inf,
 ) -> tuple[EmbeddedOperator, ...]:
     """Embed the instructions of a target into every multiply-accumulate operator of a model.
 
@@ -120,6 +124,9 @@ def embed_model(
         Gets the name of each step.
     engine : str
         What finds the embeddings: one of :data:`tvm_ext.embedding.choice.ENGINES`.
+    seconds : float
+        For searching one instruction in one operator, beside the count of checks that always ends a search; what was
+        found until then is kept.
 
     Raises
     ------
@@ -143,12 +150,18 @@ def embed_model(
             continue
         for block, operator in read_products(func).items():
             progress(f"embed {name}")
-            found.append(_embedded(name, block, calls[name], operator, offers, engine))
+            found.append(_embedded(name, block, calls[name], operator, offers, engine, seconds))
     return tuple(found)
 
 
 def _embedded(
-    kernel: str, block: str, calls: int, operator: Dataflow | EmbeddingError, offers: Any, engine: str
+    kernel: str,
+    block: str,
+    calls: int,
+    operator: Dataflow | EmbeddingError,
+    offers: Any,
+    engine: str,
+    seconds: float,
 ) -> EmbeddedOperator:
     if isinstance(operator, EmbeddingError):
         return EmbeddedOperator(kernel, block, calls, None, str(operator))
@@ -162,7 +175,7 @@ def _embedded(
                 choices.append(Choice(offer.instruction.name, reason=str(error)))
                 continue
             converted.add(offer.instruction.name)
-        choices.append(choose(taken, offer, engine))
+        choices.append(choose(taken, offer, engine, Budget(seconds=seconds)))
     reason = "" if any(choice.ranked for choice in choices) else choices[0].reason
     return EmbeddedOperator(kernel, block, calls, operator, reason, tuple(choices), frozenset(converted))
 

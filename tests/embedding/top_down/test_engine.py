@@ -106,4 +106,4 @@ def test_what_is_beyond_rewriting_has_a_reason() -> None:
 def test_a_limit_ends_the_search_with_what_was_found() -> None:
     operator = flow(CONV, n=2, o=8, h=8, w=8, i=8, k=3, l=3)
     whole = search(operator, GEMM)
-    assert search(operator, GEMM, limit=1).embeddings == whole.embeddings[:1]
+    assert search(operator, GEMM, budget=Budget(checks=1)).embeddings == whole.embeddings[:1]

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
-from tvm_ext.backends.cpu.embedded import ordinary_cost
+from tvm_ext.backends.cpu.embedded import ordinary_cost, relayout_cost
 from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.precision import check_precision, rounding
@@ -84,16 +84,17 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
     offers = backend.instructions(target) if uncovered or everything else ()
     chosen = Choices.of(options.work_dir).chosen
+    relayout = relayout_cost(machine_of(target))
     return [
         transposed_phases(),
         grouped_pointwise(),
         phases_as_channels(),
-        *([embed_operators(offers)] if everything else []),
+        *([embed_operators(offers, relayout=relayout)] if everything else []),
         blocked_layout(winograd, bfloat16, chosen),
         pack_matmul(bfloat16, chosen, strassen),
         open_attention(),
         open_products(),
-        *([embed_operators(offers, ordinary_cost(machine_of(target)))] if uncovered else []),
+        *([embed_operators(offers, ordinary_cost(machine_of(target)), relayout)] if uncovered else []),
         relax.transform.DeadCodeElimination(),
     ]
 

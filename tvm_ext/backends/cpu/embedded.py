@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import tvm
@@ -174,6 +174,15 @@ def _step(access: Access, axis: int) -> int:
     """Elements from one point of an axis to the next."""
     shape = access.shape
     return sum(step * prod(shape[place + 1 :]) for place, step in enumerate(access.column(axis)))
+
+
+def relayout_cost(machine: Machine) -> Callable[[Sequence[int], str], float]:
+    """Make the cost of putting the channels of a tensor last, or back: a copy in tiles, by a kernel of its own."""
+
+    def cost(shape: Sequence[int], dtype: str) -> float:
+        return CALL_CYCLES + copied_cycles(prod(shape), "tiles", machine.lanes(dtype), shape[1])
+
+    return cost
 
 
 def planned_cost(plan: Plan) -> Cost:

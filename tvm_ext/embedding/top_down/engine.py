@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
+from tvm_ext.embedding.budget import Budget, SearchEnd
 from tvm_ext.embedding.dataflow import Access, Dataflow
 from tvm_ext.embedding.embedding import Digit, Embedding, Fused
 from tvm_ext.embedding.solver import explain_types, fits_types
@@ -32,10 +33,6 @@ from tvm_ext.embedding.top_down.masks import Mask
 from tvm_ext.embedding.top_down.transformations import fission_reduction, transpose_input, transpose_output
 from tvm_ext.embedding.top_down.tree import tree
 from tvm_ext.errors import EmbeddingError
-
-LIMIT = 100_000
-"""Candidates of one search at most; what was found until then is kept."""
-
 
 FACTORS = ("left", "right")
 
@@ -64,14 +61,14 @@ class _Pattern:
     loops: int
 
 
-def search(operator: Dataflow, instruction: Dataflow, limit: int = LIMIT) -> Found:
+def search(operator: Dataflow, instruction: Dataflow, budget: Budget | None = None) -> Found:
     """Find how an instruction fits an operator.
 
     Parameters
     ----------
     operator, instruction : Dataflow
-    limit : int
-        Candidates at most.
+    budget : Budget, optional
+        Candidates at most, a check each; what was found until then is kept.
 
     Raises
     ------
@@ -81,23 +78,29 @@ def search(operator: Dataflow, instruction: Dataflow, limit: int = LIMIT) -> Fou
     orders = [swapped for swapped in (False, True) if fits_types(operator, instruction, swapped)]
     if not orders:
         raise EmbeddingError(explain_types(operator, instruction))
+    budget = Budget() if budget is None else budget
     found: dict[tuple[tuple[Fused, ...], bool], Embedding] = {}
     candidates = 0
     # An axis of one point is no loop that the operator must have: without it more operators match.
-    for whole in (True, False):
-        for swapped in orders:
-            patterns = list(_patterns(instruction, swapped, whole))
-            automaton = Automaton({str(number): tree(it.graph) for number, it in enumerate(patterns)})
-            for graph, mask, axes in _candidates(operator, patterns[0]):
-                if candidates == limit:
-                    break
-                candidates += 1
-                root = tree(Graph(graph.statements[:1], ()), [mask])
-                for match in automaton.match(root):
-                    digits = _digits(operator, instruction, patterns[int(match.pattern)], axes)
-                    found.setdefault((digits, swapped), Embedding(operator, instruction, digits, swapped))
-        if found:
-            return Found(tuple(found.values()), candidates)
+    budget.begin()
+    try:
+        for whole in (True, False):
+            for swapped in orders:
+                patterns = list(_patterns(instruction, swapped, whole))
+                automaton = Automaton({str(number): tree(it.graph) for number, it in enumerate(patterns)})
+                for graph, mask, axes in _candidates(operator, patterns[0]):
+                    budget.spend()
+                    candidates += 1
+                    root = tree(Graph(graph.statements[:1], ()), [mask])
+                    for match in automaton.match(root):
+                        digits = _digits(operator, instruction, patterns[int(match.pattern)], axes)
+                        found.setdefault((digits, swapped), Embedding(operator, instruction, digits, swapped))
+            if found:
+                break
+    except SearchEnd:
+        pass
+    if found:
+        return Found(tuple(found.values()), candidates)
     raise EmbeddingError(
         f"none of {candidates} candidates of {operator.name} matches the instruction {instruction.name}: expected an "
         "axis of the operator for each of the instruction, alone in its index of each factor"

@@ -30,7 +30,8 @@ from tvm_ext.embedding.choice import Offer, choose, quantized
 from tvm_ext.embedding.kernel import placeholder
 from tvm_ext.embedding.packing import pack, pack_te, unpack_te, wide
 from tvm_ext.embedding.read import read_products
-from tvm_ext.embedding.relax.embed_operators import OPERATORS, legalized, operands_of, stored_when_compiling
+from tvm_ext.embedding.relax.embed_operators import OPERATORS
+from tvm_ext.embedding.relax.operator_kernel import legalized, operands_of, stored_when_compiling
 from tvm_ext.embedding.relax.splice import Stages
 from tvm_ext.embedding.strategy import Strategy
 from tvm_ext.errors import EmbeddingError, VTAProgramError
