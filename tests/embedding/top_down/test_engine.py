@@ -7,6 +7,7 @@ import pytest
 
 from tests.embedding.flows import flow, random_case
 from tests.embedding.test_strategy import run, run_stored
+from tvm_ext.embedding.budget import Budget
 from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.embedding import Embedding
 from tvm_ext.embedding.program import Setting
