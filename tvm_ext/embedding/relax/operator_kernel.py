@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import relax, te, tirx
+from tvm import relax, s_tir, te, tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.embedding.choice import KernelChoice, Offer, choose_kernel
@@ -117,7 +117,25 @@ def legalized(call: relax.Call, operands: Sequence[Any]) -> tirx.PrimFunc:
     taken = list(calls[0].args[1].fields)
     if len(taken) != len(variables) or not all(a.same_as(b) for a, b in zip(taken, mod["main"].params, strict=True)):
         raise EmbeddingError("its kernel takes other operands than it does")
-    return mod[calls[0].args[0]]
+    return _without_copies(mod[calls[0].args[0]])
+
+
+def _without_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let what follows read tensors themselves where a block only copies them, as padding by nothing does."""
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        return func
+    schedule = s_tir.Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    for block in schedule.get_child_blocks(schedule.get_sblock("root"))[:-1]:
+        body = schedule.get(block).body
+        if (
+            isinstance(body, tirx.BufferStore)
+            and isinstance(body.value, tvm.ir.TensorLoad)
+            and all(to.same_as(since) for to, since in zip(body.indices, body.value.indices, strict=False))
+            and [int(extent) for extent in body.buffer.ty.shape]
+            == [int(extent) for extent in body.value.source.ty.shape]
+        ):
+            schedule.compute_inline(block)
+    return schedule.mod["main"].without_attr("global_symbol")
 
 
 def candidate(func: tirx.PrimFunc, offers: Sequence[Offer], is_constant: Sequence[bool]) -> Candidate:

@@ -86,16 +86,17 @@ def kernel_in_order(func: tirx.PrimFunc, takes: str, gives: str) -> tirx.PrimFun
     data, result = func.params[0], func.params[-1]
     if takes != AS_IT_IS:
         names, rank = {str(data.name)}, len(data.ty.shape)
+        for block in (*before, product):
+            reads = [str(read.source.name) for read in schedule.get(block).reads]
+            if str(data.name) in reads:
+                schedule.transform_layout(block, ("read", reads.index(str(data.name))), _moved(rank))
+                break
         for block in before:
             stage = schedule.get(block)
-            if any(str(read.source.name) in names for read in stage.reads):
+            if names & {str(read.source.name) for read in stage.reads}:
                 names.add(str(stage.writes[0].source.name))
-        for block in (*before, product):
-            for at in range(len(schedule.get(block).reads)):
-                name = str(schedule.get(block).reads[at].source.name)
-                if name in names:
-                    names.remove(name)
-                    schedule.transform_layout(block, ("read", at), _moved(rank))
+                schedule.transform_layout(block, ("write", 0), _moved(rank))
+                schedule.transform_block_layout(block, _moved(rank))
     if gives != AS_IT_IS:
         schedule.transform_layout(product, ("write", 0), _moved(len(result.ty.shape)))
     return schedule.mod["main"].without_attr("global_symbol")
