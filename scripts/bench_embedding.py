@@ -19,7 +19,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
 
-from scripts import embedding_cpu, embedding_stock, embedding_top_down
+from scripts import embedding_cpu, embedding_neighbours, embedding_stock, embedding_top_down
 from scripts.deepbench import DEEPBENCH, Convolution
 from scripts.embedding_vta import few_channels, gemm_8x8x8, operator_of
 from scripts.results import add_json_option, result_path, store
@@ -196,6 +196,23 @@ def against(group: str, cases: dict[str, embedding_cpu.Case], embed: str, quick:
     return rows, {group: round(geometric_mean(speedups), 3), f"{group}_worst": min(speedups)}
 
 
+def neighbours(quick: bool) -> Part:
+    """Chains of embedded operators that agree on the order of tensors, against the same in the order of the model."""
+    rows = []
+    for name, chain in list(embedding_neighbours.CHAINS.items())[: 1 if quick else None]:
+        rows.append({"group": "neighbours", "chain": name, **embedding_neighbours.compare(chain)})
+        print(rows[-1], flush=True)
+    speedups = [row["speedup"] for row in rows]
+    return rows, {
+        "neighbours_speedup": round(geometric_mean(speedups), 3),
+        "neighbours_worst": min(speedups),
+        "neighbours_best": max(speedups),
+        "neighbours_chains": len(rows),
+        "neighbours_reordered": sum(row["reordered"] > 0 for row in rows),
+        "neighbours_exact": sum(row["exact"] for row in rows),
+    }
+
+
 def stock_tensorize(quick: bool) -> Part:
     """Kernels of the pipeline around an instruction, not tuned, against those that stock MetaSchedule tunes."""
     rows = []
@@ -245,7 +262,7 @@ def on_hexagon(quick: bool) -> Part:
 
 
 PARTS = {"strict": hand_written, "low channels": table_4_2, "low channels nhwc": table_4_2_nhwc,
-         "gemm 8x8x8": table_4_6, "models": models, "cpu": processor, "uncovered": uncovered,
+         "gemm 8x8x8": table_4_6, "models": models, "cpu": processor, "uncovered": uncovered, "neighbours": neighbours,
          "stock": stock_tensorize, "top down": rewriting, "hexagon": on_hexagon}  # fmt: skip
 
 

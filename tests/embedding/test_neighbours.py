@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ from tvm import relax
 from tests.embedding.test_pipeline import CASES, draw, module
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
-from tvm_ext.embedding.neighbours import AS_IT_IS, CHANNELS_LAST, OUTSIDE, Member, Tensor, agree
+from tvm_ext.embedding.neighbours import AS_IT_IS, CHANNELS_LAST, OUTSIDE, PAYS, Member, Tensor, agree, choose_plans
 from tvm_ext.embedding.relax.embed_operators import embed_operators
 from tvm_ext.embedding.relax.operator_kernel import candidate, legalized, operands_of, write_kernel
 from tvm_ext.embedding.relax.orders import channels_last, kernel_in_order, may_reorder
@@ -64,6 +65,22 @@ def test_no_other_choice_takes_less() -> None:
         chosen = [member.plans[at] for member, at in zip(members, agree(members).choice, strict=True)]
         best = min(cycles(members, plans) for plans in product(*(member.plans for member in members)))
         assert cycles(members, chosen) == agree(members).cost == best, f"seed {seed}"
+
+
+def test_small_gains_leave_tensors_as_they_are() -> None:
+    for seed in range(300):
+        members = drawn(seed)
+        for number, member in enumerate(members):
+            if all(plan.takes != AS_IT_IS or plan.gives != AS_IT_IS for plan in member.plans):
+                members[number] = replace(member, plans=(*member.plans, Plan("plain", 90, AS_IT_IS, AS_IT_IS)))
+        chosen = [member.plans[at] for member, at in zip(members, choose_plans(members), strict=True)]
+        best = agree(members).cost
+        plain = [min((plan for plan in member.plans if plan.takes == plan.gives == AS_IT_IS), key=lambda it: it.cost)
+                 for member in members]  # fmt: skip
+        assert best <= cycles(members, chosen) <= cycles(members, plain)
+        if len(members) > 1 and all(member.reads[0].maker == at - 1 for at, member in enumerate(members)):
+            expected = best if best < PAYS * cycles(members, plain) else cycles(members, plain)
+            assert cycles(members, chosen) == expected, f"seed {seed}"
 
 
 def values_of(call: relax.Call, takes: str, gives: str) -> tuple[NDArray, NDArray]:
@@ -172,13 +189,16 @@ def copies(mod: tvm.IRModule) -> int:
 
 
 @pytest.mark.parametrize("integers", [False, True])
-def test_where_copies_cost_nothing_every_kernel_has_the_order_it_likes(integers: bool) -> None:
+def test_where_copies_cost_nothing_every_kernel_has_the_order_it_likes(
+    integers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other order is there at once or not at all: a tensor is copied for the outside once, never to and fro."""
     target = native_target()
     offers = backend_of(target).instructions(target)
     if not any(offer.plan for offer in offers):
         pytest.skip("no kernels are made of this CPU's instructions")
     mod = chain(integers)
+    monkeypatch.setattr("tvm_ext.embedding.neighbours.PAYS", 1.0)
     free = embed_operators(offers, relayout=lambda shape, dtype: 0.0)(mod)
     never = embed_operators(offers, relayout=lambda shape, dtype: 1e12)(mod)
     assert copies(never) == 0

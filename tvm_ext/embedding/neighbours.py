@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import networkx as nx
+
 from tvm_ext.layout.selection import Edge, Operator, Plan, Selection, SelectionProblem, plan_selection, verify_selection
 
 AS_IT_IS, CHANNELS_LAST = "as it is", "channels last"
+
+PAYS = 0.93
+"""Share of the time with all tensors as they are, below which other orders are taken: costs are estimates."""
 
 OUTSIDE = -1
 """Maker of a tensor that no member makes."""
@@ -85,3 +90,38 @@ def agree(members: Sequence[Member]) -> Selection:
     selection = plan_selection(problem)
     verify_selection(selection, problem)
     return selection
+
+
+def choose_plans(members: Sequence[Member]) -> tuple[int, ...]:
+    """Choose a plan for each member: the best there is, or for tensors as they are where the gain would be small.
+
+    Members that nothing connects are chosen for apart. Each has a plan that takes and gives tensors as they are.
+    """
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(members)))
+    graph.add_edges_from(
+        (number, tensor.maker) for number, it in enumerate(members) for tensor in it.reads if tensor.maker != OUTSIDE
+    )
+    chosen = [0] * len(members)
+    for part in nx.connected_components(graph):
+        numbers = sorted(part)
+        place = {number: at for at, number in enumerate(numbers)}
+        ours = [
+            replace(
+                members[number],
+                reads=tuple(replace(it, maker=place.get(it.maker, OUTSIDE)) for it in members[number].reads),
+            )
+            for number in numbers
+        ]
+        kept = [[at for at, plan in enumerate(it.plans) if plan.takes == plan.gives == AS_IT_IS] for it in ours]
+        best = agree(ours)
+        plain = agree(
+            [replace(it, plans=tuple(it.plans[at] for at in own)) for it, own in zip(ours, kept, strict=True)]
+        )
+        if best.cost < PAYS * plain.cost:
+            choice = best.choice
+        else:
+            choice = tuple(own[at] for own, at in zip(kept, plain.choice, strict=True))
+        for number, at in zip(numbers, choice, strict=True):
+            chosen[number] = at
+    return tuple(chosen)

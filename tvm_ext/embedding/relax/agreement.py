@@ -14,7 +14,7 @@ import networkx as nx
 import tvm
 from tvm import relax
 
-from tvm_ext.embedding.neighbours import AS_IT_IS, CHANNELS_LAST, OUTSIDE, Member, Tensor, agree
+from tvm_ext.embedding.neighbours import AS_IT_IS, CHANNELS_LAST, OUTSIDE, Member, Tensor, choose_plans
 from tvm_ext.embedding.relax.operator_kernel import Candidate
 from tvm_ext.embedding.relax.orders import may_reorder, tensors_alike
 from tvm_ext.layout.selection import Plan
@@ -124,7 +124,7 @@ def agreement(
         )
         reads = tuple(Tensor(maker, _copied(item, relayout)) for item, maker in zip(member.data, each, strict=True))
         members.append(Member(plans, reads, _copied(member.variable, relayout) * (member.variable in leaving)))
-    chosen = agree(members).choice if members else ()
+    chosen = choose_plans(members)
     return Agreement({member.variable: ours[at] for member, ours, at in zip(found, ways, chosen, strict=True)}, leaving)
 
 
