@@ -1,7 +1,7 @@
 """Measure Hexagon kernels and models under the emulator: whether they are exact, and the packets they execute.
 
-Run: python scripts/bench_hexagon.py [costs|kernels|networks|planner|bounds|cpu_layouts|cuda_layouts|packer|halide|
-     metaschedule ...] [--quick] [--json PATH] [--keep FILE]
+Run: python scripts/bench_hexagon.py [costs|kernels|networks|ablation|planner|bounds|cpu_layouts|cuda_layouts|packer|
+     halide|metaschedule ...] [--quick] [--json PATH] [--keep FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 import tvm_ext
-from scripts.hexagon import bounds, costs, cpu_layouts, cuda_layouts, packer, peers, planner
+from scripts.hexagon import ablation, bounds, costs, cpu_layouts, cuda_layouts, packer, peers, planner
 from scripts.results import add_json_option, add_keep_option, result_path, store
 from tests.hexagon.cases import OTHERS, Case, product_case, run_cases
 from tests.hexagon.fixed_point_reference import run_fixed_point
@@ -166,6 +166,7 @@ PARTS: dict[str, Callable[..., tuple[list[dict[str, Any]], dict[str, float]]]] =
     "costs": costs.measure,
     "kernels": measure_kernels,
     "networks": measure_networks,
+    "ablation": ablation.measure,
     "planner": planner.measure,
     "bounds": bounds.measure,
     "cpu_layouts": cpu_layouts.measure,

@@ -32,7 +32,7 @@ def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure; ``quick`` leaves most chains and windows out."""
     chains = range(CHAINS // 20 if quick else CHAINS)
     equal = sum(plan_selection(chain(seed)).cost == brute_force(chain(seed)) for seed in chains)
-    problem, rows = measured_problem(resolve_target("hexagon-v67"))
+    problem, rows, between_planes = measured_problem(resolve_target("hexagon-v67"))
     whole, local = plan_selection(problem), plan_locally(problem)
     verify_selection(whole, problem)
     windows = [
@@ -66,6 +66,7 @@ def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
         "global_vs_local": _geometric(row["local"] / row["global"] for row in measured),
         "global_vs_local_drawn": _geometric(row["local"] / row["global"] for row in drawn),
         "network_global_vs_local": local.cost / whole.cost,
+        "network_between_planes_vs_global": between_planes / whole.cost,
         "network_packets": whole.cost,
         **{f"network_all_{name}": ratio for name, ratio in one.items()},
     }

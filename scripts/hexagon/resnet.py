@@ -16,7 +16,7 @@ from tvm_ext.schedules.hexagon.elementwise import WeightedSum, weighted_sum
 from tvm_ext.schedules.hexagon.gathering import gathering
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, TWO, Panels
 from tvm_ext.schedules.hexagon.product import product
-from tvm_ext.schedules.hexagon.relayout import from_planes, relayout
+from tvm_ext.schedules.hexagon.relayout import from_planes, relayout, to_planes
 from tvm_ext.schedules.hexagon.window import Window
 from tvm_ext.schedules.hexagon.windows import average, maximum
 
@@ -119,8 +119,12 @@ def packets_of(kernels: Iterator[tuple[str, tirx.PrimFunc]], target: tvm.target.
     return found
 
 
-def measured_problem(target: tvm.target.Target) -> tuple[SelectionProblem, list[dict[str, int | str]]]:
-    """Measure plans and relayouts of ResNet-50; gives the problem, and a row for each operator."""
+def measured_problem(target: tvm.target.Target) -> tuple[SelectionProblem, list[dict[str, int | str]], int]:
+    """Measure plans and relayouts of ResNet-50.
+
+    Gives the problem, a row for each operator, and the packets of the network if every operator reads and gives planes,
+    as those of a library do, and is executed by the instruction that is the best for it with these changes.
+    """
     nodes = network()
     keys: dict[str, str] = {}
     kernels: dict[str, tirx.PrimFunc] = {}
@@ -143,13 +147,23 @@ def measured_problem(target: tvm.target.Target) -> tuple[SelectionProblem, list[
                 if first is not second:
                     place = (shape, first.instruction, second.instruction)
                     changes[place] = kernel(relayout(first, second, *shape))
-    for layout in LAYOUTS:
-        changes[nodes[0].shape, "planes", layout.instruction] = kernel(from_planes(layout, *nodes[0].shape))
+    for shape in {node.shape for node in nodes}:
+        for layout in LAYOUTS:
+            changes[shape, "planes", layout.instruction] = kernel(from_planes(layout, *shape))
+            changes[shape, layout.instruction, "planes"] = kernel(to_planes(layout, *shape))
     packets = packets_of(iter(kernels.items()), target)
     operators = [Operator("picture", (Plan("planes", 0, "planes", "planes"),))]
     for node, plan in zip(nodes[1:], plans[1:], strict=True):
         costs = {name: sum(packets[item] for item in made) for name, made in plan.items()}
         operators.append(Operator(node.name, tuple(Plan(name, cost, name, name) for name, cost in costs.items())))
+    between_planes = 0
+    for node, operator in zip(nodes[1:], operators[1:], strict=True):
+        between_planes += min(
+            plan.cost
+            + sum(packets[changes[nodes[source].shape, "planes", plan.name]] for source in node.inputs)
+            + packets[changes[node.shape, plan.name, "planes"]]
+            for plan in operator.plans
+        )
     edges: list[Edge] = []
     for target_node, node in enumerate(nodes):
         for source in node.inputs:
@@ -167,4 +181,4 @@ def measured_problem(target: tvm.target.Target) -> tuple[SelectionProblem, list[
         {"relayout": f"{before} to {after}", "pixels": shape[0], "channels": shape[1], "packets": packets[name]}
         for (shape, before, after), name in sorted(changes.items())
     ]
-    return SelectionProblem(tuple(operators), tuple(edges)), rows
+    return SelectionProblem(tuple(operators), tuple(edges)), rows, between_planes

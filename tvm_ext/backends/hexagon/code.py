@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, code_target, processor
 from tvm_ext.backends.hexagon.toolchain import RUNTIME, compile_file, link
 from tvm_ext.errors import CompileError
+from tvm_ext.relax_utils import substitute
 
 UNPACKETIZED = ("-disable-packetizer:bool=1", "-disable-nvjump:bool=1", "-disable-hexagon-loop-align:bool=1")
 """Options with which LLVM emits one instruction a packet; without the other two the first crashes or misleads it."""
@@ -32,6 +33,7 @@ STACK_BYTES = 4096
 
 _DEBUGGING = ("\t.loc\t", "\t.file\t", "\t.cfi_")
 _TEMPORARY = re.compile(r"(\.Ltmp\d+):")
+_CALLS_BY_NAME = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked")
 _PACKED_INTERFACE = ["tirx.MakePackedAPI", "tirx.FP8StorageLegalize", "tirx.BF16StorageLegalize"]
 
 
@@ -50,8 +52,9 @@ def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, .
     Raises
     ------
     CompileError
-        If a parameter is not a buffer.
+        If a parameter is not a buffer, or a kernel calls what only TVM's own runtime has.
     """
+    _refuse_packed_calls(mod)
     target = code_target(target, options)
     mod = tirx.transform.BindTarget(target)(mod)
     pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
@@ -60,6 +63,23 @@ def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, .
     plain = {global_var: _of_pointers(global_var.name_hint, func) for global_var, func in mod.functions.items()}
     mod = finalize()(tvm.IRModule(plain, attrs=mod.attrs))
     return without_debugging(str(tvm.get_global_func("target.build.llvm")(mod, target).inspect_source("asm")))
+
+
+def _refuse_packed_calls(mod: tvm.IRModule) -> None:
+    """Refuse kernels that call functions of TVM's runtime by name, such as its sorting: a program has no such runtime."""
+    for global_var, func in mod.functions.items():
+        called: set[str] = set()
+
+        def note(call: tvm.ir.Call, called: set[str] = called) -> None:
+            if getattr(call.op, "name", "") in _CALLS_BY_NAME:
+                called.add(str(getattr(call.args[0], "value", call.args[0])))
+
+        tvm_ffi.structural_walk(func.body, (tvm.ir.Call, note))
+        if called:
+            raise CompileError(
+                f"kernel {global_var.name_hint} calls {', '.join(sorted(called))} of TVM's runtime, which a Hexagon "
+                "program does not have; leave the operator out of the model, or compile for another target"
+            )
 
 
 def without_debugging(text: str) -> str:
@@ -87,8 +107,14 @@ def _of_pointers(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
         pointers.append(pointer)
         declarations.append(tirx.DeclBuffer(buffer, data=pointer))
     # Allocations return a number where they fail, so there must be a result.
-    statements = [*declarations, _on_stack(func.body), tirx.Return(tirx.const(0, "int32"))]
-    body: tirx.Stmt = tirx.SeqStmt(statements)
+    offsets = {
+        buffer.elem_offset: tirx.const(0, str(buffer.elem_offset.ty.dtype))
+        for buffer in func.params
+        if isinstance(buffer.elem_offset, tirx.Var)  # pointers are to the first element
+    }
+    body = substitute(func.body, offsets) if offsets else func.body
+    statements = [*declarations, _on_stack(body), tirx.Return(tirx.const(0, "int32"))]
+    body = tirx.SeqStmt(statements)
     for pointer in pointers:
         # Loads of vectors that may be anywhere take five packets instead of one.
         body = tirx.AttrStmt(pointer, "storage_alignment", tirx.const(VECTOR_BYTES, "int32"), body)
@@ -163,7 +189,7 @@ def assemble(texts: Iterable[str], kernels: Iterable[str], processor: str) -> Pr
     with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as name:
         folder = Path(name)
         sources, objects = [], []
-        for file_name, content in _runtime(processor):
+        for file_name, content in compiled_runtime(processor):
             objects.append(folder / file_name)
             objects[-1].write_bytes(content)
         for number, text in enumerate(texts):
@@ -179,8 +205,16 @@ def assemble(texts: Iterable[str], kernels: Iterable[str], processor: str) -> Pr
 
 
 @functools.cache
-def _runtime(processor: str) -> tuple[tuple[str, bytes], ...]:
-    """Compile the runtime, once in a process; gives names and contents of its objects."""
+def compiled_runtime(processor: str) -> tuple[tuple[str, bytes], ...]:
+    """Compile the runtime, once in a process; gives names and contents of its objects.
+
+    Raises
+    ------
+    CompileError
+        If clang does not know the processor.
+    MissingPackageError
+        If there is no clang.
+    """
     with tempfile.TemporaryDirectory(prefix="tvm-ext-hexagon-") as name:
         objects = []
         for source in sorted(RUNTIME.glob("*.c")):

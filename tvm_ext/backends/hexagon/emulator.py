@@ -30,7 +30,6 @@ _EXIT_CODES = {
     90: "the script names a kernel or place that there is not",
     91: "the program needs more memory than 32 bits can address",
     92: "the script ends too early",
-    93: "a kernel needs more than 8 MiB of workspace",
 }
 _EMULATED = "v67"  # the one processor with HVX that qemu 7.2 has; it runs the integer code of the others
 

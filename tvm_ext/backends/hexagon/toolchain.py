@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvm_ext.backends.hexagon.target import IN_ORDER
 from tvm_ext.errors import CompileError, MissingPackageError
 
 RUNTIME = Path(__file__).parent / "runtime"
@@ -137,7 +138,7 @@ def compile_flags(processor: str) -> list[str]:
     """
     return [
         "--target=hexagon", f"-mcpu={processor}", "-mhvx", "-mhvx-length=128b", "-O2", "-ffreestanding",
-        "-fno-builtin", "-nostdlib", "-G0", "-Wno-unused-command-line-argument",
+        "-fno-builtin", "-nostdlib", "-G0", "-Wno-unused-command-line-argument", "-mllvm", f"{IN_ORDER}=0",
     ]  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def compile_file(source: Path, result: Path, processor: str) -> None:
     Raises
     ------
     CompileError
-        With the first complaint of the assembler.
+        With the first complaint of the assembler; if clang is older than the processor, it says so.
     MissingPackageError
         If there is no clang.
     """
@@ -172,6 +173,13 @@ def _run(command: Sequence[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
+    unknown = re.search(r"(?:unknown target CPU|unsupported argument) '(hexagon\w+)'", done.stderr)
+    if unknown:
+        version = unknown[1].removeprefix("hexagon")
+        raise CompileError(
+            f"{command[0]} does not know the processor {unknown[1]}; compile for an older one, such as hexagon-v67, or "
+            f"install a clang and lld that have {version}"
+        )
     missing = re.findall(r"undefined symbol: (\S+)", done.stderr)
     if missing:
         names = ", ".join(dict.fromkeys(missing))

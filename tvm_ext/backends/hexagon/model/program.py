@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.backends.hexagon.code import Program, assemble
+from tvm_ext.backends.hexagon.code import Program, assemble, compiled_runtime
 from tvm_ext.backends.hexagon.emulator import Counts, Script
 from tvm_ext.backends.hexagon.model.kernels import PREFIX
 from tvm_ext.backends.hexagon.packer.calls import trace_calls
@@ -26,6 +26,9 @@ from tvm_ext.relax_utils import constant, static_shape
 
 MOST_BYTES = 3 << 30
 """Memory of a model at most; a program has 32 bits for addresses, and needs some itself."""
+
+MOST_ARGUMENTS = 128
+"""Tensors of one kernel, as MAX_ARGUMENTS of runtime/driver.c."""
 
 SHARE = 0.002
 """Of a model's packets, below which a block keeps LLVM's."""
@@ -166,7 +169,11 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
         If it needs a virtual machine: branches, open extents, operators without a kernel.
     CompileError
         If it needs more memory than there are addresses, or its kernels cannot be compiled.
+    MissingPackageError
+        If a tool is missing.
     """
+    name = processor(target)
+    compiled_runtime(name)  # tools that are missing or too old are noticed before minutes of packing
     calls = _Calls(mod)
     plan, constants = calls.planned()
     if plan.arena + len(constants) > MOST_BYTES:
@@ -183,7 +190,7 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
     }
     packed = packed_kernels(tvm.IRModule(kernels, attrs=mod.attrs), target, SHARE)
     names = sorted(str(global_var.name_hint) for global_var in kernels)
-    return ModelProgram(assemble([packed.text], names, processor(target)), plan, constants, packed.text, packed)
+    return ModelProgram(assemble([packed.text], names, name), plan, constants, packed.text, packed)
 
 
 @dataclass
@@ -287,6 +294,11 @@ class _Calls:
         return name
 
     def _call(self, kernel: str, names: list[str]) -> None:
+        if len(names) > MOST_ARGUMENTS:
+            raise CompileError(
+                f"kernel {kernel} reads and writes {len(names)} tensors, and a Hexagon program passes at most "
+                f"{MOST_ARGUMENTS}; split the operator with so many inputs into several"
+            )
         for name in names:
             if name in self.alive:
                 self.alive[name] = self.alive[name][0], len(self.calls)

@@ -18,7 +18,7 @@ typedef unsigned char u8;
 extern void *const tvm_ext_kernels[];
 extern const u32 tvm_ext_kernel_count;
 
-enum { MAX_BUFFERS = 65536, MAX_ARGUMENTS = 32 };
+enum { MAX_BUFFERS = 65536, MAX_ARGUMENTS = 128 };
 enum { OP_END, OP_ALLOCATE, OP_WRITE, OP_CALL, OP_READ };
 /* Exit codes that tvm_ext/backends/hexagon/emulator.py gives names to. */
 enum { BAD_SCRIPT = 90, OUT_OF_MEMORY = 91, BROKEN_PIPE = 92 };
@@ -36,7 +36,7 @@ static long system_call(long number, long a, long b, long c, long d, long e, lon
     return r0;
 }
 
-enum { SYS_READ = 63, SYS_WRITE = 64, SYS_EXIT = 94, SYS_MMAP = 222 };
+enum { SYS_READ = 63, SYS_WRITE = 64, SYS_EXIT = 94, SYS_MUNMAP = 215, SYS_MMAP = 222 };
 
 void tvm_ext_exit(int code)
 {
@@ -86,15 +86,23 @@ static u8 *place(u32 buffer, u32 offset, u32 size)
     return addresses[buffer] + offset;
 }
 
+/* Gives bytes that are zero and begin at a page; vectors are loaded whole, so two more follow the last byte. */
+void *tvm_ext_map(u32 size)
+{
+    enum { READ_AND_WRITE = 3, PRIVATE_AND_ANONYMOUS = 0x22 };
+    long found = system_call(SYS_MMAP, 0, (long)(size + 256), READ_AND_WRITE, PRIVATE_AND_ANONYMOUS, -1, 0);
+    if (size + 256 < size || (found < 0 && found > -4096))
+        tvm_ext_exit(OUT_OF_MEMORY);
+    return (void *)found;
+}
+
+void tvm_ext_unmap(void *data, u32 size) { system_call(SYS_MUNMAP, (long)data, (long)(size + 256), 0, 0, 0, 0); }
+
 static void allocate(u32 size)
 {
-    /* PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS; vectors are loaded whole, so one more follows the last byte. */
-    long found = system_call(SYS_MMAP, 0, (long)(size + 256), 3, 0x22, -1, 0);
-    if (buffers == MAX_BUFFERS || size + 256 < size)
+    if (buffers == MAX_BUFFERS)
         tvm_ext_exit(BAD_SCRIPT);
-    if (found < 0 && found > -4096)
-        tvm_ext_exit(OUT_OF_MEMORY);
-    addresses[buffers] = (u8 *)found;
+    addresses[buffers] = tvm_ext_map(size);
     sizes[buffers++] = size;
 }
 
@@ -114,10 +122,14 @@ static void counts(u32 *into)
     into[2] = vector;
 }
 
+/* Pointers on the stack are packets, so that few are passed where few are taken. */
+#define TYPES_8 void *, void *, void *, void *, void *, void *, void *, void *
+#define TYPES_32 TYPES_8, TYPES_8, TYPES_8, TYPES_8
+#define FROM_8(i) a[i], a[i + 1], a[i + 2], a[i + 3], a[i + 4], a[i + 5], a[i + 6], a[i + 7]
+#define FROM_32(i) FROM_8(i), FROM_8(i + 8), FROM_8(i + 16), FROM_8(i + 24)
 typedef void (*Few)(void *, void *, void *, void *, void *, void *);
-typedef void (*Many)(void *, void *, void *, void *, void *, void *, void *, void *, void *, void *, void *, void *,
-                     void *, void *, void *, void *, void *, void *, void *, void *, void *, void *, void *, void *,
-                     void *, void *, void *, void *, void *, void *, void *, void *);
+typedef void (*Many)(TYPES_32);
+typedef void (*Most)(TYPES_32, TYPES_32, TYPES_32, TYPES_32);
 
 static void call(void)
 {
@@ -133,10 +145,10 @@ static void call(void)
     counts(before);
     if (count <= 6)
         ((Few)tvm_ext_kernels[kernel])(a[0], a[1], a[2], a[3], a[4], a[5]);
+    else if (count <= 32)
+        ((Many)tvm_ext_kernels[kernel])(FROM_32(0));
     else
-        ((Many)tvm_ext_kernels[kernel])(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],
-                                        a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20], a[21], a[22],
-                                        a[23], a[24], a[25], a[26], a[27], a[28], a[29], a[30], a[31]);
+        ((Most)tvm_ext_kernels[kernel])(FROM_32(0), FROM_32(32), FROM_32(64), FROM_32(96));
     counts(after);
     for (u32 i = 0; i < 3; i++)
         after[i] -= before[i];

@@ -2,31 +2,7 @@
  * numbers; exponential and logarithm within two units in the last place.
  */
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-static u32 bits_of(float value)
-{
-    union {
-        float value;
-        u32 bits;
-    } both = {value};
-    return both.bits;
-}
-
-static float float_of(u32 bits)
-{
-    union {
-        u32 bits;
-        float value;
-    } both = {bits};
-    return both.value;
-}
-
-static const u32 SIGN = 0x80000000u, INFINITY_BITS = 0x7f800000u, NAN_BITS = 0x7fc00000u;
-
-/* a * b + c, rounded once. */
-static float fused(float a, float b, float c) { return __builtin_HEXAGON_F2_sffma(c, a, b); }
+#include "float.h"
 
 static int leading_zeros(u32 value) { return value ? __builtin_clz(value) : 32; }
 

@@ -11,7 +11,8 @@ typedef long long i64;
 void tvm_ext_exit(int code);
 void tvm_ext_write(int file, const void *data, u32 size);
 
-enum { WORKSPACE_FULL = 93 };
+void *tvm_ext_map(u32 size);
+void tvm_ext_unmap(void *data, u32 size);
 
 static int is_aligned(const void *a, const void *b)
 {
@@ -143,17 +144,37 @@ i64 __hexagon_moddi3(i64 a, i64 b)
     return (i64)(a < 0 ? 0ull - rest : rest);
 }
 
-/* Workspaces are freed in the reverse order of their allocation. */
+/* Workspaces are freed in the reverse order of their allocation; a large one is a mapping of its own. */
 
-static u8 workspace[8u << 20] __attribute__((aligned(128)));
+enum { SMALL_BYTES = 8u << 20 };
+static u8 workspace[SMALL_BYTES] __attribute__((aligned(128)));
 static u32 workspace_top;
+
+typedef struct Large {
+    struct Large *before;
+    u32 size;
+    u8 padding[120];
+    u8 data[];
+} Large;
+
+static Large *last_large;
+
+static void *allocate_large(u64 size)
+{
+    u64 whole = size + sizeof(Large);
+    Large *found = tvm_ext_map(whole < 0xffffff00ull ? (u32)whole : 0xffffffffu);
+    found->before = last_large;
+    found->size = (u32)whole;
+    last_large = found;
+    return found->data;
+}
 
 static void *allocate_workspace(int device_type, int device, u64 size, int code, int bits)
 {
     (void)device_type, (void)device, (void)code, (void)bits;
     u64 rounded = (size + 127u) & ~127ull;
-    if (rounded > sizeof workspace - workspace_top)
-        tvm_ext_exit(WORKSPACE_FULL);
+    if (rounded > SMALL_BYTES - workspace_top)
+        return allocate_large(rounded);
     void *found = workspace + workspace_top;
     workspace_top += (u32)rounded;
     return found;
@@ -162,7 +183,13 @@ static void *allocate_workspace(int device_type, int device, u64 size, int code,
 static int free_workspace(int device_type, int device, void *pointer)
 {
     (void)device_type, (void)device;
-    workspace_top = (u32)((u8 *)pointer - workspace);
+    if (last_large && pointer == last_large->data) {
+        Large *gone = last_large;
+        last_large = gone->before;
+        tvm_ext_unmap(gone, gone->size);
+    } else {
+        workspace_top = (u32)((u8 *)pointer - workspace);
+    }
     return 0;
 }
 

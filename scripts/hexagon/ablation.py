@@ -1,0 +1,82 @@
+"""What whole models lose without the selection of layouts, without our packets, and without the rest (Fig. 4.9).
+
+Each is left out of the whole: the source adds one after the other to nothing, where functions of floats on the scalar
+core take nearly all cycles and hide what layouts and packets are worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import tvm
+
+import tvm_ext
+from tests.zoo.quantized import quantized
+from tvm_ext.backends.hexagon.backend import hvx_kernels
+from tvm_ext.backends.hexagon.code import assembly
+from tvm_ext.backends.hexagon.model.profile import totals
+from tvm_ext.backends.hexagon.packer.pack import Packed
+from tvm_ext.schedules.hexagon.panels import FOUR, ONE, TWO, Panels
+from tvm_ext.target import resolve_target
+
+TARGET = resolve_target("hexagon-v67")
+NETWORKS = ("ppocr_cls", "mobilenet_v2")
+
+WAYS: tuple[tuple[str, Panels | None, bool, bool], ...] = (
+    ("whole", None, True, True),
+    ("vmpy", ONE, True, True),
+    ("vmpa", TWO, True, True),
+    ("vrmpy", FOUR, True, True),
+    ("llvms_packets", None, False, True),
+    ("floats", None, True, False),
+)
+"""Name, layout of all operators or None where they are selected, our packets, look-ups and fixed point."""
+
+_INTEGERS = "tvm_ext.backends.hexagon.model.integers"
+
+
+@contextmanager
+def _without(layout: Panels | None, packing: bool, other: bool) -> Iterator[None]:
+    """Compile without what is not to be measured."""
+    with ExitStack() as stack:
+        if layout is not None:
+            stack.enter_context(patch("tvm_ext.backends.hexagon.backend.hvx_kernels", lambda: hvx_kernels(layout)))
+        if not packing:
+            stack.enter_context(patch("tvm_ext.backends.hexagon.model.program.packed_kernels", _plain))
+        if not other:
+            stack.enter_context(patch(f"{_INTEGERS}._as_function", lambda *_: None))
+            stack.enter_context(patch(f"{_INTEGERS}._is_plain", lambda *_: False))
+        yield
+
+
+def _plain(mod: tvm.IRModule, target: tvm.target.Target, share: float) -> Packed:
+    return Packed(assembly(mod, target))
+
+
+def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure; ``quick`` takes the smallest model only."""
+    rows: list[dict[str, Any]] = []
+    for name in NETWORKS[: 1 if quick else None]:
+        entry = quantized(name)
+        model, inputs = entry.onnx_model(), entry.inputs()
+        shapes = {key: list(value.shape) for key, value in inputs.items()}
+        row: dict[str, Any] = {"part": "ablation", "model": name}
+        for way, layout, packing, other in WAYS:
+            with _without(layout, packing, other):
+                compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
+            total = totals(compiled.profile(inputs, cycles=True)[1])
+            row |= {f"cycles_{way}": total["cycles"], f"packets_{way}": total["packets"]}
+            print(name, way, total["cycles"], total["packets"], flush=True)
+        rows.append(row)
+    summary = {
+        f"ablation_{way}": _mean([row[f"cycles_{way}"] / row["cycles_whole"] for row in rows]) for way, *_ in WAYS[1:]
+    }
+    return rows, summary
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
