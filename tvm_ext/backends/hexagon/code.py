@@ -66,7 +66,7 @@ def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, .
 
 
 def _refuse_packed_calls(mod: tvm.IRModule) -> None:
-    """Refuse kernels that call functions of TVM's runtime by name, such as its sorting: a program has no such runtime."""
+    """Refuse kernels that call functions of TVM's runtime, such as its sorting: a program has no such runtime."""
     for global_var, func in mod.functions.items():
         called: set[str] = set()
 
