@@ -16,11 +16,6 @@ VECTOR_BYTES = 128
 """Bytes of an HVX register."""
 
 
-IN_ORDER = "-slot1-store-slot0-load"
-"""LLVM's option for a load behind a store in one packet (``:mem_noshuf``): qemu 7.2 has given such a load what was in
-memory before, and a sum along a row was wrong. Off wherever code is generated."""
-
-
 def is_hexagon(target: tvm.target.Target) -> bool:
     """Whether code for a target is code for Hexagon."""
     return target.kind.name == "hexagon" or "hexagon" in target.keys or architecture(target) == "hexagon"
@@ -70,6 +65,7 @@ def code_target(target: tvm.target.Target, options: tuple[str, ...] = ()) -> tvm
         "mcpu": name,
         "mattr": [f"+hvx{version}", f"+hvx-length{VECTOR_BYTES}b"],
     }
-    config["cl-opt"] = [f"{IN_ORDER}:bool=0", *options]
+    if options:
+        config["cl-opt"] = list(options)
     plain = tvm.target.Target(config)
     return tvm.target.Target(plain, host=plain)

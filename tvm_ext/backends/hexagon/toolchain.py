@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_ext.backends.hexagon.target import IN_ORDER
 from tvm_ext.errors import CompileError, MissingPackageError
 
 RUNTIME = Path(__file__).parent / "runtime"
@@ -138,7 +137,7 @@ def compile_flags(processor: str) -> list[str]:
     """
     return [
         "--target=hexagon", f"-mcpu={processor}", "-mhvx", "-mhvx-length=128b", "-O2", "-ffreestanding",
-        "-fno-builtin", "-nostdlib", "-G0", "-Wno-unused-command-line-argument", "-mllvm", f"{IN_ORDER}=0",
+        "-fno-builtin", "-nostdlib", "-G0", "-Wno-unused-command-line-argument",
     ]  # fmt: skip
 
 
