@@ -61,6 +61,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (random(3, 5, 2), random(3, 5)),
     ),
     "magnitudes": (lambda x: torch.fft.rfft(x).abs(), (random(3, 17),)),
+    "of a vector": (lambda x: torch.fft.irfft(torch.fft.fft(torch.fft.ifft(x)).conj()[:4] * x[:4]), (random(7),)),
     "angles": (lambda x: torch.fft.rfft(x, n=20).angle(), (random(3, 17),)),
     "filtered": (lambda x, w: torch.fft.irfft(torch.fft.rfft(x) * w, n=17), (random(3, 17), random(9))),
     "orthonormal": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x, norm="ortho") * 2j), (random(2, 6, 8),)),

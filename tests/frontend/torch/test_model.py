@@ -196,8 +196,8 @@ class DataDependent(nn.Module):
 
 class Rare(nn.Module):
     def forward(self, x: Any) -> Any:
-        spectrum = torch.fft.fft(x)
-        return spectrum.abs() + torch.special.bessel_j0(x)
+        waves = torch.special.airy_ai(x)
+        return waves.abs() + torch.special.bessel_j0(x)
 
 
 class RareInBranch(nn.Module):
@@ -237,7 +237,7 @@ def test_all_unsupported_operators_are_listed_with_their_lines() -> None:
     with pytest.raises(UnsupportedOperatorError, match="2 operators cannot be imported") as caught:
         import_torch(Rare(), (torch.ones(4),))
     message = str(caught.value)
-    assert "aten._fft_r2c.default '_fft_r2c' (" in message
+    assert "aten.special_airy_ai.default 'special_airy_ai' (" in message
     assert "aten.special_bessel_j0.default" in message
     assert message.count(f"({__file__}, line ") == 2
 
@@ -250,11 +250,9 @@ def test_unsupported_operator_in_a_branch_is_found() -> None:
 def test_operator_that_the_converter_refuses_is_named() -> None:
     class Strided(nn.Module):
         def forward(self, x: Any) -> Any:
-            return torch.as_strided(x + 1, (2,), (1,), 1)
+            return torch.as_strided((x + 1).reshape(2, 2).T, (2,), (1,), 1)
 
-    message = (
-        r"1 operator cannot be imported: aten\.as_strided\.default 'as_strided' \(.*, line \d+\): .*storage_offset"
-    )
+    message = r"1 operator cannot be imported: aten\.as_strided\.default 'as_strided' \(.*, line \d+\): .*another order"
     with pytest.raises(UnsupportedOperatorError, match=message):
         import_torch(Strided(), (torch.ones(4),))
 
@@ -277,7 +275,7 @@ def test_nothing_is_printed_where_nothing_can_stand_in(capfd: pytest.CaptureFixt
 def test_operators_that_the_converters_refuse_are_listed_all(capfd: pytest.CaptureFixture[str]) -> None:
     class Two(nn.Module):
         def forward(self, x: Any) -> Any:
-            return torch.as_strided(x + 1, (2,), (1,), 1), torch.as_strided(x * 2, (1,), (1,), 2)
+            return tuple(torch.as_strided(y.reshape(2, 2).T, (2,), (1,), 1) for y in (x + 1, x * 2))
 
     with pytest.raises(UnsupportedOperatorError, match=r"2 operators cannot be imported: .*as_strided.*as_strided"):
         import_torch(Two(), (torch.ones(4),))
@@ -285,7 +283,7 @@ def test_operators_that_the_converters_refuse_are_listed_all(capfd: pytest.Captu
 
 
 def test_dtype_that_tvm_lacks() -> None:
-    with pytest.raises(ModelError, match=r"Identity: TVM's importer cannot take it: .*complex64"):
+    with pytest.raises(UnsupportedOperatorError, match=r"Identity: .* is of complex numbers: it is an input"):
         import_torch(nn.Identity(), (torch.ones(2, dtype=torch.complex64),))
 
 

@@ -13,9 +13,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.graph import outer_reads, reads
-from tvm_ext.frontend.onnx.loop_functions import COUNTER, Step, add_function, joined, repeat, repeat_while
 from tvm_ext.frontend.onnx.ops.extents import as_tensor
 from tvm_ext.frontend.onnx.support import UnsupportedNode
+from tvm_ext.frontend.relax.loop_functions import COUNTER, Step, add_function, joined, repeat, repeat_while
 
 BLOCK = 128
 """Nodes of the iterations that are written one after the other in one function, where their number is fixed: their

@@ -1,8 +1,8 @@
 """Folds ``Loop`` and ``Scan``: short loops into their iterations, others into a body with known types.
 
-A loop that stays becomes a function in the compiled module (:mod:`tvm_ext.frontend.onnx.loop_functions`), whose tensors
-keep their shapes from one iteration to the next. One that is short is faster and folds better as a plain sequence of
-nodes; so does one that changes shapes, as long as it is not too long.
+A loop that stays becomes a function in the compiled module (:mod:`tvm_ext.frontend.relax.loop_functions`), whose
+tensors keep their shapes from one iteration to the next. One that is short is faster and folds better as a plain
+sequence of nodes; so does one that changes shapes, as long as it is not too long.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ def _phases(rows: int, columns: int, length: int) -> np.ndarray:
 
 
 def _times(data: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
+    if data.dim() == 1:  # PyTorch decomposes the product of a vector into operators that work in place
+        return torch.matmul(data[None], matrix)[0]
     return torch.matmul(data.transpose(axis, -1), matrix).transpose(axis, -1)
 
 

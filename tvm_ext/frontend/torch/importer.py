@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from tvm_ext.frontend.relax.indexing import clip_indices
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
+from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
@@ -150,6 +151,11 @@ class _Importer(ExportedProgramImporter):
         """Collect and wrap the converters; called by TVM's constructor."""
         converters = all_converters(self, super().create_convert_map())
         return {name: self._located(converter) for name, converter in converters.items()}
+
+    @staticmethod
+    def _has_cond_op(nodes: Iterable[torch.fx.Node]) -> bool:
+        """Say whether functions are added on the way, which TVM's builder cannot do in a dataflow block."""
+        return any(node.op == "call_function" and node.target.__name__ in ("cond", *LOOPS) for node in nodes)
 
     def check_operators(self, program: torch.export.ExportedProgram) -> None:
         """Raise one error that lists every node that draws random numbers or has no converter, in branches, too."""

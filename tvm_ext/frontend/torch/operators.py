@@ -21,6 +21,7 @@ from tvm_ext.frontend.torch.arguments import argument, counted_from_start, stati
 from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, floor_quotient, of_c_library
 from tvm_ext.frontend.torch.bounds import BOUNDS
 from tvm_ext.frontend.torch.divisors import DIVISORS
+from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
@@ -295,6 +296,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **ARITHMETIC,
     **BOUNDS,
     **DIVISORS,
+    **LOOPS,
     **ORDER,
     **PRODUCTS,
     **SCATTERS,
