@@ -140,7 +140,7 @@ POINTWISE_SHARE, WINDOW_SHARE = 0.9, 0.4
 """Of the peak of a core: what short convolutions of 1 x 1 taps and depthwise ones reach, with operands in the L2 cache.
 
 Both were measured on one thread of Zen 5: of 1 x 1 taps in 18 kernels of 22 to 59 microseconds of MobileNetV2 and
-EfficientNet-B0, 0.82 to 0.95, half of them 0.87 to 0.92; depthwise in kernels of 2 to 12 microseconds of three
+EfficientNet-B0, 0.82 to 0.95, half of them 0.88 to 0.93; depthwise in kernels of 2 to 12 microseconds of three
 networks, 0.53 to 0.78,
 and 0.38 to 0.47 where what precedes the convolution is computed while its input is copied.
 """
