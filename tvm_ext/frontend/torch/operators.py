@@ -362,7 +362,7 @@ def all_converters(importer: Any, stock: Mapping[str, Callable[[Node], Any]]) ->
     ours = {name: partial(converter, importer) for name, converter in CONVERTERS.items()}
     refined = {name: partial(converter, stock[name], importer) for name, converter in REFINED.items() if name in stock}
     copies = {copy: stock[name] for copy, name in COPIES.items() if name in stock}
-    converters = {**copies, **stock, **ours, **refined}
+    converters: dict[str, Callable[[Node], Any]] = {**copies, **stock, **ours, **refined}
     lifted = {name: partial(as_vectors, converters[name], importer) for name in NOT_OF_SCALARS if name in converters}
     return {**converters, **lifted}
 
