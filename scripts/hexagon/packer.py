@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import tirx
 
-from tests.hexagon.cases import OTHERS, Case, product_case
+from tests.hexagon.cases import OTHERS, product_case
 from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
 from tvm_ext.backends.hexagon.packer.memory import Memory
 from tvm_ext.backends.hexagon.packer.pack import pack_assembly
@@ -23,9 +22,6 @@ from tvm_ext.target import resolve_target
 
 TARGET, PROCESSOR = resolve_target("hexagon-v67"), "hexagonv67"
 SEED = 4
-COPIES = 2
-"""Kernels that are drawn of each kind, each from a seed of its own: a change of one leaves the others what they are."""
-
 LARGEST = 96
 WAYS = {
     "soft": {"candidates": False, "capped": False},
@@ -40,16 +36,13 @@ what dependences made hard allow is a candidate there, too."""
 
 def calls(quick: bool) -> Iterator[tuple[str, list[tuple[tirx.PrimFunc, list[int]]], list[np.ndarray]]]:
     """Give kernels that are called in turn, with their buffers: of HVX, each kind in a layout or in all, and TVM's."""
-    kinds: list[Callable[[np.random.Generator], Case]] = [
-        partial(product_case, layout=layout, signed=False, sums_only=False, largest=LARGEST) for layout in LAYOUTS
-    ]
+    random = np.random.default_rng(SEED)
+    cases = [product_case(random, layout, False, False, LARGEST) for layout in LAYOUTS]
     if not quick:
-        kinds += [partial(draw, layout=layout) for draw, layout in zip(OTHERS, itertools.cycle(LAYOUTS), strict=False)]
-    for (number, kind), copy in itertools.product(enumerate(kinds), range(1 if quick else COPIES)):
-        case = kind(np.random.default_rng([SEED, number, copy]))
+        cases += [draw(random, layout) for draw, layout in zip(OTHERS, itertools.cycle(LAYOUTS), strict=False)]
+    for case in cases:
         buffers = [np.zeros(-item, np.uint8) if isinstance(item, int) else item for item in case.buffers]
         yield case.label, case.calls, buffers
-    random = np.random.default_rng(SEED)
     data = [random.integers(0, 256, 2048).astype(np.uint8) for _ in range(3)]
     for name, lanes in (("sum of TVM, scalar", 1), ("sum of TVM, vectors", 128)):
         yield name, [(_sum_of_three(2048, lanes), [0, 1, 2, 3])], [*data, np.zeros(2048, np.uint16)]
