@@ -122,7 +122,7 @@ Copy = Literal["vectors", "interleaved", "tiles", "elements"]
 """How a factor is stored anew: what lies together stays so; a few rows are interleaved; it is transposed; or it is
 collected."""
 
-VECTOR_CYCLES, WORD_CYCLES, INTERLEAVED_CYCLES, ELEMENT_CYCLES = 2.5, 1.0, 8.0, 1.5
+VECTOR_CYCLES, WORD_CYCLES, INTERLEAVED_CYCLES, ELEMENT_CYCLES = 2.5, 0.6, 8.0, 1.5
 """Cycles of a vector that is copied, of up to four elements, of a vector that is interleaved, and of an element by
 itself, measured on Zen 5."""
 

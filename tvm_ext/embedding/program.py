@@ -124,10 +124,11 @@ def values(
     for count in range(1, min(setting.dimensions, len(fitting)) + 1):
         for axes in permutations(fitting, count) if setting.ordered else combinations(fitting, count):
             for sizes in factorizations(extent, count):
-                for place in zip(axes, sizes, strict=True):
-                    if place not in known:
-                        known[place] = _digits(operator, *place, apart, setting)
-                for fused in product(*(known[place] for place in zip(axes, sizes, strict=True))):
+                parts = list(zip(axes, sizes, strict=True))
+                for at, size in parts:
+                    if (at, size) not in known:
+                        known[at, size] = _digits(operator, at, size, apart, setting)
+                for fused in product(*(known[part] for part in parts)):
                     if budget is not None:
                         budget.spend()
                     if fused not in found and _waste(operator, fused) <= setting.waste:
