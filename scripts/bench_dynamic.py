@@ -1,6 +1,6 @@
 """Measure models with open dimensions: right at every size, how much of their shapes is known, latency, memory.
 
-Run: python scripts/bench_dynamic.py [--part shapes|latency|memory] [--quick] [--json PATH]
+Run: python scripts/bench_dynamic.py [--part shapes|latency|memory] [--quick] [--keep FILE] [--json PATH]
 
 Latencies are processor time of one thread (``TVM_NUM_THREADS=1``), the best of several measurements in turns of a few
 runs each, so that a busy machine disturbs them little. Memory is what a process takes more at its peak than before its
@@ -10,6 +10,8 @@ first run, at the largest sizes, one process for each model and engine.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -18,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,12 @@ from numpy.typing import NDArray
 from tvm import relax
 
 import tvm_ext
-from scripts.results import add_json_option, result_path, store
+from scripts.dynamic_trained import TRAINED_CASES
+from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tests.shapes.dynamic_model import DynamicModel
 from tests.shapes.dynamic_models import MODELS
 from tests.zoo.wheels import RAPIDOCR, SILERO
+from tvm_ext.artifact.arguments import tensors
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.dynamic import OpenDimension, open_dimensions
@@ -60,8 +65,10 @@ TRAINED = {
     "silero_vad_half": (SILERO, "silero_vad_half.onnx", {"input": ["n", 576], "state": [2, "n", 128]}),
     "silero_vad": (SILERO, "silero_vad.onnx", {"input": ["n", 576], "state": [2, "n", 128]}),
 }
-TIMED = ("mlp", "attention_block", "conformer", "lstm", "pyramid")
+TIMED = ("mlp", "attention_block", "conformer", "lstm", "pyramid", *TRAINED_CASES)
 SIZES, TIMED_SIZES, RUNS, TURNS, REPEATS = 50, 6, 7, 3, 5
+LONG_SECONDS = 2e-3
+"""From here on a run is measured by itself, six times."""
 
 LARGE = {
     "mlp": {"n": (1, 200_000)},
@@ -74,26 +81,37 @@ LARGE = {
 ENGINES = ("tvm_ext", "onnxruntime", "tvm")
 
 
-def shape_rows(quick: bool) -> list[dict[str, Any]]:
+def shape_rows(quick: bool, keep: Path | None) -> Iterator[dict[str, Any]]:
     """Compare every model with onnxruntime at its sizes, and count what is known of it."""
-    rows = []
-    for name, make in MODELS.items():
-        case = make()
-        found = shares(propagate(operator_graph(case.model, open_dimensions(case.dynamic))))
-        row = {"model": name, **known(found), "sizes": 0, "wrong": 0, "refused": ""}
-        if not quick or name in ("mlp", "slices"):
-            try:
-                row |= compared(case, 5 if quick else SIZES)
-            except UnsupportedOperatorError as error:
-                row["refused"] = str(error)[:200]
-        rows.append(row)
-        print(row, flush=True)
-    for name, (wheel, file, input_shapes) in TRAINED.items():
+    for name in MODELS:
+        sizes = SIZES if not quick else 5 if name in ("mlp", "slices") else 0
+        yield kept_or(keep, {"part": "shapes", "model": name}, partial(shape_row, name, sizes))
+    for name, (wheel, file, _) in TRAINED.items():
         if wheel.path(file).exists():
-            found = shares(propagate(prepared_graph(wheel.path(file), input_shapes)))
-            rows.append({"model": name, **known(found), "sizes": 0, "wrong": 0, "refused": ""})
-            print(rows[-1], flush=True)
-    return rows
+            yield kept_or(keep, {"part": "shapes", "model": name}, partial(trained_row, name))
+
+
+def shape_row(name: str, sizes: int) -> dict[str, Any]:
+    """Measure one model."""
+    case = MODELS[name]()
+    found = shares(propagate(operator_graph(case.model, open_dimensions(case.dynamic))))
+    row = {"part": "shapes", "model": name, **known(found), "sizes": 0, "wrong": 0, "refused": ""}
+    if sizes:
+        try:
+            row |= compared(case, sizes)
+        except UnsupportedOperatorError as error:
+            row["refused"] = str(error)[:200]
+    print(row, flush=True)
+    return row
+
+
+def trained_row(name: str) -> dict[str, Any]:
+    """Count what is known of a trained model."""
+    wheel, file, input_shapes = TRAINED[name]
+    found = shares(propagate(prepared_graph(wheel.path(file), input_shapes)))
+    row = {"part": "shapes", "model": name, **known(found), "sizes": 0, "wrong": 0, "refused": ""}
+    print(row, flush=True)
+    return row
 
 
 def prepared_graph(path: Path, input_shapes: Mapping[str, list[int | str]]) -> Graph:
@@ -143,44 +161,73 @@ def shape_summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def latency_rows(quick: bool) -> Iterator[dict[str, Any]]:
+def latency_rows(quick: bool, keep: Path | None) -> Iterator[dict[str, Any]]:
     """Time each model at several sizes beside its own static build and onnxruntime."""
+    present = [name for name in TIMED if name in MODELS or TRAINED_CASES[name][0].path(TRAINED_CASES[name][1]).exists()]
+    for name in present[:1] if quick else present:
+        for seed, sizes in enumerate(case_of(name).sizes(2 if quick else TIMED_SIZES)):
+            key = {"part": "latency", "model": name, "seed": seed}
+            yield kept_or(keep, key, partial(latency_row, key, name, seed, sizes))
+    yield kept_or(keep, {"part": "dispatch"}, lambda: {"part": "dispatch", "microseconds": dispatch_microseconds()})
+
+
+def case_of(name: str) -> DynamicModel:
+    """Make a model that is timed."""
+    return MODELS[name]() if name in MODELS else TRAINED_CASES[name][2]()
+
+
+def latency_row(key: Mapping[str, Any], name: str, seed: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Time a model at one size."""
+    case, open_model, stock, session = contenders_of(name)
+    feeds = case.feeds(sizes, seed)
+    static = tvm_ext.compile(case.model, input_shapes={key: array.shape for key, array in feeds.items()})
+    row = {**key, "sizes": dict(sizes), **times(feeds, open_model, static, session, stock)}
+    print(row, flush=True)
+    return row
+
+
+@cache
+def contenders_of(name: str) -> tuple[DynamicModel, Any, Callable[..., Any] | None, onnxruntime.InferenceSession]:
+    """Compile a model once for all sizes: with this package, with TVM's own pipeline, and in onnxruntime."""
+    case = case_of(name)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    for name in TIMED[:1] if quick else TIMED:
-        case = MODELS[name]()
-        session = onnxruntime.InferenceSession(case.model.SerializeToString(), options)
-        open_model = tvm_ext.compile(case.model, dynamic=case.dynamic)
-        stock = stock_main(case)
-        for seed, sizes in enumerate(case.sizes(2 if quick else TIMED_SIZES)):
-            feeds = case.feeds(sizes, seed)
-            static = tvm_ext.compile(case.model, input_shapes={key: array.shape for key, array in feeds.items()})
-            row = {"model": name, "sizes": dict(sizes)} | times(feeds, open_model, static, session, stock)
-            print(row, flush=True)
-            yield row
+    session = onnxruntime.InferenceSession(case.model.SerializeToString(), options)
+    return case, tvm_ext.compile(case.model, dynamic=case.dynamic), stock_main(case), session
 
 
 def times(
     feeds: Mapping[str, np.ndarray], open_model: Any, static: Any, session: Any, stock: Callable[..., Any] | None
 ) -> dict[str, float]:
-    """Give microseconds of processor time a run."""
+    """Give microseconds of processor time a run, from arrays to arrays; results of all are compared first."""
     contenders: dict[str, Callable[[], Any]] = {
-        "dynamic": lambda: open_model.run(feeds),
-        "static": lambda: static.run(feeds),
+        "dynamic": lambda: list(open_model.run(feeds).values()),
+        "static": lambda: list(static.run(feeds).values()),
         "onnxruntime": lambda: session.run(None, feeds),
     }
     if stock is not None:
-        given = [tvm.runtime.tensor(feeds[spec.name]) for spec in open_model.inputs]
-        contenders["tvm"] = lambda: stock(*given)
-    best = dict.fromkeys(contenders, float("inf"))
+
+        def stock_run() -> list[NDArray[Any]]:
+            given = [tvm.runtime.tensor(feeds[spec.name]) for spec in open_model.inputs]
+            return [tensor.numpy() for tensor in tensors(stock(*given))]
+
+        contenders["tvm"] = stock_run
+    expected = session.run(None, feeds)
+    best, repeats = dict.fromkeys(contenders, float("inf")), dict.fromkeys(contenders, REPEATS)
+    for name, run in contenders.items():
+        for found, wanted in zip(run(), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3, err_msg=name)
+        start = time.process_time()
+        run()
+        repeats[name] = REPEATS if time.process_time() - start < LONG_SECONDS else 1
     for _ in range(TURNS):
         for name, run in contenders.items():
             run()
-            for _ in range(RUNS):
+            for _ in range(RUNS if repeats[name] > 1 else 2):
                 start = time.process_time()
-                for _ in range(REPEATS):
+                for _ in range(repeats[name]):
                     run()
-                best[name] = min(best[name], 1e6 * (time.process_time() - start) / REPEATS)
+                best[name] = min(best[name], 1e6 * (time.process_time() - start) / repeats[name])
     return {name: round(value, 1) for name, value in best.items()}
 
 
@@ -208,19 +255,24 @@ def dispatch_microseconds() -> float:
     return round(best / 3, 4)
 
 
-def memory_rows(quick: bool) -> Iterator[dict[str, Any]]:
+def memory_rows(quick: bool, keep: Path | None) -> Iterator[dict[str, Any]]:
     """Measure memory at the largest sizes, and plans of arenas over what is alive at several."""
     for name in list(LARGE)[:1] if quick else LARGE:
-        case = replace(MODELS[name](), limits=LARGE[name])
-        row: dict[str, Any] = {"model": name, "sizes": dict(case.sizes(2)[1])}
-        for engine in ENGINES:
-            command = [sys.executable, __file__, "--worker", f"{engine}:{name}"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            row[engine] = int(done.stdout.split()[-1]) if done.returncode == 0 else None
-        plans = arena_plans(case)
-        row |= {"arenas": len(plans), "plan_over_live": max((max(plan["ratios"]) for plan in plans), default=1.0)}
-        print(row, flush=True)
-        yield row
+        yield kept_or(keep, {"part": "memory", "model": name}, partial(memory_row, name))
+
+
+def memory_row(name: str) -> dict[str, Any]:
+    """Measure one model, each engine in a process of its own."""
+    case = replace(MODELS[name](), limits=LARGE[name])
+    row: dict[str, Any] = {"part": "memory", "model": name, "sizes": dict(case.sizes(2)[1])}
+    for engine in ENGINES:
+        command = [sys.executable, __file__, "--worker", f"{engine}:{name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        row[engine] = int(done.stdout.split()[-1]) if done.returncode == 0 else None
+    plans = arena_plans(case)
+    row |= {"arenas": len(plans), "plan_over_live": max((max(plan["ratios"]) for plan in plans), default=1.0)}
+    print(row, flush=True)
+    return row
 
 
 def arena_plans(case: DynamicModel) -> list[dict[str, Any]]:
@@ -256,6 +308,8 @@ def worker(what: str) -> int:
         model = tvm_ext.compile(case.model, dynamic=case.dynamic)
         run = model.run
     run(small)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what compiling left free would otherwise be taken without being counted
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak so far is forgotten
     before = status_bytes("VmRSS")
     for _ in range(3):
@@ -286,8 +340,9 @@ def memory_summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def latency_summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+def latency_summary(every: list[dict[str, Any]]) -> dict[str, float]:
     """Take geometric means."""
+    rows = [row for row in every if row["part"] == "latency"]
 
     def mean(other: str) -> float:
         return round(float(np.exp(np.mean([np.log(row["dynamic"] / row[other]) for row in rows]))), 4)
@@ -296,7 +351,7 @@ def latency_summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {
         "vs_tvm_dynamic": round(float(np.exp(np.mean(np.log(beside_stock)))), 4) if beside_stock else 0.0,
         "vs_tvm_models": len({row["model"] for row in rows if "tvm" in row}),
-        "dispatch_microseconds": dispatch_microseconds(),
+        "dispatch_microseconds": next(row["microseconds"] for row in every if row["part"] == "dispatch"),
         "dynamic_over_static": mean("static"),
         "dynamic_over_static_worst": round(max(row["dynamic"] / row["static"] for row in rows), 4),
         "vs_onnxruntime_dynamic": mean("onnxruntime"),
@@ -310,6 +365,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("shapes", "latency", "memory"), help="only this part")
     parser.add_argument("--quick", action="store_true", help="few models and sizes, for the screen")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    add_keep_option(parser)
     add_json_option(parser, "dynamic")
     arguments = parser.parse_args()
     path = result_path("dynamic", arguments.json, not arguments.quick)
@@ -317,19 +373,19 @@ def main() -> int:
     if arguments.worker:
         return worker(arguments.worker)
     if arguments.part in (None, "shapes"):
-        rows = shape_rows(arguments.quick)
+        rows = list(shape_rows(arguments.quick, arguments.keep))
         summary = shape_summary(rows)
         print(summary)
         store(
             path, "dynamic", rows, summary, part="shapes", notes=("known_*: all models, trained ones from wheels too",)
         )
     if arguments.part in (None, "latency"):
-        rows = list(latency_rows(arguments.quick))
+        rows = list(latency_rows(arguments.quick, arguments.keep))
         summary = latency_summary(rows)
         print(summary)
         store(path, "dynamic", rows, summary, part="latency", notes=("microseconds of processor time, one thread",))
     if arguments.part in (None, "memory"):
-        rows = list(memory_rows(arguments.quick))
+        rows = list(memory_rows(arguments.quick, arguments.keep))
         summary = memory_summary(rows)
         print(summary)
         store(path, "dynamic", rows, summary, part="memory", notes=("bytes at the peak beside those before runs",))

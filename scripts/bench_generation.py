@@ -23,15 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
-import torch
 
-from scripts.generation_peers import exported, peers
+from scripts.generation_peers import peers
 from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tvm_ext import Generator
+from tvm_ext.bench.decoder_peers import exported, rounded
 from tvm_ext.bench.peak import MultiplyAdds, Read
 from tvm_ext.generation.decoder import DecoderConfig
-from tvm_ext.generation.definitions import SIZES, Transformer, made_up
-from tvm_ext.generation.quantization import dequantized, quantized, weight_format
+from tvm_ext.generation.definitions import SIZES, made_up
+from tvm_ext.generation.quantization import weight_format
 from tvm_ext.system.threads import physical_cores, with_pool
 from tvm_ext.target import native_target
 
@@ -128,20 +128,10 @@ def prefill(generator: Generator, target: Any, cores: int) -> dict[str, float]:
     }
 
 
-def rounded(model: Transformer, text: str) -> Transformer:
-    """Round the weights of products in a model of torch as they are kept when it is compiled."""
-    form = weight_format(text)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if value.ndim == 2 and form.is_integer and "embed_tokens" not in name:
-                value.copy_(torch.tensor(dequantized(*quantized(value.numpy().T, form), form).T))
-    return model
-
-
 def same(name: str, text: str, folder: Path) -> dict[str, Any]:
     """Compare greedy tokens with those of torch in float32, with the weights that integers stand for."""
     generator, _ = prepared(name, text, folder)
-    model = rounded(made_up(MODELS[name]), text)
+    model = rounded(made_up(MODELS[name]), weight_format(text))
     expected, margins = model.generate(PROMPT, STEPS)
     found = list(generator.generate(PROMPT, STEPS))
     first = next((number for number in range(STEPS) if expected[number] != found[number]), STEPS)

@@ -152,7 +152,8 @@ def compile(
     if noted:
         metadata["run_with"] = noted.pop("run_with")
         metadata["decisions"][backend_of(resolved).name if emit == LIBRARY else emit] = noted
-    return kind(executable, metadata, shared_results=shared_results(lowered))
+    metadata["shared_results"] = list(shared_results(lowered))
+    return kind(executable, metadata)
 
 
 def check_emit(emit: str, target: tvm.target.Target, options: PipelineOptions | None = None) -> None:

@@ -8,6 +8,7 @@ unless :func:`tvm_ext.inputs.aligned` made them. All others are copied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from tvm_ext.conditions import check_conditions
 from tvm_ext.errors import InputError, first_line
 from tvm_ext.inputs import ALIGNMENT, aligned, check_array, check_type, check_values, describe, match_names
 from tvm_ext.tensor_spec import TensorSpec
+
+LARGE_RESULT = 1 << 16
+"""Bytes of a result from which on its memory is handed over instead of copied."""
 
 _CPU = tvm.cpu()
 
@@ -68,16 +72,19 @@ def tensors(value: Any) -> Iterator[Any]:
             yield from tensors(item)
 
 
-def results(value: Any) -> Iterator[np.ndarray]:
-    """Copy what a model returned, tuples flattened, to arrays of the caller's own."""
-    for tensor in tensors(value):
+def results(value: Any, shared: Sequence[bool]) -> Iterator[np.ndarray]:
+    """Give what a model returned, tuples flattened, as arrays of the caller's own.
+
+    ``shared`` says of each whether its memory may be that of something else: an input, a constant of the model, or
+    another result. Such a result is copied, and so are small ones, which take whole pages of the runtime's memory.
+    """
+    for tensor, is_shared in zip(tensors(value), chain(shared, repeat(True)), strict=False):
         try:
-            shared = np.from_dlpack(tensor)
+            array = np.from_dlpack(tensor)
         except (BufferError, RuntimeError, ValueError):  # NumPy has no such type of its own, or it is on a device
             yield tensor.numpy()
         else:
-            # A result may be an input, a constant of the model, or the memory of another result.
-            yield shared.copy()
+            yield array.copy() if is_shared or array.nbytes < LARGE_RESULT or not array.flags.writeable else array
 
 
 def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.runtime.Device) -> Any:

@@ -76,7 +76,7 @@ class CompiledModel:
         self._fits = False  # as far as is known of another device
         self._runs_at_once = self._is_on_cpu and not self.is_offloaded
         self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
-        self.shared_results = tuple(shared_results) or (True,) * len(self.outputs)
+        self.shared_results = tuple(shared_results or metadata.get("shared_results", ())) or (True,) * len(self.outputs)
         self._origin = origin  # the library file, where the model was loaded from one
         self._idle: list[Machine] = []
         self._staging = Staging(self.inputs)
@@ -149,11 +149,11 @@ class CompiledModel:
         arrays = self._staging.known(inputs) if self._is_on_cpu else None
         if arrays is None:
             given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions))
-            values = self._in_thread(lambda: self._call(lambda machine: given, results))
+            values = self._in_thread(lambda: self._call(lambda machine: given, self._taken))
             if self._is_on_cpu:
                 self._staging.remember(inputs)
         else:
-            values = self._in_thread(lambda: self._call(lambda machine: machine.staged(arrays), results))
+            values = self._in_thread(lambda: self._call(lambda machine: machine.staged(arrays), self._taken))
         if len(values) != len(self.outputs):
             raise ModelError(
                 f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "
@@ -181,6 +181,9 @@ class CompiledModel:
         """
         self._check_device()
         return self._in_thread(lambda: self._call(lambda machine: given, tensors))
+
+    def _taken(self, value: Any) -> Iterable[np.ndarray]:
+        return results(value, self.shared_results)
 
     def _in_thread(self, function: Callable[[], list[Any]]) -> list[Any]:
         # Elsewhere than on the CPU a thread has a stream of its own, and its kernels need no pool.

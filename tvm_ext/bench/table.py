@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from tvm_ext.bench.result import BenchResult, Row
+
+if TYPE_CHECKING:
+    from tvm_ext.bench.generation import GenerationResult
 
 PLAIN_WIDTH = 120
 
@@ -53,6 +56,26 @@ def print_result(result: BenchResult, stream: IO[str] | None = None) -> None:
         )
     for note in result.notes:
         console.print(note, style="yellow" if note.startswith("warning") else None, markup=False)
+
+
+def print_generation(result: GenerationResult, stream: IO[str] | None = None) -> None:
+    """Print what engines took to generate tokens, to a stream (standard output by default)."""
+    console = wide_console(stream)
+    threads = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
+    asked = f"{result.count} tokens behind {result.prompt}, weights {result.weights}, {threads}"
+    console.print(f"[bold]{result.model}[/bold]: {asked}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("engine", "version", "first token ms", "tokens/s", "same tokens", "load s"):
+        table.add_column(title, justify="left" if title in ("engine", "version") else "right", no_wrap=True)
+    for row in result.rows:
+        rate = "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}"
+        same = "" if row.same_tokens is None else str(row.same_tokens)
+        load = "" if row.load_seconds is None else f"{row.load_seconds:.1f}"
+        table.add_row(row.engine, row.version, _ms(row.first_token_ms) or "failed", rate, same, load)
+    console.print(table)
+    for row in result.rows:
+        if row.error is not None:
+            console.print(f"{row.engine} failed: {row.error}", style="red", markup=False)
 
 
 def _brief(target: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,15 @@ PROGRESS_AFTER_SECONDS = 2.0
     help="Which to measure, comma-separated: tvm, tvm_ext, onnxruntime, openvino, torch and torch.compile (.pt2 only). "
     "[default: all installed]",
 )
+@click.option(
+    "--generate",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Generate COUNT tokens with MODEL, a decoder's checkpoint folder or what was compiled of one: time to the "
+    "first token and tokens a second of tvm_ext, torch, onnxruntime and openvino, with TVM_NUM_THREADS threads each.",
+)
+@click.option("--prompt-length", type=click.IntRange(min=1), help="With --generate: tokens before.  [default: 32]")
+@click.option("--weights", metavar="FORMAT", help="With --generate: format of the weights, as `compile` takes it.")
 @pipeline_options("dump_dir")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--json", "json_path", metavar="PATH", help='Write the result as JSON; "-" for stdout, without a table.')
@@ -66,6 +75,9 @@ def command(
     budget: float,
     timeout: float,
     engines: str | None,
+    generate: int | None,
+    prompt_length: int | None,
+    weights: str | None,
     seed: int,
     json_path: str | None,
     chart: Path | None,
@@ -97,6 +109,15 @@ def command(
         check_output(json_path, [model])
     renew_calibration(target, quiet=json_path == "-")
     names = None if engines is None else [name.strip() for name in engines.split(",") if name.strip()]
+    given = given_options(options)
+    if generate is not None:
+        _refuse("--generate", {"--input-shape": input_shapes, "--threads": threads, "--chart": chart} | given)
+        decoding = {"prompt": prompt_length or 32, "weights": weights, "target": target, "seed": seed}
+        _bench_generation(model, generate, names, json_path, decoding)
+        return
+    for option, value in (("--prompt-length", prompt_length), ("--weights", weights)):
+        if value is not None:
+            raise OptionError(f"{option} is for decoders; add --generate COUNT")
     with _late_progress() as progress:
         result = compare(
             model,
@@ -109,7 +130,7 @@ def command(
             budget=budget,
             timeout=timeout,
             progress=progress,
-            options=given_options(options),
+            options=given,
         )
     name, rows, summary = f"bench {result.model}", result.json_rows(), result.summary()
     if json_path == "-":
@@ -122,6 +143,35 @@ def command(
         write_chart(result, chart)
     if result.best is None:
         raise CompileError(f"{model}: no engine could run the model: {result.rows[0].label}: {result.rows[0].error}")
+
+
+def _refuse(option: str, others: Mapping[str, Any]) -> None:
+    """Refuse options that mean nothing beside one."""
+    from tvm_ext.errors import OptionError
+
+    for name, value in others.items():
+        if value:
+            said = name if name.startswith("--") else f"--{name.replace('_', '-')}"
+            raise OptionError(f"{said} does not go with {option}; leave it out")
+
+
+def _bench_generation(
+    model: Path, count: int, engines: list[str] | None, json_path: str | None, options: dict[str, Any]
+) -> None:
+    """Let engines generate tokens, and print or write what they took."""
+    from tvm_ext.bench.generation import compare_generation
+    from tvm_ext.bench.record import result_document, write_result
+    from tvm_ext.bench.table import print_generation
+
+    with _late_progress() as progress:
+        result = compare_generation(model, count, engines=engines, progress=progress, **options)
+    name, rows, summary = f"generate {model}", result.json_rows(), result.summary()
+    if json_path == "-":
+        click.echo(json.dumps(result_document(name, rows, summary), indent=2))
+        return
+    print_generation(result)
+    if json_path is not None:
+        write_result(json_path, name=name, rows=rows, summary=summary)
 
 
 @contextmanager

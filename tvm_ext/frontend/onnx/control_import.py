@@ -13,9 +13,17 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.graph import outer_reads, reads
-from tvm_ext.frontend.onnx.ops.extents import as_tensor
+from tvm_ext.frontend.onnx.ops.extents import as_tensor, is_extent
 from tvm_ext.frontend.onnx.support import UnsupportedNode
-from tvm_ext.frontend.relax.loop_functions import COUNTER, Step, add_function, joined, repeat, repeat_while
+from tvm_ext.frontend.relax.loop_functions import (
+    COUNTER,
+    Step,
+    add_function,
+    joined,
+    repeat,
+    repeat_extent,
+    repeat_while,
+)
 
 BLOCK = 128
 """Nodes of the iterations that are written one after the other in one function, where their number is fixed: their
@@ -39,6 +47,10 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         raise NotImplementedError
 
     def _branch_of(self, node: onnx.NodeProto) -> str | None:
+        raise NotImplementedError
+
+    def _largest(self, extent: Any) -> int | None:
+        """Give the largest value of an expression of extents that their ranges allow; None if there is none."""
         raise NotImplementedError
 
     # ---- If
@@ -90,10 +102,17 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
     def _convert_loop(self, node: onnx.NodeProto) -> list[Any]:
         """Convert to calls of functions that repeat the body."""
         body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+        extent = self._nodes[node.input[0]] if node.input[0] else None
         limit, condition, *carried = [as_tensor(self.bb, self._nodes[name]) if name else None for name in node.input]
         trips = _number(limit)
-        step, captured = self._loop_body(node, body, carried, limit, 1)
+        stacks = len(body.output) > len(node.input) - 1
+        counted = stacks and trips is None and is_extent(extent)
+        step, captured = self._loop_body(node, body, carried, relax.const(1, "int64") if counted else limit, 1)
         name = f"{self._variable_name(node.name or 'loop')}"
+        if counted and not step.conditional and condition is None:
+            return repeat_extent(self.bb, name, step, carried, captured, extent, self._largest(extent))
+        if stacks and trips is None:
+            raise NotImplementedError("it stacks results and nothing bounds the number of its iterations beforehand")
         if not step.conditional and condition is None and trips is not None:
             exponent = min(trips.bit_length(), (BLOCK // max(1, len(body.node))).bit_length()) - 1
             block = None

@@ -178,6 +178,15 @@ class OnnxImporter(ControlFlowConverter):
     def _branch_of(self, node: onnx.NodeProto) -> str | None:
         return None if self._known is None else self._known.branch_of(node)
 
+    def _largest(self, extent: Any) -> int | None:
+        analyzer = tvm.sym.Analyzer()
+        for spec in self._prepared.inputs:
+            for dim, ends in zip(spec.shape, spec.ranges or (None,) * len(spec.shape), strict=True):
+                if isinstance(dim, str) and dim in self._open and ends is not None and ends[1] is not None:
+                    analyzer.update(self._open[dim], tvm.sym.ConstIntBound(ends[0], ends[1]), True)
+        most = int(analyzer.const_int_bound(extent).max_value)
+        return None if most >= int(tvm.sym.ConstIntBound.POS_INF) else most
+
     def _convert_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
             known = all(not name or name in self._nodes for name in node.input)  # or a failed node makes it

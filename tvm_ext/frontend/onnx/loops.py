@@ -281,7 +281,8 @@ class LoopFolding(Folding):
             trips = 0
         if trips is None and loop.limit is None and _truth(goes_on) and any(loop.node.output):
             return "nothing ends it"
-        reason = _unbounded_rows(loop, rows, trips)
+        is_counted = bool(loop.starts and _truth(goes_on)) and loop.limit is not None
+        reason = "" if is_counted and loop.trips is None else _unbounded_rows(loop, rows, trips)
         if reason:
             return reason
         if trips == 0:

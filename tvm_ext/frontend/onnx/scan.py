@@ -18,7 +18,7 @@ BATCH_WAS_DROPPED = 9
 
 
 class OpenLengthError(Exception):
-    """Raised for a scan of as many steps as only the inputs tell."""
+    """Raised for batches of sequences, of which only the inputs tell how many there are, or how long they are."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def scan_as_loop(node: onnx.NodeProto, inputs: Sequence[Value | None], opset: in
     ----------
     node : onnx.NodeProto
     inputs : sequence of Value or None
-        Of the node; the lengths of the scanned ones have to be known.
+        Of the node. A length that is not known is asked of the first scanned input, and others are compared with it.
     opset : int
         Version of the operator set. Before 9 every input has a batch axis in front: each sequence of the batch gets a
         loop.
@@ -64,7 +64,7 @@ def scan_as_loop(node: onnx.NodeProto, inputs: Sequence[Value | None], opset: in
     MalformedNodeError
         If the body or the attributes do not fit the inputs and outputs.
     OpenLengthError
-        If the length of what is scanned is not known.
+        If there are batches, and their number or the length of what is scanned is not known.
     """
     attributes = {item.name: item for item in node.attribute}
     body = attributes["body"].g if "body" in attributes else onnx.GraphProto()
@@ -90,9 +90,15 @@ def scan_as_loop(node: onnx.NodeProto, inputs: Sequence[Value | None], opset: in
         turned = _integers(attributes, "scan_input_directions", scanned)
         ranks = [len(partial_shape(value.type) or ()) if value else 0 for value in values[carried:]]
         axes = [axis + rank if axis < 0 else axis for axis, rank in zip(axes, ranks, strict=True)]
-        trips = _length(values[carried:], axes, label)
         names = [f"{writer.prefix}input_{index}" for index in range(len(values))]
-        results = writer.loop(names, trips, axes, turned, "")
+        length = _length(values[carried:], axes, label)
+        scanned_names = names[carried:]
+        if length is None:
+            scanned_names = writer.as_long_as_the_first(scanned_names, axes, ranks)
+            trips = f"{writer.prefix}length"
+        else:
+            trips = writer.constant("trips", length)
+        results = writer.loop([*names[:carried], *scanned_names], trips, axes, turned, "")
         output_axes = _integers(attributes, "scan_output_axes", stacked)
         output_turned = _integers(attributes, "scan_output_directions", stacked)
         for index in range(stacked):
@@ -102,8 +108,10 @@ def scan_as_loop(node: onnx.NodeProto, inputs: Sequence[Value | None], opset: in
         return LoopOfScan(names, results, writer.constants, writer.nodes)
     names = [f"{writer.prefix}input_{index}" for index in range(len(inputs))]
     turned = _integers(attributes, "directions", scanned)
-    trips = _length(values[carried:], [1] * scanned, label)
-    batch = _length(values, [0] * len(values), label)
+    length, batch = _length(values[carried:], [1] * scanned, label), _length(values, [0] * len(values), label)
+    if length is None or batch is None:
+        raise OpenLengthError("the batches that it scans are only known at run time; compile the model for one size")
+    trips = writer.constant("trips", length)
     sequences = []
     for sequence in range(batch):
         picked = [writer.picked(name, sequence) for name in names[1:]]
@@ -136,17 +144,19 @@ class _Writer:
         self.nodes: list[onnx.NodeProto] = []
 
     def loop(
-        self, names: Sequence[str], trips: int, axes: Sequence[int], turned: Sequence[int], suffix: str
+        self, names: Sequence[str], trips: str, axes: Sequence[int], turned: Sequence[int], suffix: str
     ) -> list[str]:
-        """Add the loop over one sequence; gives the names of its results, stacked ones along the first axis."""
+        """Add the loop over one sequence; gives the names of its results, stacked ones along the first axis.
+
+        ``trips`` is the name of the number of steps.
+        """
         body, prefix, carried = onnx.GraphProto(), self.prefix, self._carried
         body.CopyFrom(self._body)
-        limit, last = self._constant("trips", trips), self._constant("last", trips - 1)
-        true = self._constant("true", np.asarray(True))
+        true = self.constant("true", np.asarray(True))
         index, condition, goes_on, backwards = (f"{prefix}{word}" for word in ("index", "go", "goes_on", "backwards"))
         taken = [helper.make_node("Identity", [condition], [goes_on])]
         if any(turned):
-            taken.append(helper.make_node("Sub", [last, index], [backwards]))
+            taken.append(helper.make_node("Sub", [self._last(trips), index], [backwards]))
         for position, axis, is_turned in zip(range(carried, len(names)), axes, turned, strict=True):
             at = backwards if is_turned else index
             taken.append(helper.make_node("Gather", [names[position], at], [body.input[position].name], axis=axis))
@@ -162,13 +172,46 @@ class _Writer:
         body.output.append(helper.make_tensor_value_info(goes_on, onnx.TensorProto.BOOL, ()))
         body.output.extend(outputs)
         results = [f"{prefix}result_{number}{suffix}" for number in range(len(outputs))]
-        self.nodes.append(helper.make_node("Loop", [limit, true, *names[:carried]], results, body=body))
+        self.nodes.append(helper.make_node("Loop", [trips, true, *names[:carried]], results, body=body))
         return results
 
-    def placed(self, name: str, trips: int, axis: int, turned: bool, body: onnx.GraphProto, output: int) -> str:
+    def _last(self, trips: str) -> str:
+        """Name the number of the last step."""
+        name = f"{self.prefix}last"
+        if not any(name in node.output for node in self.nodes):
+            self.nodes.append(helper.make_node("Sub", [trips, self.constant("one", 1)], [name]))
+        return name
+
+    def as_long_as_the_first(self, names: Sequence[str], axes: Sequence[int], ranks: Sequence[int]) -> list[str]:
+        """Name the length of the first of several tensors, and give the others that length, which each run checks."""
+        prefix, made = self.prefix, [names[0]]
+        shape, places = f"{prefix}shape", self.constant("length_axis", axes[0])
+        self.nodes.append(helper.make_node("Shape", [names[0]], [shape]))
+        self.nodes.append(helper.make_node("Gather", [shape, places], [f"{prefix}length"], axis=0))
+        one = self.constant("one_extent", np.ones(1, "int64"))
+        if len(names) > 1:
+            self.nodes.append(helper.make_node("Reshape", [f"{prefix}length", one], [f"{prefix}length_vector"]))
+        for name, axis, rank in zip(names[1:], axes[1:], ranks[1:], strict=True):
+            self.nodes.append(helper.make_node("Shape", [name], [f"{name}.shape"]))
+            extents = []
+            for place in range(rank):
+                if place == axis:
+                    extents.append(f"{prefix}length_vector")
+                    continue
+                at = self.constant(f"place_{place}", np.asarray([place], "int64"))
+                extents.append(f"{name}.extent_{place}")
+                self.nodes.append(helper.make_node("Gather", [f"{name}.shape", at], [extents[-1]], axis=0))
+            self.nodes.append(helper.make_node("Concat", extents, [f"{name}.target"], axis=0))
+            made.append(f"{name}.checked")
+            self.nodes.append(helper.make_node("Reshape", [name, f"{name}.target"], [made[-1]]))
+        return made
+
+    def placed(self, name: str, trips: str, axis: int, turned: bool, body: onnx.GraphProto, output: int) -> str:
         """Turn a stacked result round, and move its first axis."""
         if turned:
-            order = self._constant("order", np.arange(trips - 1, -1, -1, dtype="int64"))
+            order, ends = f"{self.prefix}order", (self._last(trips), self.constant("end", -1))
+            if not any(order in node.output for node in self.nodes):
+                self.nodes.append(helper.make_node("Range", [*ends, self.constant("back", -1)], [order]))
             self.nodes.append(helper.make_node("Gather", [name, order], [f"{name}.turned"], axis=0))
             name = f"{name}.turned"
         if axis:
@@ -187,7 +230,7 @@ class _Writer:
     def picked(self, name: str, sequence: int) -> str:
         """Take one sequence of a batch."""
         made = f"{name}_{sequence}"
-        self.nodes.append(helper.make_node("Gather", [name, self._constant(f"number_{sequence}", sequence)], [made]))
+        self.nodes.append(helper.make_node("Gather", [name, self.constant(f"number_{sequence}", sequence)], [made]))
         return made
 
     def joined(self, parts: Sequence[str]) -> str:
@@ -200,7 +243,8 @@ class _Writer:
         self.nodes.append(helper.make_node("Concat", rows, [f"{parts[0]}.joined"], axis=0))
         return f"{parts[0]}.joined"
 
-    def _constant(self, word: str, value: int | np.ndarray) -> str:
+    def constant(self, word: str, value: int | np.ndarray) -> str:
+        """Add a constant of int64, or an array; gives its name."""
         name = f"{self.prefix}{word}"
         self.constants[name] = np.asarray(value) if isinstance(value, np.ndarray) else np.asarray(value, "int64")
         return name
@@ -211,21 +255,19 @@ def _integers(attributes: Mapping[str, onnx.AttributeProto], name: str, count: i
     return found or [0] * count
 
 
-def _length(values: Sequence[Value | None], axes: Sequence[int], label: str) -> int:
-    """Extent that inputs have in common along their axes."""
+def _length(values: Sequence[Value | None], axes: Sequence[int], label: str) -> int | None:
+    """Extent that inputs have in common along their axes; None if it is not known of one of them."""
     found = set()
     for value, axis in zip(values, axes, strict=True):
         dims = partial_shape(value.type) if value is not None else None
         if dims is None or not 0 <= axis < len(dims):
             raise MalformedNodeError(f"{label}: an input that it scans has no axis {axis} of known length")
         found.add(dims[axis])
-    if found == {None} or (len(found) == 2 and None in found):
-        raise OpenLengthError("the length that it scans is only known at run time; compile the model for one length")
-    if len(found) != 1:
-        lengths = ", ".join(sorted(str(length) for length in found))
-        raise MalformedNodeError(f"{label}: the inputs that it scans have different or unknown lengths ({lengths})")
-    (length,) = found
-    return int(length or 0)
+    lengths = found - {None}
+    if len(lengths) > 1:
+        said = ", ".join(sorted(str(length) for length in lengths))
+        raise MalformedNodeError(f"{label}: the inputs that it scans have different lengths ({said})")
+    return None if None in found else int(lengths.pop() or 0)
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:

@@ -137,6 +137,75 @@ def repeat(
     return [*carried, *stacks]
 
 
+def repeat_extent(
+    builder: relax.BlockBuilder,
+    name: str,
+    step: Step,
+    carried: Sequence[Any],
+    captured: Sequence[Any],
+    extent: Any,
+    most: int | None,
+) -> list[Any]:
+    """Run a loop as often as an extent says, which is only known at run time.
+
+    One after the other, the bits of the extent tell whether the function for so many iterations is called. What is
+    stacked then has the extent as its first axis, without rows that are not computed.
+
+    Parameters
+    ----------
+    builder, name, step, carried, captured
+        As for :func:`repeat`.
+    extent : tvm.tirx.Expr
+        Iterations; below zero there are none.
+    most : int, optional
+        The extent is never larger; without it 2 ** (LONGEST_UNBOUNDED + 1) - 1, and a run with more ends in an error.
+
+    Returns
+    -------
+    list of relax.Expr
+        What is carried out of the last iteration, then the stacks.
+    """
+    bits = LONGEST_UNBOUNDED + 1 if most is None else max(1, most.bit_length())
+    powers = [step.function]
+    for number in range(1, bits):
+        powers.append(_doubled(builder, f"{name}_{number}", step, powers[-1]))
+    extent = tvm.tirx.max(extent, tvm.tirx.IntImm("int64", 0))
+    total = builder.emit(relax.op.shape_to_tensor(relax.ShapeExpr([extent])))
+    total = builder.emit(relax.op.reshape(total, relax.ShapeExpr([])))
+    state: list[Any] = [relax.const(0, "int64"), *carried]
+    parts: list[list[Any]] = []
+    for number in reversed(range(bits)):
+        shifted = builder.emit(relax.op.floor_divide(total, relax.const(1 << number, "int64")))
+        bit = builder.emit(relax.op.bitwise_and(shifted, relax.const(1, "int64")))
+        is_set = builder.emit(relax.op.equal(bit, relax.const(1, "int64")))
+        begun = list(state)
+
+        def computed(number: int = number, begun: list[Any] = begun) -> list[Any]:
+            counter, states, rows = _call(builder, step, powers[number], begun[0], begun[1:], captured)
+            return [counter, *states, *rows]
+
+        def passed(begun: list[Any] = begun) -> list[Any]:
+            empty = [relax.op.zeros([0, *list(row.shape)[1:]], str(row.dtype)) for row in step.rows]
+            return [*begun, *(builder.emit(rows) for rows in empty)]
+
+        found = _chosen(builder, is_set, computed, passed)
+        state, rows = found[: 1 + len(carried)], found[1 + len(carried) :]
+        parts.append(
+            [
+                builder.match_cast(
+                    part,
+                    relax.TensorType([tvm.tirx.Var(f"rows_{number}", "int64"), *list(row.shape)[1:]], str(row.dtype)),
+                )
+                for part, row in zip(rows, step.rows, strict=True)
+            ]
+        )
+    stacks = []
+    for column, row in zip(zip(*parts, strict=True), step.rows, strict=True):
+        whole = joined(builder, list(column))
+        stacks.append(builder.match_cast(whole, relax.TensorType([extent, *list(row.shape)[1:]], str(row.dtype))))
+    return [*state[1:], *stacks]
+
+
 def _call(
     builder: relax.BlockBuilder,
     step: Step,

@@ -1,0 +1,53 @@
+"""Trained models with the dimensions open that they are used with, and with ranges that one meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+
+from tests.shapes.dynamic_model import DynamicModel
+from tests.zoo.wheels import RAPIDOCR, SILERO, Wheel
+
+Limits = Mapping[str, tuple[int, int]]
+
+
+def _named(
+    wheel: Wheel, file: str, shapes: Mapping[str, Sequence[int | str]], limits: Limits, step: Mapping[str, int]
+) -> DynamicModel:
+    """Read a model, and give the dimensions of its inputs names."""
+    model = onnx.load(wheel.path(file))
+    for value in model.graph.input:
+        for dim, extent in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            if isinstance(extent, str):
+                dim.dim_param = extent
+            else:
+                dim.dim_value = extent
+    return DynamicModel(file, model, limits, shapes, {}, step)
+
+
+def text_detector() -> DynamicModel:
+    """PP-OCRv4: pictures of any size whose sides are multiples of 32."""
+    limits = {"n": (1, 2), "h": (32, 224), "w": (32, 320)}
+    shapes = {"x": ["n", 3, "h", "w"]}
+    return _named(RAPIDOCR, "ch_PP-OCRv4_det_infer.onnx", shapes, limits, {"h": 32, "w": 32})
+
+
+def text_recogniser() -> DynamicModel:
+    """PP-OCRv4: lines of any width."""
+    limits = {"n": (1, 3), "w": (32, 320)}
+    return _named(RAPIDOCR, "ch_PP-OCRv4_rec_infer.onnx", {"x": ["n", 3, 48, "w"]}, limits, {"w": 8})
+
+
+def voice_detector() -> DynamicModel:
+    """silero-vad: any number of frames."""
+    shapes = {"input": ["steps", 576], "h": [1, 1, 128], "c": [1, 1, 128]}
+    return _named(SILERO, "silero_vad_16k_sequence.onnx", shapes, {"steps": (1, 40)}, {})
+
+
+TRAINED_CASES: Mapping[str, tuple[Wheel, str, Callable[[], DynamicModel]]] = {
+    "ppocr_det": (RAPIDOCR, "ch_PP-OCRv4_det_infer.onnx", text_detector),
+    "ppocr_rec": (RAPIDOCR, "ch_PP-OCRv4_rec_infer.onnx", text_recogniser),
+    "silero_vad_sequence": (SILERO, "silero_vad_16k_sequence.onnx", voice_detector),
+}
+"""By name: the wheel and the file that have to be there, and what makes the case."""
