@@ -14,7 +14,7 @@ import tvm_ext
 from tests.frontend.onnx.text import graph, operators
 from tests.recurrent_loops import stacked_loops
 from tvm_ext.artifact.compiled_model import CompiledModel
-from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.errors import InputError, UnsupportedOperatorError
 from tvm_ext.frontend import import_model
 from tvm_ext.frontend.onnx import loops as onnx_loops
 from tvm_ext.frontend.onnx.model import load_onnx
@@ -255,6 +255,56 @@ def test_scan_with_a_batch_axis() -> None:
         }> (, h0, xs)
     }"""
     check(graph(text, 8), {"h0": draw(3, 2), "xs": draw(3, 5, 2)})
+
+
+OPEN_SCAN = """g (float[2] h0, float[2,n] a, float[n] b) => (float[2] h, float[2,n] ys, float[n] zs) {
+      h, ys, zs = Scan <num_scan_inputs = 2, scan_input_axes = [1, 0], scan_input_directions = [0, 1],
+        scan_output_axes = [1, 0], scan_output_directions = [0, 1],
+        body = step (float[2] s, float[2] x, float w) => (float[2] t, float[2] y, float z) {
+          p = Mul (s, w)
+          t = Add (p, x)
+          y = Identity (t)
+          z = Neg (w)
+        }> (h0, a, b)
+    }"""
+
+
+@pytest.mark.parametrize("limits", ["n=0..130", "n=0.."])
+def test_scan_of_open_length(limits: str) -> None:
+    model = graph(OPEN_SCAN, 17)
+    compiled = tvm_ext.compile(model, TARGET, dynamic=limits)
+    for length in (1, 2, 3, 17, 31, 127, 128):
+        check_compiled(compiled, model, {"h0": draw(2), "a": draw(2, length) / 8, "b": draw(length)})
+    empty = compiled.run({"h0": draw(2), "a": draw(2, 0), "b": draw(0)})
+    np.testing.assert_array_equal(empty["h"], draw(2))
+    assert [empty[name].shape for name in ("ys", "zs")] == [(2, 0), (0,)]
+
+
+def test_scan_of_lengths_that_differ() -> None:
+    model = graph(OPEN_SCAN.replace("float[n] b", "float[m] b"), 17)
+    compiled = tvm_ext.compile(model, TARGET, dynamic="n=1..20,m=1..20")
+    check_compiled(compiled, model, {"h0": draw(2), "a": draw(2, 5), "b": draw(5)})
+    with pytest.raises(InputError):
+        compiled.run({"h0": draw(2), "a": draw(2, 5), "b": draw(7)})
+
+
+def test_stacks_as_long_as_an_extent() -> None:
+    text = """g (float[n,3] x, float[3] s0) => (float[3] s, float[k,3] rows) {
+      shape = Shape (x)
+      count = Gather (shape, zero)
+      s, rows = Loop (count, , s0) <
+        body = step (int64 i, bool c, float[3] v) => (bool d, float[3] w, float[3] row) {
+          d = Identity (c)
+          taken = Gather (x, i)
+          w = Add (v, taken)
+          row = Mul (w, taken)
+        }
+      >
+    }"""
+    model = graph(text, zero=np.asarray(0))
+    compiled = tvm_ext.compile(model, TARGET, dynamic="n=1..40")
+    for rows in (1, 3, 17, 31, 40):
+        check_compiled(compiled, model, {"x": draw(rows, 3), "s0": draw(3, seed=1)})
 
 
 def refusal(text: str, **initializers: np.ndarray) -> str:
