@@ -9,6 +9,8 @@ computed twice. The input is padded before, by a kernel of its own.
 # (what the script builder gives has no types)
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -29,6 +31,7 @@ from tvm_ext.schedules.cpu.open_tiles import (
     digits,
     kept,
     product,
+    registers,
     tiles,
     whole,
     written,
@@ -114,7 +117,8 @@ class _Kernel:
         total = product(outer)
         with T.parallel(ZERO, total) as task, T.sblock("conv"):
             number = T.axis.spatial(total, task)
-            sums = T.sblock_alloc_buffer((self.columns, self.vectors, self.lanes), self.windows.dtype, scope="local")
+            # One for each column: a single one would be larger than what is held in registers.
+            sums = [registers(self.vectors, self.lanes, dtype=self.windows.dtype) for _ in range(self.columns)]
             n, part, rows_before, columns_before = digits(number, outer)
             first = columns_before * band
             n, part, begin, first, left = kept(
@@ -132,18 +136,20 @@ class _Kernel:
 
                     tiles(first, left, self.widths, tile)
 
-    def _tile(self, sums: Any, n: Any, group: Any, place: list[Any], count: int) -> None:
+    def _tile(self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int) -> None:
         """Compute ``count`` columns of a row; ``place`` is the first one."""
-        with T.unroll(ZERO, whole(count)) as j, T.unroll(ZERO, whole(self.vectors)) as c:
+        for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
-                T.buffer_store(sums, tirx.const(0, self.windows.dtype), [j, c, x])
+                T.buffer_store(sums[j], tirx.const(0, self.windows.dtype), [c, x])
         self._reduce(sums, n, group, place, count, [])
-        with T.unroll(ZERO, whole(count)) as j, T.unroll(ZERO, whole(self.vectors)) as c:
+        for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 index = [n, group * self.vectors + c, *place[:-1], place[-1] + j, x]
-                self.windows.store(sums[j, c, x], index)
+                self.windows.store(sums[j][c, x], index)
 
-    def _reduce(self, sums: Any, n: Any, group: Any, place: list[Any], count: int, indices: list[Any]) -> None:
+    def _reduce(
+        self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]
+    ) -> None:
         """Add up the products of a tile: over blocks of input channels, taps, and channels of a block."""
         extents = [self.in_chunks, *self.kernel, self.block_in]
         if len(indices) < len(extents):
@@ -159,7 +165,7 @@ class _Kernel:
         if self.groups > 1:
             chunk = group // (self.chunks // self.groups // self.vectors) * self.in_chunks + in_chunk
         windows = self.windows
-        with T.unroll(ZERO, whole(count)) as j, T.unroll(ZERO, whole(self.vectors)) as c:
+        for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 outputs = [*place[:-1], place[-1] + j]
                 read = [
@@ -167,7 +173,7 @@ class _Kernel:
                     for output, tap, stride, step in zip(outputs, taps, windows.strides, windows.dilation, strict=True)
                 ]
                 weight = windows.weight[group * self.vectors + c, in_chunk, *taps, lane, x]
-                T.buffer_store(sums, sums[j, c, x] + windows.data[n, chunk, *read, lane] * weight, [j, c, x])
+                T.buffer_store(sums[j], sums[j][c, x] + windows.data[n, chunk, *read, lane] * weight, [c, x])
 
 
 def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machine: Machine) -> PrimFunc:

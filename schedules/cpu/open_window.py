@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.open_convolution import OPEN_DEPTHWISE, OPEN_MAX, OPEN_SUM, OPEN_TOTAL
-from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, kept, product, tiles, whole, written
+from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, kept, product, registers, tiles, whole, written
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
@@ -74,7 +74,7 @@ def _write_total(windows: OpenWindows) -> None:
     total = product([batch, chunks])
     with T.parallel(ZERO, total) as task, T.sblock("total"):
         number = T.axis.spatial(total, task)
-        sums = T.sblock_alloc_buffer((SUMS, windows.lanes), windows.dtype, scope="local")
+        sums = registers(SUMS, windows.lanes, dtype=windows.dtype)
         plane = kept(digits(number, [batch, chunks]))
 
         def add(place: list[Any], column: Any, count: int) -> None:
@@ -115,7 +115,7 @@ class _Kernel:
         begin, end = self._inside(width)
         with T.parallel(ZERO, total) as task, T.sblock("window"):
             number = T.axis.spatial(total, task)
-            sums = T.sblock_alloc_buffer((WIDTHS[0], windows.lanes), windows.dtype, scope="local")
+            sums = registers(WIDTHS[0], windows.lanes, dtype=windows.dtype)
             n, chunk, rows_before = kept(digits(number, outer))
             first = rows_before * TASK_ROWS
             with T.serial(ZERO, tirx.min(rows - first, whole(TASK_ROWS))) as row:
