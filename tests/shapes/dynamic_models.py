@@ -27,5 +27,6 @@ MODELS: dict[str, Callable[[], DynamicModel]] = {
     "parts": operators.parts,
     "conformer": networks.conformer,
     "repeated": operators.repeated,
+    "scanned": operators.scanned,
 }
 """By name; ``limited_reshape`` and ``two_inputs`` have sizes that go together, and tests of their own."""

@@ -188,6 +188,16 @@ def repeated() -> DynamicModel:
     return make("repeated", nodes, {"x": ["n", 4]}, {"n": (1, 20)}, [decay, *weights(begin=(4,))])
 
 
+def scanned() -> DynamicModel:
+    """A ``Scan`` over the rows of the input, that stacks what it carries."""
+    row, state = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("row", "state"))
+    after = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("next", "out")]
+    steps = [node("Add", ["state", "row"], ["next"]), node("Identity", ["next"], ["out"])]
+    body = helper.make_graph(steps, "body", [state, row], after)
+    scan = node("Scan", ["begin", "x"], ["last", "y"], body=body, num_scan_inputs=1)
+    return make("scanned", [scan], {"x": ["n", 3]}, {"n": (1, 33)}, weights(begin=(3,)), outputs=("last", "y"))
+
+
 def two_inputs() -> DynamicModel:
     """Two inputs of the same open sizes, and two whose sizes the model wants to be equal."""
     nodes = [node("Add", ["a", "b"], ["s"]), node("MatMul", ["s", "c"], ["y"])]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 import tvm_ext
-from tests.shapes.dynamic_model import DynamicModel, make, node, weights
+from tests.shapes.dynamic_model import DynamicModel
 from tests.shapes.dynamic_models import MODELS
 from tests.shapes.dynamic_operators import limited_reshape, two_inputs
 from tvm_ext.artifact.compiled_model import CompiledModel
@@ -15,7 +14,7 @@ from tvm_ext.errors import InputError, OptionError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-QUICK = ("mlp", "cache_attention", "found_places", "branch_by_size", "one_rate", "slices", "repeated")
+QUICK = ("mlp", "cache_attention", "found_places", "branch_by_size", "one_rate", "slices", "repeated", "scanned")
 
 
 def compiled(case: DynamicModel) -> CompiledModel:
@@ -39,22 +38,6 @@ def agree(case: DynamicModel, model: CompiledModel, count: int) -> None:
 def test_every_size(name: str) -> None:
     case = MODELS[name]()
     agree(case, compiled(case), 50)
-
-
-def test_a_scan_of_open_length_says_that_it_is_one() -> None:
-    row, state = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("row", "state"))
-    after = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("next", "out")]
-    steps = [node("Add", ["state", "row"], ["next"]), node("Identity", ["next"], ["out"])]
-    body = helper.make_graph(steps, "body", [state, row], after)
-    scan = node("Scan", ["begin", "x"], ["last", "y"], body=body, num_scan_inputs=1)
-    case = make("scan", [scan], {"x": ["n", 3]}, {"n": (1, 9)}, weights(begin=(3,)), outputs=("last", "y"))
-    with pytest.raises(tvm_ext.errors.UnsupportedOperatorError, match=r"Scan node .*length .* only known at run time"):
-        compiled(case)
-    model = tvm_ext.compile(case.model, input_shapes={"x": (7, 3)})
-    feeds = case.feeds({"n": 7})
-    expected = onnxruntime.InferenceSession(case.model.SerializeToString()).run(None, feeds)
-    for want, got in zip(expected, model.run(feeds).values(), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_sizes_outside_of_a_range_and_contradicting_ones_are_refused() -> None:

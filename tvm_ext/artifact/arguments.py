@@ -8,7 +8,6 @@ unless :func:`tvm_ext.inputs.aligned` made them. All others are copied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -72,19 +71,24 @@ def tensors(value: Any) -> Iterator[Any]:
             yield from tensors(item)
 
 
-def results(value: Any, shared: Sequence[bool]) -> Iterator[np.ndarray]:
+def results(value: Any, shared: Sequence[bool]) -> list[np.ndarray]:
     """Give what a model returned, tuples flattened, as arrays of the caller's own.
 
     ``shared`` says of each whether its memory may be that of something else: an input, a constant of the model, or
     another result. Such a result is copied, and so are small ones, which take whole pages of the runtime's memory.
     """
-    for tensor, is_shared in zip(tensors(value), chain(shared, repeat(True)), strict=False):
-        try:
-            array = np.from_dlpack(tensor)
-        except (BufferError, RuntimeError, ValueError):  # NumPy has no such type of its own, or it is on a device
-            yield tensor.numpy()
-        else:
-            yield array.copy() if is_shared or array.nbytes < LARGE_RESULT or not array.flags.writeable else array
+    found = list(tensors(value))
+    if len(found) != len(shared):
+        shared = (True,) * len(found)
+    return [_own(tensor, is_shared) for tensor, is_shared in zip(found, shared, strict=True)]
+
+
+def _own(tensor: Any, is_shared: bool) -> np.ndarray:
+    try:
+        array = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, ValueError):  # NumPy has no such type of its own, or it is on a device
+        return tensor.numpy()
+    return array.copy() if is_shared or array.nbytes < LARGE_RESULT or not array.flags.writeable else array
 
 
 def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.runtime.Device) -> Any:
