@@ -203,7 +203,7 @@ class _Writer:
                 self.nodes.append(helper.make_node("Gather", [f"{name}.shape", at], [extents[-1]], axis=0))
             self.nodes.append(helper.make_node("Concat", extents, [f"{name}.target"], axis=0))
             made.append(f"{name}.checked")
-            self.nodes.append(helper.make_node("Reshape", [name, f"{name}.target"], [made[-1]]))
+            self.nodes.append(helper.make_node("Reshape", [name, f"{name}.target"], [made[-1]], allowzero=1))
         return made
 
     def placed(self, name: str, trips: str, axis: int, turned: bool, body: onnx.GraphProto, output: int) -> str:
