@@ -45,6 +45,9 @@ class Product:
         side and aligned.
     unique_bytes : int
         Of both operands and the result, each element once: a convolution reads a pixel for every place of the window.
+    whole : tuple of (bool, bool)
+        Whether rows, and columns, are a multiple of those of any tile: where an axis of the result has the batch too, as
+        that of channels in groups, TVM takes what is beyond the last row of a product for the next one's first.
     """
 
     block: SBlockRV | None
@@ -59,6 +62,11 @@ class Product:
     row_vector: tuple[bool, int]
     column_vector: tuple[bool, int]
     unique_bytes: int
+    whole: tuple[bool, bool] = (False, False)
+
+    def allows(self, rows: int, columns: int) -> bool:
+        """Whether the result may be divided into tiles of so many rows and columns."""
+        return not (self.whole[0] and self.rows % rows or self.whole[1] and self.columns % columns)
 
     @property
     def multiply_adds(self) -> int:
@@ -94,7 +102,16 @@ def find_product(schedule: Schedule) -> Product | None:
     return Product(
         block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
         row_bytes, column_bytes, result_bytes, vectors[0], vectors[1], unique,
+        (_shares_axis(body, groups, "rows"), _shares_axis(body, groups, "columns")),
     )  # fmt: skip
+
+
+def _shares_axis(body: Any, groups: dict[str, Any], side: str) -> bool:
+    """Whether an axis of the result is made of one of the batch and one of rows or columns."""
+    free = [_free(item.min) for item in body.writes[0].region]
+    return any(
+        all(any(_among(axis.var, variables) for axis in groups[name]) for name in ("batch", side)) for variables in free
+    )
 
 
 def as_matrices(schedule: Schedule, product: Product) -> None:
@@ -247,15 +264,26 @@ def _side_by_side(region: Any, axes: Sequence[Any], depth: Sequence[Any], condit
         if len(found) != 2 or not (isinstance(found[0], tirx.IntImm) and int(found[0]) == 1):
             continue
         deep = any(axis.var.same_as(item.var) for item in depth)
-        alone = not [item for item in sized if not item.var.same_as(axis.var) and _among(item.var, _free(last))]
+        others = [item.var for item in sized if not item.var.same_as(axis.var) and _among(item.var, _free(last))]
+        step = _common_step(last, others)
         innermost = [item for item in depth if _size(item) > 1][-1] if deep else None
-        if conditional or not alone or (innermost is not None and not innermost.var.same_as(axis.var)):
+        if conditional or step == 1 or (innermost is not None and not innermost.var.same_as(axis.var)):
             return deep, 1
         extent = region.source.shape[place]
         shape_step = int(extent) if isinstance(extent, tirx.IntImm) else 1
         size = _size(axis) & -_size(axis)
-        return deep, min(size, shape_step & -shape_step)
+        return deep, min(size, shape_step & -shape_step, step or size)
     return False, 1
+
+
+def _common_step(index: Any, variables: Sequence[Any]) -> int:
+    """Find the largest power of two that an index moves by multiples of with each variable; 0 without any."""
+    if not variables:
+        return 0
+    found = list(tvm.sym.detect_linear_equation(index, list(variables)))[:-1]
+    if len(found) != len(variables) or not all(isinstance(step, tirx.IntImm) and int(step) > 0 for step in found):
+        return 1
+    return min(int(step) & -int(step) for step in found)
 
 
 def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:

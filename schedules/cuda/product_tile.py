@@ -54,6 +54,8 @@ _PARTS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 27, 32, 36)
 def divided(shapes: Sequence[Tile], product: Product) -> Iterator[Tile]:
     """Yield tiles of such shapes with the depth whole, and divided into as many parts as have two steps each."""
     for shape in shapes:
+        if not product.allows(shape.rows, shape.columns):
+            continue
         for parts in _PARTS:
             if parts == 1 or product.depth >= 2 * parts * shape.depth:
                 yield replace(shape, parts=parts)

@@ -111,6 +111,8 @@ def schedule_tensor_product(
 ) -> Schedule:
     """Schedule a product with a tile, whose thread part is the part of a warp; ``dtypes`` are its operands'."""
     block = product.block
+    if not product.allows(tile.rows, tile.columns):
+        raise ScheduleError(f"{tile} does not divide a result whose products share an axis")
     fragment, total = fragment_depth(dtypes[0]), result_type(dtypes[0])
     as_matrices(schedule, product)
     schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])

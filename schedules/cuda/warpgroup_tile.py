@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_ext.schedules.cuda.cost import BLOCK_SECONDS
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine
 from tvm_ext.schedules.cuda.product import Product
 from tvm_ext.schedules.cuda.product_tile import Tile, divided, joining_seconds, up
 from tvm_ext.schedules.cuda.tensor_tile import (
     COPY,
-    SHARED_BYTES,
     SMALLEST_COPY,
     Use,
     keeps_vectors,
@@ -30,19 +28,25 @@ _SHAPES = (
 
 _STAGES = (4, 3, 5, 6)
 
-SUSTAINED = 0.85
+SUSTAINED = 0.95
 """Part of the rate of the tensor cores that a GPU goes at for long: the clock falls when all of them are at work."""
 
-STEP = 260
+SHARED_BYTES = 100
+"""That shared memory gives and takes in a cycle, factors of products and copies together."""
+
+STEP = 195
 """Cycles of a step besides: the barrier, and what is issued between products of one tile and those of the next."""
 
-L2_BYTES = 69
+L2_BYTES = 60
 """That a multiprocessor gets from the L2 cache in a cycle while all ask."""
 
-LATENCY = 2480
+LATENCY = 1130
 """Cycles from the request for a tile to its arrival, with what else is under way."""
 
-STORED_BYTES = 23
+FIRST = 85
+"""Cycles of a wave of blocks before its first product."""
+
+STORED_BYTES = 12.5
 """That a multiprocessor stores in a cycle."""
 
 SPARE_REGISTERS = 56
@@ -88,8 +92,7 @@ def warpgroup_seconds(product: Product, tile: Tile, machine: GpuMachine) -> floa
     if rest:
         cycles += _wave(product, tile, up(rest, machine.multiprocessors), steps, machine)
     moving = product.unique_bytes / machine.bandwidth
-    starting = machine.launch_seconds + BLOCK_SECONDS
-    return starting + max(cycles / machine.clock, moving) + joining_seconds(product, tile.parts, machine)
+    return machine.launch_seconds + max(cycles / machine.clock, moving) + joining_seconds(product, tile.parts, machine)
 
 
 def _can_be_stored(product: Product, tile: Tile) -> bool:
@@ -100,7 +103,7 @@ def _can_be_stored(product: Product, tile: Tile) -> bool:
 def _wave(product: Product, tile: Tile, blocks: int, steps: int, machine: GpuMachine) -> float:
     """Count the cycles of so many blocks on a multiprocessor: the first tile, the steps, and what is stored."""
     stored = blocks * tile.rows * tile.columns * product.result_bytes
-    return LATENCY + steps * _step(product, tile, blocks, machine) + stored / STORED_BYTES
+    return FIRST + steps * _step(product, tile, blocks, machine) + stored / STORED_BYTES
 
 
 def _step(product: Product, tile: Tile, blocks: int, machine: GpuMachine) -> float:

@@ -31,6 +31,8 @@ from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.registers import registers_of_lanes
 from tvm_ext.schedules.cuda.tensor_matmul import schedule_tensor_product
 from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_use
+from tvm_ext.schedules.cuda.warpgroup_matmul import schedule_warpgroup_product
+from tvm_ext.schedules.cuda.warpgroup_tile import warpgroup_seconds, warpgroup_use
 from tvm_ext.schedules.rule import new_schedule
 
 LARGE = (4096, 8192)
@@ -47,6 +49,13 @@ TILES = (
     Tile(64, 64, 64, 32, 32, 4, 3), Tile(32, 32, 64, 16, 16, 4, 5), Tile(64, 64, 32, 32, 32, 16, 3),
 )  # fmt: skip
 """Tiles on tensor cores that are ranked."""
+
+WARPGROUP_TILES = (
+    Tile(128, 256, 64, 64, 256, 1, 4), Tile(128, 128, 64, 64, 128, 1, 6), Tile(64, 256, 64, 64, 256, 1, 5),
+    Tile(64, 128, 64, 64, 128, 1, 4), Tile(64, 64, 64, 64, 64, 1, 4), Tile(64, 64, 64, 64, 64, 4, 4),
+    Tile(128, 128, 64, 64, 128, 3, 4),
+)  # fmt: skip
+"""Of warpgroups, likewise."""
 
 
 def check_cases(arch: str, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Case]:
@@ -102,27 +111,34 @@ def rank_cases(arch: str, shapes: Sequence[tuple[int, int, int]] = (*RANKED, *HE
     """Make the same product with several tiles, each with the seconds that the cost model gives it."""
     target = target_of(arch)
     machine = machine_of(target)
+    ways = [("mma.sync", tile) for tile in TILES]
+    ways += [("wgmma", tile) for tile in WARPGROUP_TILES] if machine.has_warpgroups else []
     for rows, columns, depth in shapes:
         mod = _module([((rows, depth), "float16"), ((depth, columns), "float16")], _wide)
         kernel = kernels_of("rank", mod, target)[0]
         assert kernel.before is not None
-        for number, tile in enumerate(TILES):
+        for number, (by, tile) in enumerate(ways):
             schedule = new_schedule(kernel.before)
             product = find_product(schedule)
-            if product is None or depth < 2 * tile.parts * tile.depth:
+            fewest = 2 if by == "mma.sync" else tile.stages + 1
+            if product is None or depth < fewest * tile.parts * tile.depth:
                 continue
+            if by == "wgmma":
+                make, use, seconds = schedule_warpgroup_product, warpgroup_use(tile), warpgroup_seconds
+            else:
+                make, use, seconds = schedule_tensor_product, tensor_use(product, tile), tensor_seconds
             try:
-                schedule_tensor_product(schedule, product, tile, machine, ("float16", "float16"))
+                make(schedule, product, tile, machine, ("float16", "float16"))
             except ScheduleError:
                 continue
-            blocks = tensor_use(product, tile).resident(machine)
-            scheduled = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), max(1, blocks))
+            blocks = max(1, use.resident(machine))
+            scheduled = with_resident_blocks(registers_of_lanes(schedule.mod["main"]), blocks)
             scheduled = with_async_copies(scheduled, target)
-            about = {"rows": rows, "columns": columns, "depth": depth, "tile": str(tile)}
+            about = {"rows": rows, "columns": columns, "depth": depth, "tile": str(tile), "by": by}
             about |= {"held_out": (rows, columns, depth) not in RANKED}
             made = Kernel("rank", kernel.name, kernel.before, scheduled)
-            seconds = tensor_seconds(product, tile, machine)
-            yield _single(f"rank-{rows}x{columns}x{depth}-{number}", "rank", about, made, seconds)
+            estimated = seconds(product, tile, machine)
+            yield _single(f"rank-{rows}x{columns}x{depth}-{number}", "rank", about, made, estimated)
 
 
 def model_cases(arch: str, models: Sequence[str]) -> Iterator[Case | tuple[str, str]]:

@@ -22,6 +22,7 @@ from tvm_ext.schedules.cuda.machine import PRODUCTS, GpuMachine
 from tvm_ext.schedules.cuda.product import Product
 from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds
+from tvm_ext.schedules.cuda.warpgroup_tile import warpgroup_seconds
 
 STORED = RESULTS / "cuda_ranks.jsonl"
 """A line for each product and tile: extents, the tile, seconds, and what device it was."""
@@ -67,7 +68,8 @@ def ranked(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in measured:
         extents = (int(row["rows"]), int(row["columns"]), int(row["depth"]))
         tile = Tile(**{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", row["tile"])})
-        estimated = tensor_seconds(_product(*extents), tile, _machine(row["device"], row["arch"]))
+        seconds = warpgroup_seconds if row.get("by") == "wgmma" else tensor_seconds
+        estimated = seconds(_product(*extents), tile, _machine(row["device"], row["arch"]))
         groups.setdefault(extents, []).append((estimated, float(row["seconds"])))
     return [
         {

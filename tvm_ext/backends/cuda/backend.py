@@ -19,6 +19,7 @@ from tvm_ext.backends.cuda.keep_nan import keep_nan
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.resources import resource_table
+from tvm_ext.backends.cuda.split_groups import split_groups
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
 from tvm_ext.backends.cuda.whole_vectors import whole_vectors
@@ -64,11 +65,11 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     if options.fuse == "stock":
-        return common.fuse(backend, target, options)
+        return [*common.fuse(backend, target, options), split_groups()]
     machine = machine_of(target)
     model = LinearModel(start=machine.launch_seconds, peak=machine.flops, bandwidth=machine.bandwidth)
     grouped = fuse_by_mapping_types(FUSION, latency=model.seconds)
-    return common.fuse(backend, target, options, grouped=grouped)
+    return [*common.fuse(backend, target, options, grouped=grouped), split_groups()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -21,9 +21,12 @@ from tvm_ext.backends.cuda.layout_selection import LAST, convert, select_orders
 from tvm_ext.passes.bindings import calls
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
+from tvm_ext.schedules.cuda.fragments import SIDE
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.product import Product
+from tvm_ext.schedules.cuda.tensor_matmul import SMALLEST_SIDE
 from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile
+from tvm_ext.schedules.cuda.warpgroup_tile import FEWEST_NEIGHBOURS, warpgroup_seconds, warpgroup_tile
 
 LAYOUTS = {"relax.nn.conv2d": ["NHWC", "OHWI"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
 """TVM has no kernel for transposed convolutions of another order."""
@@ -101,7 +104,17 @@ def _seconds(mod: tvm.IRModule, machine: GpuMachine) -> float:
 
 
 def _product_seconds(products: list[Product], machine: GpuMachine) -> float:
-    return sum(tensor_seconds(product, tensor_tile(product, machine), machine) for product in products)
+    return sum(min(_by_warps(product, machine), _by_warpgroups(product, machine)) for product in products)
+
+
+def _by_warps(product: Product, machine: GpuMachine) -> float:
+    return tensor_seconds(product, tensor_tile(product, machine), machine)
+
+
+def _by_warpgroups(product: Product, machine: GpuMachine) -> float:
+    neighbours = min(product.row_vector[1], product.column_vector[1])
+    tile = warpgroup_tile(product, machine) if machine.has_warpgroups and neighbours >= FEWEST_NEIGHBOURS else None
+    return float("inf") if tile is None else warpgroup_seconds(product, tile, machine)
 
 
 def _transpose_seconds(shape: Sequence[int] | None, dtype: str, machine: GpuMachine) -> float:
@@ -117,7 +130,7 @@ def _products(call: relax.Call, machine: GpuMachine, last: bool | None = None) -
 
     ``last`` asks for what it would be with its channels side by side, or with planes; by default it is as it stands.
     """
-    if not calls(call, "relax.nn.conv2d") or int(call.attrs.groups) != 1:
+    if not calls(call, "relax.nn.conv2d"):
         return []
     if any(str(arg.ty.dtype) not in HALVES for arg in call.args):
         return []
@@ -128,13 +141,20 @@ def _products(call: relax.Call, machine: GpuMachine, last: bool | None = None) -
     stands = layout == "NHWC"
     channels, outputs = (data[3], out[3]) if stands else (data[1], out[1])
     last = stands if last is None else last
-    depth = prod(weight) // outputs
-    side = channels & -channels
-    window = depth // channels
+    depth, groups = prod(weight) // outputs, int(call.attrs.groups)
+    own = channels // groups
+    if groups > 1 and (own < SMALLEST_SIDE or outputs // groups % SIDE):
+        return []
+    side, window = own & -own, depth // own
     if last:
         vectors = (True, side), (True, side)
     else:
         pixels = prod(data) // data[0] // channels
         vectors = (False, pixels & -pixels if window == 1 else 1), (True, side if window == 1 else 1)
     moved = 2 * (prod(data) + prod(weight)) + 4 * prod(out)
-    return [Product(None, 1, prod(out) // outputs, outputs, depth, 0, 2, 2, 4, *vectors, moved)]
+    return [
+        Product(
+            None, groups, prod(out) // outputs, outputs // groups, depth, 0, 2, 2, 4, *vectors, moved,
+            (False, groups > 1),
+        )
+    ]  # fmt: skip
