@@ -46,8 +46,8 @@ class Product:
     unique_bytes : int
         Of both operands and the result, each element once: a convolution reads a pixel for every place of the window.
     whole : tuple of (bool, bool)
-        Whether rows, and columns, are a multiple of those of any tile: where an axis of the result has the batch too, as
-        that of channels in groups, TVM takes what is beyond the last row of a product for the next one's first.
+        Whether rows, and columns, are a multiple of those of any tile: where an axis of the result has the batch too,
+        as that of channels in groups, TVM takes what is beyond the last row of a product for the next one's first.
     """
 
     block: SBlockRV | None
@@ -66,7 +66,8 @@ class Product:
 
     def allows(self, rows: int, columns: int) -> bool:
         """Whether the result may be divided into tiles of so many rows and columns."""
-        return not (self.whole[0] and self.rows % rows or self.whole[1] and self.columns % columns)
+        rest = (self.rows % rows, self.columns % columns)
+        return not any(whole and left for whole, left in zip(self.whole, rest, strict=True))
 
     @property
     def multiply_adds(self) -> int:

@@ -80,18 +80,13 @@ class WarpgroupMatmul:
         return product if dtypes[0] == dtypes[1] and dtypes[0] in HALVES and total == "float32" else None
 
 
-DOUBT = 1.15
-"""By how much the estimate for ``mma.sync`` must be lower: an H100 took 5 to 30 % more than it for small products, and was
-faster by ``wgmma`` for ten of eleven."""
-
-
 def faster_tile(product: Product, machine: GpuMachine) -> Tile | None:
     """Choose the tile of a product; None where one for ``mma.sync`` is expected to be faster."""
     tile = warpgroup_tile(product, machine)
     if tile is None:
         return None
     other = tensor_seconds(product, tensor_tile(product, machine), machine)
-    return tile if warpgroup_seconds(product, tile, machine) < DOUBT * other else None
+    return tile if warpgroup_seconds(product, tile, machine) < other else None
 
 
 def schedule_warpgroup_product(

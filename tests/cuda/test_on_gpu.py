@@ -155,6 +155,21 @@ def test_eight_trials(tuner: str, tmp_path: Path) -> None:
     agree(compiled.run([values]), expected, 2e-4)
 
 
+def test_wide_products_and_groups() -> None:
+    """On Hopper the first is multiplied by ``wgmma``, whose code is for that architecture alone."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((1024, 512)).astype("float32") / 32
+    filters = rng.standard_normal((64, 16, 3, 3)).astype("float32") / 12
+    for mod in (
+        module([(200, 1024)], lambda x: R.nn.relu(R.matmul(x, R.const(weights)))),
+        module([(2, 32, 13, 13)], lambda x: R.nn.relu(R.nn.conv2d(x, R.const(filters), padding=1, groups=2))),
+    ):
+        on_cpu = tvm_ext.compile(mod, "native")
+        inputs = random_inputs(on_cpu.inputs, seed=1)
+        on_gpu = tvm_ext.compile(mod, target(), precision="float16")
+        agree(on_gpu.run(inputs), on_cpu.run(inputs), PRECISION["float16"])
+
+
 def test_the_commands(tmp_path: Path) -> None:
     path = str(get("tiny_mlp").onnx_path())
     where = json.dumps(target())
