@@ -33,9 +33,7 @@ def kernel(pixels: tuple[int, ...], weights: tuple[int, ...], groups: int, preci
         ((3, 32, 5, 3), (32, 16, 3, 3), 2),
     ],
 )
-def test_groups_are_products_on_tensor_cores(
-    pixels: tuple[int, ...], weights: tuple[int, ...], groups: int
-) -> None:
+def test_groups_are_products_on_tensor_cores(pixels: tuple[int, ...], weights: tuple[int, ...], groups: int) -> None:
     made = kernel(pixels, weights, groups)
     assert made.scheduled.attrs[RULE_ATTRIBUTE] == "cuda.tensor_matmul"
     assert made.before is not None
