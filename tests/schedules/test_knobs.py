@@ -20,6 +20,7 @@ from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.quantized import conv2d_int8, depthwise_conv2d_int8
 from tvm_ext.schedules.cpu import RULES
+from tvm_ext.schedules.cpu.winograd_division import Strips
 from tvm_ext.schedules.knobs import TunableSchedule, choose, divide
 from tvm_ext.schedules.rule import apply_rules, new_schedule, prepare
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
@@ -104,7 +105,9 @@ def _kernels(name: str) -> dict[str, tvm.tirx.PrimFunc]:
         transform.LegalizeOps(LEGALIZATIONS), transform.AnnotateTIROpPattern(), transform.FoldConstant(),
         transform.FuseOps(), transform.FuseTIR(),
     ]  # fmt: skip
-    with _two_threads():
+    with _two_threads(), pytest.MonkeyPatch.context() as patch:
+        # Three kernels, as a search over whole networks may choose.
+        patch.setattr("tvm_ext.layout.convolution_plan.choose_strips", lambda *_: Strips())
         mod = tvm.transform.Sequential(passes)(graph(build, inputs))
     return {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
 
