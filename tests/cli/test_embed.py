@@ -93,3 +93,13 @@ def test_an_operator_of_nothing_has_a_reason(engine: str, tmp_path: Path, capsys
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "x.onnx")
     assert run(["embed", str(tmp_path / "x.onnx"), "--engine", engine]) == 0
     assert "multiplies nothing: its axis i0 is empty" in capsys.readouterr().out
+
+
+def test_a_search_that_time_ends_is_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["embed", str(model), "--target", "hexagon-v67", "--seconds"]
+    assert run([*arguments, "0.001", "--json"]) == 0
+    operators = json.loads(capsys.readouterr().out)["operators"]
+    notes = [choice["note"] for operator in operators for choice in operator["instructions"]]
+    assert any("stopped after 0.001 seconds" in note for note in notes)
+    assert run([*arguments, "0"]) != 0
+    assert "--seconds" in capsys.readouterr().err
