@@ -65,6 +65,9 @@ ARMS = {
 }
 """Tuners with an oracle, and the same tuner without."""
 
+EXPECTING, EXPECTED_SEEDS = "expected", 10
+"""Is part of the name of tuners that begin with what the target expects, and how often these are run at most."""
+
 REPEATING = "_repeating"
 """Ends the name of a tuner whose oracle lets all configurations of a program pass, not the first alone."""
 
@@ -148,9 +151,20 @@ def validity_part(arguments: argparse.Namespace) -> Part:
     """Trials to the best configuration, with and without a validity oracle, on 13 layers of VTA."""
     numbers, arms = arguments.layers, arguments.arms
     without = list(dict.fromkeys([BASELINE, *(ARMS[arm] for arm in arms)]))
-    runs = replay([*without, *arms], numbers, arguments.seeds, arguments.log, arguments.workers)
+    seeds = {
+        arm: min(arguments.seeds, EXPECTED_SEEDS) if EXPECTING in arm else arguments.seeds for arm in (*without, *arms)
+    }
+    runs = [
+        run
+        for count in sorted(set(seeds.values()))
+        for run in replay(
+            [arm for arm in seeds if seeds[arm] == count], numbers, count, arguments.log, arguments.workers
+        )
+    ]
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"seeds": arguments.seeds, "layers": len(numbers)}
+    if any(EXPECTING in arm for arm in arms):
+        summary["seeds_expected"] = min(arguments.seeds, EXPECTED_SEEDS)
     for arm, other in [*((arm, BASELINE) for arm in without), *((arm, ARMS[arm]) for arm in arms)]:
         rows.append(against(runs, arm, other, numbers))
         print({key: value for key, value in rows[-1].items() if key != "by_layer"}, flush=True)
@@ -169,6 +183,11 @@ def validity_part(arguments: argparse.Namespace) -> Part:
         rows.append(plain)
         summary["convergence_ratio_than_annealing"] = plain["convergence_ratio"]
         summary["iqr_ratio_than_annealing"] = plain["iqr_ratio"]
+        if "validity_expected_in_tens" in arms:
+            # Expectation and oracle together, against the tuner that has neither.
+            both = against(runs, "validity_expected_in_tens", ARMS[HEADLINE], numbers)
+            rows.append(both)
+            summary |= {f"{key}_expected_and_valid": both[key] for key in ("convergence_ratio", "iqr_ratio")}
         summary["convergence_ratio_high"] = next(row["interval"][1] for row in rows if row["tuner"] == HEADLINE)
     if arguments.chart is not None:
         chart(runs, numbers, arguments.chart)
