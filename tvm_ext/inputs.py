@@ -360,4 +360,6 @@ def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
         raise InputError(f"{path}: {error.strerror or 'it cannot be read as NumPy data (.npy or .npz)'}") from None
     except Exception as error:  # damaged data makes NumPy and zipfile raise nearly anything
         reason = " ".join(str(error).split())[:200]
+        if "pickle" in reason:  # NumPy takes every file that it does not know for one, and says how to load it unsafely
+            reason = "it holds Python objects or is of another kind; write it with numpy.save"
         raise InputError(f"{path} cannot be read as NumPy data (.npy or .npz): {reason}") from None
