@@ -20,8 +20,8 @@ _SCALES: Mapping[int, Callable[[int], float]] = {0: lambda count: 1.0, 1: lambda
 """By PyTorch's number for a normalisation: none, by the root of the length, by the length."""
 
 
-def _phases(rows: int, columns: int, length: int) -> np.ndarray:
-    """Angles of shape (rows, columns).
+def _waves(rows: int, columns: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of shape (rows, columns).
 
     Raises
     ------
@@ -33,7 +33,10 @@ def _phases(rows: int, columns: int, length: int) -> np.ndarray:
             f"its length {length} asks for a matrix of {rows} x {columns} elements, more than {LARGEST_MATRIX}"
         )
     # Reduced as integers first: the angle of a large product would lose its fraction.
-    return 2 * np.pi * (np.outer(np.arange(rows), np.arange(columns)) % length) / length
+    turns = np.outer(np.arange(rows), np.arange(columns)) % length
+    angles = 2 * np.pi * turns / length
+    # Exactly zero where it is: the sign of what a rounding leaves would turn the angle of a real number to -pi.
+    return np.cos(angles), np.where(2 * turns % length == 0, 0.0, np.sin(angles))
 
 
 def _times(data: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
@@ -44,9 +47,9 @@ def _times(data: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
 
 def _along(constant: Constant, re: torch.Tensor, im: torch.Tensor | None, axis: int, kept: int, inverse: bool) -> Parts:
     """Transform one axis to its first ``kept`` frequencies, unscaled."""
-    phases = _phases(re.shape[axis], kept, re.shape[axis])
-    cosine = constant(np.cos(phases), re.dtype)
-    sine = constant(np.sin(phases) * (1 if inverse else -1), re.dtype)
+    cosines, sines = _waves(re.shape[axis], kept, re.shape[axis])
+    cosine = constant(cosines, re.dtype)
+    sine = constant(sines if inverse else 0.0 - sines, re.dtype)
     if im is None:
         return _times(re, axis, cosine), _times(re, axis, sine)
     return (
@@ -93,15 +96,15 @@ def complex_to_real(
         re, im = _along(constant, re, im, axis, re.shape[axis], True)
     last = axes[-1]
     kept = length // 2 + 1
-    phases = _phases(kept, length, length)
+    cosines, sines = _waves(kept, length, length)
     # Every frequency stands for its mirror image too, but the first, and the middle one of an even length.
     weights = np.full((kept, 1), 2.0)
     weights[0] = 1.0
     if length % 2 == 0:
         weights[-1] = 1.0
     re, im = re.narrow(last, 0, kept), im.narrow(last, 0, kept)
-    result = _times(re, last, constant(weights * np.cos(phases), re.dtype))
-    return (result - _times(im, last, constant(weights * np.sin(phases), re.dtype))) * scale
+    result = _times(re, last, constant(weights * cosines, re.dtype))
+    return (result - _times(im, last, constant(weights * sines, re.dtype))) * scale
 
 
 TRANSFORMS: Mapping[Any, Callable[..., Any]] = {
