@@ -40,6 +40,9 @@ from tvm_ext.schedules.cuda.warpgroup_tile import (
 )
 from tvm_ext.schedules.rule import Cost, new_schedule
 
+FEWEST_ROWS = GROUP_ROWS // 2
+"""Rows and columns from which on an instruction is more than half full."""
+
 
 class WarpgroupMatmul:
     """Schedule a product or a convolution of 16-bit operands, where ``wgmma`` is faster than ``mma.sync``."""
@@ -74,6 +77,8 @@ class WarpgroupMatmul:
         """Find the product of a kernel, if warpgroups multiply it."""
         product = find_product(schedule) if machine.has_warpgroups else None
         if product is None or min(product.row_vector[1], product.column_vector[1]) < FEWEST_NEIGHBOURS:
+            return None
+        if min(product.rows, product.columns) < FEWEST_ROWS:
             return None
         dtypes = operand_types(schedule, product)
         total = str(schedule.get(product.block).writes[0].source.dtype)

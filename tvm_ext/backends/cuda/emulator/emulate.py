@@ -275,5 +275,7 @@ class _Host:
                 checker.begin(lanes)
                 self._report.checked_blocks += count
             kernel.run(lanes)
+            if any(lanes.products):
+                raise CompileError(f"kernel {kernel.name} ends with products of warpgroups that nothing waits for")
             if not first:
                 self._refuse_shared(kernel, lanes.storages)
