@@ -77,7 +77,7 @@ def test_a_fragment_has_every_element_once(place: Callable) -> None:
 
 
 def test_the_instructions_are_in_the_source_and_a_lane_holds_its_own_part() -> None:
-    module = schedule_graph(biased, [values(256, 256), values(256, 256), values(256, dtype="float32")], RULES)
+    module = schedule_graph(biased, [values(256, 256), values(256, 256), values(256, dtype="float32")], RULES, "sm_80")
     source = cuda_source(module)
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in source
     assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in source
