@@ -87,6 +87,17 @@ def test_bad_oracles_are_left_alone_and_the_run_says_so(oracle: Oracle, reason: 
     assert not tuner.validity.has_oracle
 
 
+def test_an_oracle_has_so_many_seconds_in_all_and_what_it_said_counts_on() -> None:
+    validity = Validity(GRID, ball, whole=0.0)
+    vectors = GRID.vectors(np.arange(GRID.size))
+    answers = validity.ask(vectors)
+    assert answers is not None
+    assert not validity.has_oracle
+    (note,) = validity.notes
+    assert re.search(rf"took \d+ s for {GRID.size} configurations", note), note
+    assert validity.known_to_work() == np.flatnonzero(ball(vectors)).tolist()
+
+
 def test_failures_by_chance_say_nothing_of_validity() -> None:
     validity = Validity(GRID, ball)
     tuner = recipe("validity", 20, 20).tuner(GRID, 2, oracle=ball)
