@@ -29,7 +29,9 @@ def model(dtype: str = "float32") -> tvm.IRModule:
     )
 
 
-@pytest.mark.parametrize("name", ["evolution_shared", "chameleon", "glimpse", "chameleon_validity"])
+@pytest.mark.parametrize(
+    "name", ["evolution_shared", "chameleon", "glimpse", pytest.param("chameleon_validity", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_tuned_and_compiled(name: str, dtype: str, tmp_path: Path) -> None:
     """Records are found by a compilation, in which nothing is left undone that the trace could not do."""

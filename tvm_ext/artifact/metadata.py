@@ -107,6 +107,8 @@ def _check(metadata: Mapping[str, Any]) -> None:
     shared = metadata.get("shared_results", [])
     if not isinstance(shared, list) or not all(isinstance(item, bool) for item in shared):
         raise _Damage("shared_results is no list of true and false")
+    if not isinstance(metadata.get("decisions", {}), dict):
+        raise _Damage("decisions is not an object")
     for side in ("inputs", "outputs"):
         rows = _typed(metadata, side, list)
         for index, row in enumerate(rows):

@@ -100,7 +100,7 @@ def test_numbers_of_torch(family: str) -> None:
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("axes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_places_of_maxima(axes: int) -> None:
     picture = torch.randint(-9, 9, (2, 3, 7, 5, 6)[: axes + 2], generator=torch.Generator().manual_seed(axes)).float()
     picture[0, 0, 3], picture[1, 2, 0] = float("nan"), float("nan")

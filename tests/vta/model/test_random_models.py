@@ -12,7 +12,8 @@ from tvm import relax
 
 from tests.vta.model.test_offload import COSTS, Emitter, run
 from tvm_ext.backends.vta.config import load_config
-from tvm_ext.backends.vta.model.offload import from_form, offload, prepare
+from tvm_ext.backends.vta.model.forms import from_form
+from tvm_ext.backends.vta.model.offload import offload, prepare
 from tvm_ext.backends.vta.model.relax_layers import bindings_of, read_graph
 
 OPERATORS = ("conv", "pointwise", "depthwise", "transposed", "pool", "sigmoid", "relu", "add", "average")
