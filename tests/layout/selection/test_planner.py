@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import doctest
 
+import numpy as np
 import pytest
 
 import tvm_ext.layout.selection as room
 from tests.layout.selection.problems import brute_force, chain, graph, residual, tree
 from tvm_ext.errors import OptionError
 from tvm_ext.layout.selection import (
+    Edge,
+    Operator,
+    Plan,
     SelectionProblem,
     plan_locally,
     plan_selection,
@@ -65,6 +69,26 @@ def test_every_size_of_parts_gives_a_selection(size: int) -> None:
         assert all(len(part) <= size for part in selection.parts)
         if size == 100:
             assert selection.optimal
+
+
+def test_operators_with_more_neighbours_than_an_array_has_axes() -> None:
+    """Densely connected, as in networks drawn at random: mostly there is one plan."""
+    free, count = (5, 40, 77), 90
+    random = np.random.default_rng(0)
+    sizes = [2 if name in free else 1 for name in range(count)]
+    operators = tuple(
+        Operator(f"op{name}", tuple(Plan(f"p{at}", int(random.integers(0, 9))) for at in range(size)))
+        for name, size in enumerate(sizes)
+    )
+    edges = tuple(
+        Edge(i, j, tuple(tuple(int(random.integers(0, 9)) for _ in range(sizes[j])) for _ in range(sizes[i])))
+        for i in range(count)
+        for j in range(i + 1, count)
+    )
+    problem = SelectionProblem(operators, edges)
+    selection = plan_selection(problem)
+    verify_selection(selection, problem)
+    assert selection.cost == brute_force(problem)
 
 
 def test_a_graph_whose_tables_do_not_fit_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,11 @@ def eliminate(
     dict of int to int, or None
         The plan of each member; None where a table would be larger than the limit.
     """
-    names = sorted(range(len(problem)) if members is None else set(members))
-    tables = _tables(problem, names, fixed or {})
+    asked = sorted(range(len(problem)) if members is None else set(members))
+    # Those with one plan would only be axes of length 1, of which NumPy allows 64.
+    choice = {name: 0 for name in asked if len(problem.operators[name].plans) == 1}
+    names = [name for name in asked if name not in choice]
+    tables = _tables(problem, names, {**(fixed or {}), **choice})
     sizes = {name: len(problem.operators[name].plans) for name in names}
     neighbours = {name: {axis for table in tables for axis in table.axes if name in table.axes} for name in names}
     steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
@@ -80,7 +83,6 @@ def eliminate(
         left.remove(name)
         for other in rest:
             neighbours[other] = (neighbours[other] | set(around)) - {name}
-    choice: dict[int, int] = {}
     for name, rest, best in reversed(steps):
         choice[name] = int(best[tuple(choice[axis] for axis in rest)])
     return choice
