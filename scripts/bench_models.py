@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from scripts import bench_int8, bfloat16_models, kernel_shares, model_batches, unknown_machine
-from scripts.results import add_json_option, add_keep_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tests.zoo import ZOO
 from tvm_ext.backends.cpu.precision import check_precision
 from tvm_ext.bench import compare
@@ -159,15 +160,17 @@ def measure_kernels() -> list[dict[str, Any]]:
     return [row for target in targets for threads in counts for row in kernel_shares.measure(target, threads)]
 
 
-def measure_models(names: Sequence[str], budget: float, stock_limit: float) -> list[dict[str, Any]]:
-    """Measure models, and print a line for each."""
+def measure_models(
+    names: Sequence[str], budget: float, stock_limit: float, keep: Path | None = None
+) -> list[dict[str, Any]]:
+    """Measure models that ``keep`` has no row of, and print a line for each."""
     engines, rows = ["tvm_ext", *PEERS], []
     for name in names:
         reason = ZOO[name].missing()
         if reason:
             print(f"{name}: left out, {reason}")
             continue
-        row = measure_model(name, engines, budget, stock_limit)
+        row = kept_or(keep, {"model": name}, partial(measure_model, name, engines, budget, stock_limit))
         rows.append(row)
         shown = (*engines, "tvm")
         times = " ".join(f"{engine} {row[f'{engine}_ms']:.2f}" for engine in shown if row.get(f"{engine}_ms"))
@@ -246,7 +249,9 @@ def main() -> None:
         show(summarise_kernels(kernels))
         store(path, "models", kernels, summarise_kernels(kernels), "kernels")
     if "models" in arguments.part:
-        rows = measure_models(names, arguments.budget, 0.0 if arguments.quick else arguments.stock_limit)
+        rows = measure_models(
+            names, arguments.budget, 0.0 if arguments.quick else arguments.stock_limit, arguments.keep
+        )
         show(summarise(rows))
         notes = sorted({note for row in rows for note in row["notes"]})
         store(path, "models", rows, summarise(rows), "models", notes)
