@@ -192,7 +192,7 @@ def copies(mod: tvm.IRModule) -> int:
 def test_where_copies_cost_nothing_every_kernel_has_the_order_it_likes(
     integers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other order is there at once or not at all: a tensor is copied for the outside once, never to and fro."""
+    """The other order is there at once or not at all: a tensor is copied for the outside once, never back and forth."""
     target = native_target()
     offers = backend_of(target).instructions(target)
     if not any(offer.plan for offer in offers):
