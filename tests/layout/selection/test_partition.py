@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from tests.layout.selection.problems import graph, residual
-from tvm_ext.layout.selection import Edge, Operator, Plan, SelectionProblem, is_desirable, partition
+from time import process_time
+
+import numpy as np
+import pytest
+
+from tests.layout.selection.problems import graph, random_problem, residual
+from tvm_ext.layout.selection import (
+    Edge,
+    Operator,
+    Plan,
+    SelectionProblem,
+    is_desirable,
+    partition,
+    plan_locally,
+    plan_selection,
+)
 
 A, B = Plan("a", 10), Plan("b", 20)
 FREE, DEAR = ((0, 5), (5, 0)), ((0, 50), (50, 0))
@@ -64,3 +78,25 @@ def test_parts_hold_every_operator_once_and_run_in_order() -> None:
         assert sum(map(len, found.parts)) == len(problem)
         assert all(place[edge.source] <= place[edge.target] for edge in problem.edges)
         assert len(found.cuts) == len(found.parts) - 1
+
+
+def test_many_operators_that_read_most_others_are_parted_in_no_time() -> None:
+    """A flow through each of these four thousand edges took minutes."""
+    random = np.random.default_rng(0)
+    pairs = [(source, target) for target in range(150) for source in range(target) if random.random() < 0.4]
+    problem = random_problem(1, pairs, 150, plans=(2, 3), relayouts=0)
+    began = process_time()
+    found = partition(problem, 13)
+    assert process_time() - began < 5
+    assert all(len(part) <= 13 for part in found.parts)
+    assert len(found.parts) < 150 / 3  # sides are a quarter at least
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_of_dense_graphs_lose_little(seed: int) -> None:
+    """Against the best choice there is, and what it costs to look at no neighbour."""
+    problem = graph(seed, 16, 0.5)
+    whole = plan_selection(problem)
+    assert whole.optimal
+    best, parted, local = whole.cost, plan_selection(problem, part_size=5).cost, plan_locally(problem).cost
+    assert best <= parted <= best + (local - best) / 2

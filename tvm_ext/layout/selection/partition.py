@@ -3,13 +3,14 @@
 An edge into an operator with one predecessor is *desirable* where that operator moves elements anyway, or where its
 best plan pays for the relayout in front of it: then what lies behind does not depend on what lies before. A desirable
 edge that every path passes is *dominant*, and parts the graph by itself; with another one, the fewest (and cheapest)
-*complementary* edges are cut that make the cut complete. Where a part has no desirable edge, any edge is taken that
-leaves both sides large.
+*complementary* edges are cut that make the cut complete. Where a part has no desirable edge, its order is cut at the
+cheapest place that leaves both sides large.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import networkx as nx
@@ -86,35 +87,55 @@ def _best_cut(problem: SelectionProblem, part: tuple[int, ...]) -> tuple[set[int
     pieces = sorted(nx.connected_components(graph), key=min)
     if len(pieces) > 1:
         return set(pieces[0]), "apart"
-    desirable = [edge for edge in edges if is_desirable(problem, edge)]
-    for kind, chosen in (("complementary", desirable), ("forced", edges)):
-        # Edges in the middle first: a cut that is not much dearer than the best one is worth even parts.
-        found = [_cut(part, edges, edge) for edge in chosen]
-        sides = [(cost, before) for cost, before in found if before]
-        if not sides:
-            continue
-        single = [(cost, before) for cost, before in sides if _crossing(edges, before) == 1]
-        if single and kind == "complementary":
-            return min(single, key=lambda side: _imbalance(side[1], part))[1], "dominant"
-        even = [side for side in sides if min(len(side[1]), len(part) - len(side[1])) * 4 >= len(part)] or sides
-        return min(even, key=lambda side: (side[0], _imbalance(side[1], part)))[1], kind  # type: ignore[return-value]
-    return set(part[: len(part) // 2]), "forced"
+    found = [_cut(part, edges, edge) for edge in edges if is_desirable(problem, edge)]
+    sides = [(cost, before) for cost, before in found if before]
+    if not sides:
+        return _cheapest_prefix(part, edges), "forced"
+    single = [before for _, before in sides if _crossing(edges, before) == 1]
+    if single:
+        return min(single, key=lambda before: _imbalance(before, part)), "dominant"
+    # A cut that is not much dearer than the best one is worth even parts.
+    even = [side for side in sides if _leaves_large_sides(len(side[1]), part)] or sides
+    return min(even, key=lambda side: (side[0], _imbalance(side[1], part)))[1], "complementary"
+
+
+def _cheapest_prefix(part: tuple[int, ...], edges: list[Edge]) -> set[int]:
+    """Give the operators before the cheapest place in the order of the part that leaves both sides large.
+
+    A minimum cut through each edge takes seconds where many operators read many others, and costs less afterwards
+    only rarely: parts are chosen for again with what is around them fixed.
+    """
+    place = {name: index for index, name in enumerate(part)}
+    change = [0] * len(part)
+    for edge in edges:
+        change[place[edge.source]] += _regret(edge)
+        change[place[edge.target]] -= _regret(edge)
+    costs = dict(enumerate(accumulate(change), start=1))
+    large = [count for count in costs if _leaves_large_sides(count, part)]
+    return set(part[: min(large, key=lambda count: (costs[count], abs(len(part) - 2 * count)))])
 
 
 def _cut(part: tuple[int, ...], edges: list[Edge], edge: Edge) -> tuple[int, set[int]]:
     """Give the cheapest complete cut with an edge in it: cost, and the operators before it."""
     network = nx.DiGraph()
     for other in edges:
-        # What is lost at most by choosing the two ends without regard to each other; 1 more, so that few edges are cut.
-        regret = max(map(max, other.costs)) - min(map(min, other.costs)) + 1
         held = network.get_edge_data(other.source, other.target, {"capacity": 0})["capacity"]
-        network.add_edge(other.source, other.target, capacity=held + regret)
+        network.add_edge(other.source, other.target, capacity=held + _regret(other))
         if not network.has_edge(other.target, other.source):
             network.add_edge(other.target, other.source)  # no capacity is infinite: nothing runs backwards
     network.add_edge("source", edge.source)
     network.add_edge(edge.target, "sink")
     cost, (before, _) = nx.minimum_cut(network, "source", "sink")
     return int(cost), {name for name in part if name in before}
+
+
+def _regret(edge: Edge) -> int:
+    """Give what choosing both ends without regard to each other loses at most; 1 more, so that few edges are cut."""
+    return max(map(max, edge.costs)) - min(map(min, edge.costs)) + 1
+
+
+def _leaves_large_sides(count: int, part: tuple[int, ...]) -> bool:
+    return min(count, len(part) - count) * 4 >= len(part)
 
 
 def _crossing(edges: list[Edge], before: set[int]) -> int:
