@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.artifact.compiled_model import CompiledModel
-from tvm_ext.artifact.metadata import FORMAT
+from tvm_ext.artifact.metadata import CACHE_LINE, ELEMENT, FORMAT
 from tvm_ext.backends.backend import PARTITIONED
 from tvm_ext.backends.cpu.target import warn_if_baseline
 from tvm_ext.backends.registry import backend_of
@@ -25,6 +25,7 @@ from tvm_ext.frontend import ImportedModel, import_model
 from tvm_ext.graph.decisions import layout_decisions
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.element_alignment import reads_any_element
 from tvm_ext.passes.shared_results import shared_results
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.phases import Phase
@@ -153,6 +154,7 @@ def compile(
         metadata["run_with"] = noted.pop("run_with")
         metadata["decisions"][backend_of(resolved).name if emit == LIBRARY else emit] = noted
     metadata["shared_results"] = list(shared_results(lowered))
+    metadata["alignment"] = ELEMENT if reads_any_element(lowered) else CACHE_LINE
     return kind(executable, metadata)
 
 

@@ -1,8 +1,9 @@
 """What crosses the border of a compiled model: arguments of ``main``, without a copy where that is possible; results.
 
-Arrays and tensors are taken as they are, through DLPack, when they are on the model's device, contiguous, writable, and
-begin at a multiple of 64 bytes, as compiled kernels expect. PyTorch's tensors begin so; NumPy's large arrays do not,
-unless :func:`tvm_ext.inputs.aligned` made them. All others are copied.
+Arrays and tensors are taken as they are, through DLPack, when they are on the model's device, contiguous, and begin
+where the compiled kernels can read them: at any element, or at a multiple of 64 bytes where a model was compiled
+without the phase that sees to that. Kernels never write to inputs, so those that are read-only are taken, too. All
+others are copied.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def arguments(
     given: Mapping[str, Any] | Sequence[Any],
     device: tvm.runtime.Device,
     conditions: Sequence[str] = (),
+    any_element: bool = False,
 ) -> list[Any]:
     """Check what was given for the inputs of a model, and make arguments of it.
 
@@ -43,6 +45,8 @@ def arguments(
         Where the model runs.
     conditions : sequence of str
         What has to hold of the extents (see :mod:`tvm_ext.conditions`).
+    any_element : bool
+        Whether the model's kernels read tensors that begin at any element, and not only at a multiple of 64 bytes.
 
     Returns
     -------
@@ -57,7 +61,7 @@ def arguments(
     """
     bound: dict[str, int] = {}
     matched = zip(specs, match_names(specs, given), strict=True)
-    taken = [_argument(spec, value, bound, device) for spec, value in matched]
+    taken = [_argument(spec, value, bound, device, any_element) for spec, value in matched]
     check_conditions(conditions, specs, bound)
     return taken
 
@@ -91,16 +95,19 @@ def _own(tensor: Any, is_shared: bool) -> np.ndarray:
     return array.copy() if is_shared or array.nbytes < LARGE_RESULT or not array.flags.writeable else array
 
 
-def _argument(spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.runtime.Device) -> Any:
+def _argument(
+    spec: TensorSpec, value: Any, bound: dict[str, int], device: tvm.runtime.Device, any_element: bool
+) -> Any:
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
         array = check_array(spec, _as_array(spec, value), bound)
         check_values(spec, array)
-        return from_array(array, device)
+        return from_array(array, device, any_element)
     tensor, dtype = _from_dlpack(spec, value)
     check_type(spec, dtype, [int(extent) for extent in tensor.shape], bound)
     if spec.limits is not None and tensor.device.dlpack_device_type() == tvm.cpu().dlpack_device_type():
         check_values(spec, np.from_dlpack(tensor))
-    if tensor.device == device and tensor.data_ptr() % ALIGNMENT == 0:
+    multiple = tensor.dtype.itemsize if any_element else ALIGNMENT
+    if tensor.device == device and tensor.data_ptr() % multiple == 0:
         return tensor
     try:
         return tensor.copyto(device)
@@ -118,16 +125,24 @@ def _as_array(spec: TensorSpec, value: Any) -> np.ndarray:
         raise InputError(f"input {describe(spec)}: no array can be made of it: {first_line(error)}") from None
 
 
-def from_array(array: np.ndarray, device: tvm.runtime.Device = _CPU) -> Any:
-    """Make a tensor of a contiguous array; it shares the memory where it is on the CPU, aligned and writable."""
+def from_array(array: np.ndarray, device: tvm.runtime.Device = _CPU, any_element: bool = False) -> Any:
+    """Make a tensor of a contiguous array; it shares the memory where it is on the CPU and begins where it may."""
     if device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
         return tvm.runtime.tensor(array, device)
-    if not array.flags.writeable or array.ctypes.data % ALIGNMENT:
+    if array.ctypes.data % (array.itemsize if any_element else ALIGNMENT):
         array = aligned(array)
     try:
-        return compact(tvm_ffi.from_dlpack(array))
+        return compact(tvm_ffi.from_dlpack(array if array.flags.writeable else np.asarray(_Lent(array))))
     except (BufferError, RuntimeError, ValueError):  # a type that NumPy has not of itself, such as bfloat16
         return tvm.runtime.tensor(array, device)
+
+
+class _Lent:
+    """The memory of a read-only array, which NumPy hands to no other library; for those that only read it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._owner = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
 def _from_dlpack(spec: TensorSpec, value: Any) -> tuple[Any, str]:

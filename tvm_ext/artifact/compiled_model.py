@@ -27,7 +27,7 @@ from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination
 from tvm_ext.artifact.device_errors import device_error, older_gpu
 from tvm_ext.artifact.machine import Machine
-from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.artifact.shared_object import write_library
 from tvm_ext.artifact.staging import Staging
 from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError, first_line
@@ -59,6 +59,8 @@ class CompiledModel:
         What has to hold of the extents of the inputs (see :mod:`tvm_ext.conditions`).
     shared_results : tuple of bool
         For each result of :meth:`run_tensors` whether its memory may be that of something else.
+    any_element : bool
+        Whether kernels read arguments that begin at any element, and not only at a multiple of 64 bytes.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class CompiledModel:
         self._runs_at_once = self._is_on_cpu and not self.is_offloaded
         self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
         self.shared_results = tuple(shared_results or metadata.get("shared_results", ())) or (True,) * len(self.outputs)
+        self.any_element = metadata.get("alignment") == ELEMENT
         self._origin = origin  # the library file, where the model was loaded from one
         self._idle: list[Machine] = []
         self._staging = Staging(self.inputs)
@@ -148,7 +151,7 @@ class CompiledModel:
         self._check_device()
         arrays = self._staging.known(inputs) if self._is_on_cpu else None
         if arrays is None:
-            given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions))
+            given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions, self.any_element))
             values = self._in_thread(lambda: self._call(lambda machine: given, self._taken))
             if self._is_on_cpu:
                 self._staging.remember(inputs)
@@ -167,7 +170,8 @@ class CompiledModel:
         Parameters
         ----------
         given : sequence of tvm.runtime.Tensor
-            In the order of ``self.inputs``, on ``self.device``, aligned for kernels.
+            In the order of ``self.inputs``, on ``self.device``, contiguous; they begin at a multiple of 64 bytes unless
+            ``any_element``.
 
         Returns
         -------
@@ -198,7 +202,7 @@ class CompiledModel:
                 machine = idle.pop()
             except IndexError:
                 with self._lock:
-                    idle, machine = self._idle, Machine(self._new_machine())
+                    idle, machine = self._idle, Machine(self._new_machine(), self.any_element)
             try:
                 values = list(taken(machine.main(*given(machine))))
             except TvmExtError:

@@ -1,8 +1,7 @@
-"""A Relax virtual machine of a compiled model, with aligned memory for small inputs.
+"""A Relax virtual machine of a compiled model, with memory for small inputs.
 
-Compiled kernels expect data at a multiple of 64 bytes, where NumPy's small arrays seldom are. A machine keeps, for each
-input, one aligned place of the last shape, into which arrays are copied: much less work than new memory and a new
-tensor for each run.
+A machine keeps, for each input, one aligned place of the last shape, into which small arrays are copied: less work than
+a new tensor for each run.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from tvm_ext.artifact.arguments import from_array
 from tvm_ext.inputs import aligned
 
 LARGEST_COPY = 1 << 16
-"""Bytes of an input that is copied to where the last one of its shape was; larger ones are taken as they are, or
-copied to memory that does not stay."""
+"""Bytes of an input that is copied to where the last one of its shape was; larger ones are taken as they are where
+kernels can read them so."""
 
 
 class Machine:
@@ -27,10 +26,13 @@ class Machine:
     Parameters
     ----------
     virtual_machine : relax.VirtualMachine
+    any_element : bool
+        Whether its kernels read tensors that begin at any element, and not only at a multiple of 64 bytes.
     """
 
-    def __init__(self, virtual_machine: relax.VirtualMachine) -> None:
+    def __init__(self, virtual_machine: relax.VirtualMachine, any_element: bool = False) -> None:
         self.main = virtual_machine["main"]
+        self._any_element = any_element
         self._places: dict[int, tuple[np.ndarray, Any]] = {}
 
     def staged(self, arrays: Sequence[np.ndarray]) -> list[Any]:
@@ -47,7 +49,9 @@ class Machine:
             Good until the next call.
         """
         return [
-            self._placed(number, array) if array.nbytes <= LARGEST_COPY else from_array(array)
+            self._placed(number, array)
+            if array.nbytes <= LARGEST_COPY
+            else from_array(array, any_element=self._any_element)
             for number, array in enumerate(arrays)
         ]
 

@@ -20,6 +20,10 @@ from tvm_ext.version import __version__
 FORMAT = 1
 REMEDY = "compile the model again"
 
+CACHE_LINE, ELEMENT = "cache line", "element"
+"""The field ``alignment``: where the data of arguments may begin, as the kernels were compiled; at a multiple of 64
+bytes where the field is missing."""
+
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Read and check the metadata of an artifact.
@@ -107,6 +111,8 @@ def _check(metadata: Mapping[str, Any]) -> None:
     shared = metadata.get("shared_results", [])
     if not isinstance(shared, list) or not all(isinstance(item, bool) for item in shared):
         raise _Damage("shared_results is no list of true and false")
+    if metadata.get("alignment", CACHE_LINE) not in (CACHE_LINE, ELEMENT):
+        raise _Damage(f"alignment is neither {CACHE_LINE!r} nor {ELEMENT!r}")
     if not isinstance(metadata.get("decisions", {}), dict):
         raise _Damage("decisions is not an object")
     for side in ("inputs", "outputs"):

@@ -34,6 +34,13 @@ def element_alignment() -> tvm.transform.Pass:
     return _element_alignment
 
 
+def reads_any_element(mod: tvm.IRModule) -> bool:
+    """Tell whether every kernel of a lowered module takes tensors that begin at any element."""
+    kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc) and not _is_of_extents(func)]
+    buffers = [buffer for func in kernels for buffer in func.params if isinstance(buffer.ty, tirx.BufferType)]
+    return all(buffer.data_alignment <= _element_bytes(buffer) for buffer in buffers)
+
+
 def align_to_elements(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Declare the tensors that a kernel takes as aligned to one element each."""
     buffers = [buffer for buffer in func.params if isinstance(buffer.ty, tirx.BufferType)]
@@ -51,6 +58,15 @@ def _aligned_to_element(buffer: Any) -> Any:
         strides=buffer.strides or None,
         elem_offset=buffer.elem_offset,
         scope=buffer.scope(),
-        data_alignment=(tvm.DataType(buffer.dtype).bits + 7) // 8,
+        data_alignment=_element_bytes(buffer),
         offset_factor=buffer.offset_factor,
     )
+
+
+def _is_of_extents(func: tirx.PrimFunc) -> bool:
+    """Whether a function computes extents, in memory of the virtual machine, and never sees a tensor."""
+    return bool(func.attrs) and "tirx.is_host_func" in func.attrs
+
+
+def _element_bytes(buffer: Any) -> int:
+    return (int(tvm.DataType(buffer.dtype).bits) + 7) // 8

@@ -163,14 +163,14 @@ class _Compiled:
         """
         for index, spec in self._limited:
             check_values(spec, arguments[index].detach().numpy())
-        given = [_given(argument, arguments[argument.index]) for argument in self._arguments]
+        given = [_given(argument, arguments[argument.index], self._model.any_element) for argument in self._arguments]
         results = self._model.run_tensors(given)
         return [to_torch(result, shares) for result, shares in zip(results, self._model.shared_results, strict=True)]
 
 
-def _given(argument: Argument, value: Any) -> Any:
+def _given(argument: Argument, value: Any, any_element: bool) -> Any:
     if not argument.is_extent:
-        return to_tvm(value)
+        return to_tvm(value, any_element)
     if not 0 <= value < LONGEST_EXTENT:
         raise _NoExtentError
     return of_extent(int(value))

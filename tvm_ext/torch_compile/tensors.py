@@ -12,12 +12,15 @@ from tvm_ext.artifact.arguments import compact
 from tvm_ext.inputs import ALIGNMENT
 
 
-def to_tvm(tensor: torch.Tensor) -> Any:
-    """Give TVM a tensor: its own memory if that is contiguous and begins where kernels expect it, else a copy."""
+def to_tvm(tensor: torch.Tensor, any_element: bool = False) -> Any:
+    """Give TVM a tensor: its own memory if that is contiguous and begins where kernels can read it, else a copy.
+
+    With ``any_element`` they can read it everywhere, else at multiples of 64 bytes.
+    """
     if tensor.requires_grad:
         tensor = tensor.detach()
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    if tensor.data_ptr() % ALIGNMENT:
+    if tensor.data_ptr() % (tensor.element_size() if any_element else ALIGNMENT):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return compact(tvm_ffi.from_dlpack(tensor))
 
