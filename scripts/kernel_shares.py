@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tvm_ext.bench.peak import Copy, MultiplyAdds
 from tvm_ext.schedules.cpu.machine import machine_of
-from tvm_ext.schedules.cpu.streaming import KEPT_PART, STREAMING_ISAS
+from tvm_ext.schedules.cpu.streaming import STREAMING_ISAS, kept_bytes
 from tvm_ext.system.threads import physical_cores, use_all_cores
 from tvm_ext.target import resolve_target
 
@@ -208,7 +208,7 @@ def measure(
             rate = case.bytes_moved / seconds
             row |= {"gb_per_s": rate / 1e9, "share_of_copy": rate / max(best)}
             # A result that is too large for the cache is stored past it, whatever a copy finds there in the next turn.
-            streams = len(copies) > 1 and case.bytes_moved // 2 >= machine.l3 // KEPT_PART
+            streams = len(copies) > 1 and case.bytes_moved > kept_bytes(machine)
             row["share_of_like_copy"] = rate / best[streams]
             row |= {f"{name}_gb_per_s": rate / 1e9 for name, rate in zip(("copy", "streamed_copy"), best, strict=False)}
         row["microseconds"] = seconds * 1e6

@@ -41,6 +41,8 @@ class Machine:
         element that is met with few vectors costs as much as a multiply-add.
     l1, l2, l3 : int
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
+    shares_l3 : bool
+        Whether the last cache is larger than what the cores count on, as other machines use it.
     cores : int
         Physical cores.
     clock : float
@@ -74,6 +76,7 @@ class Machine:
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20
+    shares_l3: bool = False
     cores: int = 1
     clock: float = 3.5e9
     flops: float = 100e9
@@ -219,8 +222,8 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
         cores = cores or known.cores
     if mcpu == native_cpu().name:
         caches = _host_caches()
-        l3 = min(caches.get(3, row.l3), physical_cores() * L3_OF_CORE)
-        row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), l3=l3)
+        own = physical_cores() * L3_OF_CORE
+        row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), **_own_part(caches.get(3, row.l3), own))
         measured = read_calibration(FIGURES)
         if measured is not None:
             changes: dict[str, Any] = {**measured.figures, "calibrated": measured.date}
@@ -228,6 +231,11 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
     if not cores:
         cores = physical_cores()
     return replace(row, cores=cores)
+
+
+def _own_part(l3: int, own: int) -> dict[str, Any]:
+    """Say how much of a last cache counts, and whether other machines use the rest, where ``own`` bytes are ours."""
+    return {"l3": min(l3, own), "shares_l3": l3 > own}
 
 
 def _host_caches() -> dict[int, int]:

@@ -21,6 +21,7 @@ from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.exponentials import may_forget_nan
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.kernel.rows import (
@@ -31,7 +32,7 @@ from tvm_ext.schedules.kernel.rows import (
     row_loops,
 )
 from tvm_ext.schedules.rule import new_schedule
-from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.loops import mark_forgotten_nan, mark_simd
 from tvm_ext.schedules.simd.prefetch import LINE, NextRow, mark_next_row
 
 COLUMN_VECTORS = 4
@@ -87,6 +88,7 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
         for block in blocks:
             vectorize_along(schedule, block, 0, machine)
         return
+    forgetful = [may_forget_nan(schedule, block, blocks) for block in blocks]
     schedule.reorder(*rows, *inside)
     if not inside:
         schedule.add_unit_loop(blocks[-1])
@@ -94,8 +96,10 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
     for block in reversed(blocks[:-1]):
         schedule.compute_at(block, row, preserve_unit_loops=True)
     depth = share_out(schedule, [row], seconds, machine)
-    for block in blocks:
+    for block, forgets in zip(blocks, forgetful, strict=True):
         vectorize_along(schedule, block, depth, machine)
+        if forgets:
+            mark_forgotten_nan(schedule, schedule.get_loops(block)[-1])
     if inside:
         stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine)
     _fetch_next_row(schedule, blocks, machine)

@@ -34,6 +34,9 @@ from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Wid
 SIMD_ATTRIBUTE = "tvm_ext.simd"
 """Loop annotation: lanes of the vectors that the loop is to be made of."""
 
+NAN_ATTRIBUTE = "tvm_ext.forget_nan"
+"""Annotation of the same loop: 1 if the minima and maxima that it takes need not be NaN where it meets NaN."""
+
 PARTIAL_RESULTS = 4
 """Accumulators of a long reduction: the latency of an addition over its rate, on current CPUs."""
 
@@ -44,6 +47,11 @@ UNROLLED_VECTORS = 4
 def mark_simd(schedule: Schedule, loop: LoopRV, lanes: int) -> None:
     """Ask for a loop to be made of vectors of ``lanes`` iterations when the kernel is lowered."""
     schedule.annotate(loop, SIMD_ATTRIBUTE, lanes)
+
+
+def mark_forgotten_nan(schedule: Schedule, loop: LoopRV) -> None:
+    """Allow a loop to take minima and maxima as if there were no NaN, as something else sees to it."""
+    schedule.annotate(loop, NAN_ATTRIBUTE, 1)
 
 
 def holds_extremes_in_vectors(loop: Any) -> bool:
@@ -159,11 +167,12 @@ class _Rewriter:
             number: tirx.decl_buffer((self._unroll * self._lanes,), reduction.element, "partial")
             for number, reduction in reductions.items()
         }
+        self._forgets_nan = bool(loop.annotations) and NAN_ATTRIBUTE in loop.annotations
         # NaN that comes by is noted beside the partial results: they would wait for each comparison with NaN.
         self._noted = {
             number: tirx.decl_buffer((self._lanes,), reduction.element, "noted")
             for number, reduction in reductions.items()
-            if reduction.is_extreme
+            if reduction.is_extreme and not self._forgets_nan
         }
 
     def rewrite(self) -> Any:
@@ -280,19 +289,20 @@ class _Rewriter:
     def _result(self, number: int) -> Any:
         """Combine the partial results two by two, then the halves of the vector, and put the result in its place."""
         reduction = self._reductions[number]
+        combine = reduction.met if self._forgets_nan else reduction.combine
         names = Bindings()
         parts = [self._get(number, part) for part in range(self._unroll)]
         while len(parts) > 1:
-            parts = [reduction.combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         total, lanes = parts[0], self._lanes
         if number in self._noted:
             noted = self._get_noted(number)
             total = prim.Select(tirx.isnan(noted), noted, total)
         while lanes > 1:
             total, lanes = names.bind("total", total), lanes // 2
-            total = reduction.combine(*(_slice(total, start, lanes) for start in (0, lanes)))
+            total = combine(*(_slice(total, start, lanes) for start in (0, lanes)))
         store = reduction.store
-        combined = reduction.combine(tirx.BufferLoad(store.buffer, store.indices), names.around(total))
+        combined = combine(tirx.BufferLoad(store.buffer, store.indices), names.around(total))
         return tirx.BufferStore(store.buffer, combined, store.indices)
 
 

@@ -87,7 +87,7 @@ class NextRow:
             name = str(load.source.name)
             place = widener.linear(load.indices[0]) if name in self.operands and len(load.indices) == 1 else None
             if place is not None and place[1] == 1:
-                found.setdefault(name, _fetch(load.source, place[0] + self.distance))
+                found.setdefault(name, fetch(load.source, place[0] + self.distance))
 
         for statement in statements:
             tvm_ffi.structural_walk(statement, [(tvm.ir.TensorLoad, note)])
@@ -213,7 +213,7 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
         iteration = iteration * loop.extent + loop.loop_var
     count = prod(int(loop.extent) for loop in passes)
     fetches = [
-        _fetch(load.source, analyzer.simplify(index + tirx.min(iteration + done, vectors - 1) * stride + ahead))
+        fetch(load.source, analyzer.simplify(index + tirx.min(iteration + done, vectors - 1) * stride + ahead))
         for done in range(0, vectors, count)
     ]
 
@@ -260,7 +260,8 @@ def _before_each(step: Any, statements: Sequence[Any], reduction: Any) -> Any:
     return tvm_ffi.structural_mutate(reduction, [(tirx.For, insert)])
 
 
-def _fetch(buffer: Any, index: Any) -> Any:
+def fetch(buffer: Any, index: Any) -> Any:
+    """Make the statement that fetches the line of an element into the L2 cache; the element need not exist."""
     return tirx.Evaluate(tirx.call_extern("void", PREFETCH, tirx.address_of(tirx.BufferLoad(buffer, [index]))))
 
 

@@ -21,7 +21,15 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.simd.piecewise import erf_by_pieces
-from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, exp_growth, exp_remainder, horner, log_remainder
+from tvm_ext.schedules.simd.polynomial import (
+    erf_far,
+    erf_near,
+    exp_growth,
+    exp_remainder,
+    exp_slope,
+    horner,
+    log_remainder,
+)
 from tvm_ext.schedules.simd.vector import Bindings, constant_like, element_type, lanes_of, wide_type
 
 _LN2 = math.log(2)
@@ -120,16 +128,17 @@ def _exp(value: Any, isa: str = "") -> Any:
 
 
 def _exp_by_table(value: Any) -> Any:
-    """Compute ``exp`` as ``2**(k / 16) * exp(remainder)`` in vectors of AVX-512, 16 powers of two in one register.
+    """Compute ``exp`` as ``2**(k / 32) * exp(remainder)`` in vectors of AVX-512, 32 powers of two in two registers.
 
     The low bits of ``k`` choose the power (Tang, Table-driven implementation of the exponential function in IEEE
-    floating-point arithmetic, ACM TOMS 1989), which leaves a remainder so small that a square and a cube will do. The
-    rest of ``k`` is the exponent, which one instruction adds: subnormal results and infinities come out of it, so
-    values need no clamping. Only the remainder does, as that of an infinite value is no number.
+    floating-point arithmetic, ACM TOMS 1989), which leaves a remainder so small that a square will do. The rest of
+    ``k`` is the exponent, which one instruction adds: subnormal results and infinities come out of it, so values need
+    no clamping. Only the remainder does, as that of an infinite value is no number.
     """
     names = Bindings()
     value = names.bind("value", value)
-    exponent, integer, remainder = _reduce(names, value, AVX512_LANES)
+    powers = 2 * AVX512_LANES
+    exponent, integer, remainder = _reduce(names, value, powers)
     unmasked, current_rounding = tirx.const(-1, "int16"), tirx.const(4, "int32")
     wide, zero = wide_type("float32", AVX512_LANES), constant_like(0.0, value)
 
@@ -140,12 +149,15 @@ def _exp_by_table(value: Any) -> Any:
     limit = constant_like(1.0, value)
     limited = call("mask.range", remainder, limit, smaller_of_sizes, zero, unmasked, current_rounding)
     remainder = names.bind("limited", limited)
-    table = prim.Shuffle(
-        [tirx.const(2.0 ** (number / AVX512_LANES), "float32") for number in range(AVX512_LANES)],
-        [tirx.const(number, "int32") for number in range(AVX512_LANES)],
+    low, high = (
+        prim.Shuffle(
+            [tirx.const(2.0 ** (number / powers), "float32") for number in numbers],
+            [tirx.const(number, "int32") for number in range(AVX512_LANES)],
+        )
+        for numbers in (range(AVX512_LANES), range(AVX512_LANES, powers))
     )
-    power = names.bind("power", tirx.call_llvm_pure_intrin(wide, "llvm.x86.avx512.permvar.sf.512", table, integer))
-    growth = horner(exp_growth(-_LN2 / 32, _LN2 / 32, 2), remainder)
+    power = names.bind("power", call("vpermi2var", low, integer, high))
+    growth = horner(exp_slope(_LN2 / (2 * powers)), remainder)
     result = power * remainder * growth + power
     return names.around(call("mask.scalef", result, exponent, zero, unmasked, current_rounding))
 

@@ -149,7 +149,8 @@ def test_a_few_cores_count_on_a_part_of_a_server_s_last_cache(
     monkeypatch.setattr(machine, "physical_cores", lambda: cores)
     machine.forget_machines()
     try:
-        assert machine.machine_of(resolve_target(None)).l3 == counted << 20
+        found = machine.machine_of(resolve_target(None))
+        assert (found.l3, found.shares_l3) == (counted << 20, counted < seen)
     finally:
         monkeypatch.undo()
         machine.forget_machines()

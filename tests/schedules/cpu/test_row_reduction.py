@@ -154,8 +154,8 @@ def test_aarch64_compiles() -> None:
 
 
 def test_a_streamed_result_and_buffers_of_each_thread() -> None:
-    """The result is past half of the 8 MiB that the row of an instruction set has as last cache."""
-    x = values(1100, 1040)
+    """Operand and result are past the 10 MiB that the row of an instruction set keeps of both."""
+    x = values(1300, 1040)
     compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES, TARGETS["avx2"])
     (kernel,) = compiled.kernels.values()
     text = assembly(kernel, TARGETS["avx2"])
@@ -191,3 +191,39 @@ def test_one_pass_over_a_row_needs_no_fetches() -> None:
     compiled = compile_graph(lambda _, v: op.sum(v, [-1]), [x], RULES, TARGETS["avx2"])
     (kernel,) = compiled.kernels.values()
     assert "prefetch" not in assembly(kernel, TARGETS["avx2"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_nan_takes_its_row_wherever_it_stands(name: str, target: str) -> None:
+    """The maximum of a softmax need not hand it on."""
+    x = values(35, 33)
+    for place in range(33):
+        x[place, place] = [np.nan, np.inf, -np.inf][place % 3]
+    x[33] = -np.inf
+    compiled = compile_graph(lambda _, v: getattr(op.nn, name)(v, -1), [x], RULES, TARGETS[target])
+    expected = getattr(torch, name)(torch.from_numpy(x), -1).numpy()
+    np.testing.assert_allclose(compiled(x), expected, rtol=2e-6, atol=1e-6)
+
+
+def test_a_maximum_that_something_else_uses_keeps_nan() -> None:
+    def graph(_: relax.BlockBuilder, v: relax.Expr) -> relax.Expr:
+        largest = op.max(v, -1, True)
+        sums = op.sum(op.exp(op.subtract(v, largest)), -1, True)
+        return op.add(op.log(sums), largest)
+
+    x = values(4, 40)
+    x[1, 7], x[2, 39] = np.nan, np.inf
+    compiled = compile_graph(graph, [x], RULES)
+    with np.errstate(invalid="ignore"):
+        largest = x.max(-1, keepdims=True)
+        expected = np.log(np.exp(x - largest).sum(-1, keepdims=True)) + largest
+    np.testing.assert_allclose(compiled(x), expected, rtol=2e-6)
+
+
+def test_the_maximum_of_a_softmax_compares_nothing_with_nan() -> None:
+    compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [values(64, 1024)], RULES, TARGETS["avx2"])
+    (kernel,) = compiled.kernels.values()
+    text = assembly(kernel, TARGETS["avx2"])
+    assert "vmaxps" in text
+    assert "unordps" not in text

@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
 from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, assembly, compile_graph
 from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.transpose import Transpose
 
 op = relax.op
@@ -64,8 +66,8 @@ def test_large_matrices_are_shared_out(rows: int) -> None:
 
 
 def test_a_result_larger_than_the_cache_is_streamed() -> None:
-    """The row of an instruction set has 8 MiB of cache where the machine is not known; the result has 4 MiB."""
-    x = numbers(1024, 1040)
+    """The row of an instruction set has 8 MiB of cache where the machine is not known; the result has 5.4 MiB."""
+    x = numbers(1360, 1040)
     streamed = compile_graph(lambda _, v: op.nn.relu(v), [x], RULES, TARGETS["avx2"])
     (kernel,) = streamed.kernels.values()
     assert "movntps" in assembly(kernel, TARGETS["avx2"])
@@ -75,6 +77,21 @@ def test_a_result_larger_than_the_cache_is_streamed() -> None:
     (kernel,) = turned.kernels.values()
     assert "movntps" in assembly(kernel, TARGETS["avx2"])
     np.testing.assert_array_equal(turned(x), x.T)
+
+
+@pytest.mark.parametrize("shape", [(1361, 1040), (1050, 1363), (1040, 1040)])
+def test_whole_lines_are_streamed_at_once_and_the_next_fetched(shape: tuple[int, int]) -> None:
+    """Rows a page and more apart of which a tile writes whole lines need no buffer."""
+    x = numbers(*shape)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 1})
+    compiled = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [x], RULES, target)
+    (kernel,) = compiled.kernels.values()
+    text = assembly(kernel, target)
+    assert "prefetcht1" in text
+    assert "vmovntps" in text
+    assert "TVMBackendAllocWorkspace" not in text
+    if machine_of(TARGETS["native"]).isa == "avx512":
+        np.testing.assert_array_equal(compiled(x), x.T)
 
 
 def test_aarch64_compiles() -> None:

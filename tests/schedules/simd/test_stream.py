@@ -117,22 +117,44 @@ def test_tiles(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "streams"),
+    ("l3", "cores", "shares", "is_far", "streams"),
     [
-        (Machine("avx512", 512, 32, l3=64 << 10), True),
-        (Machine("avx512", 512, 32, l3=256 << 10), False),
-        (Machine("neon", 128, 32, l3=64 << 10), False),
+        (64, 1, False, False, True),
+        (150, 1, False, False, True),
+        (180, 1, False, False, False),
+        (96, 2, False, False, True),
+        (110, 2, False, False, False),
+        (150, 2, False, True, True),
+        (180, 2, False, True, False),
+        (200, 2, True, False, True),
+        (260, 2, True, False, False),
     ],
 )
-def test_large_results_of_machines_that_can_are_streamed(machine: Machine, streams: bool) -> None:
-    source = te.placeholder((64, 256), "float32", "source")  # 64 KiB
-    schedule = new_schedule(te.create_prim_func([source, te.compute((64, 256), lambda i, j: -source[i, j], name="n")]))
+def test_what_the_caches_do_not_keep_is_streamed(
+    l3: int, cores: int, shares: bool, is_far: bool, streams: bool
+) -> None:
+    """Operand and result, 64 KiB each, against parts of the last cache."""
+    machine = Machine("avx512", 512, 32, l3=l3 << 10, shares_l3=shares, cores=cores)
+    assert _streams(machine, 64, is_far) == streams
+
+
+def test_streaming_takes_instructions_for_it_and_a_result_of_some_size() -> None:
+    assert not _streams(Machine("neon", 128, 32, l3=64 << 10), 64)
+    assert not _streams(Machine("avx512", 512, 32, l3=64 << 10), 8, read_rows=1 << 10)
+
+
+def _streams(machine: Machine, rows: int, is_far: bool = False, read_rows: int = 0) -> bool:
+    source = te.placeholder((read_rows or rows, 256), "float32", "source")
+    schedule = new_schedule(
+        te.create_prim_func([source, te.compute((rows, 256), lambda i, j: -source[i, j], name="n")])
+    )
     block = schedule.get_sblock("n")
     loop = schedule.get_loops(block)[-1]
     mark_simd(schedule, loop, 16)
-    stream_large_result(schedule, block, loop, machine)
+    said = stream_large_result(schedule, block, loop, machine, is_far)
     with TARGETS["native"]:
-        assert ("sfence" in str(vector_code()(schedule.mod)["main"])) == streams
+        assert ("sfence" in str(vector_code()(schedule.mod)["main"])) == said
+    return said
 
 
 def test_a_machine_without_streaming_stores_compiles_large_results() -> None:
