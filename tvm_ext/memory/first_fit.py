@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tvm_ext.memory.blocks import Block
 
 _WORSE = 0.1  # of the changes that raise the excess, how many are taken
+_EFFORT_OF_PAIR = 500  # meetings to look at, at most, for every pair of blocks: few blocks have few orders
 _TRADE, _FRONT, _RANDOM = 0.5, 0.15, 0.05  # how often; otherwise the block moves before the other
 
 
@@ -102,7 +103,7 @@ class FirstFit:
         bound : int
             Bytes of an arena that is small enough.
         effort : int
-            Meetings of two blocks to look at.
+            Meetings of two blocks to look at, at most; of few blocks fewer will do.
         seed : int
             Of the random choices.
 
@@ -112,6 +113,7 @@ class FirstFit:
             Offsets, not worse than the ones given; the same for the same input.
         """
         choose = random.Random(seed)
+        effort = min(effort, _EFFORT_OF_PAIR * len(order) ** 2)
         best, smallest = offsets, self.size(offsets)
         excess = self._excess(offsets, bound)
         while effort > 0 and smallest > bound:
