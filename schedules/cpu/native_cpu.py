@@ -7,57 +7,17 @@ the name alone would be slow on the first, and end in an illegal instruction on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
 import tvm
 
+from tvm_ext.system.cpu_features import FEATURES, are_known, features_of
 from tvm_ext.system.host import processor_flags
-
-# Linux's name of a flag, and LLVM's of the feature. Of names that are the same, those that code generation may use.
-FEATURES: Mapping[str, str] = {
-    "pni": "sse3",
-    "ssse3": "ssse3",
-    "sse4_1": "sse4.1",
-    "sse4_2": "sse4.2",
-    "popcnt": "popcnt",
-    "avx": "avx",
-    "avx2": "avx2",
-    "fma": "fma",
-    "f16c": "f16c",
-    "bmi1": "bmi",
-    "bmi2": "bmi2",
-    "gfni": "gfni",
-    "avx_vnni": "avxvnni",
-    "avx512f": "avx512f",
-    "avx512bw": "avx512bw",
-    "avx512cd": "avx512cd",
-    "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl",
-    "avx512ifma": "avx512ifma",
-    "avx512vbmi": "avx512vbmi",
-    "avx512_vbmi2": "avx512vbmi2",
-    "avx512_vnni": "avx512vnni",
-    "avx512_bitalg": "avx512bitalg",
-    "avx512_vpopcntdq": "avx512vpopcntdq",
-    "avx512_bf16": "avx512bf16",
-    "avx512_fp16": "avx512fp16",
-    "amx_tile": "amx-tile",
-    "amx_int8": "amx-int8",
-    "amx_bf16": "amx-bf16",
-    "asimddp": "dotprod",
-    "i8mm": "i8mm",
-    "bf16": "bf16",
-    "asimdhp": "fullfp16",
-}
 
 SERVER = "sapphirerapids"
 """The first CPU with AMX: its name stands for one that has it, whatever LLVM takes it for."""
-
-_SIGNS = frozenset({"fpu", "fp"})
-"""Flags of which every x86 and AArch64 CPU has one; without them the flags are not known."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +52,9 @@ def describe(guess: str, flags: AbstractSet[str]) -> NativeCpu:
     flags : set of str
         As ``/proc/cpuinfo`` has them; where there are none, the guess stands.
     """
-    if not _SIGNS & flags:
+    if not are_known(flags):
         return NativeCpu(guess)
-    has = {feature for flag, feature in FEATURES.items() if flag in flags}
+    has = features_of(flags)
     name = guess
     if "amx-int8" in has and "amx-int8" not in _features(guess):
         name = SERVER

@@ -25,7 +25,7 @@ from tvm import relax
 
 from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination
-from tvm_ext.artifact.device_errors import device_error, older_gpu
+from tvm_ext.artifact.device_errors import device_error, lesser_cpu, older_gpu
 from tvm_ext.artifact.machine import Machine
 from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.artifact.shared_object import write_library
@@ -75,7 +75,7 @@ class CompiledModel:
         self.inputs = tensor_specs(metadata["inputs"])
         self.outputs = tensor_specs(metadata["outputs"])
         self._is_on_cpu = metadata["device"] == "cpu"
-        self._fits = False  # as far as is known of another device
+        self._fits = False  # as far as is known of the device
         self._runs_at_once = self._is_on_cpu and not self.is_offloaded
         self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
         self.shared_results = tuple(shared_results or metadata.get("shared_results", ())) or (True,) * len(self.outputs)
@@ -229,10 +229,16 @@ class CompiledModel:
                 f"the model was compiled for {self.metadata['target']['kind']}, and this machine has no "
                 f"{self.metadata['device']} device; compile it for --target native to run it here"
             )
-        if not self._is_on_cpu and not self._fits:
-            if fault := older_gpu(str(self.metadata["target"].get("arch", "")), str(self.device.compute_version)):
-                raise TargetError(fault)
-            self._fits = True
+        if self._fits:
+            return
+        target = self.metadata["target"]
+        if self._is_on_cpu:
+            fault = lesser_cpu(target)
+        else:
+            fault = older_gpu(str(target.get("arch", "")), str(self.device.compute_version))
+        if fault:
+            raise TargetError(fault)
+        self._fits = True
 
     def _new_machine(self) -> relax.VirtualMachine:
         self._check_device()

@@ -1,8 +1,19 @@
-"""What the CUDA driver and runtime say when something is wrong, as a sentence that says what to do."""
+"""What is wrong with the device that a model is to run on, as a sentence that says what to do.
+
+What the CUDA driver and runtime say, a GPU that is older than the code, and a CPU without the code's instructions.
+"""
 
 from __future__ import annotations
 
+import platform
 import re
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+
+from tvm_ext.system.cpu_features import missing_features
+from tvm_ext.system.host import processor_flags
 
 _SAYINGS: tuple[tuple[str, str], ...] = (
     (
@@ -61,4 +72,28 @@ def older_gpu(arch: str, found: str) -> str:
     return (
         f"the model was compiled for {arch}, and the GPU of this machine is of sm_{here[1]}{here[2]}, which is older; "
         "compile it for that, as in --target cuda on this machine"
+    )
+
+
+def lesser_cpu(target: Mapping[str, Any]) -> str:
+    """Say that this machine's CPU lacks instructions of the one a model was compiled for; ``""`` if it does not.
+
+    Such code would end the process at the first of them.
+
+    Parameters
+    ----------
+    target : mapping
+        The target as metadata has it.
+    """
+    triple = str(target.get("mtriple", ""))
+    if "mcpu" not in target or (triple and triple.partition("-")[0] != platform.machine()):
+        return ""
+    config = {"kind": target["kind"], **{name: target[name] for name in ("mcpu", "mattr", "mtriple") if name in target}}
+    needed = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
+    missing = missing_features(needed, processor_flags())
+    if not missing:
+        return ""
+    return (
+        f"the model was compiled for {target['mcpu']}, whose {', '.join(missing)} this machine's CPU lacks; compile it "
+        "for --target native on this machine"
     )

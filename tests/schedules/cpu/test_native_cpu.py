@@ -13,7 +13,8 @@ from tvm_ext.backends.cpu import target as cpu_target
 from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.errors import PerformanceWarning
 from tvm_ext.schedules.cpu.machine import forget_machines, machine_of
-from tvm_ext.schedules.cpu.native_cpu import FEATURES, NativeCpu, describe, native_cpu
+from tvm_ext.schedules.cpu.native_cpu import NativeCpu, describe, native_cpu
+from tvm_ext.system.cpu_features import FEATURES
 from tvm_ext.system.host import processor_flags
 from tvm_ext.target import resolve_target
 

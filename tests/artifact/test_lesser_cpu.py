@@ -1,0 +1,54 @@
+"""Models that were compiled for a CPU with instructions that this machine's lacks are refused before they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tvm_ext
+from tests.modules import Mlp, arguments
+from tvm_ext.artifact import device_errors
+from tvm_ext.artifact.compiled_model import load
+from tvm_ext.artifact.device_errors import lesser_cpu
+from tvm_ext.errors import TargetError
+from tvm_ext.system.cpu_features import missing_features
+from tvm_ext.system.host import processor_flags
+
+IS_X86 = "fpu" in processor_flags()
+SSE = frozenset({"fpu", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt"})
+
+
+@pytest.mark.skipif(not IS_X86, reason="names of x86 CPUs")
+def test_a_host_without_avx_refuses_code_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = {"kind": "llvm", "mcpu": "haswell"}
+    compiled = tvm_ext.compile(Mlp, target)
+    folder = compiled.save(tmp_path / "model")
+    monkeypatch.setattr(device_errors, "processor_flags", lambda: SSE)
+    for model in (compiled, load(folder)):
+        with pytest.raises(TargetError, match=r"compiled for haswell, whose avx, avx2, .*fma this machine's CPU lacks"):
+            model.run(arguments(Mlp))
+    assert tvm_ext.compile(Mlp, {"kind": "llvm", "mcpu": "nehalem"}).run(arguments(Mlp))
+
+
+@pytest.mark.skipif(not IS_X86, reason="names of x86 CPUs")
+def test_features_that_a_target_is_without_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_errors, "processor_flags", lambda: SSE)
+    assert "avx512f" in lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})
+    assert not lesser_cpu({"kind": "llvm", "mcpu": "x86-64-v2"})
+    assert not lesser_cpu({"kind": "llvm", "mcpu": "sandybridge", "mattr": ["-avx"]})
+    assert not lesser_cpu({"kind": "llvm", "mcpu": "cortex-a76", "mtriple": "aarch64-linux-gnu"})
+    assert "fma4" in lesser_cpu({"kind": "llvm", "mcpu": "bdver1"})
+    monkeypatch.setattr(device_errors, "processor_flags", frozenset)
+    assert not lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})  # nothing is known of this machine
+
+
+def test_code_for_this_machine_runs_here() -> None:
+    compiled = tvm_ext.compile(Mlp)
+    assert not lesser_cpu(compiled.metadata["target"])
+    assert compiled.run(arguments(Mlp))
+
+
+def test_only_what_flags_stand_for_counts() -> None:
+    assert missing_features({"avx2", "prefer-256-bit", "avx512f"}, frozenset({"fpu", "avx2"})) == ["avx512f"]
+    assert missing_features({"avx2"}, frozenset({"avx512f"})) == []  # not the flags of a whole CPU
