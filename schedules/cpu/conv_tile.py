@@ -95,7 +95,7 @@ def step_slots(columns: int, vectors: int, panel_bytes: int, machine: Machine) -
     slots = max(columns * vectors + machine.broadcasts(columns), 8, (columns + vectors) * 0.9)
     if panel_bytes > machine.l1 // 2:
         slots = max(slots, machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth))
-    return slots + 0.5
+    return slots + machine.excess_loads(columns + vectors, columns * vectors) + 0.5
 
 
 def tile_cost(width: int, tile: tuple[int, int], reduction: int, machine: Machine) -> float:

@@ -27,6 +27,8 @@ class KnownCpu:
         Physical cores.
     l2_bytes : int
         Bytes a cycle that a core reads from its L2 cache while it multiplies; 0: as any CPU of its instruction set.
+    slow_loads : bool
+        Whether loads beyond one for every two multiply-adds take time of their own.
     """
 
     l1: int
@@ -36,6 +38,7 @@ class KnownCpu:
     units: int
     cores: int = 0
     l2_bytes: int = 0
+    slow_loads: bool = False
 
 
 _APPLE = KnownCpu(128, 3 << 10, 8 << 10, 3.2e9, 4, 4)
@@ -51,13 +54,20 @@ KNOWN_CPUS: Mapping[str, KnownCpu] = {
     "neoverse-v2": KnownCpu(64, 2 << 10, 36 << 10, 2.8e9, 4),  # Graviton4, Grace, Axion
     "grace": KnownCpu(64, 1 << 10, 114 << 10, 3.1e9, 4),
     # Servers with AVX-512: the clock is that of all cores in vectors of 512 bits, the last cache that of a usual part.
-    "skylake-avx512": KnownCpu(32, 1 << 10, 27 << 10, 2.4e9, 2, l2_bytes=48),  # Xeon Scalable, first generation
-    "cascadelake": KnownCpu(32, 1 << 10, 27 << 10, 2.6e9, 2, l2_bytes=48),
-    "cooperlake": KnownCpu(32, 1 << 10, 38 << 10, 2.8e9, 2, l2_bytes=48),
-    "icelake-server": KnownCpu(48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=48),
-    "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48),
-    "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48),
-    "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48),
+    "skylake-avx512": KnownCpu(
+        32, 1 << 10, 27 << 10, 2.4e9, 2, l2_bytes=48, slow_loads=True
+    ),  # Xeon Scalable, first generation
+    "cascadelake": KnownCpu(32, 1 << 10, 27 << 10, 2.6e9, 2, l2_bytes=48, slow_loads=True),
+    "cooperlake": KnownCpu(32, 1 << 10, 38 << 10, 2.8e9, 2, l2_bytes=48, slow_loads=True),
+    "icelake-server": KnownCpu(48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=48, slow_loads=True),
+    "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48, slow_loads=True),
+    "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48, slow_loads=True),
+    "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48, slow_loads=True),
+    # Cores of the fast kind, in vectors of 256 bits.
+    "alderlake": KnownCpu(48, 1280, 30 << 10, 4.5e9, 2),
+    "raptorlake": KnownCpu(48, 2 << 10, 36 << 10, 5.0e9, 2),
+    "meteorlake": KnownCpu(48, 2 << 10, 24 << 10, 4.5e9, 2),
+    "arrowlake": KnownCpu(48, 3 << 10, 36 << 10, 5.0e9, 2),
     "znver4": KnownCpu(32, 1 << 10, 32 << 10, 3.7e9, 1, l2_bytes=32),  # EPYC 9004: vectors of 512 bits in halves
     "znver5": KnownCpu(48, 1 << 10, 32 << 10, 4.0e9, 2, l2_bytes=54),  # EPYC 9005
     **dict.fromkeys(("apple-m1", "apple-a14", "apple-m2", "apple-a15", "apple-m3", "apple-a16", "apple-m4"), _APPLE),

@@ -39,6 +39,8 @@ class Machine:
     fuses : bool
         Whether one instruction multiplies and adds, and one loads an element into all lanes. Without, as with SSE, an
         element that is met with few vectors costs as much as a multiply-add.
+    slow_loads : bool
+        Whether loads beyond one for every two multiply-adds take time of their own.
     l1, l2, l3 : int
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
     shares_l3 : bool
@@ -73,6 +75,7 @@ class Machine:
     dot_product: str = ""
     pairs_loads: bool = False
     fuses: bool = True
+    slow_loads: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20
@@ -107,6 +110,10 @@ class Machine:
         """How many multiply-adds of vectors could be issued while elements are brought to all lanes, beside others."""
         return 0.0 if self.fuses else UNFUSED_BROADCAST * elements
 
+    def excess_loads(self, loads: int, multiply_adds: int) -> float:
+        """How many multiply-adds of vectors could be issued in the time that loads take beside others."""
+        return SLOW_LOAD * max(0, loads - multiply_adds / 2) if self.slow_loads else 0.0
+
     def narrowing(self, parts: int) -> float:
         """How many times as long as in whole vectors as many multiply-adds take in vectors of a part of the width.
 
@@ -131,6 +138,13 @@ class Machine:
 
 UNFUSED_BROADCAST = 0.8
 """Multiply-adds that a load and a shuffle take the place of, measured with code for SSE4 on Zen 3."""
+
+SLOW_LOAD = 0.8
+"""Multiply-adds that a load beyond one for every two takes the place of on servers by Intel.
+
+There tiles of 8 x 3 and 9 x 3 vectors were measured at 240 GFLOP/s, 14 x 2 at 225 and 8 x 2 at 214. On Zen 5 nothing is
+seen of it.
+"""
 
 WORTH_FORKS = 1
 """Times the thread pool's own time that dividing a kernel has to save.
@@ -217,7 +231,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
         row = replace(
             row, l1=known.l1 << 10, l2=known.l2 << 10, l3=known.l3 << 10, clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
-            l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth,
+            l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, slow_loads=known.slow_loads,
         )  # fmt: skip
         cores = cores or known.cores
     if mcpu == native_cpu().name:

@@ -122,6 +122,7 @@ def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], mac
         stays = step_bytes * reduction <= machine.l2 // 2
         bandwidth = machine.l2_bandwidth if stays else machine.l3_bandwidth
         step = hypot(step, machine.slots(step_bytes / bandwidth) * NOT_HIDDEN)
+    step += machine.excess_loads(loads, multiply_adds)
     step += 0.25 + 0.15 * max(0, 12 - multiply_adds)
     step += (TILE_CYCLES + multiply_adds) / reduction
     tiles = -(-rows // tile_rows)

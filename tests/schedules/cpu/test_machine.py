@@ -11,7 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tvm_ext.fusion.cost_model import LinearModel
-from tvm_ext.schedules.cpu import cost, machine, matvec, winograd
+from tvm_ext.schedules.cpu import cost, machine, matmul, matvec, winograd
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.schedules.cpu.machine import Machine
@@ -40,6 +40,21 @@ def test_narrow_vectors_cost_what_the_units_lose() -> None:
     one = replace(two, flops=96e9)
     assert (one.units, one.narrowing(2), one.narrowing(4)) == (1, 1, 2)
     assert replace(two, flops=384e9).narrowing(2) == 2
+
+
+def test_slow_loads_choose_tiles_of_few_loads() -> None:
+    """As measured on a server by Intel: 8 x 3 and 9 x 3 before 14 x 2, that before 8 x 2."""
+    quick = replace(MACHINE, clock=3e9, flops=192e9)
+    slow = replace(quick, slow_loads=True)
+    assert (slow.excess_loads(11, 24), quick.excess_loads(10, 16)) == (0, 0)
+    assert slow.excess_loads(10, 16) == pytest.approx(1.6)
+
+    def rate(tile: tuple[int, int]) -> float:
+        return matmul.tile_cost(1008, 72, 1024, tile, slow)
+
+    assert max(rate((8, 3)), rate((9, 3))) < rate((14, 2)) < rate((8, 2))
+    assert matmul.register_tile(1024, 64, 1024, 4096, slow) == (8, 3)
+    assert matmul.register_tile(1024, 64, 1024, 4096, quick) == (8, 2)
 
 
 @T.prim_func(s_tir=True)
@@ -129,12 +144,14 @@ def test_cpus_of_other_machines(
 def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "native_cpu", lambda: NativeCpu("another"))
     machine.forget_machines()
+    client = name in ("alderlake", "raptorlake", "meteorlake", "arrowlake")
     server = name.startswith("znver") or name.endswith(("lake", "rapids", "avx512", "lake-server"))
     triple = "x86_64-linux-gnu" if server else "aarch64-linux-gnu"
     target = resolve_target({"kind": "llvm", "mtriple": triple, "mcpu": name})
     known, found = KNOWN_CPUS[name], machine.machine_of(target)
     assert (found.l1, found.l2, found.l3) == (known.l1 << 10, known.l2 << 10, known.l3 << 10)
-    assert (found.isa, found.units) == ("avx512" if server else "neon", known.units)
+    assert (found.isa, found.units) == ("avx2" if client else "avx512" if server else "neon", known.units)
+    assert found.slow_loads == known.slow_loads
     assert found.flops == 2 * found.lanes("float32") * known.units * known.clock
     assert found.l2_bandwidth == (known.l2_bytes * known.clock or Machine("", 0, 0).l2_bandwidth)
     assert machine.machine_of(resolve_target({**target.export(), "num-cores": 64})).cores == 64
