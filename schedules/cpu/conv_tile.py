@@ -93,9 +93,10 @@ def step_slots(columns: int, vectors: int, panel_bytes: int, machine: Machine) -
         Bytes of the weights that a tile meets; 0 if that is not known.
     """
     slots = max(columns * vectors + machine.broadcasts(columns), 8, (columns + vectors) * 0.9)
-    if panel_bytes > machine.l1 // 2:
+    is_far = panel_bytes > machine.l1 // 2
+    if is_far:
         slots = max(slots, machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth))
-    return slots + machine.excess_loads(columns + vectors, columns * vectors) + 0.5
+    return slots + machine.excess_loads(columns + vectors, columns * vectors, vectors if is_far else 0) + 0.5
 
 
 def tile_cost(width: int, tile: tuple[int, int], reduction: int, machine: Machine) -> float:

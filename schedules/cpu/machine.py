@@ -110,9 +110,16 @@ class Machine:
         """How many multiply-adds of vectors could be issued while elements are brought to all lanes, beside others."""
         return 0.0 if self.fuses else UNFUSED_BROADCAST * elements
 
-    def excess_loads(self, loads: int, multiply_adds: int) -> float:
-        """How many multiply-adds of vectors could be issued in the time that loads take beside others."""
-        return SLOW_LOAD * max(0, loads - multiply_adds / 2) if self.slow_loads else 0.0
+    def excess_loads(self, loads: int, multiply_adds: int, far: int = 0) -> float:
+        """How many multiply-adds of vectors could be issued in the time that loads take beside others.
+
+        ``far`` is the number of vectors that come from the L2 cache.
+        """
+        if not self.slow_loads:
+            return 0.0
+        cycles = multiply_adds / 2
+        bytes_in_excess = far * self.vector_bits / 8 - FAR_BYTES * cycles
+        return SLOW_LOAD * max(0, loads - cycles) + SLOW_BYTE * max(0, bytes_in_excess)
 
     def narrowing(self, parts: int) -> float:
         """How many times as long as in whole vectors as many multiply-adds take in vectors of a part of the width.
@@ -139,11 +146,12 @@ class Machine:
 UNFUSED_BROADCAST = 0.8
 """Multiply-adds that a load and a shuffle take the place of, measured with code for SSE4 on Zen 3."""
 
-SLOW_LOAD = 0.8
-"""Multiply-adds that a load beyond one for every two takes the place of on servers by Intel.
+SLOW_LOAD, SLOW_BYTE, FAR_BYTES = 0.8, 0.025, 16
+"""Multiply-adds that a load beyond one for every two takes the place of on servers by Intel, and those of a byte from
+the L2 cache beyond so many in the time of two.
 
-There tiles of 8 x 3 and 9 x 3 vectors were measured at 240 GFLOP/s, 14 x 2 at 225 and 8 x 2 at 214. On Zen 5 nothing is
-seen of it.
+There tiles of 8 x 3 and 9 x 3 vectors were measured at 240 GFLOP/s, 14 x 2 and 6 x 4 at 225, 8 x 2 at 214 and 4 x 6 at
+210. On Zen 5 nothing is seen of it.
 """
 
 WORTH_FORKS = 1

@@ -118,11 +118,12 @@ def tile_cost(rows: int, chunks: int, reduction: int, tile: tuple[int, int], mac
     multiply_adds, loads = tile_rows * vectors, tile_rows + vectors
     step: float = max(multiply_adds + machine.broadcasts(tile_rows), loads, 8)
     step_bytes = vectors * machine.vector_bits // 8
-    if step_bytes * reduction > machine.l1 // 2:  # columns that come from a farther cache for every row tile
+    is_far = step_bytes * reduction > machine.l1 // 2
+    if is_far:  # columns that come from a farther cache for every row tile
         stays = step_bytes * reduction <= machine.l2 // 2
         bandwidth = machine.l2_bandwidth if stays else machine.l3_bandwidth
         step = hypot(step, machine.slots(step_bytes / bandwidth) * NOT_HIDDEN)
-    step += machine.excess_loads(loads, multiply_adds)
+    step += machine.excess_loads(loads, multiply_adds, vectors if is_far else 0)
     step += 0.25 + 0.15 * max(0, 12 - multiply_adds)
     step += (TILE_CYCLES + multiply_adds) / reduction
     tiles = -(-rows // tile_rows)
