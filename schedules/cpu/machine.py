@@ -236,12 +236,13 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
     known = KNOWN_CPUS.get(mcpu)
     if known is not None:
         lanes = row.lanes("float32")
+        cores = cores or known.cores
+        own = max(2, cores or physical_cores()) * L3_OF_CORE
         row = replace(
-            row, l1=known.l1 << 10, l2=known.l2 << 10, l3=known.l3 << 10, clock=known.clock,
+            row, l1=known.l1 << 10, l2=known.l2 << 10, **_own_part(known.l3 << 10, own), clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
             l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, slow_loads=known.slow_loads,
         )  # fmt: skip
-        cores = cores or known.cores
     if mcpu == native_cpu().name:
         caches = _host_caches()
         own = physical_cores() * L3_OF_CORE

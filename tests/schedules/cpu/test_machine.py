@@ -42,6 +42,18 @@ def test_narrow_vectors_cost_what_the_units_lose() -> None:
     assert replace(two, flops=384e9).narrowing(2) == 2
 
 
+def test_two_cores_of_a_server_count_on_a_part_of_its_last_cache() -> None:
+    few, many, small = (
+        machine.machine_of(
+            resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu, "num-cores": cores})
+        )
+        for cpu, cores in (("sapphirerapids", 2), ("sapphirerapids", 56), ("znver4", 1))
+    )
+    assert (few.l3, few.shares_l3) == (32 << 20, True)
+    assert (many.l3, many.shares_l3) == (105 << 20, False)
+    assert (small.l3, small.shares_l3) == (32 << 20, False)
+
+
 def test_slow_loads_choose_tiles_of_few_loads() -> None:
     """As measured on a server by Intel: 8 x 3 and 9 x 3 before 14 x 2 and 6 x 4, these before 8 x 2 and 4 x 6."""
     quick = replace(MACHINE, clock=3e9, flops=192e9)
@@ -145,6 +157,7 @@ def test_cpus_of_other_machines(
 @pytest.mark.parametrize("name", sorted(KNOWN_CPUS))
 def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "native_cpu", lambda: NativeCpu("another"))
+    monkeypatch.setattr(machine, "physical_cores", lambda: 60)
     machine.forget_machines()
     client = name in ("alderlake", "raptorlake", "meteorlake", "arrowlake")
     server = name.startswith("znver") or name.endswith(("lake", "rapids", "avx512", "lake-server"))
