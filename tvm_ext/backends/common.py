@@ -21,6 +21,7 @@ from tvm_ext.memory.relax.patches import run_in_patches
 from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
 from tvm_ext.memory.relax.rewriting import memory_rewriting
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.flush_denormals import flush_constants
@@ -80,6 +81,7 @@ def inference_form(
         *(arithmetic or []),
         # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
         zero_literals(),
+        crop_results(),
     ]
 
 
