@@ -15,6 +15,7 @@ from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.cpu.open_product import OpenProduct
 from tvm_ext.schedules.cpu.open_window import OpenWindow
+from tvm_ext.schedules.cpu.plane_window import PlaneWindow
 from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.strassen import Strassen
@@ -40,6 +41,7 @@ RULES = (
     Matvec(),
     Strassen(),
     Matmul(),
+    PlaneWindow(),
     SlidingWindow(),
     GlobalAverage(),
     RowReduction(),

@@ -29,6 +29,7 @@ from tvm_ext.layout.relax.open_attention import open_attention
 from tvm_ext.layout.relax.open_products import open_products
 from tvm_ext.layout.relax.pack_matmul import pack_matmul
 from tvm_ext.layout.relax.phases_as_channels import phases_as_channels
+from tvm_ext.layout.relax.plane_depthwise import planes
 from tvm_ext.layout.relax.quantized import LEGALIZATIONS
 from tvm_ext.memory.relax.open_segments import open_segments
 from tvm_ext.options import Fuse, PipelineOptions
@@ -88,6 +89,8 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     return [
         transposed_phases(),
         grouped_pointwise(),
+        # A shuffle of channels precedes what it is read in, as what other kernels copy does.
+        *([planes()] if options.prologues else []),
         phases_as_channels(),
         *([embed_operators(offers, relayout=relayout)] if everything else []),
         blocked_layout(winograd, bfloat16, chosen),
