@@ -190,6 +190,9 @@ def task_slots(
     columns_once = column_bytes * byte_slots(extents.batch * extents.chunks * extents.lanes * k * size)
     moved = columns_once * (1 if columns_stay else rows // task.block_tiles)
     moved += rows_once * (1 if rows_stay or task.block_tiles == 1 else columns)
+    if extents.packs_columns:  # by this task, so that they are in the L2 cache at best
+        again, times = (column_bytes, rows) if task.block_tiles == 1 else (row_bytes, columns)
+        moved += times * again * machine.slots(1 / machine.l2_bandwidth) * NOT_HIDDEN if again > machine.l1 // 2 else 0
     return rounds * (hypot(work, moved) + TASK_CYCLES)
 
 
