@@ -8,6 +8,7 @@ the call on plain tensors. It also states what the lanes of its result hold that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import tvm
@@ -15,6 +16,7 @@ from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
 from tvm_ext.layout.block_selection import PLAIN
+from tvm_ext.layout.convolution_plan import channel_block
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
@@ -148,6 +150,8 @@ def _operand(
 
 def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     value = rewriter.known(call.args[0])
+    if value is None and _pays_for_copies(rewriter, call):
+        value = rewriter.to_block(call.args[0], channel_block(int(call.ty.shape[1]), rewriter.machine))
     if value is not None and value.is_open:
         return _open_pool(rewriter, call, value)
     out_shape = static_shape(call)
@@ -176,6 +180,18 @@ def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     elif not _windows_meet_input(value.stored, out_spatial, sizes):
         lanes = ANYTHING  # the largest of nothing is the least number there is
     return rewriter.describe(var, value, lanes)
+
+
+def _pays_for_copies(rewriter: BlockedLayoutMutator, call: relax.Call) -> bool:
+    """Whether a pooling of planes is worth two transpositions: its windows overlap, and channels fill vectors."""
+    shape, result, attributes = static_shape(call.args[0]), static_shape(call), call.attrs
+    if shape is None or result is None or len(shape) != 4 or str(call.ty.dtype) != "float32":
+        return False
+    if attributes.layout != "NCHW" or shape[1] < rewriter.machine.lanes("float32") or 0 in (*shape, *result):
+        return False
+    # One pixel is an average along rows, which plain tensors are good for.
+    taps = prod(int(extent) for extent in attributes.pool_size)
+    return prod(result[2:]) > 1 and taps > prod(int(step) for step in attributes.strides)
 
 
 def _open_pool(rewriter: BlockedLayoutMutator, call: relax.Call, value: Blocked) -> Blocked | None:
