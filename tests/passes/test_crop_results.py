@@ -39,9 +39,9 @@ def test_a_dropped_column_is_not_computed() -> None:
     @I.ir_module
     class Before:
         @R.function
-        def main(
-            x: R.Tensor((2, 1, 20), "float32"), w: R.Tensor((6, 1, 8), "float32")
-        ) -> R.Tensor((2, 6, 3), "float32"):
+        def main(x: R.Tensor((2, 1, 20), "float32"), w: R.Tensor((6, 1, 8), "float32")) -> R.Tensor(
+            (2, 6, 3), "float32"
+        ):
             with R.dataflow():
                 y = R.nn.conv1d(x, w, strides=[4])
                 z = R.nn.relu(y)
@@ -52,9 +52,9 @@ def test_a_dropped_column_is_not_computed() -> None:
     @I.ir_module
     class Expected:
         @R.function
-        def main(
-            x: R.Tensor((2, 1, 20), "float32"), w: R.Tensor((6, 1, 8), "float32")
-        ) -> R.Tensor((2, 6, 3), "float32"):
+        def main(x: R.Tensor((2, 1, 20), "float32"), w: R.Tensor((6, 1, 8), "float32")) -> R.Tensor(
+            (2, 6, 3), "float32"
+        ):
             with R.dataflow():
                 part = R.strided_slice(x, [2], [4], [20])
                 y = R.nn.conv1d(part, w, strides=[4], out_dtype="float32")

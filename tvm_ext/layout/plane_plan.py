@@ -57,7 +57,7 @@ class PlanePlan:
 
 
 def plan_planes(shape: ConvolutionShape, shuffle: Shuffle, machine: Machine) -> PlanePlan | None:
-    """Choose the vectors along rows: few of them, and of as many the narrower; None where planes are not for a shape."""
+    """Choose the vectors along rows: few, and of as many the narrower; None: not for a shape."""
     if not shape.is_depthwise or shape.rank != 2 or min(shape.padding) < 0:
         return None
     if (shape.strides, shape.dilation) != ((1, 1), (1, 1)):

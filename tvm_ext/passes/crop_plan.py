@@ -114,9 +114,7 @@ def read_region(operator: Operator, operand: Sequence[int], region: Region) -> R
     An operand of fewer axes, or of extents of one, is broadcast.
     """
     if operator.kind == "slice":
-        return tuple(
-            (first + begin, last + begin) for (first, last), begin in zip(region, operator.begin, strict=True)
-        )
+        return tuple((first + begin, last + begin) for (first, last), begin in zip(region, operator.begin, strict=True))
     if operator.kind == "pointwise":
         behind = region[len(region) - len(operand) :]
         return tuple((0, 1) if extent == 1 else part for extent, part in zip(operand, behind, strict=True))
