@@ -98,6 +98,24 @@ def test_what_something_else_reads_whole_stays_whole() -> None:
     assert crop_results()(mod).same_as(mod)
 
 
+def test_windows_beyond_the_padding() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 2, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.avg_pool1d(x, pool_size=[3], strides=[2], ceil_mode=True))
+            parts = [relax.op.strided_slice(y, [2], [begin], [begin + 2]) for begin in (1, 2)]
+            outs = [builder.emit_output(part) for part in parts]
+        builder.emit_func_output(relax.Tuple(outs))
+    mod = builder.get()
+    assert extents(mod, "nn.avg_pool1d") == [(1, 2, 4)]
+    found = crop_results()(mod)
+    assert extents(found, "nn.avg_pool1d") == [(1, 2, 4)]  # the last window, which is needed, is no whole one
+    data = np.arange(16, dtype="float32").reshape(1, 2, 8)
+    for got, wanted in zip(results(found, [data]), results(mod, [data]), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[tvm.IRModule, tuple[int, ...]]:
     """Draw chains of windows, arithmetic and slices, some of which have several readers or are returned."""

@@ -118,7 +118,7 @@ def read_region(operator: Operator, operand: Sequence[int], region: Region) -> R
     if operator.kind == "pointwise":
         behind = region[len(region) - len(operand) :]
         return tuple((0, 1) if extent == 1 else part for extent, part in zip(operand, behind, strict=True))
-    if operator.kind == "window":
+    if operator.kind == "window" and region != whole(operator.shape):
         parts = [axis.part(*along) for axis, along in zip(operator.windows, region[2:], strict=True)]
         if any(part is None for part in parts):
             return None
