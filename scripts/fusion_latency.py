@@ -40,7 +40,7 @@ PRODUCTS = frozenset(
     ).split()
 )
 """Rules of the kernels of products and convolutions. Depthwise convolutions slide a window, and so do poolings."""
-RUNS, SECONDS = 7, 5.0  # runs of each variant at least, and seconds for all of them
+RUNS, SECONDS = 7, 3.0  # runs of each variant at least, and seconds for all of them
 
 
 def imported(name: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
