@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes
@@ -35,11 +35,21 @@ from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_forgotten_nan, mark_simd
 from tvm_ext.schedules.simd.prefetch import LINE, NextRow, mark_next_row
 
+WIDEST = 4
+"""Bytes of an element that is computed with, mostly."""
+
 COLUMN_VECTORS = 4
 """Vectors side by side when vectors run across rows: enough sums in flight to hide the latency of an addition."""
 
 FETCHED_AHEAD = 1 << 10
 """Bytes ahead of what is computed with that are fetched, at least: memory takes as long to answer as that takes."""
+
+ROWS_TOGETHER = 2
+"""Rows that go through a pass before the next pass begins: one hides the end of the other's sum, a chain of shuffles.
+
+Measured on Zen 5, one thread: with two rows softmax takes 0.93 to 1.01 of the time, layer norm 0.86 to 0.97; with four
+no less.
+"""
 
 
 class RowReduction:
@@ -92,7 +102,10 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
     schedule.reorder(*rows, *inside)
     if not inside:
         schedule.add_unit_loop(blocks[-1])
+    together = _rows_together(schedule, rows, inside, machine)
     row = schedule.fuse(*rows)
+    if together > 1:
+        row, _ = schedule.split(row, [None, together])
     for block in reversed(blocks[:-1]):
         schedule.compute_at(block, row, preserve_unit_loops=True)
     depth = share_out(schedule, [row], seconds, machine)
@@ -102,10 +115,25 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
             mark_forgotten_nan(schedule, schedule.get_loops(block)[-1])
     if inside:
         stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine)
-    _fetch_next_row(schedule, blocks, machine)
+    _fetch_next_row(schedule, blocks, together, machine)
 
 
-def _fetch_next_row(schedule: Schedule, blocks: list[SBlockRV], machine: Machine) -> None:
+def _rows_together(schedule: Schedule, rows: list[LoopRV], inside: list[LoopRV], machine: Machine) -> int:
+    """Choose how many rows go through each pass before the next begins, so that what they read and write stays in L1.
+
+    Of rows along several axes, two that follow one another need not be neighbours along any.
+    """
+    extents = [[schedule.get(loop).extent for loop in loops] for loops in (rows, inside)]
+    if not inside or not all(isinstance(extent, IntImm) for extent in (*extents[0], *extents[1])):
+        return 1
+    counts, lengths = ([int(extent) for extent in part] for part in extents)
+    if max(counts) != prod(counts) or max(counts) % (ROWS_TOGETHER * machine.cores):
+        return 1
+    fits = 2 * ROWS_TOGETHER * WIDEST * prod(lengths) <= machine.l1 // 2
+    return ROWS_TOGETHER if fits else 1
+
+
+def _fetch_next_row(schedule: Schedule, blocks: list[SBlockRV], together: int, machine: Machine) -> None:
     """Fetch the next row of what is read in several passes over a row, in the last of them.
 
     Memory would otherwise be idle in all passes but the first.
@@ -113,7 +141,7 @@ def _fetch_next_row(schedule: Schedule, blocks: list[SBlockRV], machine: Machine
     own = [region.source for block in blocks for region in schedule.get(block).writes]
     row_buffers = row_buffers_of(schedule, blocks)
     for block in reversed(blocks):
-        row = _next_row(schedule, block, own, row_buffers, machine) if is_spatial(schedule, block) else None
+        row = _next_row(schedule, block, own, row_buffers, together, machine) if is_spatial(schedule, block) else None
         if row is None:
             continue
         passes = [
@@ -126,7 +154,7 @@ def _fetch_next_row(schedule: Schedule, blocks: list[SBlockRV], machine: Machine
 
 
 def _next_row(
-    schedule: Schedule, block: SBlockRV, own: list[Any], row_buffers: list[Any], machine: Machine
+    schedule: Schedule, block: SBlockRV, own: list[Any], row_buffers: list[Any], together: int, machine: Machine
 ) -> NextRow | None:
     """Describe the rows that a block reads one after the other of tensors, not ``own``, beyond the L2 cache."""
     axes = axes_of(schedule, block)
@@ -147,7 +175,7 @@ def _next_row(
     if not found or len(set(found.values())) > 1:
         return None
     size = next(iter(found.values()))
-    return NextRow(tuple(found), length * -(-FETCHED_AHEAD // (size * length)), size)
+    return NextRow(tuple(found), length * together * -(-FETCHED_AHEAD // (size * length * together)), size)
 
 
 def _is_one_of(access: Any, buffers: list[Any]) -> bool:

@@ -227,3 +227,19 @@ def test_the_maximum_of_a_softmax_compares_nothing_with_nan() -> None:
     text = assembly(kernel, TARGETS["avx2"])
     assert "vmaxps" in text
     assert "unordps" not in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(4, 33), (1, 8, 17), (6, 65), (2, 4, 31), (64, 1), (8, 3000)])
+def test_rows_that_go_through_a_pass_together(shape: tuple[int, ...], target: str) -> None:
+    x, weights = values(*shape), values(shape[-1], seed=1)
+    scale = relax.const(weights)
+    compiled = compile_graph(
+        lambda b, v: op.nn.layer_norm(b.emit(op.nn.softmax(v, -1)), scale, scale, axes=[-1]),
+        [x],
+        RULES,
+        TARGETS[target],
+    )
+    tensor = torch.from_numpy(weights)
+    expected = torch.nn.functional.layer_norm(torch.softmax(torch.from_numpy(x), -1), shape[-1:], tensor, tensor)
+    np.testing.assert_allclose(compiled(x), expected.numpy(), rtol=2e-5, atol=2e-5)
