@@ -3,57 +3,33 @@
 before: ``y = relu(conv2d(x, w, dilation=2) + b)``
 after:  ``y = unpacked(relu(conv2d(packed(x), w') + b'))`` with a convolution that is a layer of VTA
 
-The kernels around it store data as the embedding says; weights and biases are stored when compiling. Where VTA would
-not be faster than the CPU with these kernels, the operator stays as it is.
+The kernels around it store data as the embedding says; weights and biases are stored when compiling. Between neighbours
+that agree on how a tensor is stored there are no such kernels. Where VTA would not be faster than the CPU with them,
+the operator stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
-from numpy.typing import NDArray
-from tvm import relax, te, tirx, topi
+from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.backends.vta.codegen.embedded import EmbeddedLayer, embedded_layer
-from tvm_ext.backends.vta.codegen.embedded_program import estimated_cycles
 from tvm_ext.backends.vta.config import VTAConfig
+from tvm_ext.backends.vta.model.embeddable import Embeddable, Way, packed_result, unpacking
+from tvm_ext.backends.vta.model.embedded_chains import Padding, Reader, choose_ways
 from tvm_ext.backends.vta.model.host import HostSpeed
 from tvm_ext.backends.vta.model.relax_layers import bindings_of, identifiers
-from tvm_ext.backends.vta.model.relax_rules import PRODUCTS, is_float, number_of, operator_of
+from tvm_ext.backends.vta.model.relax_rules import PRODUCTS, number_of, operator_of
 from tvm_ext.backends.vta.timing.costs import CycleCosts
-from tvm_ext.embedding.choice import Offer, choose, quantized
-from tvm_ext.embedding.kernel import placeholder
-from tvm_ext.embedding.packing import pack, pack_te, unpack_te, wide
-from tvm_ext.embedding.read import read_products
 from tvm_ext.embedding.relax.embed_operators import OPERATORS
-from tvm_ext.embedding.relax.operator_kernel import legalized, operands_of, stored_when_compiling
-from tvm_ext.embedding.relax.splice import Stages
-from tvm_ext.embedding.strategy import Strategy
-from tvm_ext.errors import EmbeddingError, VTAProgramError
+from tvm_ext.errors import EmbeddingError
 from tvm_ext.graph.origins import OriginBuilder
 from tvm_ext.relax_utils import constant, static_shape
-from tvm_ext.schedules.instructions.rows import vta_gemm
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What an operator becomes: kernels that store data and read the result, and a convolution between them."""
-
-    layer: EmbeddedLayer
-    data: Any
-    pack: tirx.PrimFunc
-    weights: NDArray
-    unpack: tirx.PrimFunc
-
-    def packed_result(self, values: NDArray) -> NDArray:
-        """Store an array of the operator's result as the convolution has it."""
-        order, shape = self.layer.plain(2)
-        return pack(values, self.layer.strategy.operands[2]).transpose(order).reshape(shape)
 
 
 def embed_layers(
@@ -91,7 +67,7 @@ def embed_layers(
     """
     function = mod["main"]
     names = identifiers(function)
-    plans: dict[Any, _Plan] = {}
+    operators: dict[Any, Embeddable] = {}
     reasons: dict[str, str] = {}
     for binding in bindings_of(function):
         operator, name = operator_of(binding.value), names[binding.var]
@@ -102,161 +78,175 @@ def embed_layers(
         ):
             continue
         try:
-            plans[binding.var] = _plan(binding.value, config, costs, None if everything else host)
+            operators[binding.var] = Embeddable.of(binding.value, config, costs)
         except EmbeddingError as error:
             reasons[name] = str(error)
-    if not plans:
+    uses = _Uses.of(function)
+    choice, slow = _choose(operators, uses, costs, None if everything else host)
+    reasons |= {names[variable]: reason for variable, reason in slow.items()}
+    if not choice.ways:
         return mod, {}, reasons
-    rewriter = _Rewriter(mod, function, plans)
+    rewriter = _Rewriter(mod, operators, choice, uses)
     global_var = mod.get_global_var("main")
     rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
     found = {names[variable]: made for variable, made in rewriter.convolutions.items()}
     return rewriter.builder_.finalize(), found, reasons
 
 
-def _plan(call: relax.Call, config: VTAConfig, costs: CycleCosts, host: HostSpeed | None) -> _Plan:
-    """Embed the matrix unit into an operator whose right factor is constant.
+@dataclass(frozen=True)
+class _Uses:
+    """What reads what in a function.
 
-    Raises
-    ------
-    EmbeddingError
-        If there is no embedding, or the CPU is expected to be faster (``host``, unless there is none).
+    Attributes
+    ----------
+    readers : mapping
+        Variable to the bindings that read it.
+    leaving : frozenset
+        Variables that the function returns.
     """
-    operands = operands_of(call)
-    values = [constant(operand) for operand in operands]
-    shapes = [static_shape(operand) for operand in (*operands, call)]
-    if any(shape is None or 0 in shape for shape in shapes) or not all(map(is_float, (*operands, call))):
-        raise EmbeddingError("its operands are not all float32 tensors of known extents")
-    if [value is None for value in values].count(True) != 1 or len(values) != 2:
-        raise EmbeddingError("it is not a product of a tensor and of constant weights")
-    func = legalized(call, operands)
-    products = read_products(func)
-    if len(products) != 1:
-        raise EmbeddingError(f"its kernel has {len(products)} blocks that sum up products; expected one")
-    ((block, operator),) = products.items()
-    if isinstance(operator, EmbeddingError):
-        raise operator
-    stages = Stages.of(func)
-    product = stages.stages[stages.place(block)]
-    if product is not stages.stages[-1]:
-        raise EmbeddingError("its kernel has more blocks after the product")
-    factors = [next(it for it in product.reads if str(it.name) == access.tensor) for access in operator.inputs]
-    known = [all(values[number] is not None for number in stages.sources(factor)) for factor in factors]
-    if known not in ([True, False], [False, True]):
-        raise EmbeddingError("it is not a product of a tensor and of constant weights")
-    layer = _cheapest(operator, known.index(False), config, costs)
-    if host is not None:
-        seconds = estimated_cycles(layer, config, costs) / (costs.clock_mhz * 1e6) + host.start
-        if seconds >= operator.macs / host.macs:
-            raise EmbeddingError(f"VTA would take {seconds * 1e3:.2f} ms, data stored anew; the CPU takes less")
-    found, at = layer.strategy, known.index(False)
-    number = stages.sources(factors[at])[0]
-    weights = stored_when_compiling(stages, factors[1 - at])([it for it in values if it is not None])
-    order, shape = layer.plain(1)
-    stored = pack(weights, found.operands[1 - at]).transpose(order).reshape(shape)
-    return _Plan(
-        layer, operands[number], _packing(stages, number, factors[at], layer, at), np.ascontiguousarray(stored),
-        _unpacking(found, layer),
-    )  # fmt: skip
+
+    readers: Mapping[Any, Sequence[Any]]
+    leaving: frozenset[Any]
+
+    @classmethod
+    def of(cls, function: relax.Function) -> _Uses:
+        uses: dict[Any, list[Any]] = {}
+        for binding in bindings_of(function):
+            for operand in relax.analysis.free_vars(binding.value):
+                uses.setdefault(operand, []).append(binding)
+        return cls(uses, frozenset(relax.analysis.free_vars(function.body.body)))
+
+    def chain(self, anchor: Any, way: Way) -> list[Any]:
+        """List the variables of an operator and of what follows it that can be done before its result is unpacked."""
+        chain, current = [anchor], anchor
+        while len(self.readers.get(current, [])) == 1 and current not in self.leaving:
+            following = self.readers[current][0]
+            if _moved(way, following.value, current) is None:
+                break
+            current = following.var
+            chain.append(current)
+        return chain
 
 
-def _cheapest(operator: Any, data: int, config: VTAConfig, costs: CycleCosts) -> EmbeddedLayer:
-    """Find the embedding of least cycles that has the operator's data where VTA's convolutions have theirs."""
+@dataclass(frozen=True)
+class _Choice:
+    """What operators become.
 
-    def layer_of(found: Strategy) -> EmbeddedLayer:
-        if found.embedding.operand(0) != data:
-            raise EmbeddingError("its data would be weights of the matrix unit")
-        return embedded_layer(found, config)
+    Attributes
+    ----------
+    ways : mapping
+        Variable of an operator to the convolution.
+    chains : mapping
+        The same to the variables of what is done before its result is unpacked; its own is the first.
+    joints : mapping
+        The same to the variable of the operator whose convolution's result it reads as it is, and the padding.
+    """
 
-    def cost(found: Strategy) -> float:
-        try:
-            return estimated_cycles(layer_of(found), config, costs)
-        except VTAProgramError as error:
-            raise EmbeddingError(str(error)) from error
+    ways: Mapping[Any, Way]
+    chains: Mapping[Any, Sequence[Any]]
+    joints: Mapping[Any, tuple[Any, Padding]]
 
-    offer = Offer(vta_gemm(config.batch, config.block), cost)
-    choice = choose(quantized(operator, offer.instruction), offer)
-    if choice.best is None:
-        raise EmbeddingError(choice.reason)
-    return layer_of(choice.best.strategy)
-
-
-def _packing(stages: Stages, number: int, factor: Any, layer: EmbeddedLayer, at: int) -> tirx.PrimFunc:
-    """Write the kernel that stores data for the convolution, after what the operator's kernel does to it."""
-    order, shape = layer.plain(0)
-    stored = layer.strategy.operands[at]
-    tensor = placeholder(stored.access.shape, "float32", "given")
-    packed = topi.reshape(topi.transpose(pack_te(tensor, stored, "stored"), order), wide(shape))
-    inner = Stages.of(te.create_prim_func([tensor, packed]))
-    result = inner.params[-1]
-    inner = inner.onto([factor, result])
-    before = [stages.stages[place] for place in stages.before(factor)]
-    return stages.function([*before, *inner.stages], [stages.params[number], result], inner.buffers)
+    def kept(self, variable: Any, uses: _Uses) -> bool:
+        """Whether nobody reads an operator's result but by its convolution's."""
+        last = self.chains[variable][-1]
+        reading = [binding.var for binding in uses.readers.get(last, [])]
+        return (
+            last not in uses.leaving
+            and bool(reading)
+            and all(reader in self.joints and self.joints[reader][0].same_as(variable) for reader in reading)
+        )
 
 
-def _unpacking(found: Strategy, layer: EmbeddedLayer) -> tirx.PrimFunc:
-    """Write the kernel that reads the operator's result from that of the convolution."""
-    order, shape = layer.plain(2)
-    stored = found.operands[2]
-    tensor = placeholder(shape, "float32", "stored")
-    parts = topi.reshape(tensor, wide([stored.shape[at] for at in order]))
-    dimensions = topi.transpose(parts, [int(at) for at in np.argsort(order)])
-    return te.create_prim_func([tensor, unpack_te(dimensions, found, "result")]).without_attr("global_symbol")
+def _choose(
+    operators: Mapping[Any, Embeddable], uses: _Uses, costs: CycleCosts, host: HostSpeed | None
+) -> tuple[_Choice, dict[Any, str]]:
+    """Choose convolutions for operators, and leave out those that the CPU is faster at (``host``; None: it is not)."""
+    left, slow = list(operators), dict[Any, str]()
+    while True:
+        choice = _choice_of({variable: operators[variable] for variable in left}, uses)
+        slower = {} if host is None else _slower(choice, operators, uses, costs, host)
+        if not slower:
+            return choice, slow
+        slow |= slower
+        left = [variable for variable in left if variable not in slower]
+
+
+def _choice_of(operators: Mapping[Any, Embeddable], uses: _Uses) -> _Choice:
+    variables = list(operators)
+    chains = [uses.chain(variable, it.ways[0]) for variable, it in operators.items()]
+    readers, alone = [], {}
+    for maker, chain in enumerate(chains):
+        last = chain[-1]
+        reading = [binding.var for binding in uses.readers.get(last, [])]
+        inside = [variable for variable in reading if variable in operators and operators[variable].data.same_as(last)]
+        readers += [Reader(maker, variables.index(it), static_shape(last)) for it in inside]
+        alone[maker] = last not in uses.leaving and len(inside) == len(reading)
+    numbers, paddings = choose_ways(list(operators.values()), readers, alone)
+    ways = {variable: operators[variable].ways[at] for variable, at in zip(variables, numbers, strict=True)}
+    final = {variable: uses.chain(variable, way) for variable, way in ways.items()}
+    ends = {chain[-1]: variable for variable, chain in final.items()}
+    # What is added may move in front of the unpacking of one way and not of another.
+    joints = {
+        variables[at]: (ends[operators[variables[at]].data], padding)
+        for at, padding in paddings.items()
+        if operators[variables[at]].data in ends
+    }
+    return _Choice(ways, final, joints)
+
+
+def _slower(
+    choice: _Choice, operators: Mapping[Any, Embeddable], uses: _Uses, costs: CycleCosts, host: HostSpeed
+) -> dict[Any, str]:
+    """Name the operators that the CPU is faster at, and what VTA would take."""
+    found = {}
+    for variable, way in choice.ways.items():
+        kept = choice.kept(variable, uses)
+        joined = variable in choice.joints
+        cycles = way.cycles + way.packing * (not joined) + way.unpacking * (not kept)
+        seconds = cycles / (costs.clock_mhz * 1e6) + host.start * (not joined)
+        if seconds >= operators[variable].macs / host.macs:
+            found[variable] = f"VTA would take {seconds * 1e3:.2f} ms, data stored anew; the CPU takes less"
+    return found
+
+
+def _moved(way: Way, call: relax.Call, operand: Any, packed: Any = None) -> relax.Expr | None:
+    """Write what follows an operator as the same for its stored result; None if it has to wait."""
+    packed = operand if packed is None else packed
+    operator = operator_of(call)
+    if operator == "relax.nn.relu":
+        return relax.op.nn.relu(packed)
+    if operator == "relax.clip":
+        low, high = (number_of(argument) for argument in call.args[1:3])
+        return None if low is None or high is None else relax.op.clip(packed, low, high)
+    if operator != "relax.add":
+        return None
+    shape = way.layer.strategy.operands[2].access.shape
+    values = constant(call.args[1] if call.args[0].same_as(operand) else call.args[0])
+    if values is None or static_shape(call) != tuple(shape):
+        return None
+    bias = packed_result(way.layer, np.broadcast_to(values, shape).astype("float32"))
+    inside = packed_result(way.layer, np.ones(shape, "float32")) > 0
+    each = np.where(inside, bias, -np.inf).max(axis=(0, 2, 3), keepdims=True)
+    each = np.where(np.isfinite(each), each, 0).astype("float32")
+    if not np.array_equal(np.where(inside, bias, each), np.broadcast_to(each, bias.shape)):
+        return None
+    return relax.op.add(packed, relax.const(each))
 
 
 @mutator
 class _Rewriter(PyExprMutator):
     """Puts convolutions in the place of operators; biases and bounds that follow move in front of the unpacking."""
 
-    def __init__(self, mod: tvm.IRModule, function: relax.Function, plans: Mapping[Any, _Plan]) -> None:
+    def __init__(self, mod: tvm.IRModule, operators: Mapping[Any, Embeddable], choice: _Choice, uses: _Uses) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
-        self.plans = plans
+        self.operators = operators
+        self.choice = choice
+        self.uses = uses
         self.convolutions: dict[Any, relax.Var] = {}
-        uses: dict[Any, list[Any]] = {}
-        bindings = bindings_of(function)
-        for binding in bindings:
-            for operand in relax.analysis.free_vars(binding.value):
-                uses.setdefault(operand, []).append(binding)
-        leaving = set(relax.analysis.free_vars(function.body.body))
-        self.chains: dict[Any, list[Any]] = {}
-        """Variable of an operator to what follows it and can be done before its result is unpacked."""
-        self.inside: dict[Any, Any] = {}
+        self.inside = {variable: anchor for anchor, chain in choice.chains.items() for variable in chain}
         """Variable of a chain to that of its operator."""
         self.packed: dict[Any, relax.Var] = {}
-        for anchor in plans:
-            chain, current = [anchor], anchor
-            while len(uses.get(current, [])) == 1 and current not in leaving:
-                following = uses[current][0]
-                if self._moved(plans[anchor], following.value, current) is None:
-                    break
-                current = following.var
-                chain.append(current)
-            self.chains[anchor] = chain
-            self.inside |= dict.fromkeys(chain, anchor)
-
-    def _moved(self, plan: _Plan, call: relax.Call, operand: Any, packed: Any = None) -> relax.Expr | None:
-        """Write what follows an operator as the same for its stored result; None if it has to wait."""
-        packed = operand if packed is None else packed
-        operator = operator_of(call)
-        if operator == "relax.nn.relu":
-            return relax.op.nn.relu(packed)
-        if operator == "relax.clip":
-            low, high = (number_of(argument) for argument in call.args[1:3])
-            return None if low is None or high is None else relax.op.clip(packed, low, high)
-        if operator != "relax.add":
-            return None
-        shape = plan.layer.strategy.operands[2].access.shape
-        values = constant(call.args[1] if call.args[0].same_as(operand) else call.args[0])
-        if values is None or static_shape(call) != tuple(shape):
-            return None
-        bias = plan.packed_result(np.broadcast_to(values, shape).astype("float32"))
-        inside = plan.packed_result(np.ones(shape, "float32")) > 0
-        each = np.where(inside, bias, -np.inf).max(axis=(0, 2, 3), keepdims=True)
-        each = np.where(np.isfinite(each), each, 0).astype("float32")
-        if not np.array_equal(np.where(inside, bias, each), np.broadcast_to(each, bias.shape)):
-            return None
-        return relax.op.add(packed, relax.const(each))
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Replace an operator, and what follows it."""
@@ -264,30 +254,36 @@ class _Rewriter(PyExprMutator):
         if anchor is None:
             super().visit_var_binding_(binding)
             return
-        plan, chain = self.plans[anchor], self.chains[anchor]
+        way, chain = self.choice.ways[anchor], self.choice.chains[anchor]
         with self.builder_.coming_from(binding.var.span):
             if binding.var.same_as(anchor):
-                made = self._convolution(plan)
+                made = self._convolution(anchor)
                 self.convolutions[anchor] = made
             else:
                 before = chain[chain.index(binding.var) - 1]
-                moved = self._moved(plan, binding.value, before, self.packed[anchor])
+                moved = _moved(way, binding.value, before, self.packed[anchor])
                 assert moved is not None  # the chain ends before what cannot move
                 made = self.builder_.emit(moved)
             self.packed[anchor] = made
-            if not binding.var.same_as(chain[-1]):
+            if not binding.var.same_as(chain[-1]) or self.choice.kept(anchor, self.uses):
                 return
-            kernel = self.builder_.add_func(plan.unpack, "unpack_for_host")
+            kernel = self.builder_.add_func(unpacking(way.layer), "unpack_for_host")
             result = relax.call_tir(kernel, [made], binding.var.ty)
             leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
             self.set_var_remap(binding.var, self.builder_.emit_output(result) if leaves else self.builder_.emit(result))
 
-    def _convolution(self, plan: _Plan) -> relax.Var:
-        conv = plan.layer.conv
-        kernel = self.builder_.add_func(plan.pack, "pack_for_vta")
-        shape = relax.TensorType(plan.layer.plain(0)[1], "float32")
-        data = self.builder_.emit(relax.call_tir(kernel, [self.visit_expr(plan.data)], shape))
-        strides = (conv.stride, conv.stride if conv.across is None else conv.across[1])
+    def _convolution(self, anchor: Any) -> relax.Var:
+        operator, layer = self.operators[anchor], self.choice.ways[anchor].layer
+        conv, padding = layer.conv, (0, 0)
+        if anchor in self.choice.joints:
+            maker, padding = self.choice.joints[anchor]
+            data = self.packed[maker]
+        else:
+            kernel = self.builder_.add_func(operator.packing(layer), "pack_for_vta")
+            shape = relax.TensorType(layer.plain(0)[1], "float32")
+            data = self.builder_.emit(relax.call_tir(kernel, [self.visit_expr(operator.data)], shape))
+        weights = relax.const(operator.weights(layer))
+        strides = (conv.stride, conv.horizontal.stride)
         return self.builder_.emit(
-            relax.op.nn.conv2d(data, relax.const(plan.weights), strides=strides, groups=conv.groups)
+            relax.op.nn.conv2d(data, weights, strides=strides, padding=padding, groups=conv.groups)
         )
