@@ -19,7 +19,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
 
-from scripts import embedding_cpu, embedding_neighbours, embedding_stock, embedding_top_down
+from scripts import embedding_cpu, embedding_neighbours, embedding_stock, embedding_top_down, embedding_vta_chains
 from scripts.deepbench import DEEPBENCH, Convolution
 from scripts.embedding_vta import few_channels, gemm_8x8x8, operator_of
 from scripts.results import add_json_option, result_path, store
@@ -213,6 +213,23 @@ def neighbours(quick: bool) -> Part:
     }
 
 
+def neighbours_on_vta(quick: bool) -> Part:
+    """Chains of embedded operators on VTA whose neighbours agree on layouts, against each by itself; counted."""
+    rows = []
+    for name in list(embedding_vta_chains.CHAINS)[: 1 if quick else None]:
+        rows.append({"group": "neighbours on VTA", "chain": name, **embedding_vta_chains.compare(name)})
+        print(rows[-1], flush=True)
+    speedups = [row["speedup"] for row in rows]
+    return rows, {
+        "vta_neighbours_speedup": round(geometric_mean(speedups), 3),
+        "vta_neighbours_worst": min(speedups),
+        "vta_neighbours_best": max(speedups),
+        "vta_neighbours_chains": len(rows),
+        "vta_neighbours_joined": sum(row["joined"] for row in rows),
+        "vta_neighbours_exact": sum(row["exact"] for row in rows),
+    }
+
+
 def stock_tensorize(quick: bool) -> Part:
     """Kernels of the pipeline around an instruction, not tuned, against those that stock MetaSchedule tunes."""
     rows = []
@@ -263,6 +280,7 @@ def on_hexagon(quick: bool) -> Part:
 
 PARTS = {"strict": hand_written, "low channels": table_4_2, "low channels nhwc": table_4_2_nhwc,
          "gemm 8x8x8": table_4_6, "models": models, "cpu": processor, "uncovered": uncovered, "neighbours": neighbours,
+         "neighbours on VTA": neighbours_on_vta,
          "stock": stock_tensorize, "top down": rewriting, "hexagon": on_hexagon}  # fmt: skip
 
 

@@ -38,10 +38,6 @@ def channels_last(e: Emitter, x: Any, channels: int = 16) -> Any:
     return e.relu(e.emit(relax.op.nn.conv2d(x, weights, padding=1, data_layout="NHWC", kernel_layout="OHWI")))
 
 
-def products(e: Emitter, x: Any, columns: int = 16) -> Any:
-    return e.relu(e.emit(relax.op.matmul(x, e.constant(int(x.ty.shape[0]), int(x.ty.shape[2]), columns))))
-
-
 def uneven(e: Emitter, x: Any) -> Any:
     return e.relu(e.emit(relax.op.nn.conv2d(x, e.constant(16, 16, 3, 3), padding=(0, 1, 2, 1))))
 
@@ -135,10 +131,8 @@ def test_neighbours_are_worth_it_where_each_alone_is_not() -> None:
     refused = read_graph(floats["main"], 1).refused
     alone, _ = prepare(Emitter().module((1, 32, 16, 16), lambda e, x: dilated(e, x, 32)))
     counts = []
-    for macs in (2e8, 7e8, 2e9, 6e9, 2e10):
+    for macs in (1e9, 6e9, 3e10):
         host = HostSpeed(macs=macs)
         one = embed_layers(alone, read_graph(alone["main"], 1).refused, load_config("sim"), COSTS, host)[1]
         counts.append((len(one), len(embed_layers(floats, refused, load_config("sim"), COSTS, host)[1])))
-    assert counts[0] == (1, 3)
-    assert counts[-1] == (0, 0)
-    assert all(one == 0 or chain == 3 for one, chain in counts)
+    assert counts == [(1, 3), (0, 3), (0, 0)]
