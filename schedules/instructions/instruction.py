@@ -20,6 +20,8 @@ Scopes = tuple[str, str, str]
 
 _FORMULA = re.compile(r"C\[(\w*(?:,\w+)*)\] \+= A\[(\w*(?:,\w+)*)\] \* B\[(\w*(?:,\w+)*)\]")
 
+_TYPE = re.compile(r"u?int(?:1|2|4|8|16|32|64)|float(?:16|32|64)|float8_\w+|bfloat16")
+
 
 @dataclass(frozen=True)
 class Meaning:
@@ -38,7 +40,7 @@ class Meaning:
     Raises
     ------
     EmbeddingError
-        If the formula is not of this form, or an index has no extent.
+        If the formula is not of this form, an index has no extent of at least 1, or a type is none.
     """
 
     formula: str
@@ -58,6 +60,18 @@ class Meaning:
                 f"the meaning {self.formula!r} uses the indices {sorted(used)}, but extents are given of "
                 f"{sorted(dict(self.extents))}"
             )
+        for index, extent in self.extents:
+            if not isinstance(extent, int) or extent < 1:
+                raise EmbeddingError(
+                    f"the meaning {self.formula!r} has the extent {extent!r} of index {index}; expected a number from "
+                    "1 on"
+                )
+        for operand, dtype in zip("ABC", (self.left, self.right, self.result), strict=True):
+            if _TYPE.fullmatch(dtype) is None:
+                raise EmbeddingError(
+                    f"the meaning {self.formula!r} has the type {dtype!r} of {operand}; expected one such as 'int8', "
+                    "'uint8', 'int32', 'float16', 'bfloat16' or 'float32'"
+                )
 
     @cached_property
     def indices(self) -> tuple[tuple[str, ...], ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.cli.main import run
 
@@ -103,3 +103,33 @@ def test_a_search_that_time_ends_is_named(model: Path, capsys: pytest.CaptureFix
     assert any("stopped after 0.001 seconds" in note for note in notes)
     assert run([*arguments, "0"]) != 0
     assert "--seconds" in capsys.readouterr().err
+
+
+def _save(
+    path: Path, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], *weights: onnx.TensorProto
+) -> Path:
+    (result,) = nodes[-1].output
+    graph = helper.make_graph(nodes, "net", inputs, [onnx.ValueInfoProto(name=result)], list(weights))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    return path
+
+
+def test_extents_may_stay_open_and_are_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = numpy_helper.from_array(np.ones((8, 6, 3, 3), "float32"), "w")
+    data = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 6, "h", 12])
+    model = _save(tmp_path / "open.onnx", [helper.make_node("Conv", ["x", "w"], ["y"])], [data], weights)
+    assert run(["embed", str(model), "--dynamic", "h=3..40", "--json"]) == 0
+    (operator,) = json.loads(capsys.readouterr().out)["operators"]
+    assert operator["chosen"] is None
+    assert "expected a known number" in operator["reason"]
+
+
+def test_the_reason_is_of_an_instruction_of_the_same_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Integers of 32 bits fit no instruction; that some instructions are of floats is not why."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT32, [4, 4]) for name in "ab"]
+    model = _save(tmp_path / "wide.onnx", [helper.make_node("MatMul", ["a", "b"], ["y"])], inputs)
+    assert run(["embed", str(model), "--target", '{"kind": "llvm", "mcpu": "sapphirerapids"}', "--json"]) == 0
+    (operator,) = json.loads(capsys.readouterr().out)["operators"]
+    assert "multiplies int32 and int32 into int32" in operator["reason"]
+    assert "float" not in operator["reason"]

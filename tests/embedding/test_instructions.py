@@ -173,3 +173,15 @@ def test_a_new_instruction_is_one_row() -> None:
 def test_a_meaning_that_cannot_be_read_is_refused(formula: str, extents: dict[str, int], message: str) -> None:
     with pytest.raises(EmbeddingError, match=message):
         multiply_add(formula, "int8", "int8", "int32", **extents)
+
+
+@pytest.mark.parametrize("extent", [0, -4, 2.0])
+def test_an_extent_that_is_none_is_refused(extent: int) -> None:
+    with pytest.raises(EmbeddingError, match=r"the extent .* of index k; expected a number from 1 on"):
+        multiply_add("C[i] += A[i,k] * B[k]", "int8", "int8", "int32", i=4, k=extent)
+
+
+@pytest.mark.parametrize("dtype", ["int9", "int8x4", "float", ""])
+def test_a_type_that_is_none_is_refused(dtype: str) -> None:
+    with pytest.raises(EmbeddingError, match=f"the type '{dtype}' of B; expected one such as 'int8'"):
+        multiply_add("C[i] += A[i,k] * B[k]", "int8", dtype, "int32", i=4, k=4)

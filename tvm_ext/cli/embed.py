@@ -12,6 +12,7 @@ from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Choice,
     Shapes,
+    dynamic_option,
     json_flag,
     model_options,
     print_json,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
+@dynamic_option
 @click.option(
     "--engine",
     type=Choice(["constraints", "top-down"]),
@@ -38,7 +40,15 @@ if TYPE_CHECKING:
     "count of checks ends it, which gives the same everywhere.",
 )
 @json_flag
-def command(model: Path, target: str, input_shapes: Shapes, engine: str, seconds: float | None, as_json: bool) -> None:
+def command(
+    model: Path,
+    target: str,
+    input_shapes: Shapes,
+    dynamic: str | None,
+    engine: str,
+    seconds: float | None,
+    as_json: bool,
+) -> None:
     """Embed the target's multiply-add instructions into the operators of MODEL (.onnx or .pt2); docs/embedding.md."""
     from tvm_ext.frontend import import_model
     from tvm_ext.report.embeddings import embed_model
@@ -46,7 +56,7 @@ def command(model: Path, target: str, input_shapes: Shapes, engine: str, seconds
     renew_calibration(target, quiet=as_json)
     with step_display(quiet=as_json) as report:
         report("import")
-        imported = import_model(model, input_shapes=input_shapes or None)
+        imported = import_model(model, input_shapes=input_shapes or None, dynamic=dynamic)
         found = embed_model(
             imported, target, progress=report, engine=engine, seconds=inf if seconds is None else seconds
         )

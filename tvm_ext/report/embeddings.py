@@ -176,7 +176,9 @@ def _embedded(
                 continue
             converted.add(offer.instruction.name)
         choices.append(choose(taken, offer, engine, Budget(seconds=seconds)))
-    reason = "" if any(choice.ranked for choice in choices) else choices[0].reason
+    # What has other types does not say anything of the operator.
+    near = [at for at, offer in enumerate(offers) if _is_float_instruction(offer) == _is_float(operator)]
+    reason = "" if any(choice.ranked for choice in choices) else choices[near[0] if near else 0].reason
     return EmbeddedOperator(kernel, block, calls, operator, reason, tuple(choices), frozenset(converted))
 
 
