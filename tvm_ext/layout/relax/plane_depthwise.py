@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.decisions import Decision, with_decisions
-from tvm_ext.graph.origins import words_of
+from tvm_ext.graph.origins import emit_from, words_of
 from tvm_ext.layout import lanes as lane_arithmetic
 from tvm_ext.layout.plane_plan import Shuffle, plan_planes, shuffle_of, verify_planes
 from tvm_ext.layout.relax.convolution import convolved_shape
@@ -76,8 +76,8 @@ class _PlaneMutator(PyExprMutator):
             super().visit_var_binding_(binding)
             return
         leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
-        emit = self.builder_.emit_output if leaves else self.builder_.emit
-        self.set_var_remap(binding.var, emit(value))
+        new = emit_from(self.builder_, value, binding.var.span, binding.var.name, leaves)
+        self.set_var_remap(binding.var, new)
 
     def _rewritten(self, binding: relax.VarBinding) -> relax.Expr | None:
         call = binding.value
@@ -112,10 +112,10 @@ class _PlaneMutator(PyExprMutator):
 
     def _shuffled(self, data: relax.Var) -> tuple[relax.Var, Shuffle]:
         """Find what a tensor is a shuffle of, and the shuffle; itself and none otherwise."""
-        joined = self._values.get(data)
-        turned = self._values.get(joined.args[0]) if calls(joined, "relax.reshape") else None
+        joined: Any = self._values.get(data)
+        turned: Any = self._values.get(joined.args[0]) if calls(joined, "relax.reshape") else None
         axes = permutation(turned)
-        split = self._values.get(turned.args[0]) if axes is not None else None
+        split: Any = self._values.get(turned.args[0]) if axes is not None else None
         if axes is None or not calls(split, "relax.reshape") or not isinstance(split.args[0], relax.Var):
             return data, Shuffle()
         source, parts, shape = split.args[0], static_shape(split), static_shape(data)
@@ -126,7 +126,7 @@ class _PlaneMutator(PyExprMutator):
 
     def _is_plain(self, variable: Any) -> bool:
         """Whether a tensor will lie in memory in planes: it comes of no operator that works on blocks of channels."""
-        value = self._values.get(variable)
+        value: Any = self._values.get(variable)
         name = getattr(getattr(value, "op", None), "name", "")
         if name in _ARITHMETIC:
             return all(self._is_plain(arg) for arg in value.args if isinstance(arg, relax.Var))
