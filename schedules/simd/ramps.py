@@ -1,7 +1,7 @@
 """Addresses of vector instructions: one ramp each, as TVM's loops over vectors have them.
 
 before: ``sums[broadcast(8, 4) + ramp(0, 1, 4)]``
-after:  ``sums[ramp(8, 1, 4)]``
+after:  ``sums[ramp(8, 1, 4)]``; ``sums[int64x4(ramp(i, 1, 4))]`` becomes ``sums[ramp(int64(i), 1, 4)]``
 
 Lowering a tensor intrinsic adds the place of its tile to the ramp of its body. Where a buffer is one vector long, TVM
 then stores it as one element of a vector type, and takes only those of its accesses along that are ramps.
@@ -25,8 +25,16 @@ def holds_ramps(func: tirx.PrimFunc) -> bool:
 
 
 def with_plain_ramps(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Give a kernel in which a sum of a ramp and a scalar is a ramp; the same object where there is none."""
-    return tvm_ffi.structural_mutate(func, [(tirx.Add, _plain)]) if holds_ramps(func) else func
+    """Give a kernel in which a sum of a ramp and a scalar, and a widened ramp, are ramps; the same where none is."""
+    return tvm_ffi.structural_mutate(func, [(tirx.Add, _plain), (tirx.Cast, _widened)]) if holds_ramps(func) else func
+
+
+def _widened(cast: Any, mutator: Any) -> Any:
+    whole = mutator.default_mutate(cast)
+    ramp, element = getattr(whole, "value", None), str(cast.ty.dtype).partition("x")[0]
+    if not isinstance(whole, tirx.Cast) or not isinstance(ramp, tirx.Ramp) or element != "int64":
+        return whole
+    return tirx.Ramp(tirx.Cast(element, ramp.base), tirx.Cast(element, ramp.stride), ramp.lanes)
 
 
 def _plain(sum_of_two: Any, mutator: Any) -> Any:

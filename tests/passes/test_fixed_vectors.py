@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
+import tvm_ext
 from tests.guarded.emulated import EMULATORS
 from tests.schedules.kernels import graph
 from tvm_ext.artifact.shared_object import host_modules
 from tvm_ext.passes.fixed_vectors import fixed_vectors
+from tvm_ext.schedules.simd.ramps import with_plain_ramps
 
 TARGETS = {
     "rvv": EMULATORS["riscv64"].target,
@@ -54,3 +57,33 @@ def test_other_targets_are_left_alone() -> None:
         with tvm.target.Target(config):
             assert fixed_vectors()(before).same_as(before)
     assert fixed_vectors()(before).same_as(before)
+
+
+@pytest.mark.parametrize("level", TARGETS)
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_recurrences_compile(direction: str, level: str) -> None:
+    """Their loops count in int64 and their lanes in int32."""
+    directions, hidden, features = 1 + (direction == "bidirectional"), 21, 13
+    shapes = {"w": (directions, 4 * hidden, features), "r": (directions, 4 * hidden, hidden)}
+    weights = [onnx.numpy_helper.from_array(np.ones(shape, "float32"), name) for name, shape in shapes.items()]
+    node = onnx.helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=hidden, direction=direction)
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", (7, 1, features)), ("y", (7, directions, 1, hidden)))
+    )
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "recurrent", [x], [y], weights))
+    compiled = tvm_ext.compile(model, TARGETS[level])
+    assert "lstm_recurrence" in "".join(part.inspect_source("ll") for part in host_modules(compiled.executable.mod))
+
+
+def test_widened_ramps_are_ramps() -> None:
+    index = tirx.Var("i", "int32")
+    ramp = tirx.Ramp(index, tirx.const(1, "int32"), 4)
+    data, out = (tirx.decl_buffer((64,), "float32", name) for name in ("data", "out"))
+    wide = tirx.Broadcast(tirx.const(8, "int64"), 4) + tirx.Cast("int64x4", ramp)
+    store = tirx.BufferStore(out, tirx.BufferLoad(data, [wide]), [ramp])
+    loop = tirx.For(index, tirx.const(0, "int32"), tirx.const(8, "int32"), tirx.ForKind.SERIAL, store)
+    body = with_plain_ramps(tirx.PrimFunc([data, out], loop)).body.body
+    (found,) = body.value.indices
+    assert isinstance(found, tirx.Ramp)
+    assert (str(found.ty.dtype), int(found.lanes)) == ("int64x4", 4)

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.passes.vector_code import has_blocks, lower_to_loops
+from tvm_ext.schedules.simd.ramps import with_plain_ramps
 
 SCALABLE = frozenset({"sve", "zve32x"})
 """Features of LLVM that stand for vectors of unknown length."""
@@ -44,7 +45,7 @@ def fixed_vectors() -> tvm.transform.Pass:
             vectors = tirx.transform.VectorizeLoop(True)(tvm.IRModule(lowered))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
-            updated.update_func(global_var, vectors[global_var])
+            updated.update_func(global_var, with_plain_ramps(vectors[global_var]))
         return updated
 
     return _fixed_vectors
