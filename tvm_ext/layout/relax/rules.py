@@ -15,11 +15,11 @@ import tvm
 from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
-from tvm_ext.layout.block_selection import PLAIN
 from tvm_ext.layout.convolution_plan import channel_block
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
+from tvm_ext.layout.relax.parts import concat_rule, slice_rule, split_rule
 from tvm_ext.layout.relax.quantized import INTEGER_RULES
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, same_extents, static_shape
 from tvm_ext.schedules.compute.layout import block_channels, turn
@@ -241,42 +241,6 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
     return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype))
 
 
-def _concat(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    items = call.args[0]
-    shape = open_shape(call)
-    if not isinstance(items, relax.Tuple) or call.attrs.axis is None or shape is None:
-        return None
-    known = [rewriter.known(item) for item in items.fields]
-    first = next((value for value in known if value), None)
-    if first is None or first.rank != len(shape) or int(call.attrs.axis) % first.rank != 1:
-        return None
-    channels = [(open_shape(item) or (0, None))[1] for item in items.fields]
-    block = rewriter.wanted_block or min(value.block for value in known if value)
-    if block == PLAIN:
-        return None
-    if any(not isinstance(count, int) or count % block for count in channels):
-        return None
-    parts = [rewriter.to_block(item, block, first.turned).var for item in items.fields]
-    # Every part fills its blocks, so that all lanes are channels.
-    return rewriter.describe(rewriter.builder_.emit(relax.op.concat(parts, axis=1)), first, ANYTHING, sum(channels))
-
-
-def _split(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
-    value = rewriter.known(call.args[0])
-    if value is None or not value.full or int(call.attrs.axis) % value.rank != 1:
-        return None
-    sections = [open_shape(field) for field in call.ty.fields]
-    if any(shape is None or not isinstance(shape[1], int) or shape[1] % value.block for shape in sections):
-        return None
-    bounds = np.cumsum([shape[1] // value.block for shape in sections])[:-1]  # type: ignore[index]
-    parts = rewriter.builder_.emit(relax.op.split(value.var, [int(bound) for bound in bounds], axis=1))
-    items = [rewriter.builder_.emit(relax.TupleGetItem(parts, index)) for index in range(len(sections))]
-    return tuple(
-        rewriter.describe(item, value, ANYTHING, shape[1])  # type: ignore[index]
-        for item, shape in zip(items, sections, strict=True)
-    )
-
-
 RULES: dict[str, Rule] = {
     "relax.nn.conv1d": convolution_rule,
     "relax.nn.conv2d": convolution_rule,
@@ -290,8 +254,9 @@ RULES: dict[str, Rule] = {
     "relax.nn.adaptive_avg_pool3d": _global_average,
     "relax.mean": _global_average,
     "relax.astype": _astype,
-    "relax.concat": _concat,
-    "relax.split": _split,  # type: ignore[dict-item]
+    "relax.concat": concat_rule,
+    "relax.split": split_rule,  # type: ignore[dict-item]
+    "relax.strided_slice": slice_rule,
     **dict.fromkeys(lane_arithmetic.UNARY, _unary),
     **dict.fromkeys(lane_arithmetic.BINARY, _binary),
 }

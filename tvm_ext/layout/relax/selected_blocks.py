@@ -107,6 +107,8 @@ class _Problem:
                 return BlockedOperator(name, every, operands[:1], "kept")
             if name in lane_arithmetic.BINARY and operands:
                 return BlockedOperator(name, every, operands)
+            if name == "relax.concat" and int(value.attrs.axis) % len(static_shape(value) or ()) > 1:
+                return BlockedOperator(name, every, operands)
             if name == "relax.concat" and int(value.attrs.axis) in (1, 1 - len(static_shape(value) or ())):
                 widths = [width for width in self.widths if not any(item.channels % width for item in operands)]
                 self.asks = self.asks or self.widths[0] not in widths

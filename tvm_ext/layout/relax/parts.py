@@ -1,0 +1,107 @@
+"""Blocked tensors that are joined, split and sliced: along channels where blocks stay whole, along an image anywhere.
+
+before: ``y = concat((a, b), axis=2)`` with ``a`` and ``b`` of convolutions, in blocks
+after:  ``y = concat((a, b), axis=2)`` of the blocks, as rows of a block lie as rows of a channel do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_ext.layout.block_selection import PLAIN
+from tvm_ext.layout.lanes import ANYTHING, Lanes
+from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
+from tvm_ext.relax_utils import open_shape
+from tvm_ext.schedules.compute.layout import turn
+
+
+def concat_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Join tensors along their channels, where every part fills its blocks, or images along their rows or columns."""
+    items = call.args[0]
+    shape = open_shape(call)
+    if not isinstance(items, relax.Tuple) or call.attrs.axis is None or shape is None:
+        return None
+    known = [rewriter.known(item) for item in items.fields]
+    first = next((value for value in known if value), None)
+    axis = int(call.attrs.axis) % len(shape)
+    if first is None or first.rank != len(shape) or axis == 0:
+        return None
+    block = rewriter.wanted_block or min(value.block for value in known if value)
+    if block == PLAIN:
+        return None
+    if axis == 1:
+        channels = [(open_shape(item) or (0, None))[1] for item in items.fields]
+        if any(not isinstance(count, int) or count % block for count in channels):
+            return None
+        parts = [rewriter.to_block(item, block, first.turned).var for item in items.fields]
+        # Every part fills its blocks, so that all lanes are channels.
+        return rewriter.describe(rewriter.builder_.emit(relax.op.concat(parts, axis=1)), first, ANYTHING, sum(channels))
+    if any(value is None for value in known):
+        return None  # a plain part would be brought into blocks only to be copied
+    images = [rewriter.to_block(item, block, first.turned) for item in items.fields]
+    joined = rewriter.builder_.emit(relax.op.concat([image.var for image in images], _place(axis, first)))
+    return rewriter.describe(joined, first, reduce(_either, (image.lanes for image in images)))
+
+
+def split_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
+    """Split a tensor between blocks of channels that are full, or an image anywhere."""
+    value = rewriter.known(call.args[0])
+    sections = [open_shape(field) for field in call.ty.fields]
+    if value is None or any(shape is None for shape in sections):
+        return None
+    axis = int(call.attrs.axis) % value.rank
+    extents = [shape[axis] for shape in sections if shape is not None]
+    step = value.block if axis == 1 else 1
+    if axis == 0 or (axis == 1 and not value.full):
+        return None
+    if any(not isinstance(extent, int) or extent % step for extent in extents):
+        return None
+    bounds = [int(bound) for bound in np.cumsum([extent // step for extent in extents])[:-1]]
+    parts = rewriter.builder_.emit(relax.op.split(value.var, bounds, _place(axis, value)))
+    items = [rewriter.builder_.emit(relax.TupleGetItem(parts, index)) for index in range(len(sections))]
+    if axis > 1:
+        return tuple(rewriter.describe(item, value, value.lanes) for item in items)
+    return tuple(
+        rewriter.describe(item, value, ANYTHING, extent) for item, extent in zip(items, extents, strict=True)
+    )
+
+
+def slice_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Take rows or columns of an image."""
+    value = rewriter.known(call.args[0])
+    axes = call.args[1]
+    if value is None or value.block == PLAIN or not isinstance(axes, relax.Tuple):
+        return None
+    numbers = [_integer(axis) for axis in axes.fields]
+    if any(number is None or number % value.rank < 2 for number in numbers):
+        return None
+    places = [_place(number % value.rank, value) for number in numbers if number is not None]
+    taken = relax.Call(
+        call.op, [value.var, relax.Tuple([relax.prim_value(place) for place in places]), *call.args[2:]], call.attrs
+    )
+    return rewriter.describe(rewriter.builder_.emit(taken), value, value.lanes)
+
+
+def _place(axis: int, value: Blocked) -> int:
+    """Give the axis of a blocked tensor that an axis of the plain one is."""
+    if axis < 2:
+        return axis
+    places = turn(range(2, len(value.shape) - 1), value.turned)
+    return places[axis - value.rank]
+
+
+def _either(left: Lanes | None, right: Lanes | None) -> Lanes | None:
+    """Bound the lanes of what is made of two tensors."""
+    if left is None or right is None:
+        return ANYTHING
+    return Lanes(min(left.low, right.low), max(left.high, right.high))
+
+
+def _integer(value: Any) -> int | None:
+    value = getattr(value, "value", value)
+    return int(value) if isinstance(value, int) else None
