@@ -20,6 +20,7 @@ from tvm_ext.memory.relax.order import LITTLE_EFFORT, Method, memory_order
 from tvm_ext.memory.relax.patches import run_in_patches
 from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
 from tvm_ext.memory.relax.rewriting import memory_rewriting
+from tvm_ext.memory.relax.scattered_joins import scattered_joins
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.decompose_attention import decompose_attention
@@ -33,6 +34,7 @@ from tvm_ext.passes.limit_recomputation import limit_recomputation
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
+from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
@@ -125,6 +127,7 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
         wide_concatenations(),
         legalize_once(RESIZE_LEGALIZATIONS | dict(backend.legalizations or {})),
         relax.transform.AnnotateTIROpPattern(),
+        slice_patterns(),
         fold_the_rest(),
     ]
 
@@ -170,8 +173,8 @@ def order(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
         return []
     on_chip = None if options.on_chip_memory is None else int(options.on_chip_memory)
     if options.memory == "arena":
-        return [memory_order(effort=LITTLE_EFFORT)]
-    return [memory_order(on_chip=on_chip)]
+        return [scattered_joins(), memory_order(effort=LITTLE_EFFORT)]
+    return [scattered_joins(), memory_order(on_chip=on_chip)]
 
 
 def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

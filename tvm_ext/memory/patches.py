@@ -220,13 +220,13 @@ def plans(nodes: Sequence[RowNode], inputs: Mapping[str, int], input_bytes: Mapp
                     for node in segment
                     if node.name in strip
                 ) - sum(node.rows * node.row_work for node in segment)
-                peak = max(outside, base + _peak(segment, strips, source, row_bytes), 2 * segment[-1].nbytes)
+                peak = max(outside, base + _peak(segment, strips, source, row_bytes))
                 yield PatchPlan(begin + 1, end, source, tuple(strips), peak, 1 + work / total)
 
 
 def _peak(segment: Sequence[RowNode], strips: Sequence[Ranges], source: str, row_bytes: Mapping[str, int]) -> int:
     """Estimate the bytes alive in a segment, without its source."""
-    most = done = 0
+    most = 0
     for strip in strips:
         sizes = {name: (end - begin) * row_bytes[name] for name, (begin, end) in strip.items()}
         cut = RowNode("rows of " + source, (), 1, sizes.pop(source))
@@ -239,9 +239,9 @@ def _peak(segment: Sequence[RowNode], strips: Sequence[Ranges], source: str, row
             )
             for node in inner
         ]  # fmt: skip
-        most = max(most, done + max(profile([cut, *read_cut], [inner[-1].name], sizes)))
-        done += sizes[inner[-1].name]
-    return most
+        sizes[inner[-1].name] = 0  # written where it belongs in what the strips make together
+        most = max(most, max(profile([cut, *read_cut], [inner[-1].name], sizes)))
+    return segment[-1].nbytes + most
 
 
 def plan_patches(
@@ -263,7 +263,8 @@ def plan_patches(
     """
     before = max(profile(nodes), default=0)
     found = [plan for plan in plans(nodes, inputs, input_bytes) if plan.peak < before and plan.work <= most_work]
-    return sorted(found, key=lambda plan: (max(plan.peak, limit), plan.work, len(plan.strips)))
+    # Of segments that cost the same the longest: what follows a convolution element by element is computed with it.
+    return sorted(found, key=lambda plan: (max(plan.peak, limit), plan.work, len(plan.strips), plan.first - plan.last))
 
 
 def verify_patches(plan: PatchPlan, nodes: Sequence[RowNode], extents: Mapping[str, int]) -> None:

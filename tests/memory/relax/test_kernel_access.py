@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from tvm_ext.memory.relax.kernel_access import KernelAccess, in_place_variant, kernel_access
+from tvm_ext.memory.relax.kernel_access import Joined, KernelAccess, in_place_variant, kernel_access
 
 
 @T.prim_func(s_tir=True)
@@ -181,8 +181,8 @@ def opaque(a: T.Buffer((8,), "float32"), c: T.Buffer((8,), "float32")):
         (overlapping_vectors, KernelAccess((1,))),
         (converted, KernelAccess((1,))),
         (two_results, KernelAccess((1, 2))),
-        (concatenate, KernelAccess((2,), (), (0, 32))),
-        (concatenate_inside, KernelAccess((2,))),
+        (concatenate, KernelAccess((2,), (), (0, 32), (), Joined(1, (0, 2)))),
+        (concatenate_inside, KernelAccess((2,), joined=Joined(1, (0, 2)))),
         (split, KernelAccess((1, 2), (), (), (0, 32))),
         (every_other, KernelAccess((1,))),
         (slice_inside, KernelAccess((1,))),

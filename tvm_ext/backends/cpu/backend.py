@@ -58,6 +58,7 @@ from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
+from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.vector_code import vector_code
@@ -112,6 +113,7 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         bounded_indices(),
         named_extents(for_fusion=True),
         relax.transform.AnnotateTIROpPattern(),
+        slice_patterns(),
         numbers_apart(),
         fold_the_rest(),
     ]

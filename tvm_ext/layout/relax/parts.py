@@ -7,7 +7,6 @@ after:  ``y = concat((a, b), axis=2)`` of the blocks, as rows of a block lie as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def concat_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | N
         return None  # a plain part would be brought into blocks only to be copied
     images = [rewriter.to_block(item, block, first.turned) for item in items.fields]
     joined = rewriter.builder_.emit(relax.op.concat([image.var for image in images], _place(axis, first)))
-    return rewriter.describe(joined, first, reduce(_either, (image.lanes for image in images)))
+    return rewriter.describe(joined, first, _either([image.lanes for image in images]))
 
 
 def split_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked, ...] | None:
@@ -66,9 +65,7 @@ def split_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocke
     items = [rewriter.builder_.emit(relax.TupleGetItem(parts, index)) for index in range(len(sections))]
     if axis > 1:
         return tuple(rewriter.describe(item, value, value.lanes) for item in items)
-    return tuple(
-        rewriter.describe(item, value, ANYTHING, extent) for item, extent in zip(items, extents, strict=True)
-    )
+    return tuple(rewriter.describe(item, value, ANYTHING, extent) for item, extent in zip(items, extents, strict=True))
 
 
 def slice_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -95,11 +92,12 @@ def _place(axis: int, value: Blocked) -> int:
     return places[axis - value.rank]
 
 
-def _either(left: Lanes | None, right: Lanes | None) -> Lanes | None:
-    """Bound the lanes of what is made of two tensors."""
-    if left is None or right is None:
+def _either(lanes: Sequence[Lanes | None]) -> Lanes | None:
+    """Bound the lanes of what is made of several tensors."""
+    known = [item for item in lanes if item is not None]
+    if len(known) < len(lanes):
         return ANYTHING
-    return Lanes(min(left.low, right.low), max(left.high, right.high))
+    return Lanes(min(item.low for item in known), max(item.high for item in known))
 
 
 def _integer(value: Any) -> int | None:

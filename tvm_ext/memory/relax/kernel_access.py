@@ -29,6 +29,22 @@ SLICE_ATTRIBUTE = "tvm_ext.takes_parts"
 
 
 @dataclass(frozen=True)
+class Joined:
+    """What a concatenation does.
+
+    Attributes
+    ----------
+    axis : int
+        Along which operands follow one another.
+    starts : tuple of int
+        Where on that axis each operand begins.
+    """
+
+    axis: int
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class KernelAccess:
     """How a kernel touches its parameters; positions count all parameters, results last.
 
@@ -44,12 +60,15 @@ class KernelAccess:
     slices : tuple of int
         For a kernel of one operand whose results are stretches of it: the byte offset of each result; empty for every
         other kernel.
+    joined : Joined, optional
+        Of every concatenation, also where its operands lie scattered in the result.
     """
 
     results: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
     parts: tuple[int, ...] = ()
     slices: tuple[int, ...] = ()
+    joined: Joined | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +101,9 @@ def kernel_access(func: tirx.PrimFunc) -> KernelAccess:
         for operand in range(results[0])
         if _runs_in_place(func, operand, result, found, analyzer)
     )
-    parts = _parts(func, found.stores[results[0]], analyzer) if len(results) == 1 else ()
+    joined = _joined(func, found.stores[results[0]], analyzer) if len(results) == 1 else None
     slices = _slices(func, found, analyzer) if results[0] == 1 else ()
-    return KernelAccess(results, in_place, parts, slices)
+    return KernelAccess(results, in_place, _parts(func, joined), slices, joined)
 
 
 @dataclass(frozen=True)
@@ -242,8 +261,8 @@ def _static(shape: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(int(extent) for extent in shape)
 
 
-def _parts(func: tirx.PrimFunc, stores: list[_Store], analyzer: Any) -> tuple[int, ...]:
-    """Byte offsets of the operands of a concatenation along the outermost axis that is not 1, or nothing.
+def _joined(func: tirx.PrimFunc, stores: list[_Store], analyzer: Any) -> Joined | None:
+    """Tell what a concatenation joins, and along which axis; None of any other kernel.
 
     Every operand is loaded once, shifted along one axis, and the ranges of the operands cover that axis exactly. As no
     load is out of bounds, each element then comes from the one operand whose range it is in.
@@ -251,38 +270,52 @@ def _parts(func: tirx.PrimFunc, stores: list[_Store], analyzer: Any) -> tuple[in
     result = len(func.params) - 1
     shape = _static(func.params[result].ty.shape)
     if shape is None or len(stores) != 1 or not _stores_once(stores[0]):
-        return ()
+        return None
     (store,) = stores
-    axis = next((number for number, extent in enumerate(shape) if extent != 1), None)
     loads = _selected(store.value)
-    if axis is None or loads is None or len(loads) != result:
-        return ()
+    if loads is None or len(loads) != result:
+        return None
     by_source = {load.source: load for load in loads}
-    ranges = []
+    axis, ranges = None, []
     for param in func.params[:-1]:
         load = by_source.get(param)
         extents = _static(param.ty.shape) if tirx.is_buffer_var(param) else None
         if load is None or extents is None or len(extents) != len(shape):
-            return ()
+            return None
         if str(param.ty.dtype) != str(func.params[result].ty.dtype):
-            return ()
+            return None
+        if axis is None:
+            shorter = [number for number, pair in enumerate(zip(extents, shape, strict=True)) if pair[0] != pair[1]]
+            axis = shorter[0] if shorter else next((number for number, extent in enumerate(shape) if extent != 1), None)
+        if axis is None:
+            return None
         for number, (index, place) in enumerate(zip(load.indices, store.indices, strict=True)):
             if number != axis and shape[number] != 1 and not analyzer.can_prove_equal(index, place):
-                return ()
+                return None
         shift = analyzer.simplify(store.indices[axis] - load.indices[axis])
         if (
             not isinstance(shift, prim.IntImm)
             or extents[:axis] + extents[axis + 1 :] != shape[:axis] + shape[axis + 1 :]
         ):
-            return ()
+            return None
         ranges.append((int(shift), int(shift) + extents[axis]))
     bounds = sorted(ranges)
-    covers = bounds[0][0] == 0 and bounds[-1][1] == shape[axis]
-    if not covers or any(end != begin for (_, end), (begin, _) in pairwise(bounds)):
+    if axis is None or bounds[0][0] != 0 or bounds[-1][1] != shape[axis]:
+        return None
+    if any(end != begin for (_, end), (begin, _) in pairwise(bounds)):
+        return None
+    return Joined(axis, tuple(begin for begin, _ in ranges))
+
+
+def _parts(func: tirx.PrimFunc, joined: Joined | None) -> tuple[int, ...]:
+    """Byte offsets of the operands of a concatenation that lie one after the other in the result, or nothing."""
+    result = func.params[-1].ty
+    shape = _static(result.shape)
+    if joined is None or shape is None or any(extent != 1 for extent in shape[: joined.axis]):
         return ()
-    dtype = tvm.DataType(str(func.params[result].ty.dtype))
-    bytes_per_step = prod(shape[axis + 1 :]) * (dtype.bits * dtype.lanes // 8)
-    return tuple(begin * bytes_per_step for begin, _ in ranges)
+    dtype = tvm.DataType(str(result.dtype))
+    bytes_per_step = prod(shape[joined.axis + 1 :]) * (dtype.bits * dtype.lanes // 8)
+    return tuple(begin * bytes_per_step for begin in joined.starts)
 
 
 def _slices(func: tirx.PrimFunc, found: _Accesses, analyzer: Any) -> tuple[int, ...]:
@@ -311,6 +344,8 @@ def _slices(func: tirx.PrimFunc, found: _Accesses, analyzer: Any) -> tuple[int, 
             return ()
         if extents == shape:
             return ()  # a copy of the whole: whoever asks for that means it
+        if not isinstance(shift, prim.IntImm) or not 0 <= int(shift) <= shape[axis] - extents[axis]:
+            return ()  # a kernel that writes into a part of its result
         offsets.append(int(shift) * bytes_per_step)
     return tuple(offsets)
 

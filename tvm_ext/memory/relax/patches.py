@@ -23,6 +23,7 @@ from tvm_ext.memory.relax.graph import LIVENESS, memory_graph
 from tvm_ext.memory.relax.order import EFFORT as ORDER_EFFORT
 from tvm_ext.memory.relax.order import Method
 from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, row_graph, rows_of
+from tvm_ext.memory.relax.scattered_joins import scattered_joins
 from tvm_ext.relax_utils import static_shape
 
 PATCHES_ATTRIBUTE = "tvm_ext.patches"
@@ -55,7 +56,7 @@ def run_in_patches(
     limit : int
         Bytes below which nothing more is asked for.
     """
-    lower = tvm.transform.Sequential(list(lowering), name="tvm_ext.PatchTrial")
+    lower = tvm.transform.Sequential([*lowering, scattered_joins()], name="tvm_ext.PatchTrial")
 
     def peak_of(mod: tvm.IRModule) -> int | None:
         graph = memory_graph(lower(mod), function).graph
