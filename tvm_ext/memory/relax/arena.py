@@ -38,6 +38,9 @@ LARGE_EFFORT = 8_000_000
 SOLVER_EFFORT = 5_000_000
 """Steps of work of the solver, about a microsecond each."""
 
+PAGE = 4096
+"""Bytes above the lower bound that are not worth a longer search: the system hands out no less at a time."""
+
 NOTE_ATTRIBUTE = "tvm_ext.memory_note"
 """Attribute of a function that the arena leaves to ``StaticPlanBlockMemory``: why."""
 
@@ -130,8 +133,10 @@ def _plan_function(mod: tvm.IRModule, func: relax.Function) -> relax.Function:
 
 
 def _smallest_arena(intervals: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> ArenaPlan:
-    """Look harder until the lower bound is reached: a longer search, then the solver, where there is one."""
+    """Look harder until the lower bound is nearly reached: a longer search, then the solver, where there is one."""
     plan = plan_arena(intervals, sizes, alignment=ALIGNMENT)
+    if plan.size - plan.lower_bound < PAGE:
+        return plan
     if not plan.optimal:
         plan = min(plan, plan_arena(intervals, sizes, alignment=ALIGNMENT, effort=LARGE_EFFORT), key=_size)
     if not plan.optimal and importlib.util.find_spec("ortools") is not None:

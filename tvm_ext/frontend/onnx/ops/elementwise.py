@@ -127,15 +127,15 @@ class OneHot(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the encoded indices."""
         indices, depth = inputs[0], int(node.scalar(inputs[1], "depth"))
-        shape = node.shape(indices, "indices")
-        axis = node.axis("axis", len(shape) + 1, -1)
+        rank = len(node.dims(indices, "indices"))
+        axis = node.axis("axis", rank + 1, -1)
         values = known(node, inputs[2])
         off, on = (
             emit(bb, values[index]) if isinstance(values, np.ndarray) else _element(bb, values, index)
             for index in (0, 1)
         )
-        index = reshape(bb, astype(bb, emit(bb, indices), "int64"), (*shape[:axis], 1, *shape[axis:]))
-        positions = np.arange(depth).reshape(-1, *[1] * (len(shape) - axis))
+        index = bb.emit(relax.op.expand_dims(astype(bb, emit(bb, indices), "int64"), axis))
+        positions = np.arange(depth).reshape(-1, *[1] * (rank - axis))
         # Negative indices count from the end; those out of range match no position.
         hit = relax.op.logical_or(
             relax.op.equal(index, constant(positions, "int64")),

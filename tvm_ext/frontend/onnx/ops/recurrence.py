@@ -25,6 +25,7 @@ from tvm_ext.frontend.onnx.ops.activations import Activation
 LANES = 16
 BATCH_TILE = 2
 _LENGTHS = 6  # among the operands
+_LONGEST = 2**31 - 1  # of a sequence of open length; the loop ends where the steps do
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
@@ -289,7 +290,7 @@ def recurrence_function(layer: Recurrence) -> Any:
                 for i in range(tile):
                     if layer.ragged:
                         # What a caller gives is checked before; what a model computes may be anything.
-                        length[i] = T.max(T.min(lengths[row(v, i)], steps), 0)
+                        length[i] = T.max(T.min(lengths[row(v, i)], T.cast(steps, "int32")), 0)
                     for j in range(hidden):
                         state[0, i, j] = up(first_hidden[d, row(v, i), j])
                         cell[i, j] = up(first_cell[d, row(v, i), j])
@@ -371,5 +372,5 @@ def recurrence_function(layer: Recurrence) -> Any:
                     last_hidden[d, row(v, i), j] = down(unless_ended(0, length[i], state[steps % 2, i, j]))
                     last_cell[d, row(v, i), j] = down(unless_ended(0, length[i], cell[i, j]))
 
-    limits = [[_LENGTHS, 0, steps]] if layer.ragged else []
+    limits = [[_LENGTHS, 0, steps if isinstance(steps, int) else _LONGEST]] if layer.ragged else []
     return recurrence.with_attr(OPERAND_LIMITS, limits) if limits else recurrence

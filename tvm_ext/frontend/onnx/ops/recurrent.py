@@ -221,11 +221,7 @@ class _Recurrent(Converter):
             if value is not None:
                 _check(node, value, name, expected)
 
-        if lengths is not None and not isinstance(steps, int):
-            node.refuse(
-                "its sequences have lengths of their own, and their steps are open; bind the model's input shapes"
-            )
-        fixed_lengths = None if lengths is None else node.array(lengths)
+        fixed_lengths = None if lengths is None or not isinstance(steps, int) else node.array(lengths)
         if fixed_lengths is not None and not np.all((fixed_lengths >= 0) & (fixed_lengths <= steps)):
             node.damaged(f"sequence_lens {fixed_lengths.tolist()} are not all from 0 to the {steps} steps of X")
         if fixed_lengths is not None and np.all(fixed_lengths == steps):

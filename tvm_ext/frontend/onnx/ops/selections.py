@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_ext.frontend.onnx.ops import operator_level
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, add, astype, constant, dtype_of, emit, reshape
 from tvm_ext.frontend.onnx.ops.extents import (
+    as_tensor,
     counted,
     is_computed_shape,
     number,
@@ -24,9 +25,9 @@ from tvm_ext.frontend.onnx.ops.extents import (
 
 
 def slice_at_run_time(
-    node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: list[int], steps: list[int]
+    node: Node, bb: relax.BlockBuilder, x: Any, starts: Any, ends: Any, axes: list[int], steps: Any
 ) -> Any:
-    """Slice with bounds that are computed.
+    """Slice with bounds, and maybe steps, that are computed.
 
     Each axis is gathered at ``start + step * i``; how many there are is a symbolic variable of the module.
 
@@ -36,34 +37,88 @@ def slice_at_run_time(
         The tensor; its rank is known.
     starts, ends : relax.Expr
         One integer for each of ``axes``, beyond the ends and from the back as ONNX allows.
-    axes, steps : list of int
-        Which axes, and the distances between what is taken; not zero.
+    axes : list of int
+        Which axes.
+    steps : list of int or relax.Expr
+        Distances between what is taken, one for each axis; not zero. A computed step of zero takes nothing.
     """
-    for position, (axis, step) in enumerate(zip(axes, steps, strict=True)):
-        start, end = (
-            astype(bb, bb.emit(relax.op.strided_slice(bound, [0], [position], [position + 1])), "int64")
-            for bound in (starts, ends)
-        )
+    zero, one = constant([0], "int64"), constant([1], "int64")
+    for position, axis in enumerate(axes):
+        start, end = (_picked(bb, bound, position) for bound in (starts, ends))
         extent = x.ty.shape[axis] if x.ty.shape is not None else None
         if isinstance(extent, tvm.tirx.IntImm):
             size: Any = constant([int(extent)], "int64")
         else:
             shape = bb.emit(relax.op.shape_to_tensor(bb.emit(relax.op.shape_of(x))))
             size = bb.emit(relax.op.strided_slice(shape, [0], [axis], [axis + 1]))
-        zero, one = constant([0], "int64"), constant([1], "int64")
+        step = constant([steps[position]], "int64") if isinstance(steps, list) else _picked(bb, steps, position)
         # Of a negative step the first is at most the last element, and the end at least the one before the first.
-        highest = size if step > 0 else bb.emit(relax.op.subtract(size, one))
+        backwards = astype(bb, bb.emit(relax.op.less(step, zero)), "int64")
+        highest = bb.emit(relax.op.subtract(size, backwards))
         first = _within(bb, _from_front(bb, start, size), zero, highest)
-        last = _within(bb, _from_front(bb, end, size), zero if step > 0 else constant([-1], "int64"), highest)
-        apart = bb.emit(relax.op.subtract(last, first) if step > 0 else relax.op.subtract(first, last))
-        apart = bb.emit(relax.op.add(apart, constant([abs(step) - 1], "int64")))
-        count = bb.emit(relax.op.maximum(bb.emit(relax.op.floor_divide(apart, constant([abs(step)], "int64"))), zero))
-        extent = tvm.tirx.Var("picked", "int64")
-        bb.match_cast(bb.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([extent]))
-        places = bb.emit(relax.op.arange(0, extent, 1, "int64"))
-        places = bb.emit(relax.op.multiply(places, constant(step, "int64")))
+        last = _within(bb, _from_front(bb, end, size), bb.emit(relax.op.negative(backwards)), highest)
+        apart = bb.emit(relax.op.subtract(last, first))
+        apart = bb.emit(relax.op.where(bb.emit(relax.op.less(step, zero)), bb.emit(relax.op.negative(apart)), apart))
+        stride = bb.emit(relax.op.maximum(bb.emit(relax.op.abs(step)), one))
+        apart = bb.emit(relax.op.add(apart, bb.emit(relax.op.subtract(stride, one))))
+        count = bb.emit(relax.op.maximum(bb.emit(relax.op.floor_divide(apart, stride)), zero))
+        if not isinstance(steps, list):
+            count = bb.emit(relax.op.where(bb.emit(relax.op.equal(step, zero)), zero, count))
+        places = bb.emit(relax.op.multiply(_counting(bb, count, "picked"), step))
         x = bb.emit(relax.op.take(x, bb.emit(relax.op.add(places, first)), axis, mode="clip"))
     return x
+
+
+def pad_at_run_time(bb: relax.BlockBuilder, x: Any, widths: Any, value: Any, axes: list[int], mode: str) -> Any:
+    """Pad with widths that are computed.
+
+    Each axis is gathered at ``i - before``; how long it becomes is a symbolic variable of the module.
+
+    Parameters
+    ----------
+    x : relax.Expr
+        The tensor; its shape is known, as expressions.
+    widths : relax.Expr
+        What to put in front of each of ``axes``, then behind each; a negative number takes away.
+    value : relax.Expr
+        A scalar, for the mode constant.
+    axes : list of int
+    mode : str
+        ``constant``, ``edge``, ``reflect`` or ``wrap``.
+    """
+    zero, one = constant([0], "int64"), constant([1], "int64")
+    for position, axis in enumerate(axes):
+        before, after = _picked(bb, widths, position), _picked(bb, widths, len(axes) + position)
+        dims = list(x.ty.shape)
+        size = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([dims[axis]])))
+        count = bb.emit(relax.op.add(bb.emit(relax.op.add(size, before)), after))
+        places = _counting(bb, bb.emit(relax.op.maximum(count, zero)), "padded")
+        places = bb.emit(relax.op.subtract(places, before))
+        if mode == "constant":
+            # One more element is the value; it is where a place is none of the tensor's.
+            x = bb.emit(relax.op.concat([x, bb.emit(relax.op.full([*dims[:axis], 1, *dims[axis + 1 :]], value))], axis))
+            low, high = bb.emit(relax.op.less(places, zero)), bb.emit(relax.op.less(places, size))
+            places = bb.emit(relax.op.where(low, size, bb.emit(relax.op.where(high, places, size))))
+        elif mode == "reflect":
+            last = bb.emit(relax.op.subtract(size, one))
+            mirrored = bb.emit(relax.op.abs(bb.emit(relax.op.subtract(last, bb.emit(relax.op.abs(places))))))
+            places = bb.emit(relax.op.subtract(last, mirrored))
+        elif mode == "wrap":
+            places = bb.emit(relax.op.floor_mod(places, bb.emit(relax.op.maximum(size, one))))
+        x = bb.emit(relax.op.take(x, places, axis, mode="clip"))
+    return x
+
+
+def _picked(bb: relax.BlockBuilder, vector: Any, position: int) -> Any:
+    """Take one element of a vector of integers, as a vector of int64."""
+    return astype(bb, bb.emit(relax.op.strided_slice(vector, [0], [position], [position + 1])), "int64")
+
+
+def _counting(bb: relax.BlockBuilder, count: Any, name: str) -> Any:
+    """Count from zero; how far is computed, and becomes a symbolic variable of the module."""
+    extent = tvm.tirx.Var(name, "int64")
+    bb.match_cast(bb.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([extent]))
+    return bb.emit(relax.op.arange(0, extent, 1, "int64"))
 
 
 def _from_front(bb: relax.BlockBuilder, place: Any, size: Any) -> Any:
@@ -248,6 +303,8 @@ class Pad(Converter):
     @staticmethod
     def _pad(version: int, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         value, rest = inputs[2], inputs[3:]
+        if node.array(inputs[1]) is None:
+            return Pad._computed(node, bb, inputs)
 
         def padded(x: Any, by: Any) -> Any:
             attributes = dict(node.attributes)
@@ -262,6 +319,19 @@ class Pad(Converter):
         x = emit(bb, inputs[0])
         inside = padded(constant(np.ones(node.shape(x, "data"), bool)), constant(np.array(False)))
         return relax.op.where(inside, padded(x, None), reshape(bb, value, []))
+
+    @staticmethod
+    def _computed(node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Pad by widths that are only known at run time."""
+        x, widths = emit(bb, as_tensor(bb, inputs[0])), emit(bb, as_tensor(bb, inputs[1]))
+        rank, mode = len(node.dims(x, "data")), node.text("mode", "constant")
+        axes = np.arange(rank) if len(inputs) < 4 or inputs[3] is None else node.constant(inputs[3], "axes")
+        if mode not in ("constant", "edge", "reflect", "wrap"):
+            node.damaged(f"attribute mode is {mode!r}, constant, edge, reflect or wrap was expected")
+        if node.dims(widths, "pads") != (2 * len(axes),):
+            node.damaged(f"input pads has shape {node.dims(widths, 'pads')}, ({2 * len(axes)},) was expected")
+        value = constant(0, dtype_of(x)) if inputs[2] is None else reshape(bb, emit(bb, inputs[2]), [])
+        return pad_at_run_time(bb, x, widths, value, [node.in_range(int(axis), rank) for axis in axes], mode)
 
 
 class TopK(Converter):

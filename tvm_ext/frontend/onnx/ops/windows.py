@@ -211,9 +211,11 @@ class Slice(Converter):
             None if inputs[index] is None else node.array(inputs[index]) for index in range(1, 5)
         )
         x = emit(bb, as_tensor(bb, inputs[0]))
-        if x.ty.ndim < 0 or (axes is None and inputs[3] is not None) or (steps is None and inputs[4] is not None):
+        if x.ty.ndim < 0 or (axes is None and inputs[3] is not None):
             given = [as_tensor(bb, value) for value in inputs]
             return onnx_frontend.Slice.get_converter(_SLICE_OPSET)(bb, given, attr, params)
+        if steps is None and inputs[4] is not None:
+            return cls._open(node, bb, x, inputs[1], inputs[2], axes, inputs[4])
         if starts is None or ends is None or x.ty.shape is None:
             return cls._open(node, bb, x, inputs[1], inputs[2], axes, steps)
         return cls._slice(node, bb, x, starts, ends, axes, steps)
@@ -224,6 +226,9 @@ class Slice(Converter):
         bounds = [listed(node, value) for value in (starts, ends)]
         count = node.shape(starts, "starts")[0] if bounds[0] is None else len(bounds[0])
         along = [node.in_range(int(axis), x.ty.ndim) for axis in (np.arange(count) if axes is None else axes)]
+        if steps is not None and not isinstance(steps, np.ndarray):
+            starts, ends, steps = (emit(bb, as_tensor(bb, value)) for value in (starts, ends, steps))
+            return slice_at_run_time(node, bb, x, starts, ends, along, steps)
         steps = [1] * count if steps is None else [int(step) for step in steps]
         if 0 in steps:
             node.damaged(f"the step along axis {along[steps.index(0)]} is 0")
