@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 import tvm_ext
 from tests.modules import STOCK, run
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.inputs import aligned
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.schedules.cpu.machine import Machine
@@ -232,6 +233,17 @@ class TestValues:
 
     def test_images_that_are_not_aligned(self) -> None:
         assert_right(compiled("conv_net").executable, "conv_net", (33,))
+
+    def test_images_of_an_input_that_begins_anywhere(self) -> None:
+        model = compiled("conv_net")
+        images = np.random.default_rng(0).standard_normal((39, 3, 17, 13)).astype("float32")
+        expected = model.run([aligned(images)])
+        memory = np.zeros(images.nbytes + 128, "uint8")
+        for offset in (4, 16, 36):
+            shifted = np.ndarray(images.shape, "float32", memory, -memory.ctypes.data % 64 + offset)
+            shifted[...] = images
+            for name, found in model.run([shifted]).items():
+                np.testing.assert_array_equal(found, expected[name])
 
 
 class TestKernels:

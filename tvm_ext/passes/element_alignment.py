@@ -15,7 +15,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 
 from tvm_ext.relax_utils import substitute
 
@@ -35,10 +35,46 @@ def element_alignment() -> tvm.transform.Pass:
 
 
 def reads_any_element(mod: tvm.IRModule) -> bool:
-    """Tell whether every kernel of a lowered module takes tensors that begin at any element."""
+    """Tell whether a lowered module takes tensors that begin at any element: its kernels, and the virtual machine.
+
+    The machine makes views with an offset only of tensors that begin at a multiple of 64 bytes.
+    """
+    if any(_moves_views(func) for func in mod.functions.values() if isinstance(func, relax.Function)):
+        return False
     kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc) and not _is_of_extents(func)]
     buffers = [buffer for func in kernels for buffer in func.params if isinstance(buffer.ty, tirx.BufferType)]
     return all(buffer.data_alignment <= _element_bytes(buffer) for buffer in buffers)
+
+
+def _moves_views(func: relax.Function) -> bool:
+    """Whether a function has a view whose data begins elsewhere than that of the tensor; those of an arena are none."""
+    views: set[Any] = set()
+    moved: list[Any] = []
+
+    def note(binding: relax.VarBinding) -> None:
+        value = binding.value
+        if isinstance(value, relax.Var) and value in views:
+            views.add(binding.var)
+        symbol = _symbol(value)
+        if symbol == "runtime.TVMTensorCreateView":
+            views.add(binding.var)
+        elif symbol == "vm.builtin.ensure_zero_offset":
+            moved.append(value.args[0])
+
+    relax.analysis.post_order_visit(func, lambda expr: _visit(expr, note))
+    return any(tensor in views for tensor in moved)
+
+
+def _visit(expr: Any, note: Any) -> None:
+    for block in expr.blocks if isinstance(expr, relax.SeqExpr) else ():
+        for binding in block.bindings:
+            if isinstance(binding, relax.VarBinding):
+                note(binding)
+
+
+def _symbol(value: Any) -> str:
+    is_extern = isinstance(value, relax.Call) and isinstance(value.op, relax.ExternFunc)
+    return str(value.op.global_symbol) if is_extern else ""
 
 
 def align_to_elements(func: tirx.PrimFunc) -> tirx.PrimFunc:

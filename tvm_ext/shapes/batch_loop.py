@@ -6,7 +6,8 @@ after:  ``main_batch1(x, y, shape([n]))``, which calls ``main_batch1_by_1(x, y, 
 Relax has no loop. ``main_batch1_by_1(x, y, shape([first, last]))`` halves the interval until one image is left, so that
 calls nest as deep as the number of images has bits. For one image it takes a view of ``x`` (a copy where images do not
 lie one after the other), calls ``main_batch1_of_1``, and stores what that returns in ``y``. It works on functions whose
-allocations are explicit, as it writes to its arguments.
+allocations are explicit, as it writes to its arguments. Where bodies for several images exist, ``..._by_16`` and
+``..._by_4`` go before; of 11 images 4, 4 and the last 4 are computed, one of them twice.
 """
 
 from __future__ import annotations
@@ -126,9 +127,13 @@ class _Loop:
             result = arguments[-1]
             for count in sorted(self._bodies, reverse=True):
                 walked = tirx.floordiv(batch - done, count)
+                if count > 1:
+                    # Three quarters of a block take the time of one; what is before them is computed once more.
+                    filled = tirx.floordiv(batch - done + count // 4, count)
+                    walked = tirx.Select(batch >= count, filled, walked)
                 interval = relax.ShapeExpr([done, done + walked * count, batch])
                 result = self._builder.emit(relax.Call(self._interval(count), [*arguments, interval]))
-                done = done + walked * count
+                done = tirx.min(done + walked * count, batch) if count > 1 else done
             return result
 
         return self._add(self._name, parameters, build)
@@ -150,7 +155,7 @@ class _Loop:
             return result
 
         def several() -> Any:
-            return self._choice(last - first > count, halves, lambda: self._images(arguments, first, count))
+            return self._choice(last - first > count, halves, lambda: self._images(arguments, first, batch, count))
 
         def build() -> Any:
             return self._choice(last > first, several, lambda: result)
@@ -159,9 +164,10 @@ class _Loop:
         self._builder.update_func(itself, made)
         return itself
 
-    def _images(self, arguments: Sequence[Any], first: Any, count: int) -> Any:
-        """Compute ``count`` images from ``first`` on."""
+    def _images(self, arguments: Sequence[Any], first: Any, batch: Any, count: int) -> Any:
+        """Compute ``count`` images from ``first`` on, or the last ones where fewer are left."""
         emit = self._builder.emit
+        first = tirx.min(first, batch - count) if count > 1 else first
         given = []
         for argument, place in zip(arguments[: self._given], self._places, strict=False):
             if place.images.axis < 0:
