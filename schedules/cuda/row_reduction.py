@@ -40,6 +40,10 @@ MOST_SERIAL = 16
 """Elements up to which a thread for each row is better than a warp, as in pooling, where there are rows enough."""
 
 
+RACING = ("int8", "uint8", "int16", "uint16", "bool", "bfloat16")
+"""Types that TVM does not exchange by shuffles: threads of a warp go through shared memory without a barrier. Sums and
+extremes of them come in 32 bits; what is left are places of extremes."""
+
 THREADS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """What a tuner may choose for the threads of a row, or the rows of a block."""
 
@@ -71,6 +75,8 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
         raise NotRows
     for block in reductions:
         check_single_pass(schedule, block)
+        if any(str(region.source.dtype) in RACING for region in schedule.get(block).writes):
+            raise NotRows
     along = contiguous_axis_reduces(axes_of(schedule, reductions[0]))
     if not is_spatial(schedule, blocks[-1]):
         schedule.cache_write(blocks[-1], 0, "local")

@@ -44,6 +44,12 @@ L2_BYTES = 38
 LATENCY = 1600
 """Cycles from the request for a tile to its arrival, with what else is under way."""
 
+COPY_APART = 100
+"""Instructions of a copy where a row of a tile is of several pixels, each with an address of its own."""
+
+MOST_USEFUL = 4
+"""Tiles at a time beyond which a step waits for its own barrier and copies, not for what it fetches."""
+
 FIRST = 65
 """Cycles of a wave of blocks before its first product."""
 
@@ -110,16 +116,15 @@ def _wave(product: Product, tile: Tile, blocks: int, steps: int, machine: GpuMac
 def _step(product: Product, tile: Tile, blocks: int, machine: GpuMachine) -> float:
     """Count the cycles of a step in which a multiprocessor has so many blocks."""
     filled = 2 * tile.depth * (tile.rows + tile.columns)
-    copies = sum(
-        tile.depth * side / vector_of(vector, 2)
+    issued = sum(
+        tile.depth * side / vector_of(vector, 2) * (COPY if not vector[0] or vector[1] >= ROW else COPY_APART)
         for side, vector in ((tile.rows, product.row_vector), (tile.columns, product.column_vector))
     )
     read = 2 * tile.depth * tile.threads * (tile.thread_rows // GROUP_ROWS) * (GROUP_ROWS + tile.thread_columns)
     tensor = tile.rows * tile.columns * tile.depth / machine.tensor / SUSTAINED
-    issued = COPY * copies / WARP / (machine.lanes / WARP)
     return max(
-        LATENCY / (tile.stages - 2 + 0.5),
-        STEP + max(tensor, issued),
+        LATENCY / (min(tile.stages, MOST_USEFUL) - 1.5),
+        STEP + max(tensor, issued / machine.lanes),
         blocks * tensor,
         blocks * (filled + read) / SHARED_BYTES,
         blocks * filled / L2_BYTES,

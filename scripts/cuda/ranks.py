@@ -1,6 +1,7 @@
 """Rank tiles by the cost model as it is now, against what a GPU once measured of them; no GPU is needed.
 
-Products that the model was fitted to are ranked apart from those that judge it.
+Products that the model was fitted to are ranked apart from those that judge it. Which of two instructions it takes is
+compared with what both were measured to take in the kernels of networks.
 
 ``--store FILE`` takes the measurements of a run of the part ``gpu`` over, in place of those that are stored.
 """
@@ -22,10 +23,14 @@ from tvm_ext.schedules.cuda.machine import PRODUCTS, GpuMachine
 from tvm_ext.schedules.cuda.product import Product
 from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds
+from tvm_ext.schedules.cuda.warpgroup_matmul import faster_tile
 from tvm_ext.schedules.cuda.warpgroup_tile import warpgroup_seconds
 
 STORED = RESULTS / "cuda_ranks.jsonl"
 """A line for each product and tile: extents, the tile, seconds, and what device it was."""
+
+CHOICES = RESULTS / "cuda_choices.jsonl"
+"""A line for each kernel of a network that was measured with ``wgmma`` and, in an earlier run, with ``mma.sync``."""
 
 FEWEST_TILES = 3
 """Of a product, for a rank correlation of them to say anything."""
@@ -45,7 +50,12 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
     rows = ranked(measured)
     judges = [row["tau"] for row in rows if row["held_out"]]
     fitted = [row["tau"] for row in rows if not row["held_out"]]
-    return rows, {
+    pairs = chosen([json.loads(line) for line in CHOICES.read_text(encoding="utf-8").splitlines()])
+    total = {name: sum(pair["times"] * pair[name] for pair in pairs) for name in ("chosen_seconds", "best_seconds")}
+    return [*rows, *pairs], {
+        "model_choices": len(pairs),
+        "model_choices_right": sum(pair["chosen_seconds"] == pair["best_seconds"] for pair in pairs),
+        "model_choices_over_best": round(total["chosen_seconds"] / total["best_seconds"], 3),
         "model_rank_stored": round(sum(judges) / max(1, len(judges)), 3),
         "model_rank_fitted": round(sum(fitted) / max(1, len(fitted)), 3),
         "model_rank_products": len(rows),
@@ -81,6 +91,24 @@ def ranked(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for (rows, columns, depth), pairs in groups.items()
         if len(pairs) >= FEWEST_TILES
     ]  # fmt: skip
+
+
+def chosen(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Say of kernels that were measured with both instructions what the model takes, and what would be best."""
+    found = []
+    for row in measured:
+        vectors = [(bool(deep), int(length)) for deep, length in (row["row_vector"], row["column_vector"])]
+        product = Product(
+            None, row["batch"], row["rows"], row["columns"], row["depth"], 0, 2, 2, row["result_bytes"],
+            vectors[0], vectors[1], row["unique_bytes"],
+        )  # fmt: skip
+        tile = faster_tile(product, _machine(row["device"], row["arch"]))
+        by = "mma.sync" if tile is None else "wgmma"
+        found.append({
+            "model": row["model"], "kernel": row["kernel"], "times": row["times"], "by": by,
+            "chosen_seconds": row["seconds"][by], "best_seconds": min(row["seconds"].values()),
+        })  # fmt: skip
+    return found
 
 
 def _product(rows: int, columns: int, depth: int) -> Product:

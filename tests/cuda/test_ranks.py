@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scripts.cuda.ranks import STORED, ranked, stored_rows
+from scripts.cuda.ranks import CHOICES, STORED, chosen, ranked, stored_rows
 
 
 def test_stored_measurements() -> None:
@@ -29,3 +29,10 @@ def test_what_is_stored() -> None:
     row = {"kind": "rank", "about": about, "fault": "", "seconds": 1e-6}
     found = {"device": "a", "arch": "sm_90", "rows": [row, {**row, "fault": "wrong"}, {**row, "kind": "gemm"}]}
     assert stored_rows(found) == [{"device": "a", "arch": "sm_90", **about, "seconds": 1e-6}]
+
+
+def test_the_instruction_that_is_chosen() -> None:
+    pairs = chosen([json.loads(line) for line in CHOICES.read_text(encoding="utf-8").splitlines()])
+    assert {pair["by"] for pair in pairs} == {"wgmma", "mma.sync"}
+    total = {name: sum(pair["times"] * pair[name] for pair in pairs) for name in ("chosen_seconds", "best_seconds")}
+    assert total["chosen_seconds"] < 1.12 * total["best_seconds"]

@@ -4,7 +4,8 @@ before: a loop annotated with ``software_pipeline_async_stages``, whose first st
 after:  flat loops with ``cp.async`` of 4, 8 or 16 bytes, groups of them, and waits for the oldest group
 
 TVM's pass is switched on by an entry of the pass context, which is the user's. So the function goes through TVM's own
-pipeline with that entry set, as far as copies are made; what is compiled later finds nothing left to do.
+pipeline with that entry set, as far as copies are made; what is compiled later finds nothing left to do. Kernels with
+constants in vectors of bytes go that way too, as these are vectors only then (:mod:`.byte_vectors`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm.script import tirx as T
 
 from tvm_ext.backends.cuda import warpgroup_steps
+from tvm_ext.backends.cuda.byte_vectors import holds_byte_vectors, words_of_bytes
 
 _NEXT = "s_tir.MergeSharedMemoryAllocations"
 ASYNC = "software_pipeline_async_stages"
@@ -34,7 +36,7 @@ def asynchronous_copies() -> tvm.transform.Pass:
         target = tvm.target.Target.current(allow_none=False)
         lowered = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for variable, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and copies_asynchronously(func):
+            if isinstance(func, tirx.PrimFunc) and (copies_asynchronously(func) or holds_byte_vectors(func)):
                 lowered.update_func(variable, with_async_copies(func, target))
         return lowered
 
@@ -59,7 +61,8 @@ def with_async_copies(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.Pr
     with tvm.transform.PassContext(instruments=[kept], config={"tirx.use_async_copy": True}, disabled_pass=disabled):
         pipeline(tirx.transform.BindTarget(target.with_host(host))(mod))
     assert kept.func is not None
-    return tirx.PrimFunc(kept.func.params, _explicit(kept.func.body), func.ret_type, func.attrs, func.span)
+    body = words_of_bytes(_explicit(kept.func.body))
+    return tirx.PrimFunc(kept.func.params, body, func.ret_type, func.attrs, func.span)
 
 
 @pass_instrument

@@ -23,6 +23,7 @@ from tvm_ext.backends.cuda.split_groups import split_groups
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
 from tvm_ext.backends.cuda.whole_vectors import whole_vectors
+from tvm_ext.backends.cuda.wide_reductions import wide_reductions
 from tvm_ext.backends.gpu.backend import default_schedules
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.fusion.cost_model import LinearModel
@@ -65,11 +66,11 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     if options.fuse == "stock":
-        return [*common.fuse(backend, target, options), split_groups()]
+        return [*common.fuse(backend, target, options), split_groups(), wide_reductions()]
     machine = machine_of(target)
     model = LinearModel(start=machine.launch_seconds, peak=machine.flops, bandwidth=machine.bandwidth)
     grouped = fuse_by_mapping_types(FUSION, latency=model.seconds)
-    return [*common.fuse(backend, target, options, grouped=grouped), split_groups()]
+    return [*common.fuse(backend, target, options, grouped=grouped), split_groups(), wide_reductions()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -81,9 +82,9 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         within_limits(default_schedules()),
         # What a rule of TVM's made too large gets the plainest schedule there is.
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
+        keep_nan(),
         narrow_vectors(),
         check_kernels(),
-        keep_nan(),
         asynchronous_copies(),
     ]
 
@@ -133,7 +134,7 @@ CUDA = Backend(
     complete=complete_cuda,
     rules=RULES,
     machine=machine_of,
-    kernel_passes=lambda: (finish_kernels(), narrow_vectors()),
+    kernel_passes=lambda: (finish_kernels(), keep_nan(), narrow_vectors()),
     check_here=check_gpu,
     check_options=check_precision,
     instructions=_offers,

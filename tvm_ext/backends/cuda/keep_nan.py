@@ -1,17 +1,18 @@
 """Maxima and minima of floats are NaN where one of the two is, as in NumPy, PyTorch and ONNX.
 
 before: ``max(x, 0)``        CUDA's ``fmaxf``, which passes over NaN: a relu would make 0 of it
-after:  ``x < 0 ? 0 : x``, of float16 ``max(0, x)``, which TVM's sources compute as ``0 > x ? 0 : x``
+after:  ``x < 0 ? 0 : x``, of 16 bits ``max(0, x)``, which TVM's sources compute as ``0 > x ? 0 : x``
 before: ``max(x, y)``
 after:  ``x > y or isnan(x) ? x : y``
+before: ``row[i] = max(row[i], x[i, k])``, beginning with the smallest finite number
+after:  ``row[i] = row[i] > x[i, k] or isnan(row[i]) ? row[i] : x[i, k]``, beginning with minus infinity
 
-What stays as it is, and passes over NaN: maxima that threads of a row take together, as TVM knows them by their plain
-form (a softmax is NaN all the same, as its exponentials are), and those of bfloat16 and of two tensors in vectors of
-more than four, for which CUDA has no comparisons.
+TVM is told of the last form, so that threads may take the extreme of a row together by it.
 """
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
 import tvm
@@ -21,14 +22,15 @@ from tvm.ir.prim import expr as prim
 from tvm.tirx import IterVar
 
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
-from tvm_ext.schedules.simd.vector import element_type
+from tvm_ext.schedules.simd.vector import element_type, lanes_of, operation, wide_type
 
-WIDEST = 4
-"""Elements of the longest vector that CUDA compares."""
+HALVES = ("float16", "bfloat16")
+FLOATS = (*HALVES, "float32", "float64")
 
 
 def keep_nan() -> tvm.transform.Pass:
-    """Make the pass; it runs on scheduled kernels."""
+    """Make the pass; it runs on scheduled kernels, before vectors are made as narrow as CUDA compares."""
+    _register_reducers()
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.KeepNaN")
     def _keep(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
@@ -39,46 +41,112 @@ def keep_nan() -> tvm.transform.Pass:
     return _keep
 
 
+@cache
+def _register_reducers() -> None:
+    """Tell TVM by what threads may reduce a row, besides sums and plain maxima.
+
+    The functions are global ones, as TVM drops what it was told only when Python has ended.
+    """
+    register = tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")
+    for extreme in (prim.Max, prim.Min):
+        name = f"tvm_ext.nan_keeping_{extreme.__name__.lower()}"
+        tvm_ffi.register_global_func(name, partial(_combined, extreme))
+        tvm_ffi.register_global_func(f"{name}.identity", partial(_identities, extreme))
+        register(1, tvm_ffi.get_global_func(name), tvm_ffi.get_global_func(f"{name}.identity"))
+
+
+def _combined(extreme: type, first: Any, second: Any) -> list[Any]:
+    return [_selected(extreme, first[0], second[0])]
+
+
+def _identities(extreme: type, values: Any) -> list[Any]:
+    return [_identity(extreme, element_type(values[0]))]
+
+
+def _selected(extreme: type, first: Any, second: Any) -> Any:
+    """Choose the larger or smaller of two, or the one that is NaN."""
+    wins = prim.GT if extreme is prim.Max else prim.LT
+    left, right = first, second
+    if element_type(first) in HALVES:
+        left, right = (tirx.Cast(wide_type("float32", lanes_of(first)), value) for value in (first, second))
+    return prim.Select(prim.Or(wins(left, right), tirx.isnan(left)), first, second)
+
+
+def _identity(extreme: type, dtype: str) -> Any:
+    """Give what an extreme of nothing is; TVM has infinities of these types only."""
+    if dtype not in ("float16", "float32", "float64"):
+        return _end(extreme, dtype)
+    return -tirx.infinity(dtype) if extreme is prim.Max else tirx.infinity(dtype)
+
+
+def _end(extreme: type, dtype: str) -> Any:
+    """Give what TVM begins an extreme with."""
+    return tirx.min_value(dtype) if extreme is prim.Max else tirx.max_value(dtype)
+
+
 class _Rewriter:
     def __init__(self) -> None:
-        self._wide = False
-        self._callbacks = [(s_tir.SBlock, self._block), (tirx.For, self._loop), ((prim.Max, prim.Min), self._extreme)]
+        self._callbacks = [(s_tir.SBlock, self._block), ((prim.Max, prim.Min), self._extreme)]
 
     def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tvm_ffi.structural_mutate(func, self._callbacks)
 
     def _block(self, block: Any, mutator: Any) -> Any:
-        """Leave a reduction by maxima alone that threads may take together."""
-        reduces = any(int(axis.iter_type) == IterVar.CommReduce for axis in block.iter_vars)
-        stored = block.body
-        if reduces and isinstance(stored, tirx.BufferStore) and isinstance(stored.value, prim.Max | prim.Min):
-            return block
-        return mutator.default_mutate(block)
+        """Rewrite the extreme that a block reduces to, with what it begins with and what stands beside an edge."""
+        store, init = block.body, block.init
+        if not _reduces_to_an_extreme(block):
+            return mutator.default_mutate(block)
+        extreme, sofar = type(store.value), store.value.a
+        end, identity = _end(extreme, element_type(sofar)), _identity(extreme, element_type(sofar))
 
-    def _loop(self, loop: Any, mutator: Any) -> Any:
-        before = self._wide
-        if loop.kind == tirx.ForKind.VECTORIZED:
-            self._wide = not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) > WIDEST
-        made = mutator.default_mutate(loop)
-        self._wide = before
-        return made
+        def beside(call: Any, inner: Any) -> Any:
+            call = inner.default_mutate(call)
+            if operation(call) != "if_then_else" or not _is(call.args[2], end):
+                return call
+            return tirx.if_then_else(call.args[0], call.args[1], identity)
+
+        value = tvm_ffi.structural_mutate(mutator.mutate(store.value.b), [(tvm.ir.Call, beside)])
+        begun = tirx.BufferStore(init.buffer, identity, init.indices) if _is(init.value, end) else init
+        return s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint,
+            tirx.BufferStore(store.buffer, _selected(extreme, sofar, value), store.indices),
+            begun, block.alloc_buffers, block.match_buffers, block.annotations,
+        )  # fmt: skip
 
     def _extreme(self, expression: Any, mutator: Any) -> Any:
         expression = mutator.default_mutate(expression)
         first, second = expression.a, expression.b
         dtype = element_type(expression)
-        if dtype == "float16" and _is_number(second):
-            return type(expression)(second, first)
-        if dtype not in ("float16", "float32", "float64") or self._wide or (dtype == "float16" and _is_number(first)):
+        if dtype not in FLOATS:
             return expression
-        wins, loses = (prim.GT, prim.LT) if isinstance(expression, prim.Max) else (prim.LT, prim.GT)
+        if dtype in HALVES and (_is_number(first) or _is_number(second)):
+            return type(expression)(second, first) if _is_number(second) else expression
+        loses = prim.LT if isinstance(expression, prim.Max) else prim.GT
         if _is_number(second):
             return prim.Select(loses(first, second), second, first)
         if _is_number(first):
             return prim.Select(loses(second, first), first, second)
-        return prim.Select(prim.Or(wins(first, second), tirx.isnan(first)), first, second)
+        return _selected(type(expression), first, second)
+
+
+def _reduces_to_an_extreme(block: Any) -> bool:
+    """Whether a block is ``sofar = max(sofar, value)`` of floats, or the same of minima."""
+    store, init = block.body, block.init
+    return (
+        any(int(axis.iter_type) == IterVar.CommReduce for axis in block.iter_vars)
+        and isinstance(store, tirx.BufferStore)
+        and isinstance(init, tirx.BufferStore)
+        and isinstance(store.value, prim.Max | prim.Min)
+        and element_type(store.value) in FLOATS
+        and isinstance(store.value.a, tvm.ir.TensorLoad)
+        and store.value.a.source.same_as(store.buffer)
+    )
 
 
 def _is_number(value: Any) -> bool:
     value = value.value if isinstance(value, prim.Broadcast) else value
     return isinstance(value, prim.FloatImm)
+
+
+def _is(value: Any, number: Any) -> bool:
+    return isinstance(value, prim.FloatImm) and float(value.value) == float(number.value)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,11 +34,11 @@ def remainder(a: Any, b: Any) -> Any:
 
 
 def _is_half(x: Any) -> bool:
-    return getattr(x, "dtype", None) == np.float16
+    return getattr(x, "dtype", None) in (np.float16, ml_dtypes.bfloat16)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """Give CUDA's ``max``, which passes over what is not a number; of float16 TVM's, which does so on the left."""
+    """Give CUDA's ``max``, which passes over what is not a number; of 16 bits TVM's, which does so on the left."""
     if _is_half(a) or _is_half(b):
         return np.where(np.greater(a, b), a, b)
     if is_float(a) or is_float(b):

@@ -1,0 +1,64 @@
+"""Kernels of 8- and 16-bit types: what CUDA has no vectors, constants or shuffles of is compiled, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tvm import relax
+from tvm.script import relax as R
+
+from scripts.cuda.emulate import compare
+from scripts.cuda.kernels import kernels_of, target_of
+from tests.schedules.kernels import graph
+from tvm_ext.backends.cuda.resources import kernel_resources
+from tvm_ext.backends.cuda.toolkit import find_toolkit
+
+TARGET = target_of("sm_90")
+TYPES = ("int8", "uint8", "int16", "float16", "bfloat16")
+
+
+def constant(x: relax.Expr, value: float) -> relax.Expr:
+    return R.const(value, str(x.ty.dtype))
+
+
+def product(x: relax.Expr) -> relax.Expr:
+    """A depth that is no multiple of a tile's: copies have zeros of bytes beside it."""
+    return R.matmul(R.strided_slice(x, [1], [0], [144]), R.permute_dims(R.strided_slice(x, [1], [0], [144])), "int32")
+
+
+OPERATORS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
+    "constant": lambda x: R.add(x, constant(x, 3)),
+    "clip": lambda x: R.clip(x, 1, 5),
+    "padding": lambda x: R.nn.pad(x, [0, 0, 0, 160]),
+    "comparison": lambda x: R.where(R.equal(x, constant(x, 0)), constant(x, 7), x),
+    "wider between": lambda x: R.astype(R.multiply(R.astype(x, "float32"), R.const(0.5, "float32")), str(x.ty.dtype)),
+    "largest of rows": lambda x: R.max(x, [1]),
+    "smallest of columns": lambda x: R.min(x, [0]),
+    "sum of rows": lambda x: R.sum(x, [1]),
+    "sum and what follows": lambda x: R.add(x, R.sum(x, [1], keepdims=True)),
+    "channels": lambda x: R.add(x, R.reshape(R.strided_slice(x, [1], [0], [1]), (33, 1))),
+    "wide channels": lambda x: R.astype(
+        R.multiply(R.astype(x, "float32"), R.astype(R.strided_slice(x, [1], [0], [1]), "float32")), str(x.ty.dtype)
+    ),
+    "place of the largest": lambda x: R.argmax(x, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_right_and_compiled(dtype: str) -> None:
+    toolkit = find_toolkit()
+    operators = dict(OPERATORS)
+    if dtype == "bfloat16":
+        del operators["place of the largest"]  # TVM has no arg max of it
+    if dtype.endswith("int8"):
+        operators["product"] = product
+    scheduled = {}
+    for name, build in operators.items():
+        mod = graph(lambda _, x, build=build: build(x), [((33, 160), dtype)])
+        for kernel in kernels_of(name, mod, TARGET):
+            why, _ = compare(kernel, TARGET)
+            assert why == "", f"{name}, {kernel.name}: {why}"
+            scheduled[f"{name.replace(' ', '_')}_{kernel.name}"] = kernel.scheduled
+    if toolkit is not None:
+        assert len(kernel_resources(scheduled, TARGET, toolkit)) >= len(scheduled)
