@@ -27,6 +27,12 @@ def product(x: relax.Expr) -> relax.Expr:
     return R.matmul(R.strided_slice(x, [1], [0], [144]), R.permute_dims(R.strided_slice(x, [1], [0], [144])), "int32")
 
 
+def scaled(x: relax.Expr, by: relax.Expr) -> relax.Expr:
+    """Multiply in float32, to numbers that fit any of the types: what others become is not defined."""
+    half = R.multiply(R.astype(x, "float32"), R.const(1 / 16, "float32"))
+    return R.multiply(half, R.multiply(R.astype(by, "float32"), R.const(1 / 16, "float32")))
+
+
 OPERATORS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     "constant": lambda x: R.add(x, constant(x, 3)),
     "clip": lambda x: R.clip(x, 1, 5),
@@ -38,9 +44,7 @@ OPERATORS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     "sum of rows": lambda x: R.sum(x, [1]),
     "sum and what follows": lambda x: R.add(x, R.sum(x, [1], keepdims=True)),
     "channels": lambda x: R.add(x, R.reshape(R.strided_slice(x, [1], [0], [1]), (33, 1))),
-    "wide channels": lambda x: R.astype(
-        R.multiply(R.astype(x, "float32"), R.astype(R.strided_slice(x, [1], [0], [1]), "float32")), str(x.ty.dtype)
-    ),
+    "wide channels": lambda x: R.astype(scaled(x, R.strided_slice(x, [1], [0], [1])), str(x.ty.dtype)),
     "place of the largest": lambda x: R.argmax(x, 1),
 }
 
