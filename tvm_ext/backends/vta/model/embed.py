@@ -179,7 +179,8 @@ def _choice_of(operators: Mapping[Any, Embeddable], uses: _Uses) -> _Choice:
         last = chain[-1]
         reading = [binding.var for binding in uses.readers.get(last, [])]
         inside = [variable for variable in reading if variable in operators and operators[variable].data.same_as(last)]
-        readers += [Reader(maker, variables.index(it), static_shape(last)) for it in inside]
+        if (shape := static_shape(last)) is not None:
+            readers += [Reader(maker, variables.index(it), shape) for it in inside]
         alone[maker] = last not in uses.leaving and len(inside) == len(reading)
     numbers, paddings = choose_ways(list(operators.values()), readers, alone)
     ways = {variable: operators[variable].ways[at] for variable, at in zip(variables, numbers, strict=True)}
