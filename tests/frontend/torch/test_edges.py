@@ -57,6 +57,40 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ),
         (LEFT[0], torch.tensor(0)),
     ),
+    "statistics of a number as a vector": (
+        lambda x: (
+            x.mean(-1, keepdim=True),
+            x.var(0, unbiased=False),
+            torch.linalg.vector_norm(x, 3, 0),
+            torch.linalg.vector_norm(x, float("-inf"), -1, keepdim=True),
+            torch.nn.functional.normalize(x, dim=0),
+            x.unfold(0, 1, 1),
+            x.unfold(0, 0, 1),
+        ),
+        (LEFT[3],),
+    ),
+    "steps downwards": (
+        lambda x: (
+            torch.arange(6, -7, -1) * x[0],
+            torch.arange(6, -6, -2, dtype=torch.float32) * x[0],
+            torch.arange(9, -10, -3, dtype=torch.bfloat16) * x[0].bfloat16(),
+            torch.arange(1.0, -1.0, -0.25) * x[0],
+            torch.arange(3, 3, -1) * x[0],
+        ),
+        (LEFT[:1],),
+    ),
+    "truth values that meet": (
+        lambda x, y, i: (
+            x.index_add(0, i, y),
+            x.scatter_add(0, i, y),
+            x.scatter_reduce(0, i, y, "prod"),
+            x.scatter_reduce(0, i, y, "amin", include_self=False),
+            x.scatter_reduce(0, i, y, "amax", include_self=False),
+            torch.index_put(x, (i,), y, accumulate=True),
+            torch.index_put(x, (x,), y[:1], accumulate=True),
+        ),
+        (WHOLE[0] % 2 == 0, torch.tensor([True, False, True]), torch.tensor([1, 1, 0])),
+    ),
     "elements by strides": (
         lambda x: (
             x.as_strided((2, 3), (1, 2), 1),

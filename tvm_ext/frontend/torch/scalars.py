@@ -17,11 +17,15 @@ NOT_OF_SCALARS = (
     "flip.default",
     "gather.default",
     "index_select.default",
+    "linalg_vector_norm.default",
+    "mean.dim",
     "median.dim",
     "sort.default",
     "sort.stable",
     "sum.dim_IntList",
     "topk.default",
+    "unfold.default",
+    "var.correction",
 )
 """By name of operator and overload, those that Relax refuses or converters do not expect without dimensions."""
 

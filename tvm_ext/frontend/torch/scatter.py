@@ -27,6 +27,9 @@ Emit = Callable[[Any], Any]
 REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 """What TVM calls the ways to combine several updates of one place."""
 
+OF_TRUTH_VALUES = {"update": "update", "add": "max", "mul": "min", "max": "max", "min": "min"}
+"""What these are of truth values as 0 and 1: a sum says whether any is true, as in PyTorch."""
+
 
 def index_put(importer: Any, node: Node) -> Any:
     """``x[i, :, j] = v`` with tensors as indices, and ``x[i, :, j] += v``, repeated ones added, with ``accumulate``.
@@ -84,7 +87,9 @@ def _put_by_mask(emit: Emit, data: Any, mask: Any, axis: int, values: Any, accum
         raise NotImplementedError("with a mask as index and a value for each place, which goes where depends on values")
     value = emit(relax.op.reshape(values, trailing))
     mask = emit(relax.op.reshape(mask, [*mask.ty.shape, *[1] * behind]))
-    return emit(relax.op.where(mask, emit(relax.op.add(data, value)) if accumulate else value, data))
+    if accumulate:
+        value = emit((relax.op.logical_or if str(data.ty.dtype) == "bool" else relax.op.add)(data, value))
+    return emit(relax.op.where(mask, value, data))
 
 
 def masked_scatter(importer: Any, node: Node) -> Any:
@@ -181,6 +186,8 @@ def _reduced(emit: Emit, data: Any, axis: int, index: Any, values: Any, reduce: 
     if reduce is None:
         return _scatter(emit, data, index, values, axis, "update")
     dtype, shape = str(data.ty.dtype), list(data.ty.shape)
+    if reduce == "mean" and dtype == "bool":
+        raise NotImplementedError("means of truth values are not supported; make them numbers first")
     start = data
     if not include_self:
         neutral = relax.const(_neutral(reduce, dtype), dtype)
@@ -203,6 +210,8 @@ def _neutral(reduce: str, dtype: str) -> Any:
         return 0
     if reduce == "prod":
         return 1
+    if dtype == "bool":
+        return reduce == "amin"
     if "float" in dtype:
         return -math.inf if reduce == "amax" else math.inf
     limits = np.iinfo(dtype)
@@ -210,7 +219,11 @@ def _neutral(reduce: str, dtype: str) -> Any:
 
 
 def _scatter(emit: Emit, data: Any, index: Any, values: Any, axis: int, how: str) -> Any:
-    return emit(relax.op.scatter_elements(data, index, values, axis, how))
+    if str(data.ty.dtype) != "bool":
+        return emit(relax.op.scatter_elements(data, index, values, axis, how))
+    numbers, updates = (emit(relax.op.astype(value, "uint8")) for value in (data, values))
+    written = emit(relax.op.scatter_elements(numbers, index, updates, axis, OF_TRUTH_VALUES[how]))
+    return emit(relax.op.astype(written, "bool"))
 
 
 def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tvm
 from torch.fx import Node
 from tvm import relax, te, tirx
 
@@ -156,14 +157,22 @@ def places_of_triangle(function: Callable[..., Any], importer: Any, node: Node) 
 
 
 def whole_steps(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """``torch.arange`` of integers from a number that is none, by one: PyTorch cuts both to integers first."""
+    """``torch.arange`` where Relax counts otherwise: steps downwards, and integers from a number that is none.
+
+    Relax takes one step too many where steps of less than -1 end at ``end``, and two where they are -1. PyTorch cuts
+    the numbers for integers to integers first.
+    """
     value = node.meta["val"]
-    numbers = (node.args[0], argument(node, 2, "step", 1))
-    if value.is_floating_point() or not any(isinstance(number, float) for number in (*numbers, node.args[1])):
+    start, step = (argument(node, place, name, default) for place, name, default in ((0, "start", 0), (2, "step", 1)))
+    is_cut = not value.is_floating_point() and any(isinstance(number, float) for number in (start, step, node.args[1]))
+    if not (is_cut or (isinstance(step, int | float) and step < 0)):
         return stock(node)
-    start, step = (int(number) for number in numbers)
-    places = start + step * np.arange(int(value.shape[0]))
-    return importer.block_builder.emit(relax.const(places, relax_dtype(value.dtype)))
+    if not isinstance(value.shape[0], int) or not isinstance(start, int | float):
+        raise NotImplementedError("its extent has to be known; count upwards, and take the numbers from the last one")
+    if is_cut:
+        start, step = int(start), int(step)
+    places = torch.tensor(start + step * np.arange(int(value.shape[0])), dtype=value.dtype)
+    return importer.block_builder.emit(relax.const(tvm.runtime.from_dlpack(places)))
 
 
 SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {

@@ -69,6 +69,8 @@ STATISTICS: Mapping[str, Callable[[Any, Node], Any]] = {
 """By name of operator and overload."""
 
 REFINED_STATISTICS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "native_batch_norm.default": first_result_only,
+    "native_group_norm.default": first_result_only,
     "native_layer_norm.default": first_result_only,
     "var.correction": variance,
 }
