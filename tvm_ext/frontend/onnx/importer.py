@@ -20,6 +20,7 @@ from tvm_ext.frontend.index_limits import index_limits
 from tvm_ext.frontend.onnx.control_import import ControlFlowConverter, SubgraphFailedError
 from tvm_ext.frontend.onnx.extents import computed_extents, with_tensors
 from tvm_ext.frontend.onnx.graph import domain_of
+from tvm_ext.frontend.onnx.half_bytes import WHOLE_BYTES, code_of, held_in, quantized
 from tvm_ext.frontend.onnx.indices import check_indices
 from tvm_ext.frontend.onnx.known_extents import KnownExtents
 from tvm_ext.frontend.onnx.model import default_opset
@@ -59,9 +60,6 @@ SEQUENCE_OPERATORS = frozenset(
 
 # Their first input is a sequence; TVM's converters would look for the elements of a tensor without end.
 OF_SEQUENCES = frozenset(["ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength"])
-
-_WHOLE_BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-"""What constants of less than a byte an element are held in; the operators that take them compute in wider types."""
 
 
 class OnnxImporter(ControlFlowConverter):
@@ -126,7 +124,7 @@ class OnnxImporter(ControlFlowConverter):
         for name, value in self._prepared.constants.items():
             try:
                 array = value.decode()
-                array = array.astype(_WHOLE_BYTES.get(array.dtype.name, array.dtype), copy=False)
+                array = array.astype(WHOLE_BYTES.get(array.dtype.name, array.dtype), copy=False)
                 self._nodes[name] = relax.const(tvm.runtime.tensor(array))
             except (TypeError, ValueError, RuntimeError) as error:
                 dtype = onnx.TensorProto.DataType.Name(element_type(value.type)).lower()
@@ -216,7 +214,7 @@ class OnnxImporter(ControlFlowConverter):
                 results = self._convert_node(node, find_converter(node).get_converter(self._opsets.get(domain, 1)))
             for name, result in zip(node.output, results, strict=False):
                 if name:
-                    self._nodes[name] = self._bind(self._checked(self._settled(result, name), name), name)
+                    self._nodes[name] = self._bind(self._checked(self._settled(result, name), name, node), name)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, SubgraphFailedError):
                 self._failures.append(UnsupportedNode(label, domain, _reason(node, error)))
@@ -247,7 +245,12 @@ class OnnxImporter(ControlFlowConverter):
         if self._known is not None:
             inputs[:] = self._known.aligned(self.bb, node, inputs)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+        narrow = self._onnx_dtype(node.output[0]) if node.op_type == "QuantizeLinear" else ""
+        if narrow in WHOLE_BYTES and attributes.get("output_dtype"):
+            attributes["output_dtype"] = code_of(narrow)
         result = convert(self.bb, inputs, attributes, [self._nodes, self._params])
+        if narrow in WHOLE_BYTES:
+            result = quantized(self.bb, result, narrow)
         if isinstance(result, relax.Expr):
             result = self.bb.normalize(_with_bound_parts(self.bb, result))
         if node.op_type in SEQUENCE_OPERATORS or not isinstance(getattr(result, "ty", None), relax.TupleType):
@@ -264,14 +267,24 @@ class OnnxImporter(ControlFlowConverter):
     def _settled(self, result: Any, name: str) -> Any:
         return result if self._known is None else self._known.settled(self.bb, result, name)
 
-    def _checked(self, result: Any, name: str) -> Any:
+    def _onnx_dtype(self, name: str) -> str:
+        """Give the type that ONNX says a tensor has, "" if that is not known."""
+        code = element_type(self._prepared.types.get(name))
+        return str(helper.tensor_dtype_to_np_dtype(code).name) if code else ""
+
+    def _checked(self, result: Any, name: str, node: onnx.NodeProto) -> Any:
         """Compare the type of a result with what ONNX says of the tensor; give it the shape that it should have."""
         expected = self._prepared.types.get(name)
         found = getattr(result, "ty", None)
         if expected is None or not element_type(expected) or not isinstance(found, relax.TensorType):
             return result
-        dtype = helper.tensor_dtype_to_np_dtype(element_type(expected)).name
-        if str(found.dtype) not in ("", dtype):
+        dtype = self._onnx_dtype(name)
+        if dtype in WHOLE_BYTES and any(name == value.name for value in self._prepared.skeleton.graph.output):
+            raise NotImplementedError(
+                f"its output {name!r} is returned, and TVM has no tensors of {dtype} to return; put a DequantizeLinear "
+                "or a Cast behind it"
+            )
+        if str(found.dtype) not in ("", dtype, held_in(node, dtype)):
             raise NotImplementedError(f"its converter makes output {name!r} {found.dtype}, by ONNX it is {dtype}")
         wanted = known_shape(expected)
         if wanted is None or found.shape is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in found.shape):
