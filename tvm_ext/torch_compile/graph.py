@@ -11,7 +11,14 @@ from torch.fx import GraphModule
 
 from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.compiler import compile as compile_model
-from tvm_ext.errors import CompileError, InputError, ModelError, PerformanceWarning, warn
+from tvm_ext.errors import (
+    CompileError,
+    InputError,
+    ModelError,
+    PerformanceWarning,
+    UnsupportedOperatorError,
+    warn,
+)
 from tvm_ext.inputs import check_values
 from tvm_ext.torch_compile.modes import outside_of_tracing
 from tvm_ext.torch_compile.options import BackendOptions
@@ -66,6 +73,7 @@ class CompiledGraph:
         self._remaining = 1 if has_gradients else MOST_COMPILATIONS
         self._constant: list[tuple[Weights, _Compiled]] = []
         self._general: _Compiled | None = None
+        self._left_to_torch = False
         self._lock = threading.Lock()
         if self._places:
             self._compile_constant(weights)
@@ -76,6 +84,8 @@ class CompiledGraph:
         """Compute the outputs; the list of arguments is empty afterwards."""
         given = list(arguments)
         arguments.clear()  # what is not needed any more may go while this runs
+        if self._left_to_torch:
+            return self._in_torch(given)
         try:
             results = self._compiled_for(given).run(given)
         except _NoExtentError:
@@ -84,9 +94,10 @@ class CompiledGraph:
             if not self._options.fallback:
                 raise
             return self._in_torch(given)  # which computes it, or has its own words for what is wrong
-        except CompileError as error:
+        except (CompileError, UnsupportedOperatorError) as error:
             if not self._options.fallback:
                 raise
+            self._left_to_torch = isinstance(error, UnsupportedOperatorError)  # of weights that are arguments now
             warn(f"torch.compile: PyTorch runs a graph that failed compiled: {error}")
             return self._in_torch(given)
         return self._outputs.assemble(given, results)

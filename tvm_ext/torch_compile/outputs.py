@@ -110,8 +110,15 @@ def _root(node: Node) -> Node:
         source = producer.args[0]
         if not isinstance(source, Node):
             return node
+        if _is_complex(source) and not _is_complex(node):
+            return node  # complex numbers can only be computed as their parts
         node = source
     return node
+
+
+def _is_complex(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _ending_in(module: GraphModule, nodes: Iterable[Node]) -> GraphModule:

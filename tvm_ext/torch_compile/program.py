@@ -26,7 +26,9 @@ from tvm_ext.errors import ModelError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.frontend.index_limits import with_limits
 from tvm_ext.frontend.relax.module import import_module
+from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, real_parts
 from tvm_ext.frontend.torch.importer import convert_core
+from tvm_ext.torch_compile.decompositions import decompositions
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def import_graph(module: GraphModule, weights: Mapping[int, torch.Tensor], sourc
     program = _Program(copy_of(module))
     arguments = program.declare_inputs(weights)
     outputs = [f"output_{index}" for index in range(program.declare_outputs())]
+    program.write_in_real_numbers()
     converted = convert_core(program, source, outputs)
     described = import_module(converted.mod)
     inputs = with_limits(described.inputs, converted.index_limits)
@@ -160,6 +163,20 @@ class _Program:
         self.graph.lint()
         self.graph_module.recompile()
         return len(values)
+
+    def write_in_real_numbers(self) -> None:
+        """Make pairs of real tensors of complex ones; operators on those of which none can be made have no converter."""
+        if not has_complex_numbers(self):
+            return
+        try:
+            found = real_parts(self, decompositions(has_gradients=False))
+        except ComplexError:
+            return
+        self.graph_module = GraphModule(self.graph_module, found.graph)
+        self.graph_signature = found.signature
+        self.constants = self.tensor_constants = found.constants
+        kept = {given.target for given in found.signature.input_specs}
+        self.state_dict = {name: tensor for name, tensor in self.state_dict.items() if name in kept}
 
     def _take(self, node: Node) -> None:
         node.meta.pop("grapharg", None)  # TVM's importer passes over inputs that have one without a tensor

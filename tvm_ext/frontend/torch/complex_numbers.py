@@ -7,12 +7,13 @@ them only between real tensors, so each operator on them is traced once as opera
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 from torch.fx import Graph, Node
@@ -47,7 +48,16 @@ class ComplexError(Exception):
         self.node, self.reason = node, reason
 
 
-def has_complex_numbers(program: ExportedProgram) -> bool:
+@dataclass(frozen=True)
+class RealParts:
+    """What is left of a program when its complex tensors are pairs of real ones."""
+
+    graph: Graph
+    signature: ExportGraphSignature
+    constants: dict[str, Any]
+
+
+def has_complex_numbers(program: Any) -> bool:
     """Say whether any tensor of a program is complex."""
     return any(_is_complex(node.meta.get("val")) for node in program.graph.nodes)
 
@@ -67,6 +77,34 @@ def in_real_numbers(program: ExportedProgram, table: dict[Any, Callable[..., Any
     ComplexError
         If an input or output is complex, or an operator on complex numbers has no form in real ones.
     """
+    found = real_parts(program, table)
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=found.graph,
+        graph_signature=found.signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=found.constants,
+    )
+
+
+def real_parts(program: Any, table: Mapping[Any, Callable[..., Any]]) -> RealParts:
+    """Write complex tensors as pairs of real ones; see :func:`in_real_numbers`.
+
+    Parameters
+    ----------
+    program
+        Has ``graph``, ``graph_signature``, ``state_dict`` and ``constants`` as an exported program has them.
+    table : mapping
+        Decompositions, for the operators on parts.
+
+    Raises
+    ------
+    ComplexError
+        See :func:`in_real_numbers`.
+    """
     if ComplexTensor is None:
         node = next(node for node in program.graph.nodes if _is_complex(node.meta.get("val")))
         raise ComplexError(node, "this PyTorch has no complex tensors made of real ones; take 2.10 or newer")
@@ -80,16 +118,16 @@ def _is_complex(value: Any) -> bool:
 class _Rewriter:
     """Copies a graph; each node becomes nodes of the new graph, one for each real tensor in what it gives."""
 
-    def __init__(self, program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> None:
-        self.program, self.table = program, table
+    def __init__(self, program: Any, table: Mapping[Any, Callable[..., Any]]) -> None:
+        self.program, self.table = program, dict(table)
         self.graph = Graph()
         self.values: dict[Node, Any] = {}  # a node, a pair of them, or a list of these
         self.constants = dict(program.constants)
         self.specs: dict[str, InputSpec] = {}  # by names of placeholders
-        nodes = (node for node in program.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor))
-        self.fake_mode = next(node.meta["val"].fake_mode for node in nodes)
+        values = (node.meta.get("val") for node in program.graph.nodes)
+        self.fake_mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
-    def run(self) -> ExportedProgram:
+    def run(self) -> RealParts:
         """Give the program anew."""
         given = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         for node in self.program.graph.nodes:
@@ -101,18 +139,8 @@ class _Rewriter:
                 if node.op == "output":
                     self._check_outputs(node)
                 self.values[node] = self.graph.node_copy(node, self.values.__getitem__)
-        program = self.program
         inputs = [self.specs[node.name] for node in self.graph.find_nodes(op="placeholder")]
-        return ExportedProgram(
-            root=program.graph_module,
-            graph=self.graph,
-            graph_signature=ExportGraphSignature(inputs, self._output_specs()),
-            state_dict=program.state_dict,
-            range_constraints=program.range_constraints,
-            module_call_graph=program.module_call_graph,
-            example_inputs=program.example_inputs,
-            constants=self.constants,
-        )
+        return RealParts(self.graph, ExportGraphSignature(inputs, self._output_specs()), self.constants)
 
     def _touches_complex(self, node: Node) -> bool:
         return any(_is_complex(each.meta.get("val")) for each in (node, *node.all_input_nodes))
@@ -149,6 +177,7 @@ class _Rewriter:
         """Add an input for a constant, before all others."""
         with self.graph.inserting_before(None):
             node = self.graph.placeholder(name)
+        node.target = node.name  # which is unique
         node.meta["val"] = self.fake_mode.from_tensor(value, static_shapes=True)
         self.constants[node.name] = value
         self.specs[node.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), node.name)
@@ -181,11 +210,16 @@ class _Rewriter:
                 TRANSFORMS[node.target](add, *(args if isinstance(args, tuple) else (args,)), *node.args[1:])
                 given += constants
             with self.fake_mode, torch.no_grad():
-                traced = make_fx(function, decomposition_table=self.table)(*(part.meta["val"] for part in given))
+                traced = make_fx(function, decomposition_table=self.table)(*map(self._example, given))
         except Exception as error:  # what a decomposition raises
             reason = str(error).strip().splitlines()
             raise ComplexError(node, reason[0] if reason else type(error).__name__) from error
         self.values[node] = self._assembled(node.meta["val"], iter(self._inlined(traced, given, node)))
+
+    def _example(self, node: Node) -> Any:
+        value = node.meta["val"]
+        is_real_tensor = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return self.fake_mode.from_tensor(value, static_shapes=True) if is_real_tensor else value
 
     def _inlined(self, traced: torch.fx.GraphModule, given: list[Node], origin: Node) -> list[Node]:
         traced.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
