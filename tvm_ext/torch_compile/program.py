@@ -165,7 +165,7 @@ class _Program:
         return len(values)
 
     def write_in_real_numbers(self) -> None:
-        """Make pairs of real tensors of complex ones; operators on those of which none can be made have no converter."""
+        """Make pairs of real tensors of complex ones; if there is no way to, their operators have no converter."""
         if not has_complex_numbers(self):
             return
         try:
