@@ -80,6 +80,38 @@ def test_values(case: dict[str, Any], memory: str) -> None:
     assert all(note["after"] < note["before"] and note["arithmetic"] <= 1.1 for note in notes)
 
 
+@pytest.mark.parametrize("size", [(48, 32), (33, 17), (64, 1)])
+def test_channels_that_meet(size: tuple[int, int]) -> None:
+    """Normalisation across channels, as in AlexNet, and shuffles of channels stay in their rows."""
+    rng = np.random.default_rng(sum(size))
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3, *size), "float32"))
+
+    def convolved(value: Any, out: int, stride: int = 1) -> Any:
+        weight = relax.const((rng.standard_normal((out, int(value.ty.shape[1]), 3, 3)) / 4).astype("float32"))
+        return builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(value, weight, strides=stride, padding=1))))
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = convolved(convolved(x, 12), 16)
+            squares = builder.emit(op.expand_dims(builder.emit(op.multiply(y, y)), [1]))
+            mean = op.nn.avg_pool3d(squares, (5, 1, 1), (1, 1, 1), (2, 0, 0, 2, 0, 0), count_include_pad=True)
+            mean = builder.emit(op.squeeze(builder.emit(mean), [1]))
+            scale = builder.emit(op.power(builder.emit(op.add(mean, relax.const(1.0))), relax.const(0.75)))
+            y = builder.emit(op.divide(y, scale))
+            y = builder.emit(op.reshape(y, (2, 4, 4, *size)))
+            y = builder.emit(op.permute_dims(y, [0, 2, 1, 3, 4]))
+            y = builder.emit(op.reshape(y, (2, 16, *size)))
+            y = convolved(convolved(y, 16, 2), 8, 2)
+            result = builder.emit_output(op.mean(y, axis=[2, 3]))
+        builder.emit_func_output(result)
+    mod = relax.transform.Normalize()(builder.get())
+    value = rng.standard_normal((2, 3, *size)).astype("float32")
+    whole, strips = lowered(mod, patches="off"), lowered(mod, patches="always")
+    np.testing.assert_allclose(results_of(strips, [value])[0], results_of(whole, [value])[0], rtol=1e-5, atol=1e-5)
+    assert sum(note["operators"] for note in decided(strips)) > 10
+
+
 def test_a_limit_asks_for_strips() -> None:
     """What fits is left alone; what does not runs strip by strip; and what never will is refused with the least."""
     mod, target = net((64, 64)), resolve_target(None)

@@ -15,7 +15,15 @@ from tvm_ext.memory.relax.partial_convolution import BINARY, UNARY
 from tvm_ext.relax_utils import static_shape
 
 CONVOLUTIONS = {"relax.nn.conv2d": ("NCHW", "OIHW"), "relax.nn.conv3d": ("NCDHW", "OIDHW")}
-POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
+POOLS = {"relax.nn.max_pool2d": "NCHW", "relax.nn.avg_pool2d": "NCHW"} | {
+    "relax.nn.max_pool3d": "NCDHW", "relax.nn.avg_pool3d": "NCDHW"
+}  # fmt: skip
+MOVES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
+"""Operators that give elements other places, in the row where they are or not."""
+
+VIEWS = MOVES - {"relax.permute_dims"}
+
+POINTWISE = UNARY | BINARY | {"power"}
 ROWS = -2
 """The axis of rows."""
 
@@ -98,8 +106,9 @@ def _node(binding: Any, names: Mapping[Any, str]) -> RowNode | None:
             name, tuple((operand, None) for operand in operands), rows, row_bytes, in_place=is_view
         )  # fmt: skip
     reads = tuple((names[variable], reach) for variable, reach in reaches)
-    pointwise = value.op.name.removeprefix("relax.") in UNARY | BINARY
-    return RowNode(name, reads, rows, row_bytes, _work(value, shape) / rows, pointwise)
+    pointwise = value.op.name.removeprefix("relax.") in POINTWISE
+    # A shape that is given to the same elements costs nothing: the result is the operand.
+    return RowNode(name, reads, rows, row_bytes, _work(value, shape) / rows, pointwise or value.op.name in VIEWS)
 
 
 def _variables(value: Any) -> list[Any]:
@@ -134,15 +143,18 @@ def _reaches(value: Any, shape: Sequence[int]) -> list[tuple[Any, RowReach]] | N
         return [(data, _reach(value, int(taps[ROWS]), int(value.attrs.dilation[ROWS])))]
     if name in POOLS:
         attrs = value.attrs
-        if attrs.layout != "NCHW" or not isinstance(value.args[0], relax.Var):
+        if attrs.layout != POOLS[name] or not isinstance(value.args[0], relax.Var):
             return None
-        if name.endswith("avg_pool2d") and attrs.count_include_pad and attrs.ceil_mode:
+        if "avg_pool" in name and attrs.count_include_pad and attrs.ceil_mode:
             return None
         return [(value.args[0], _reach(value, int(attrs.pool_size[ROWS]), int(attrs.dilation[ROWS])))]
     if short in UNARY:
         return [(value.args[0], RowReach())] if isinstance(value.args[0], relax.Var) else None
-    if short in BINARY:
+    if short in POINTWISE:
         return _operands(value.args, shape, True)
+    if name in MOVES:
+        keeps = isinstance(value.args[0], relax.Var) and _keeps_rows(value, shape)
+        return [(value.args[0], RowReach())] if keeps else None
     if (
         name == "relax.concat"
         and int(value.attrs.axis) in (1, 1 - len(shape))
@@ -150,6 +162,19 @@ def _reaches(value: Any, shape: Sequence[int]) -> list[tuple[Any, RowReach]] | N
     ):
         return _operands(value.args[0].fields, shape, False)
     return None
+
+
+def _keeps_rows(call: Any, shape: Sequence[int]) -> bool:
+    """Whether every element stays in its row and its column, whatever its channel and image become."""
+    before = static_shape(call.args[0])
+    if before is None or len(before) < 4 or before[ROWS:] != shape[ROWS:]:
+        return False
+    if call.op.name == "relax.squeeze" and call.attrs.axis is None:
+        return False  # of a strip of one row it would drop the rows
+    if call.op.name != "relax.permute_dims":
+        return True  # the axes in front of rows and columns are divided or joined in another way
+    axes = call.attrs.axes
+    return axes is not None and [int(axis) % len(shape) for axis in axes][ROWS:] == [len(shape) - 2, len(shape) - 1]
 
 
 def _reach(call: Any, taps: int, dilation: int) -> RowReach:
@@ -205,6 +230,11 @@ def rows_of(
         return _windowed(call, data, beyond)
     if name == "relax.concat":
         return relax.op.concat([operands[field] for field in call.args[0].fields], axis=1)
+    if name == "relax.reshape":
+        shape = static_shape(call)
+        assert shape is not None
+        (data,) = operands.values()
+        return relax.op.reshape(data, (*shape[:ROWS], wanted[1] - wanted[0], *shape[ROWS + 1 :]))
     return relax.Call(call.op, [operands.get(item, item) for item in call.args], call.attrs, call.ty_args)
 
 
