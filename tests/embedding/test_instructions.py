@@ -12,6 +12,7 @@ import pytest
 import tvm
 
 from tests.embedding.flows import flow
+from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.embedding.check_instruction import check_instruction, random_values
 from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.embedding.solver import solve
@@ -20,6 +21,7 @@ from tvm_ext.schedules.instructions import rows
 from tvm_ext.schedules.instructions.emit import fused_multiply_add
 from tvm_ext.schedules.instructions.instruction import Instruction, Meaning, macs, multiply_add
 from tvm_ext.system.tiles import request_tiles
+from tvm_ext.target import resolve_target
 
 FLAGS = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
 FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2",
@@ -185,3 +187,19 @@ def test_an_extent_that_is_none_is_refused(extent: int) -> None:
 def test_a_type_that_is_none_is_refused(dtype: str) -> None:
     with pytest.raises(EmbeddingError, match=f"the type '{dtype}' of B; expected one such as 'int8'"):
         multiply_add("C[i] += A[i,k] * B[k]", "int8", dtype, "int32", i=4, k=4)
+
+
+@pytest.mark.parametrize(
+    ("target", "first", "among"),
+    [
+        ({"mcpu": "haswell"}, "x86.fma.256", "x86.pmaddwd.256"),
+        ({"mcpu": "skylake-avx512"}, "x86.fma.512", "x86.pmaddwd.512"),
+        ({"mcpu": "sapphirerapids"}, "x86.fma.512", "x86.vpdpbusd.512"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, "arm.sdot", "arm.sdot.lanes"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod", "+i8mm"]}, "arm.sdot", "arm.smmla"),
+    ],
+)
+def test_a_cpu_has_the_instructions_of_its_features(target: dict[str, object], first: str, among: str) -> None:
+    names = [offer.instruction.name for offer in instructions(resolve_target({"kind": "llvm"} | target))]
+    assert names[0] == first
+    assert among in names

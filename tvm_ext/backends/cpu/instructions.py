@@ -21,7 +21,8 @@ _ROWS: dict[tuple[str, str], tuple[Instruction, ...]] = {
         row(256, broadcast) for row in (rows.fma, rows.vpdpbusd, rows.vpdpwssd) for broadcast in (True, False)
     ),
     ("avx2", ""): tuple(row(256, broadcast) for row in (rows.fma, rows.pmaddwd) for broadcast in (True, False)),
-    ("neon", "sdot"): (rows.sdot(True), rows.sdot(False), rows.SMMLA),
+    ("neon", "sdot"): (rows.sdot(True), rows.sdot(False)),
+    ("neon", "sudot"): (rows.sdot(True), rows.sdot(False), rows.SMMLA),
 }
 
 
@@ -35,7 +36,7 @@ def instructions(target: tvm.target.Target) -> Sequence[Offer]:
         for row in (rows.amx("int8", "int8"), rows.amx("uint8", "int8"), rows.amx("bfloat16", "bfloat16"))
         if set(row.requires) <= features
     ]
-    return [_offer(row, machine) for row in found if row is not rows.SMMLA or "i8mm" in features]
+    return [_offer(row, machine) for row in found]
 
 
 def _offer(row: Instruction, machine: Machine) -> Offer:
