@@ -162,6 +162,9 @@ def measure_network(name: str) -> dict[str, Any]:
 PEERS = ("halide", "metaschedule")
 """Parts whose other side takes long and is the same in every run: ``--keep`` remembers it."""
 
+RESUMED = (*PEERS, "ablation")
+"""Parts that ``--keep`` is for."""
+
 PARTS: dict[str, Callable[..., tuple[list[dict[str, Any]], dict[str, float]]]] = {
     "costs": costs.measure,
     "kernels": measure_kernels,
@@ -188,7 +191,7 @@ def main() -> None:
         raise SystemExit(complaint())
     path = result_path("hexagon", arguments.json, not arguments.quick)
     for part in arguments.parts or PARTS:
-        kept = {"keep": arguments.keep} if part in PEERS else {}
+        kept = {"keep": arguments.keep} if part in RESUMED else {}
         rows, summary = PARTS[part](arguments.quick, **kept)
         for key, value in summary.items():
             print(f"{key:32} {value:g}")

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import tvm
 
 import tvm_ext
+from scripts.results import kept_or
 from tests.zoo.quantized import quantized
 from tvm_ext.backends.hexagon.backend import hvx_kernels
 from tvm_ext.backends.hexagon.code import assembly
@@ -57,18 +60,14 @@ def _plain(mod: tvm.IRModule, target: tvm.target.Target, share: float) -> Packed
     return Packed(assembly(mod, target))
 
 
-def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Measure; ``quick`` takes the smallest model only."""
+def measure(quick: bool, keep: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure; ``quick`` takes the smallest model only, and ``keep`` has what a run that was stopped has counted."""
     rows: list[dict[str, Any]] = []
     for name in NETWORKS[: 1 if quick else None]:
-        entry = quantized(name)
-        model, inputs = entry.onnx_model(), entry.inputs()
-        shapes = {key: list(value.shape) for key, value in inputs.items()}
         row: dict[str, Any] = {"part": "ablation", "model": name}
         for way, layout, packing, other in WAYS:
-            with _without(layout, packing, other):
-                compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
-            total = totals(compiled.profile(inputs, cycles=True)[1])
+            count = partial(_count, name, way, layout, packing, other)
+            total = kept_or(keep, {"part": "ablation", "model": name, "way": way}, count)
             row |= {f"cycles_{way}": total["cycles"], f"packets_{way}": total["packets"]}
             print(name, way, total["cycles"], total["packets"], flush=True)
         rows.append(row)
@@ -76,6 +75,19 @@ def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
         f"ablation_{way}": _mean([row[f"cycles_{way}"] / row["cycles_whole"] for row in rows]) for way, *_ in WAYS[1:]
     }
     return rows, summary
+
+
+def _count(name: str, way: str, layout: Panels | None, packing: bool, other: bool) -> dict[str, Any]:
+    """Compile and run one model in one way."""
+    entry = quantized(name)
+    model, inputs = entry.onnx_model(), entry.inputs()
+    shapes = {key: list(value.shape) for key, value in inputs.items()}
+    with _without(layout, packing, other):
+        compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
+    total = totals(compiled.profile(inputs, cycles=True)[1])
+    return {
+        "part": "ablation", "model": name, "way": way, "cycles": total["cycles"], "packets": total["packets"],
+    }  # fmt: skip
 
 
 def _mean(values: Sequence[float]) -> float:
