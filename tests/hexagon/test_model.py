@@ -219,3 +219,42 @@ def test_cycles_of_a_model() -> None:
     assert all(layer.cycles is not None and layer.cycles >= 0.95 * layer.counts.packets for layer in traced)
     assert totals(plain)["cycles"] is None
     assert totals(traced)["cycles"] == sum(row["cycles"] for row in by_kernel(traced))
+
+
+def _steps_off(model: onnx.ModelProto, inputs: dict[str, np.ndarray], step: float) -> tuple[HexagonModel, np.ndarray]:
+    """Compile a model, and say how many steps its result is from onnxruntime's."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    compiled = tvm_ext.compile(model, TARGET)
+    assert isinstance(compiled, HexagonModel)
+    (found,) = compiled.run(inputs).values()
+    assert np.unique(expected).size > 20
+    return compiled, np.abs(np.rint((found - expected) / step))
+
+
+@needs_emulator
+@pytest.mark.parametrize(("group", "step"), [(1, 0.02), (6, 0.02), (1, 0.001)])
+def test_biases_of_floats(group: int, step: float) -> None:
+    """Exporters leave biases unquantised; such convolutions ran on the scalar core, as they do where steps are fine."""
+    graph = QdqGraph((1, 6, 9, 7))
+    data, weight = graph.quantized("x", 0.02, 120), graph.weight((6, 6 // group, 3, 3))
+    bias = graph.constant(graph.rng.standard_normal(6).astype("float32") / 3)
+    total = graph.node("Relu", graph.node("Conv", data, weight, bias, group=group, pads=[1, 1, 1, 1]))
+    model, inputs = graph.model(graph.quantized(total, step, 3)), graph.input()
+    compiled, off = _steps_off(model, inputs, step)
+    assert off.max() <= 1
+    assert off.mean() < 0.01
+    kernels = compiled.metadata["decisions"]["hexagon"]["scalar"]
+    assert any("conv2d" in name for name in kernels) == (step < 0.01)
+
+
+@needs_emulator
+def test_loops_beyond_the_reach_of_their_instruction() -> None:
+    """A convolution and a function of floats are one kernel, whose loops are long; it did not end once."""
+    graph = QdqGraph((1, 6, 17, 19))
+    total = graph.conv(graph.quantized("x", 0.03, 120), 6, 10, per_channel=False, pads=[0, 0, 0, 0])
+    gated = graph.node("Mul", total, graph.node("Sigmoid", total))
+    model, inputs = graph.model(graph.quantized(gated, 0.02, 30)), graph.input()
+    compiled, off = _steps_off(model, inputs, 0.02)
+    assert "loop1(##.L" in compiled.executable.text
+    assert off.max() <= 1

@@ -50,6 +50,18 @@ def test_loops_of_jumps_may_lie_in_any_order() -> None:
     assert frequencies(graph) == [1, TRIPS, TRIPS, 1]
 
 
+def test_labels_that_are_far_stay_where_they_are() -> None:
+    """LLVM writes ## in front of a label beyond the reach of the instruction; the loop began at its own start once."""
+    text = _function(
+        "r0 = #0", "loop1(##.LBB0_1,#3)", ".LBB0_1:", "r0 = add(r0,#1) :endloop1", "p0 = cmp.gt(r0,r1)", ".LBB0_2:",
+        "r1 = add(r1,#1)", "if (!p0) jump ##.LBB0_2", "r2 = ##.LBB0_3", ".LBB0_3:", "jumpr r31",
+    )  # fmt: skip
+    blocks = functions(text)[0].blocks
+    assert [block.labels for block in blocks] == [[], [".LBB0_1"], [], [".LBB0_2"], [], [".LBB0_3"]]
+    assert sorted(control_flow(blocks).edges) == [(0, 1), (1, 1), (1, 2), (2, 3), (3, 3), (3, 4), (4, 5)]
+    assert written(text, {"f": blocks}) == text
+
+
 def test_what_is_written_is_read_again() -> None:
     text = _function("r0 = add(r0,#1)", ".LBB0_1:", "r0 = add(r0,#2)", "loop0(.LBB0_1,#2) :endloop0", "jumpr r31")
     blocks = functions(text)[0].blocks

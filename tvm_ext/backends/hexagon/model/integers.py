@@ -23,7 +23,7 @@ from tvm_ext.backends.hexagon.model.selection import Layouts, choose_layouts
 from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.operators import OPERATOR_RULES
-from tvm_ext.quantized.relax.rules import RULES
+from tvm_ext.quantized.relax.rules import RULES, along_channels
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized
 from tvm_ext.relax_utils import constant, scalar, static_shape
 from tvm_ext.schedules.hexagon.elementwise import WeightedSum
@@ -32,6 +32,10 @@ from tvm_ext.schedules.hexagon.panels import FOUR, Panels
 from tvm_ext.schedules.hexagon.window import Window
 
 LARGEST = 1 << 31
+
+FINE = 64
+"""Steps of a sum in one of its result, from which on a bias of floats is rounded to steps of the sum: results are then
+off by a step in fewer than one of a hundred."""
 
 
 def hvx_kernels(layout: Panels | None = None) -> tvm.transform.Pass:
@@ -96,6 +100,8 @@ class _HvxMutator(_Base):
         Tensors of bytes that were looked up, of what, and in which table.
     maxima : dict
         Float tensors that are maxima over windows of such a function.
+    biased : dict
+        Sums and a bias of floats, which is rounded to their steps.
     """
 
     def __init__(self, mod: tvm.IRModule, layouts: Layouts) -> None:
@@ -105,6 +111,7 @@ class _HvxMutator(_Base):
         self.functions: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.tables: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.maxima: dict[relax.Var, tuple[tuple[Quantized, np.ndarray], Window]] = {}
+        self.biased: dict[relax.Var, IntegerSum] = {}
 
     def requantize(self, value: IntegerSum, scale: float, zero_point: int) -> Quantized:
         """Emit a kernel that gives the bytes; where there is none, what the base class has."""
@@ -185,7 +192,27 @@ def _pair(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
         row = (*shape[:2], *[1] * (len(shape) - 2))
         if first.shape == shape and (second.shape == shape or (operator == "multiply" and second.shape == row)):
             rewriter.pairs[var] = _Pair(operator, first, second)
+    if operator == "add":
+        _bias(rewriter, var, call)
     return _function(rewriter, var, call)
+
+
+def _bias(rewriter: Any, var: relax.Var, call: relax.Call) -> None:
+    """Note a sum with a bias of floats; one that is a whole number of steps is added to the sum by the other rules."""
+    for total, other in (call.args, call.args[::-1]):
+        value, bias = rewriter.sums.get(total), rewriter.constant_values(other)
+        if value is None or bias is None or value.is_clipped or static_shape(call) != value.shape:
+            continue
+        per_channel = along_channels(bias, value)
+        if per_channel is None:
+            continue
+        with np.errstate(all="ignore"):
+            steps = np.rint(per_channel.astype(np.float64) / value.scale)
+        if not np.abs(steps).max() < LARGEST:  # nor a number
+            continue
+        shift = value.shift + steps.astype(np.int64)
+        if rewriter.fits(value.weights, shift):
+            rewriter.biased[var] = replace(value, shift=shift)
 
 
 def _clip(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
@@ -195,6 +222,9 @@ def _clip(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
         rewriter.pairs[var] = replace(
             found, low=min(max(low, found.low), found.high), high=max(min(high, found.high), found.low)
         )
+    total = rewriter.biased.get(call.args[0])
+    if total is not None:
+        rewriter.biased[var] = total.clipped(*_bounds(call))
     return _function(rewriter, var, call)
 
 
@@ -253,6 +283,10 @@ def _quantize(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     known = rewriter.quantized.get(data)
     if known is not None and known.same_steps(Quantized(data, float(scale), zero_point)):
         return False
+    total = rewriter.biased.get(data)
+    if total is not None and total.scale.max() * FINE <= step:
+        rewriter.integers[var] = rewriter.requantize(total, float(step), zero_point)
+        return True
     result = None
     if data in rewriter.pairs and data not in rewriter.functions:
         result = _combined(rewriter, rewriter.pairs[data], step, zero_point)

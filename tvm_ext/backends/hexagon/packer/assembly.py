@@ -11,6 +11,7 @@ from tvm_ext.backends.hexagon.packer.instruction import Instruction, parse
 Packet = tuple[Instruction, ...]
 
 _LABEL = re.compile(r"([.\w$]+):")
+_LOCAL = re.compile(r"\.L\w+")
 _NOTHING = parse("nop")
 _NOTES = (".loc", ".cfi_", ".file")
 """Directives of debuggers, which are left out: instructions move."""
@@ -78,7 +79,8 @@ def functions(text: str) -> list[Function]:
 
 
 def _blocks(lines: Sequence[str]) -> list[Block]:
-    targets = set(re.findall(r"(?:jump\S* |loop[01]\()(\.L\w+)", "\n".join(lines)))
+    # Whatever is named may be gone to, in whatever way it is written: `jump:t .L1`, `loop1(##.L1,#15)`, `r0 = ##.L1`.
+    targets = {name for line in lines if not _LABEL.match(line) for name in _LOCAL.findall(line)}
     blocks = [Block()]
 
     def begin() -> None:

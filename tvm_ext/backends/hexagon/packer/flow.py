@@ -27,7 +27,7 @@ def control_flow(blocks: Sequence[Block]) -> nx.DiGraph:
         for item in block.instructions:
             if item.row.name == "hardware loop" and item.text.startswith("loop"):
                 count = re.search(r",#(\d+)\)", item.text)
-                start = labels.get(item.target.lstrip("#"), -1)
+                start = labels.get(item.target, -1)
                 loops[item.text[4]].append((start, int(count[1]) if count else TRIPS))
     for number, block in enumerate(blocks):
         if block.falls_through and number + 1 < len(blocks):

@@ -141,21 +141,22 @@ def parse(text: str) -> Instruction:
     fields = {"predicate": predicate, "words": words}
     if body == "nop":
         return Instruction(text, row_of("nop"))
-    if match := re.match(r"loop([01])\((\S+?),", body):
+    if match := re.match(r"loop([01])\((?:##)?(\S+?),", body):
         number = match[1]
         writes = frozenset({f"lc{number}", f"sa{number}"})
         # Where the loop is far, the assembler extends the distance: it crashes where there is no room for that.
         return Instruction(text, row_of(body), writes, registers(body), target=match[2], words=2)
     if body.startswith("jump"):
         row, reads = row_of(body), guard | registers(body)
-        target = "" if row.name == "return" else body.split()[-1]
+        target = "" if row.name == "return" else body.split()[-1].removeprefix("##")
         return Instruction(text, row, frozenset(), reads, fresh=fresh, target=target, **fields)  # type: ignore[arg-type]
     if match := _STORE.match(body):
         return _store(text, match, guard, fresh, fields)
     if match := _COMPARE_AND_JUMP.match(text):
         row, fresh = row_of("jump"), registers(match[2])
         reads = registers(match[1].replace(f"{match[2]}.new", ""))
-        return Instruction(text, row, frozenset(), reads, fresh=fresh, target=text.split()[-1], words=words)
+        target = text.split()[-1].removeprefix("##")
+        return Instruction(text, row, frozenset(), reads, fresh=fresh, target=target, words=words)
     match = _ASSIGNMENT.match(body)
     if match is None:
         return Instruction(text, row_of(body) if row_of(body).alone else UNKNOWN, words=words)
