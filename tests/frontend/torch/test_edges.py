@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ),
         (LEFT[:1],),
     ),
+    "signs of truth values": (lambda x: (x.sign() & x, x.sgn() | x), (WHOLE % 2 == 0,)),
     "truth values that meet": (
         lambda x, y, i: (
             x.index_add(0, i, y),
