@@ -41,9 +41,10 @@ class IntegerMutator(PyExprMutator):
         Float tensors that are a scaled int32 tensor.
     joined : dict
         Concatenations of quantised tensors of different steps, and their axis.
-    centred, totals, rounded : dict
-        Of models with integer operators: int32 tensors that are uint8 less a zero point; int32 sums; scaled sums that
-        are rounded, with the zero point added and the bounds they are clipped to.
+    centred, moved, totals, rounded : dict
+        Of models with integer operators: int32 tensors that are uint8 less a zero point; the same less another int32
+        that is known at run time (a variable of the old function); int32 sums; scaled sums that are rounded, with the
+        zero point added and the bounds they are clipped to.
     """
 
     def __init__(self, mod: tvm.IRModule, rules: Sequence[Mapping[str, Rule]]) -> None:
@@ -60,6 +61,7 @@ class IntegerMutator(PyExprMutator):
         self.sums: dict[relax.Var, IntegerSum] = {}
         self.joined: dict[relax.Var, tuple[list[Quantized], int]] = {}
         self.centred: dict[relax.Var, Quantized] = {}
+        self.moved: dict[relax.Var, tuple[Quantized, relax.Var]] = {}
         self.totals: dict[relax.Var, IntegerSum] = {}
         self.rounded: dict[relax.Var, tuple[IntegerSum, int, tuple[float, float] | None]] = {}
         self._decided: dict[relax.Expr, Decision] = {}
@@ -125,6 +127,9 @@ class IntegerMutator(PyExprMutator):
             return data if str(var.ty.dtype) == "uint8" else self.emit(_to_signed(self, data))
         if var in self.centred:
             return self._centre(self.centred[var])
+        if var in self.moved:
+            value, shift = self.moved[var]
+            return self.emit(relax.op.subtract(self._centre(value), self.visit_expr(shift)))
         if var in self.totals:
             return self._reshaped(self._shifted(self.totals[var]), self.totals[var])
         return None

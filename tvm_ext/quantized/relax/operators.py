@@ -17,7 +17,7 @@ from tvm import relax
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.rules import along_channels, convolve, has_integer_kernel, multiply
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized
-from tvm_ext.relax_utils import constant, scalar
+from tvm_ext.relax_utils import constant, scalar, static_shape
 
 
 def _astype(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -45,7 +45,15 @@ def _astype(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
 
 def _subtract(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     value, shift = rewriter.centred.get(call.args[0]), scalar(call.args[1])
-    if value is None or not isinstance(shift, int) or not 0 <= value.zero_point + shift <= 255:
+    if value is None:
+        return False
+    if shift is None and isinstance(call.args[1], relax.Var):
+        shape = static_shape(call.args[1])
+        if shape is None or any(extent != 1 for extent in shape) or len(shape) > len(static_shape(call) or ()):
+            return False
+        rewriter.moved[var] = value, call.args[1]
+        return True
+    if not isinstance(shift, int) or not 0 <= value.zero_point + shift <= 255:
         return False
     rewriter.centred[var] = replace(value, zero_point=value.zero_point + shift)
     return True
@@ -60,10 +68,17 @@ def _weights(expr: relax.Expr) -> np.ndarray | None:
 
 
 def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    value, weight = rewriter.centred.get(call.args[0]), _weights(call.args[1])
-    if value is None or weight is None or not has_integer_kernel(call, weight):
+    weight = _weights(call.args[1])
+    if weight is None or not has_integer_kernel(call, weight):
         return False
-    total = convolve(rewriter, value, weight, np.ones(weight.shape[0], np.float32), call)
+    ones = np.ones(weight.shape[0], np.float32)
+    if call.args[0] in rewriter.moved:
+        value, shift = rewriter.moved[call.args[0]]
+        total = convolve(rewriter, value, weight, ones, call, rewriter.visit_expr(shift))
+    elif call.args[0] in rewriter.centred:
+        total = convolve(rewriter, rewriter.centred[call.args[0]], weight, ones, call)
+    else:
+        return False
     if total is None:
         return False
     rewriter.totals[var] = rewriter.decide("nn.conv2d", total)
@@ -71,10 +86,17 @@ def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
 
 
 def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    value, weight = rewriter.centred.get(call.args[0]), _weights(call.args[1])
-    if value is None or weight is None or str(call.ty.dtype) != "int32":
+    weight = _weights(call.args[1])
+    if weight is None or str(call.ty.dtype) != "int32":
         return False
-    total = multiply(rewriter, value, weight, np.ones(weight.shape[-1], np.float32))
+    ones = np.ones(weight.shape[-1], np.float32)
+    if call.args[0] in rewriter.moved:
+        value, shift = rewriter.moved[call.args[0]]
+        total = multiply(rewriter, value, weight, ones, rewriter.visit_expr(shift))
+    elif call.args[0] in rewriter.centred:
+        total = multiply(rewriter, rewriter.centred[call.args[0]], weight, ones)
+    else:
+        return False
     if total is None:
         return False
     rewriter.totals[var] = rewriter.decide("matmul", total)

@@ -104,7 +104,12 @@ def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
 
 
 def convolve(
-    rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray, call: relax.Call | None = None
+    rewriter: IntegerMutator,
+    value: Quantized,
+    weight: np.ndarray,
+    scale: np.ndarray,
+    call: relax.Call | None = None,
+    moved: relax.Expr | None = None,
 ) -> IntegerSum | None:
     """Emit an exact convolution of integers; None where a sum could leave int32.
 
@@ -118,6 +123,8 @@ def convolve(
         Of the weights, one for each output channel.
     call : relax.Call, optional
         The convolution whose strides, padding, dilation and groups to take.
+    moved : relax.Expr, optional
+        One int32, known at run time, that the zero point is larger by.
     """
     strides, padding, dilation, groups = [1, 1], [0] * 4, [1, 1], 1
     if call is not None:
@@ -132,14 +139,37 @@ def convolve(
     if any(padding):
         top, left, bottom, right = padding
         widths = [0, 0, 0, 0, top, bottom, left, right]
-        data = rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(value.zero_point)))
+        outside = value.zero_point if moved is None else 0
+        data = rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(outside)))
+        if moved is not None:
+            data = _with_borders(rewriter, data, padding, _zero_point(rewriter, value, moved))
     total = rewriter.emit(
         relax.op.nn.conv2d(
             data, relax.const(weight), strides=strides, padding=[0] * 4, dilation=dilation, groups=groups,
             out_dtype="int32",
         )
     )  # fmt: skip
+    if moved is not None:
+        # What the sum has too much; wraps around as the sum does, if at all, and the difference fits.
+        sums = relax.const(rows.sum(axis=1, dtype=np.int32).reshape(1, -1, 1, 1))
+        excess = rewriter.emit(relax.op.multiply(relax.op.reshape(moved, (1, 1, 1, 1)), sums))
+        total = rewriter.emit(relax.op.subtract(total, excess))
     return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift, rows)
+
+
+def _zero_point(rewriter: IntegerMutator, value: Quantized, moved: relax.Expr) -> relax.Var:
+    """Emit the zero point of a value as one uint8."""
+    whole = rewriter.emit(relax.op.add(moved, relax.const(value.zero_point, "int32")))
+    return rewriter.emit(relax.op.astype(relax.op.reshape(whole, (1, 1, 1, 1)), "uint8"))
+
+
+def _with_borders(rewriter: IntegerMutator, padded: relax.Var, padding: list[int], zero_point: relax.Var) -> relax.Var:
+    """Put a zero point that is known at run time into the borders of an image."""
+    top, left, bottom, right = padding
+    rows, columns = static_shape(padded)[2:]  # type: ignore[index]
+    inside = np.zeros((1, 1, rows, columns), bool)
+    inside[:, :, top : rows - bottom, left : columns - right] = True
+    return rewriter.emit(relax.op.where(relax.const(inside, "bool"), padded, zero_point))
 
 
 def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -154,7 +184,13 @@ def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     return total is not None
 
 
-def multiply(rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, scale: np.ndarray) -> IntegerSum | None:
+def multiply(
+    rewriter: IntegerMutator,
+    value: Quantized,
+    weight: np.ndarray,
+    scale: np.ndarray,
+    moved: relax.Expr | None = None,
+) -> IntegerSum | None:
     """Emit an exact product of matrices, ``(..., K) x (K, N)``, as a convolution.
 
     None for other shapes, and where a sum could leave int32. Rows become the columns of a picture one row high.
@@ -168,7 +204,7 @@ def multiply(rewriter: IntegerMutator, value: Quantized, weight: np.ndarray, sca
     if rows > 1:
         data = rewriter.emit(relax.op.permute_dims(rewriter.emit(relax.op.reshape(data, (rows, depth))), [1, 0]))
     picture = Quantized(rewriter.emit(relax.op.reshape(data, (1, depth, 1, rows))), value.scale, value.zero_point)
-    result = convolve(rewriter, picture, np.ascontiguousarray(weight.T)[:, :, None, None], scale)
+    result = convolve(rewriter, picture, np.ascontiguousarray(weight.T)[:, :, None, None], scale, None, moved)
     return None if result is None else replace(result, matrix_shape=(*outer, weight.shape[1]))
 
 
