@@ -60,7 +60,7 @@ def padding_between(
     if wanted.shape[:2] != shape[:2]:
         return None
     pads = []
-    for at, (window, out) in enumerate(((conv, conv.out_height), (conv.horizontal, conv.out_width)), 2):
+    for at, (window, out) in enumerate(((conv.vertical, conv.out_height), (conv.horizontal, conv.out_width)), 2):
         filled = np.flatnonzero(wanted.any(axis=tuple(axis for axis in range(4) if axis != at)))
         pad = int(filled[0]) if filled.size else 0
         if not pad < window.kernel or wanted.shape[at] > shape[at] + 2 * pad:
