@@ -59,6 +59,10 @@ def instruction(helpers: Helpers, name: str, result: CType, operands: Sequence[C
         return made(
             _under("__AVX512F__", "(f32x16)_mm512_permutexvar_ps((__m512i)b, (__m512)a)", f"(f32x16){{{lanes}}}")
         )
+    if name == "llvm.x86.avx512.vpermi2var.ps.512":
+        lanes = ", ".join(f"b[{lane}] & 16 ? c[b[{lane}] & 15] : a[b[{lane}] & 15]" for lane in range(16))
+        permuted = "(f32x16)_mm512_permutex2var_ps((__m512)a, (__m512i)b, (__m512)c)"
+        return made(_under("__AVX512F__", permuted, f"(f32x16){{{lanes}}}"))
     if name == "llvm.x86.avx2.permps":
         lanes = ", ".join(f"a[b[{lane}] & 7]" for lane in range(8))
         return made(_under("__AVX2__", "(f32x8)_mm256_permutevar8x32_ps((__m256)a, (__m256i)b)", f"(f32x8){{{lanes}}}"))
