@@ -15,6 +15,7 @@ from tvm.script import relax as R
 from scripts.cuda.emulate import compare
 from scripts.cuda.kernels import Kernel, kernels_of, target_of
 from tvm_ext.backends.cuda.keep_nan import keep_nan
+from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.validity import kernel_fault
 from tvm_ext.schedules.cuda import RULES, TF32_RULES
 from tvm_ext.schedules.cuda.finish import STEPS, finished
@@ -108,8 +109,8 @@ def test_the_default_is_the_rules_choice(name: str) -> None:
     made = finished(schedule.mod["main"])
     left = [name for name in made.body.block.annotations if name in STEPS]
     assert not left
-    # The phase makes maxima hand NaN on when all kernels have their schedules.
-    made = keep_nan()(tvm.IRModule({"main": made.with_attr("global_symbol", "main")}))["main"]
+    # The phase makes maxima hand NaN on, and vectors what CUDA has, when all kernels have their schedules.
+    made = narrow_vectors()(keep_nan()(tvm.IRModule({"main": made.with_attr("global_symbol", "main")})))["main"]
     plain = tvm.tirx.PrimFunc(made.params, made.body, made.ret_type)
     expected = kernel.scheduled
     tvm.ir.assert_structural_equal(

@@ -138,9 +138,10 @@ class TestRefusals:
         assert "x" in str(caught.value)
 
     def test_what_needs_a_constant(self) -> None:
-        message = refused(graph("g (float[2,3] x, int64[4] s) => (float[a,b] y) { [fill] y = Pad (x, s) }"))
-        assert "Pad node 'fill'" in message
-        assert "Dynamic pads are not supported" in message
+        nodes = "{ [cut] p, q = Split (x, s) }"
+        message = refused(graph(f"g (float[4] x, int64[2] s) => (float[a] p, float[b] q) {nodes}", 13))
+        assert "Split node 'cut'" in message
+        assert "input split is computed in the graph, a constant is needed" in message
 
     def test_outputs_that_are_no_tensors(self) -> None:
         model = graph("g (float[2] x) => (float[2] y) { y = SequenceConstruct (x, x) }")

@@ -89,7 +89,11 @@ def test_top_elements_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("taken", "given", "named"), [("uint4", "float", "input 'x'"), ("float", "int4", "output 'y'")]
+    ("taken", "given", "named"),
+    [
+        ("uint4", "float", "input 'x' is of uint4, and inputs and outputs need elements of whole bytes"),
+        ("float", "int4", "its output 'y' is returned, and TVM has no tensors of int4 to return"),
+    ],
 )
 def test_elements_of_half_a_byte_stay_inside(taken: str, given: str, named: str) -> None:
     kinds = {"float": onnx.TensorProto.FLOAT, "uint4": onnx.TensorProto.UINT4, "int4": onnx.TensorProto.INT4}
@@ -102,7 +106,7 @@ def test_elements_of_half_a_byte_stay_inside(taken: str, given: str, named: str)
         opset_imports=[onnx.helper.make_opsetid("", 21)],
         ir_version=10,
     )
-    with pytest.raises(ModelError, match=f"{named} is of u?int4, and inputs and outputs need elements of whole bytes"):
+    with pytest.raises(ModelError, match=named):
         import_model(model)
 
 

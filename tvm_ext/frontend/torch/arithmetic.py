@@ -108,8 +108,10 @@ def negative(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 
 
 def sign(importer: Any, node: Node) -> Any:
-    """``torch.sign``, which takes NaN for 0."""
+    """``torch.sign``, which takes NaN for 0; that of a truth value is itself."""
     emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    if str(data.ty.dtype) == "bool":
+        return data
     signs = emit(relax.op.sign(data))
     if not node.meta["val"].is_floating_point():
         return signs

@@ -31,7 +31,7 @@ from tvm_ext.frontend.torch.scalars import NOT_OF_SCALARS, as_vectors
 from tvm_ext.frontend.torch.scatter import SCATTERS
 from tvm_ext.frontend.torch.search import SEARCHES
 from tvm_ext.frontend.torch.special import REFINED_SPECIAL, SPECIAL
-from tvm_ext.frontend.torch.statistics import REFINED_STATISTICS, STATISTICS
+from tvm_ext.frontend.torch.statistics import REFINED_STATISTICS, STATISTICS, no_statistics_read
 from tvm_ext.frontend.torch.windows import REFINED_WINDOWS, WINDOWS, as_strided, for_each_axis
 
 Converter = Callable[[Any, Node], Any]
@@ -203,6 +203,7 @@ def vector_norm(importer: Any, node: Node) -> Any:
 
 def group_norm(importer: Any, node: Node) -> Any:
     """Group normalisation, also without weight and bias; its first result only, which is all that inference uses."""
+    no_statistics_read(node)
     data = importer.env[node.args[0]]
     channels, groups, epsilon = static_size(data, 1), node.args[6], node.args[7]
     dtype = str(data.ty.dtype)

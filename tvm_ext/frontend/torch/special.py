@@ -175,12 +175,6 @@ def whole_steps(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     return importer.block_builder.emit(relax.const(tvm.runtime.from_dlpack(places)))
 
 
-def sign(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """``torch.sign``; that of a truth value is itself."""
-    data = importer.env[node.args[0]]
-    return data if str(data.ty.dtype) == "bool" else stock(node)
-
-
 SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
     "angle.default": angle,
     "dist.default": distance,
@@ -194,7 +188,5 @@ SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
 
 REFINED_SPECIAL: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "arange.start_step": whole_steps,
-    "sgn.default": sign,
-    "sign.default": sign,
 }
 """Those that leave to TVM's converter what it does right."""

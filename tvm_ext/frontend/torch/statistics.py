@@ -38,13 +38,18 @@ def _holds(data: Any) -> bool:
 
 
 def first_result_only(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Convert a normalisation by TVM's converter, which knows the normalised tensor only."""
+    no_statistics_read(node)
+    return stock(node)
+
+
+def no_statistics_read(node: Node) -> None:
     """Refuse a normalisation of which the means and deviations are asked for, too: what is converted has none."""
     if any(user.args[1] != 0 and user.users for user in node.users):
         raise NotImplementedError(
             "only the normalised tensor is converted, not the means and deviations beside it; compute those by "
             "torch.mean and torch.var"
         )
-    return stock(node)
 
 
 def any_of(importer: Any, node: Node) -> Any:
@@ -70,7 +75,6 @@ STATISTICS: Mapping[str, Callable[[Any, Node], Any]] = {
 
 REFINED_STATISTICS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "native_batch_norm.default": first_result_only,
-    "native_group_norm.default": first_result_only,
     "native_layer_norm.default": first_result_only,
     "var.correction": variance,
 }
