@@ -36,7 +36,7 @@ PRODUCTS = frozenset(
     f"cpu.{name}"
     for name in (
         "convolution pooled_convolution open_convolution conv2d_int8 depthwise_int8 winograd winograd_strips "
-        "inverted_residual matmul matvec attention embedded sliding_window plane_window"
+        "inverted_residual matmul matvec strassen attention embedded sliding_window plane_window"
     ).split()
 )
 """Rules of the kernels of products and convolutions. Depthwise convolutions slide a window, and so do poolings."""
