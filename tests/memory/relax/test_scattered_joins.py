@@ -183,3 +183,15 @@ def test_random_nets(seed: int) -> None:
         return op.mean(values[-1], [2, 3])
 
     check(*made([(2, 16, 5, 6)], compute), None)
+
+
+def test_one_inside_another() -> None:
+    """More operands than one kernel joins are joined in groups, and the groups in turn."""
+
+    def compute(builder: Any, x: Any) -> Any:
+        parts = [builder.emit(op.max(builder.emit(op.multiply(x, relax.const(float(n)))), axis=[3])) for n in range(52)]
+        return op.cumsum(builder.emit(op.concat(parts, 1)), axis=2)
+
+    mod, values = made([(3, 2, 5, 4)], compute)
+    check(mod, values, None)
+    assert writers(lowered(mod)) >= 4

@@ -82,10 +82,9 @@ def _peak(mod: tvm.IRModule, function: str) -> int | None:
 
 def _candidates(mod: tvm.IRModule, func: relax.Function) -> list[_Candidate]:
     """List the concatenations whose operands are each made by a kernel for nothing else, the largest first."""
-    found = []
+    found, uses = [], _uses(func)
     for block in func.body.blocks:
         made = {binding.var: binding.value for binding in block.bindings}
-        uses = _uses(func)
         for binding in block.bindings:
             kernel = _kernel(mod, binding.value)
             joined = None if kernel is None else kernel_access(kernel).joined
@@ -93,7 +92,10 @@ def _candidates(mod: tvm.IRModule, func: relax.Function) -> list[_Candidate]:
                 parts = _parts(mod, binding, joined, made, uses)
                 if parts is not None:
                     found.append((_bytes(binding.var), _Candidate(binding.var, parts)))
-    return [candidate for _, candidate in sorted(found, key=lambda item: -item[0])]
+    largest_first = [candidate for _, candidate in sorted(found, key=lambda item: -item[0])]
+    # Of one inside another the outer one goes: the kernel of the inner one writes its part.
+    inner = {var for candidate in largest_first for var, _, _ in candidate.parts}
+    return [candidate for candidate in largest_first if candidate.var not in inner]
 
 
 def _parts(
