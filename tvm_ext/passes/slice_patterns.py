@@ -12,29 +12,17 @@ import tvm
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.passes.fusion_patterns import with_pattern
 from tvm_ext.relax_utils import BROADCAST, INJECTIVE
 
 
 def slice_patterns() -> tvm.transform.Pass:
     """Make the pass; it belongs behind ``AnnotateTIROpPattern``."""
+    return with_pattern("tvm_ext.SlicePatterns", INJECTIVE, _is_slice)
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.SlicePatterns")
-    def _slice_patterns(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        changed = {
-            variable: func.with_attr("op_pattern", INJECTIVE)
-            for variable, func in mod.functions_items()
-            if isinstance(func, tirx.PrimFunc)
-            and int((func.attrs or {}).get("op_pattern", INJECTIVE)) <= BROADCAST
-            and _reads_more_than_it_stores(func)
-        }
-        if not changed:
-            return mod
-        result = mod.clone()
-        for variable, func in changed.items():
-            result.update_func(variable, func)
-        return result
 
-    return _slice_patterns
+def _is_slice(func: tirx.PrimFunc) -> bool:
+    return int((func.attrs or {}).get("op_pattern", INJECTIVE)) <= BROADCAST and _reads_more_than_it_stores(func)
 
 
 def _reads_more_than_it_stores(func: tirx.PrimFunc) -> bool:
