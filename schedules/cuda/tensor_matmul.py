@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, power_of_two
@@ -33,12 +33,15 @@ from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
 from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile
-from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile, tensor_use
+from tvm_ext.schedules.cuda.tensor_tile import SMALLEST_COPY, tensor_seconds, tensor_tile, tensor_use
 from tvm_ext.schedules.cuda.tile_knobs import TENSOR, TENSOR_IN_TURNS, sampled_tile, tile_cost
 from tvm_ext.schedules.rule import Cost, new_schedule
 
 HALVES, BYTES, SINGLES = ("float16", "bfloat16"), ("int8", "uint8"), ("float32",)
 """Element types of operands. The two of a product are the same, or any of 8 bits."""
+
+MOST_FETCHED = 8
+"""Elements that a thread fetches through registers before it stores them."""
 
 SMALLEST_SIDE = 8
 """Rows and columns from which on tensor cores pay, though half of their work is then on padding."""
@@ -206,9 +209,25 @@ def fill_tile(schedule: Schedule, shared: SBlockRV, warps: int, deep: bool, side
     pieces = schedule.split(fused, [None, warps, WARP, wide])
     schedule.bind(pieces[1], "threadIdx.y")
     schedule.bind(pieces[2], "threadIdx.x")
-    schedule.unroll(pieces[0])
+    schedule.unroll(_few_at_once(schedule, pieces[0], wide * element_bytes(dtype)))
     if wide > 1:
         schedule.vectorize(pieces[3])
+
+
+def _few_at_once(schedule: Schedule, copies: LoopRV, width: int) -> LoopRV:
+    """Give the loop of the copies of a thread that are made together.
+
+    Copies of less than four bytes go through registers, each with an address and a condition of its own: all of a deep
+    tile together would not fit. Asynchronous ones hold nothing.
+    """
+    together = power_of_two(extent(schedule, copies))
+    while together > MOST_FETCHED:
+        together //= 2
+    if width >= SMALLEST_COPY or together == extent(schedule, copies):
+        return copies
+    outer, inner = schedule.split(copies, [None, together])
+    schedule.annotate(outer, "disable_unroll", True)
+    return inner
 
 
 def _lengthen(schedule: Schedule, shared: SBlockRV, dtype: str) -> None:
