@@ -1,0 +1,41 @@
+"""Kernels whose tiles come through registers element by element keep none of them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tvm.script import relax as R
+
+from scripts.cuda.kernels import kernels_of, target_of
+from tests.schedules.kernels import graph
+from tvm_ext.backends.cuda.resources import kernel_resources, spilling
+from tvm_ext.backends.cuda.toolkit import find_toolkit
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("data", "weight", "strides", "dtype"),
+    [
+        ((1, 3, 230, 230), (64, 3, 7, 7), 2, "uint8"),
+        ((1, 128, 28, 28), (256, 128, 1, 1), 2, "uint8"),
+        ((1, 3, 230, 230), (64, 3, 7, 7), 2, "float16"),
+        ((1, 17, 31, 33), (33, 17, 3, 3), 1, "int8"),
+    ],
+)
+def test_convolutions_of_planes(
+    data: Sequence[int], weight: Sequence[int], strides: int, dtype: str, arch: str
+) -> None:
+    toolkit = find_toolkit()
+    if toolkit is None:
+        pytest.skip("no CUDA toolkit counts registers here")
+    halves = dtype == "float16"
+    mod = graph(
+        lambda _, x, w: R.nn.conv2d(x, w, strides=strides, out_dtype="float32" if halves else "int32"),
+        [(data, dtype), (weight, "float16" if halves else "int8")],
+    )
+    target = target_of(arch)
+    kernels = {kernel.name: kernel.scheduled for kernel in kernels_of("convolution", mod, target)}
+    assert "cuda.tensor_matmul" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in kernels.values()]
+    assert spilling(kernel_resources(kernels, target, toolkit)) == []
