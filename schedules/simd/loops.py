@@ -28,7 +28,7 @@ from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import STAGING_ATTRIBUTE, TILE_ATTRIBUTE, tile_loops
-from tvm_ext.schedules.simd.vector import Bindings, broadcast, choose, element_type
+from tvm_ext.schedules.simd.vector import broadcast, choose, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
 
 SIMD_ATTRIBUTE = "tvm_ext.simd"
@@ -187,7 +187,8 @@ class _Rewriter:
             ]
         parts += self._whole_vectors()
         parts += self._remainder()
-        parts += [self._result(number) for number in self._reductions]
+        for number in self._reductions:
+            parts += self._result(number)
         if not parts:
             raise NotVectorizable("a loop of no iterations")
         return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
@@ -277,8 +278,9 @@ class _Rewriter:
     def _note(self, number: int, value: Any) -> Any:
         return tirx.BufferStore(self._noted[number], value, [self._ramp(0)])
 
-    def _ramp(self, part: int) -> Any:
-        return prim.Ramp(tirx.const(part * self._lanes, "int32"), tirx.const(1, "int32"), self._lanes)
+    def _ramp(self, part: int, lanes: int | None = None) -> Any:
+        lanes = lanes or self._lanes
+        return prim.Ramp(tirx.const(part * lanes, "int32"), tirx.const(1, "int32"), lanes)
 
     def _get(self, number: int, part: int) -> Any:
         return tirx.BufferLoad(self._partial[number], [self._ramp(part)])
@@ -286,11 +288,14 @@ class _Rewriter:
     def _put(self, number: int, part: int, value: Any) -> Any:
         return tirx.BufferStore(self._partial[number], value, [self._ramp(part)])
 
-    def _result(self, number: int) -> Any:
-        """Combine the partial results two by two, then the halves of the vector, and put the result in its place."""
+    def _result(self, number: int) -> list[Any]:
+        """Combine the partial results two by two, then the halves of the vector, and put the result in its place.
+
+        Each step is stored, and read as often as the combination names it: TVM looks through names, so that nested
+        ones would be looked at four to the power of the steps times.
+        """
         reduction = self._reductions[number]
         combine = reduction.met if self._forgets_nan else reduction.combine
-        names = Bindings()
         parts = [self._get(number, part) for part in range(self._unroll)]
         while len(parts) > 1:
             parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -298,12 +303,22 @@ class _Rewriter:
         if number in self._noted:
             noted = self._get_noted(number)
             total = prim.Select(tirx.isnan(noted), noted, total)
+        statements: list[Any] = []
         while lanes > 1:
-            total, lanes = names.bind("total", total), lanes // 2
-            total = combine(*(_slice(total, start, lanes) for start in (0, lanes)))
+            whole = self._kept(statements, total, lanes)
+            lanes //= 2
+            total = combine(*(_slice(whole, start, lanes) for start in (0, lanes)))
         store = reduction.store
-        combined = combine(tirx.BufferLoad(store.buffer, store.indices), names.around(total))
-        return tirx.BufferStore(store.buffer, combined, store.indices)
+        before = tirx.BufferLoad(store.buffer, store.indices)
+        combined = combine(before, self._kept(statements, total, 1))
+        return [*statements, tirx.BufferStore(store.buffer, combined, store.indices)]
+
+    def _kept(self, statements: list[Any], value: Any, lanes: int) -> Any:
+        """Store a value in registers of its own; the result loads it from there."""
+        buffer = tirx.decl_buffer((lanes,), element_type(value), "total")
+        index = self._ramp(0, lanes) if lanes > 1 else tirx.const(0, "int32")
+        statements += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, value, [index])]
+        return tirx.BufferLoad(buffer, [index])
 
 
 def _slice(vector: Any, start: int, lanes: int) -> Any:
