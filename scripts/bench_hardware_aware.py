@@ -58,6 +58,7 @@ ARMS = {
     "validity_without_bias": BASELINE,
     "validity_asked": BASELINE,
     "validity_exhaustive_in_tens": "exhaustive_in_tens",
+    "validity_averaged_in_tens": "averaged_in_tens",
     "validity_expected_in_tens": "expected_in_tens",
     "validity_exhaustive": "exhaustive",
     "validity_exhaustive_undescribed": "exhaustive_undescribed",
@@ -71,7 +72,7 @@ EXPECTING, EXPECTED_SEEDS = "expected", 10
 REPEATING = "_repeating"
 """Ends the name of a tuner whose oracle lets all configurations of a program pass, not the first alone."""
 
-ENUMERATING = ("validity_exhaustive", "validity_expected")
+ENUMERATING = ("validity_exhaustive", "validity_averaged", "validity_expected")
 """Begin the names of tuners that ask for everything beforehand."""
 
 DRAWN = (48, 53, 92, 106)

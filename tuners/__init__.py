@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_ext.errors import OptionError
+
 
 def strategy(
     tuner: str = "chameleon",
@@ -33,8 +35,10 @@ def strategy(
     Raises
     ------
     OptionError
-        If there is no such tuner; the message lists those there are.
+        If there is no such tuner; the message lists those there are. If a number is out of range.
     """
+    if seed < 0:
+        raise OptionError(f"seed is {seed}; expected 0 or more")
     from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
     from tvm_ext.tuners.recipes import recipe
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,17 @@ FAITH = 1.0
 """Sum of squares of logarithms that has to speak against what is expected before half of it is believed."""
 
 
+@dataclass(frozen=True)
+class MeanOfTrees:
+    """Several boosters that were trained with different seeds, of which the mean is predicted."""
+
+    members: Sequence[Any]
+
+    def inplace_predict(self, features: np.ndarray, **options: Any) -> np.ndarray:
+        """Predict (n) of features (n x features), as XGBoost's boosters do."""
+        return np.mean([row.inplace_predict(features, **options) for row in self.members], axis=0)
+
+
 @dataclass
 class DescribedModel(SharedModel):
     """Trees on the logarithm of the speed that see tiles, and the numbers of a target's description if there is one.
@@ -31,12 +44,16 @@ class DescribedModel(SharedModel):
         Of the space that is tuned; without one only tiles are seen.
     expects : bool
         Whether the cost that the description estimates is heard first: trees then learn what it leaves unsaid.
+    members : int
+        Models that are trained with different seeds; their mean is predicted. Each tree learns from a part of the
+        measurements, so that one model ranks the few best configurations by chance.
     """
 
     rounds: int = 100
     eta: float = 0.15
     description: KernelDescription | None = None
     expects: bool = False
+    members: int = 1
     _kept: tuple[np.ndarray, np.ndarray] | None = None
     _expectation: Expectation | None = None
     _trust: float = 1.0
@@ -63,6 +80,17 @@ class DescribedModel(SharedModel):
             slope = (expected @ found + FAITH) / (expected @ expected + FAITH)
             self._trust = float(np.clip(slope, 0.0, 1.0))
         super().fit(features, scores)
+
+    def _trees(self, features: np.ndarray, labels: np.ndarray, margin: np.ndarray | None = None, **more: Any) -> Any:
+        """Train as many models as there are members."""
+        if self.members == 1:
+            return super()._trees(features, labels, margin, **more)
+        return MeanOfTrees(
+            [
+                super(DescribedModel, self)._trees(features, labels, margin, seed=seed, **more)
+                for seed in range(self.members)
+            ]
+        )
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         """Give the features of :class:`.SharedModel`, the numbers that the target gives, and what it expects."""

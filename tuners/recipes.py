@@ -264,6 +264,8 @@ class DescribedRecipe(Recipe):
         Whether the model sees it; else tiles only.
     expects : bool
         Whether the model begins with the cost that the target estimates.
+    members : int
+        Models whose mean is predicted.
     """
 
     cost_model: Callable[[], CostModel] = DescribedModel
@@ -271,6 +273,7 @@ class DescribedRecipe(Recipe):
     initial: int = 10
     listens: bool = True
     expects: bool = False
+    members: int = 1
 
     def tuner(
         self,
@@ -282,11 +285,12 @@ class DescribedRecipe(Recipe):
     ) -> Tuner:
         """See :meth:`Recipe.tuner`."""
         if not self.listens or description is None:
-            tuner = super().tuner(space, seed, peers, oracle)
+            parts = replace(_as_recipe(self), cost_model=lambda: DescribedModel(members=self.members))
+            tuner = parts.tuner(space, seed, peers, oracle)
             if self.expects:
                 tuner.remarks = ["the target says nothing of the kernel beforehand: the tuner learns from nothing"]
             return tuner
-        model = DescribedModel(description=description, expects=self.expects)
+        model = DescribedModel(description=description, expects=self.expects, members=self.members)
         # Of peers the target has other descriptions.
         tuner = replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, None, oracle)
         if self.expects and description.cost is None:
@@ -307,7 +311,12 @@ RECIPES |= {
     "validity_exhaustive_undescribed": DescribedRecipe(
         _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, listens=False
     ),
-    # The same, beginning with what the target estimates.
+    # The same with the mean of four models, and that without an oracle.
+    "validity_averaged": DescribedRecipe(
+        _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, members=4
+    ),
+    "averaged": DescribedRecipe(_exhaustive, members=4),
+    # One model, beginning with what the target estimates.
     "validity_expected": DescribedRecipe(
         _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, expects=True
     ),
@@ -334,10 +343,13 @@ def recipe(name: str, batch: int | None = None, initial: int | None = None) -> R
     Raises
     ------
     OptionError
-        If there is none of that name; the message lists those there are.
+        If there is none of that name; the message lists those there are. If a number is less than 1.
     """
     if name not in RECIPES:
         raise OptionError(f"unknown tuner {name!r}, {candidates(name, RECIPES)}")
+    for what, number in (("batch", batch), ("initial", initial)):
+        if number is not None and number < 1:
+            raise OptionError(f"{what} of tuner {name!r} is {number}; expected 1 or more configurations")
     row = RECIPES[name]
     return replace(row, batch=batch or row.batch, initial=initial or row.initial)
 

@@ -168,3 +168,32 @@ def test_without_an_expectation_the_plain_tuner_is_used_and_says_so(
     assert words in note
     plain = recipe("validity_exhaustive").tuner(GRID, 3, oracle=ball, description=description)
     assert tuner.suggest(10) == plain.suggest(10)
+
+
+def test_the_mean_of_several_models_is_predicted() -> None:
+    rng = np.random.default_rng(0)
+    vectors, unseen = GRID.vectors(np.arange(GRID.size)), GRID.random(rng, 30)
+    scores = 1.0 / (1.0 + vectors.sum(axis=1)) * ball(vectors)
+    one, four = DescribedModel(), DescribedModel(members=4)
+    for model in (one, four):
+        model.fit(model.features(GRID, vectors), scores)
+    features = one.features(GRID, unseen)
+    members = [row.inplace_predict(features, predict_type="margin") for row in four._booster.members]
+    assert len({tuple(row.tolist()) for row in members}) == 4
+    np.testing.assert_array_equal(members[0], one._booster.inplace_predict(features, predict_type="margin"))
+    # Those that work and those that do not are told apart by a mean of four, too.
+    odds = np.mean([row.inplace_predict(features, predict_type="margin") for row in four._works.members], axis=0)
+    expected = np.exp(four._level + np.mean(members, axis=0)) / (1.0 + np.exp(-odds))
+    np.testing.assert_allclose(four.predict(features), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("description", [None, described(1.0)])
+def test_averaged_tuners_have_four_models_with_and_without_a_description(
+    description: KernelDescription | None,
+) -> None:
+    for name, members in (("validity_averaged", 4), ("averaged", 4), ("exhaustive", 1)):
+        tuner = recipe(name).tuner(GRID, 3, oracle=ball, description=description)
+        assert isinstance(tuner.cost_model, DescribedModel)
+        assert tuner.cost_model.members == members
+        assert (tuner.validity is not None) == (name == "validity_averaged")
+    assert all(search(recipe("validity_averaged", 20, 20).tuner(GRID, 3, oracle=ball, description=description), 60))

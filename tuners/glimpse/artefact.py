@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import TuningError
+from tvm_ext.tuners.archives import DAMAGES, read_arrays
 from tvm_ext.tuners.glimpse.blueprint import Blueprint
 from tvm_ext.tuners.glimpse.ensemble import ValidityEnsemble
 from tvm_ext.tuners.glimpse.networks import Network
@@ -22,9 +21,6 @@ from tvm_ext.tuners.glimpse.networks import Network
 FORMAT = 1
 SHIPPED = {"vta.conv2d": "vta_conv2d.npz"}
 """Families that something was trained for, and its file; ``scripts/glimpse/train.py`` writes it."""
-
-DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,7 @@ class Artefact:
             If it cannot be read, is damaged, or of another format.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_arrays(path)
             about = json.loads(str(arrays["about"]))
             if about["format"] != FORMAT:
                 raise ValueError(f"format {about['format']}, expected {FORMAT}")

@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.errors import TvmExtError
+from tvm_ext.errors import OptionError, TvmExtError
 from tvm_ext.relax_utils import plain
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.pool import Fault, Worker, WorkerServer
@@ -85,6 +85,11 @@ class Measurer:
     overlap : bool, optional
         Whether the next batch is compiled while one is timed, for kernels on one thread; by default with four cores or
         more. With fewer, those left compile no faster than all do in turns.
+
+    Raises
+    ------
+    OptionError
+        If a number of workers or threads, a limit of time or of memory is not positive.
     """
 
     is_here = True
@@ -100,6 +105,16 @@ class Measurer:
         memory_bytes: int | None = 4 << 30,
         overlap: bool | None = None,
     ) -> None:
+        limits = {
+            "workers": workers,
+            "threads": threads,
+            "build_timeout": build_timeout,
+            "run_timeout": run_timeout,
+            "memory_bytes": memory_bytes,
+        }
+        for name, value in limits.items():
+            if value is not None and not value > 0:
+                raise OptionError(f"{name} of a measurer is {value}; expected a positive number")
         self.timing = timing or Timing()
         self.build_timeout, self.run_timeout = build_timeout, run_timeout
         self.threads = threads or physical_cores()

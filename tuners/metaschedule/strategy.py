@@ -17,7 +17,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
 from tvm_ext.backends.registry import backend_of
-from tvm_ext.errors import TuningError
+from tvm_ext.errors import TuningError, TvmExtWarning, warn
 from tvm_ext.schedules.rule import Cost, tunable_cost, tunable_with
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import Remake, TraceSpace
@@ -25,7 +25,7 @@ from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector
-from tvm_ext.tuners.tuner import LEAST_BATCH, Measurement, Tuner
+from tvm_ext.tuners.tuner import LEAST_BATCH, ErrorKind, Measurement, Tuner
 from tvm_ext.tuners.validity import Oracle
 
 FIRST_OF_SKETCH = 8
@@ -78,7 +78,8 @@ class TunerStrategy(PySearchStrategy):
     search_seconds, model_seconds : float
         What proposing candidates has taken, and what of it was training of cost models; known when the task has ended.
     notes : list of str
-        What the tuners have to say of the run, known when the task has ended.
+        What the tuners have to say of the run, known when the task has ended. Without a budget, in MetaSchedule's own
+        functions, they are warnings, too.
     """
 
     def __init__(
@@ -220,7 +221,11 @@ class TunerStrategy(PySearchStrategy):
     def post_tuning(self) -> None:
         """Let go of what belongs to the task."""
         self.model_seconds += sum(tuner.model_seconds for _, tuner in self.sketches)
-        self.notes += [note for _, tuner in self.sketches for note in tuner.notes]
+        notes = list(dict.fromkeys(note for _, tuner in self.sketches for note in tuner.notes))
+        self.notes += notes
+        if self.budget is None:  # in MetaSchedule's own functions nobody asks for the notes
+            for note in notes:
+                warn(note, TvmExtWarning)
         self.sketches, self._pending, self._seen = [], [], {}
         self.context = None  # it holds this strategy
 
@@ -303,12 +308,23 @@ class TunerStrategy(PySearchStrategy):
         for (number, vector), candidate, result in zip(pending, measure_candidates, results, strict=True):
             seconds = None if result.run_secs is None else median_seconds(result.run_secs)
             self._seen[tvm_ffi.structural_hash(candidate.sch.mod)] = seconds
-            self.sketches[number][1].update([Measurement(vector, seconds)])
+            kind = None if seconds is not None else error_kind(str(result.error_msg or ""))
+            self.sketches[number][1].update([Measurement(vector, seconds, kind)])
 
     def clone(self) -> TunerStrategy:
         """Give a strategy of the same recipe for another task."""
         options = (self.resume, self.store_features, self.first_batch, self.budget, self.peers)
         return TunerStrategy(self.recipe, self.seed, *options)
+
+
+def error_kind(message: str) -> ErrorKind | None:
+    """Tell from a message of a builder or runner, TVM's or ours, why a candidate has no time; None if it is unclear.
+
+    A candidate that is stopped may be slow, or the machine busy: that says nothing of whether it works.
+    """
+    if "took longer than" in message or "Timeout" in message:
+        return ErrorKind.TIMEOUT
+    return ErrorKind.BUILD if message.startswith(("compiling ", "LocalBuilder")) else None
 
 
 def median_seconds(seconds: Any) -> float | None:

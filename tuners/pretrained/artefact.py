@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,15 +14,13 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import MissingPackageError, TuningError
+from tvm_ext.tuners.archives import DAMAGES, read_arrays
 from tvm_ext.tuners.shared_model import Structure, structure
 from tvm_ext.tuners.space import ConfigSpace
 
 FORMAT = 1
 SHIPPED = "cpu_kernels.npz"
 """What ``scripts/pretrain.py`` writes, where it was made for this package."""
-
-DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,7 @@ class Pretrained:
             If XGBoost is not installed.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_arrays(path)
             about = json.loads(str(arrays["about"]))
             if about["format"] != FORMAT:
                 raise ValueError(f"format {about['format']}, expected {FORMAT}")
@@ -113,7 +108,9 @@ class Pretrained:
                 trained[kind] = Trained(speed, works, bool(row["costs"]))
             return cls(trained, about["notes"])
         except DAMAGES as error:
-            raise TuningError(f"{path}: no pretrained cost model can be read from it ({error})") from None
+            raise TuningError(
+                f"{path}: no pretrained cost model can be read from it ({error}); scripts/pretrain.py writes such files"
+            ) from None
 
 
 def _booster(stored: np.ndarray, digest: str) -> Any:

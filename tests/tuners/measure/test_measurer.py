@@ -16,6 +16,7 @@ import pytest
 import tvm
 
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.errors import OptionError
 from tvm_ext.tuners.measure import worker as worker_process
 from tvm_ext.tuners.measure.measurer import Candidate, Measurer, arguments_of, measure
 from tvm_ext.tuners.measure.worker import Timing
@@ -53,6 +54,13 @@ def _gone(process: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+@pytest.mark.parametrize("option", ["workers", "threads", "build_timeout", "run_timeout", "memory_bytes"])
+def test_limits_have_to_be_positive(option: str) -> None:
+    for value in (0, -1, float("nan")):
+        with pytest.raises(OptionError, match=f"{option} of a measurer is {value}; expected a positive number"):
+            Measurer(**{option: value})
 
 
 def test_equal_kernels_are_measured_once(measurer: Measurer) -> None:

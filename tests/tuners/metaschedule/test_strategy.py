@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ import tvm_ext.tuners
 from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul, ruled, tiled
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import OptionError, TvmExtWarning
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
-from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
+from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy, error_kind
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuners.tuner import ErrorKind
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +68,64 @@ def test_tune_tir(name: str, measurer: Measurer, tmp_path: Path) -> None:
     assert len(hashes) == len(records)  # no kernel is measured twice
     schedule = database.query_schedule(mod, native_target(), "main")
     assert schedule is not None
-    with pytest.raises(OptionError):
-        tvm_ext.tuners.strategy("no such tuner")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tuner": "no such tuner"}, "unknown tuner 'no such tuner'"),
+        ({"batch": 0}, "batch of tuner 'chameleon' is 0; expected 1 or more"),
+        ({"initial": -1}, "initial of tuner 'chameleon' is -1; expected 1 or more"),
+        ({"seed": -1}, "seed is -1; expected 0 or more"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        tvm_ext.tuners.strategy(**options)
+
+
+def test_what_a_tuner_has_to_say_is_a_warning_where_nobody_else_tells_it() -> None:
+    mod, space = ruled()
+    ((schedule,),) = [space.generate_design_space(mod)]
+    for budget, expected in ((None, 1), (Budget(4), 0)):
+        made = TunerStrategy(recipe("glimpse"), 0, budget=budget)._inst
+        made.mod = mod
+        made.pre_tuning(4, 4, [schedule])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made.post_tuning()
+        assert [row.category for row in caught] == [TvmExtWarning] * expected
+        assert ["the target says nothing of the kernel" in note for note in made.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("compiling took longer than 30 s and was stopped", ErrorKind.TIMEOUT),
+        ("running took longer than 10 s and was stopped", ErrorKind.TIMEOUT),
+        ("LocalRunner: Timeout, killed after 30 seconds", ErrorKind.TIMEOUT),
+        ("LocalBuilder: An exception occurred\nTraceback", ErrorKind.BUILD),
+        ("compiling took the worker process down: a crash, or more memory than it may have", ErrorKind.BUILD),
+        ("running CUDA: too many resources requested for launch", None),
+        ("", None),
+    ],
+)
+def test_why_a_candidate_has_no_time(message: str, kind: ErrorKind | None) -> None:
+    assert error_kind(message) == kind
+
+
+def test_candidates_that_are_stopped_do_not_contradict_an_oracle() -> None:
+    for message, valid in (("running took longer than 1 s and was stopped", 0), ("running failed", 6)):
+        mod, space = ruled()
+        (schedule,) = space.generate_design_space(mod)
+        made = TunerStrategy(recipe("validity", 8, 8), 0)._inst
+        made.mod = mod
+        made.pre_tuning(24, 6, [schedule])
+        candidates = made.generate_measure_candidates()
+        made.notify_runner_results(candidates, [ms.runner.RunnerResult(None, message) for _ in candidates])
+        ((_, tuner),) = made.sketches
+        assert len(tuner.measurements) == len(candidates) == 6
+        assert len(tuner.validity.measured) == valid
 
 
 def _replayed(mod: tvm.IRModule, record: ms.database.TuningRecord) -> tvm.IRModule:

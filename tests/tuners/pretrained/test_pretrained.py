@@ -124,6 +124,9 @@ def test_damaged_files_are_told(tmp_path: Path) -> None:
         Pretrained.load(path)
     with pytest.raises(TuningError, match="no pretrained cost model can be read"):
         Pretrained.load(tmp_path / "missing.npz")
+    (tmp_path / "text.npz").write_bytes(b"nothing")
+    with pytest.raises(TuningError, match=r"no archive of NumPy, \.npz\); scripts/pretrain\.py writes"):
+        Pretrained.load(tmp_path / "text.npz")
 
 
 def unseen(artefact: Pretrained | None, space: ConfigSpace):
