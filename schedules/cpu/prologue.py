@@ -190,8 +190,8 @@ def reader_of(func: PrimFunc) -> Reader | None:
     tvm_ffi.structural_walk(func.body, (SBlock, blocks.append))
     kinds = [str(block.annotations.get(KERNEL_ATTRIBUTE, "")) for block in blocks]
     anchor = next((at for at, kind in enumerate(kinds) if kind in ANCHORS), None)
-    if anchor is None:
-        return None
+    if anchor is None or any(kind.startswith("winograd") for kind in kinds):
+        return None  # what Winograd's algorithm multiplies is no operand of the kernel
     found = []
     for place, parameter in enumerate(func.params):
         readers = [at for at, block in enumerate(blocks) for region in block.reads if region.source.same_as(parameter)]

@@ -141,7 +141,9 @@ class _Trial:
         reader = self._readers[_name(second)]
         if func is None or reader is None:
             return None
-        scheduled = apply_rules(func, self._target, self._rules)
+        # Rules after the one that has to take it are not asked: they inline at length what was not made for them.
+        last = next(number for number, rule in enumerate(self._rules) if rule.name == reader.rule)
+        scheduled = apply_rules(func, self._target, self._rules[: last + 1])
         attributes = scheduled.attrs or {}
         if FAULT_ATTRIBUTE in attributes or attributes.get(RULE_ATTRIBUTE) != reader.rule:
             return None
