@@ -3,7 +3,8 @@
 Run: python scripts/bench_fusion.py [--quick] [--only NAME ...] [--part PART] [--json PATH]
 
 Part ``compiled``: kernel calls and bytes written of the zoo as pipelines compile it: TVM's default one, ours with TVM's
-fusion alone, ours, and ours with mapping types (:mod:`scripts.compiled_counts`). Part ``possible``: what the default
+fusion alone, ours, and ours with mapping types (:mod:`scripts.compiled_counts`). Part ``mapping``: ours and mapping
+types alone. Part ``possible``: what the default
 pipeline gains over TVM's fusion in it, of what could be gained. Part ``counts``, of another pipeline:
 
 A model is exported twice by torch's exporter that keeps every operator: with free dimensions, which gives the operators
@@ -37,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 import tvm
 from tvm import relax
 
-from scripts.compiled_counts import PIPELINES, compiled_row
+from scripts.compiled_counts import PIPELINES, compiled_row, mapping_row
 from scripts.fusion_latency import ABLATION, STAGES, ablation_row, latency_row, possible_row
 from scripts.fusion_summary import CNNS, TRANSFORMERS, summarise
 from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
@@ -57,7 +58,7 @@ from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants
 from tvm_ext.schedules import cpu
 
-PARTS = ("compiled", "counts", "possible", "latency")
+PARTS = ("compiled", "mapping", "counts", "possible", "latency")
 QUICK = ("c3d", "tinybert")
 CLEAN = [fold_batch_norm(), relax.transform.DeadCodeElimination(), fold_constants(), relax.transform.FoldConstant()]
 LOWER = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FoldConstant()]
@@ -193,6 +194,7 @@ def main() -> None:
     ablation = ["tinybert"] if arguments.quick else list(ABLATION)
     parts_of: dict[str, list[tuple[Callable[[str], dict[str, Any]], list[str]]]] = {
         "compiled": [(partial(compiled_row, pipelines=arguments.pipelines), zoo)],
+        "mapping": [(mapping_row, zoo)],
         "counts": [(study_row, study), (zoo_row, zoo)],
         "possible": [(possible_row, possible)],
         "latency": [(latency_row, measured), (ablation_row, ablation)],

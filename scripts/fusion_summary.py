@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from scripts.compiled_counts import summarise_compiled
+from scripts.compiled_counts import summarise_compiled, summarise_mapping
 from scripts.fusion_latency import DEPTHWISE, SHUFFLES
 from tests.zoo.nets import shape_graphs
 from tvm_ext.fusion.operator_graph import operator_graph
@@ -52,7 +52,7 @@ def summarise(rows: list[dict[str, Any]], stages: Sequence[str]) -> dict[str, An
         ratios = [row["ours_compile_seconds"] / row["fuse_ops_compile_seconds"] for row in possible]
         summary["fusion_compile_ratio"] = round(geometric_mean(ratios), 3)
         summary["fusion_compile_ratio_worst"] = round(max(ratios), 3)
-    summary |= summarise_compiled(rows)
+    summary |= summarise_compiled(rows) | summarise_mapping(rows)
     zoo = [row for row in rows if row["kind"] == "zoo" and "kernels" in row]
     if zoo:
         summary["zoo_models"] = len(zoo)

@@ -81,9 +81,10 @@ class PipelineOptions:
         Who decides which operators become one kernel. ``stock``: TVM's patterns; ``mapping-type``: a planner that
         combines operators by how their elements map to each other. Off by default: a few models get slower.
     fuse_profiles : str or Path, optional
-        File of measured latencies for the fusion ``mapping-type``. Blocks whose fusion pays only sometimes are measured
-        while the module is compiled, and noted there for the next time. Off by default: what is compiled then depends
-        on measurements.
+        File of measured latencies for the fusion ``mapping-type``. Blocks whose fusion pays only sometimes, and those
+        that TVM's patterns would make otherwise, are measured while the module is compiled, and noted there for the
+        next time; what is not measured is estimated by a model that the file corrects. Entries of another kind of
+        machine or version of this package are not used. Off by default: what is compiled then depends on measurements.
     prologues : bool
         Whether data-parallel kernels on a CPU are computed inside the convolutions that read them, while these copy
         their input, where that takes less time.
@@ -227,6 +228,8 @@ class PipelineOptions:
                 raise OptionError(f"option on_chip_memory needs memory='optimal', not {self.memory!r}")
         if self.patches == "always" and self.memory == "stock":
             raise OptionError("option patches='always' needs memory='arena' or 'optimal', not 'stock'")
+        if self.fuse_profiles is not None and self.fuse == "stock":
+            raise OptionError("option fuse_profiles needs fuse='mapping-type', not 'stock'")
         for name in self.disable:
             if name not in names:
                 raise OptionError(f"option disable: unknown phase {name!r}, {candidates(str(name), names)}")

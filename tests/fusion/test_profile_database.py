@@ -134,6 +134,7 @@ def test_a_crash_leaves_the_old_file(tmp_path: Path) -> None:
         b'{"format": 1, "entries": {"k": {"seconds": NaN, "source": "model"}}}',
         b'{"format": 1, "entries": {"k": {"seconds": 1, "source": "guess"}}}',
         b'{"format": 1, "entries": {"k": 3}}',
+        b'{"format": 1, "entries": {"k": {"seconds": 1, "source": "measured", "estimate": -1}}}',
         b'{"format": 1, "entries": []}',
     ],
 )
@@ -177,19 +178,49 @@ def test_without_a_file() -> None:
 
 def test_entries_of_another_version_are_measured_anew(tmp_path: Path) -> None:
     path = tmp_path / "profiles.json"
-    old = ProfileDatabase(path, "llvm", package="0.0.9", machine=lambda: "Zen 4, 2 cores")
+    old = ProfileDatabase(path, "llvm", package="0.0.9", machine="Zen 4, 2 cores")
     for members in ([0], [1]):
         old.note(GRAPH, members, 1.0)
     old.save()
-    new = ProfileDatabase(path, "llvm", package="0.1.0", machine=lambda: "Zen 5, 2 cores")
+    new = ProfileDatabase(path, "llvm", package="0.1.0", machine="Zen 4, 2 cores")
     assert new.measured(GRAPH, [0]) is None
     new.note(GRAPH, [0], 2.0)
     new.save()
     found = {entry["package"]: entry for entry in json.loads(path.read_text())["entries"].values()}
-    assert found["0.0.9"]["machine"] == "Zen 4, 2 cores", "what was not measured again stays"
-    assert (found["0.1.0"]["seconds"], found["0.1.0"]["machine"]) == (2.0, "Zen 5, 2 cores")
+    assert found["0.0.9"]["seconds"] == 1.0, "what was not measured again stays"
+    assert (found["0.1.0"]["seconds"], found["0.1.0"]["machine"]) == (2.0, "Zen 4, 2 cores")
     again = ProfileDatabase(path, "llvm", package="0.1.0")
     assert [again.measured(GRAPH, members) for members in ([0], [1])] == [2.0, None]
+
+
+def test_entries_of_another_machine_are_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    first = ProfileDatabase(path, "llvm", machine="Zen 4, 2 cores")
+    for members in ([0], [1]):
+        first.note(GRAPH, members, 1.0, 0.5)
+    first.save()
+    with pytest.warns(UserWarning, match=r"its 2 entries are of Zen 4, 2 cores, and this machine is Zen 5, 2 cores"):
+        second = ProfileDatabase(path, "llvm", machine="Zen 5, 2 cores")
+    assert second.measured(GRAPH, [0]) is None
+    assert not second.samples()
+    second.note(GRAPH, [0], 3.0, 0.5)
+    second.save()
+    assert len(json.loads(path.read_text())["entries"]) == 3, "they lie beside each other"
+    for machine, expected in (("Zen 4, 2 cores", [1.0, 1.0]), ("Zen 5, 2 cores", [3.0, None])):
+        found = ProfileDatabase(path, "llvm", machine=machine)
+        assert [found.measured(GRAPH, members) for members in ([0], [1])] == expected
+    assert ProfileDatabase(path, "llvm").measured(GRAPH, [1]) == 1.0, "where no machine is named any counts"
+
+
+def test_measured_blocks_are_samples_for_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    database = ProfileDatabase(path)
+    database.latency(GRAPH, [2])  # an estimate is none
+    database.note(GRAPH, [0], 3.0, 1.5)
+    database.note(GRAPH, [3], 1.0)  # what the model said is not known
+    database.save()
+    (sample,) = ProfileDatabase(path).samples()
+    assert (sample.kind, sample.estimate, sample.seconds) == ("reduction", 1.5, 3.0)
 
 
 def test_an_estimate_takes_the_place_of_another_versions_measurement(tmp_path: Path) -> None:

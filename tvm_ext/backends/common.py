@@ -12,6 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.algebra.relax.rewrite import rewrite_algebra
 from tvm_ext.backends.backend import Backend, PhasePasses
 from tvm_ext.database.tuned_schedules import tuned_schedules
+from tvm_ext.errors import TargetError
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.memory.relax.arena import arena
 from tvm_ext.memory.relax.isolate_concatenations import fuse_for_arena, isolate_concatenations
@@ -148,14 +149,29 @@ def fuse(
     grouped : Pass, optional
         What says which belong together, where that is not what the options ask for.
     """
+    merged = [relax.transform.FuseTIR(), *(behind or [])]
     if grouped is None and options.fuse == "stock":
         grouped = relax.transform.FuseOps()
     elif grouped is None:
-        grouped = fuse_by_mapping_types(rules=backend.rules, profiles=options.fuse_profiles)
-    fusion = [limit_recomputation(), traced_grouping(grouped), relax.transform.FuseTIR(), *(behind or [])]
+        runs_here = _runs_here(backend, target) if options.fuse_profiles is not None else True
+        grouped = fuse_by_mapping_types(
+            rules=backend.rules, profiles=options.fuse_profiles, behind=merged, runs_here=runs_here
+        )
+    fusion = [limit_recomputation(), traced_grouping(grouped), *merged]
     if options.memory == "arena":
         return [fuse_for_arena(fusion)]
     return [*([isolate_concatenations()] if options.memory == "optimal" else []), *fusion]
+
+
+def _runs_here(backend: Backend, target: tvm.target.Target) -> bool:
+    """Whether this machine runs and times kernels of a target."""
+    if not backend.runs_here or backend.check_here is None:
+        return False
+    try:
+        backend.check_here(target)
+    except TargetError:
+        return False
+    return True
 
 
 def schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -5,10 +5,14 @@ and how they are connected, the target, and the version of TVM. It was measured,
 measurement replaces an estimate, and never the other way round.
 
 Each entry says which version of this package and what kind of machine it is of. One of another version is not used, as
-kernels are scheduled differently there; it stays in the file until it is measured anew. The machine decides nothing: an
-entry counts for its target wherever a module is compiled for that, so that two machines compile the same code, and for
-no other target. Seconds are not carried over from one target to another either: what they would decide is which of two
-ways is faster, and a common factor says nothing about that.
+kernels are scheduled differently there; it stays in the file until it is measured anew. Nor is one of another kind of
+machine used where a machine is named; a file may hold entries of several beside each other. Where none is named, as
+for the entries that come with the package, an entry counts for its target wherever a module is compiled for that, so
+that two machines compile the same code, and for no other target. Seconds are not carried over from one target to
+another either: what they would decide is which of two ways is faster, and a common factor says nothing about that.
+
+A measured entry also says what the cost model said of the block, from which :class:`~tvm_ext.fusion.corrected_model.
+CorrectedModel` learns how far the model is off.
 
 The file is JSON. It is written to a temporary file first and then renamed, so that a crash leaves the old one; writers
 take turns by a lock and keep each other's entries. A file that cannot be read is moved aside, with a warning that says
@@ -25,12 +29,13 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tvm_ext.errors import OptionError, OutputError, TvmExtWarning, warn
+from tvm_ext.fusion.corrected_model import Sample, kind_of_block
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
@@ -43,12 +48,30 @@ _PATIENCE = 10.0  # seconds to wait for another process that writes
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of one block, and where they come from: version of this package, kind of machine (empty: not known)."""
+    """Seconds of one block, and where they come from.
+
+    Attributes
+    ----------
+    seconds : float
+    source : str
+    package, machine : str
+        Version of this package, and kind of machine; empty where not known.
+    kind : str
+        See :func:`tvm_ext.fusion.corrected_model.kind_of_block`; empty where not known.
+    estimate : float
+        Seconds that the cost model said of a measured block; 0 where not known.
+    """
 
     seconds: float
     source: Literal["measured", "model"]
     package: str = ""
     machine: str = ""
+    kind: str = ""
+    estimate: float = 0.0
+
+
+_Entries = dict[tuple[str, str], Profile]
+"""Profiles by key and kind of machine."""
 
 
 class ProfileDatabase:
@@ -68,8 +91,8 @@ class ProfileDatabase:
         Version of TVM; the installed one when not given.
     package : str
         Version of this package, whose entries count.
-    machine : callable
-        Names the kind of this machine, for new entries.
+    machine : str
+        The kind of this machine: entries of others do not count. Empty: entries of any machine do.
 
     Raises
     ------
@@ -85,7 +108,7 @@ class ProfileDatabase:
         model: Latency | None = None,
         version: str | None = None,
         package: str = "",
-        machine: Callable[[], str] = lambda: "",
+        machine: str = "",
     ) -> None:
         self.path = None if path is None else Path(path)
         if self.path is not None and self.path.is_dir():
@@ -94,8 +117,10 @@ class ProfileDatabase:
         self._measure = measure
         self._model = model or LinearModel().seconds
         self._package, self._machine = package, machine
-        self._entries = self._current({} if self.path is None else _read(self.path))
+        entries = {} if self.path is None else _read(self.path)
+        self._entries = self._current(entries)
         self._new: dict[str, Profile] = {}
+        self._warn_of_other_machines(entries)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -134,16 +159,39 @@ class ProfileDatabase:
         found = self._entries.get(self.key(graph, members))
         return found.seconds if found is not None and found.source == "measured" else None
 
-    def note(self, graph: OperatorGraph, members: Collection[int], seconds: float) -> None:
-        """Note the measured seconds of a block."""
+    def note(self, graph: OperatorGraph, members: Collection[int], seconds: float, estimate: float = 0.0) -> None:
+        """Note the measured seconds of a block, and what the cost model says of it, if that is known."""
         key = self.key(graph, members)
-        self._entries[key] = self._new[key] = self._profile(seconds, "measured")
+        found = self._profile(seconds, "measured")
+        self._entries[key] = self._new[key] = replace(found, kind=kind_of_block(graph, members), estimate=estimate)
+
+    def samples(self) -> list[Sample]:
+        """List the measured blocks of which it is known what the cost model said."""
+        return [
+            Sample(entry.kind, entry.estimate, entry.seconds)
+            for entry in self._entries.values()
+            if entry.source == "measured" and entry.estimate > 0 and entry.seconds > 0
+        ]
 
     def _profile(self, seconds: float, source: Literal["measured", "model"]) -> Profile:
-        return Profile(seconds, source, self._package, self._machine())
+        return Profile(seconds, source, self._package, self._machine)
 
-    def _current(self, entries: dict[str, Profile]) -> dict[str, Profile]:
-        return {key: entry for key, entry in entries.items() if entry.package == self._package}
+    def _current(self, entries: _Entries) -> dict[str, Profile]:
+        return {
+            key: entry
+            for (key, machine), entry in entries.items()
+            if entry.package == self._package and self._machine in ("", machine)
+        }
+
+    def _warn_of_other_machines(self, entries: _Entries) -> None:
+        others = sorted({machine for _, machine in entries} - {self._machine})
+        if self._machine and others and len(others) == len({machine for _, machine in entries}):
+            named = ", ".join(machine or "a machine that it does not name" for machine in others)
+            warn(
+                f"profile database {self.path}: its {len(entries)} entries are of {named}, and this machine is "
+                f"{self._machine}; they are not used, and what is measured here is noted beside them",
+                TvmExtWarning,
+            )
 
     def save(self) -> None:
         """Write new entries to the file, beside those that others have written meanwhile.
@@ -160,9 +208,9 @@ class ProfileDatabase:
             with _lock(self.path):
                 merged = _read(self.path)
                 for key, entry in self._new.items():
-                    known = merged.get(key)
+                    known = merged.get((key, entry.machine))
                     if entry.source == "measured" or known is None or known.package != self._package:
-                        merged[key] = entry
+                        merged[key, entry.machine] = entry
                 _write(self.path, merged)
         except OSError as error:
             raise OutputError(f"profile database: cannot write {self.path}: {error.strerror or error}") from None
@@ -184,7 +232,7 @@ def require_folder(path: str | Path) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, Profile]:
+def _read(path: Path) -> _Entries:
     """Read a file; one that is damaged is moved aside."""
     require_regular(path, OptionError)
     try:
@@ -199,7 +247,8 @@ def _read(path: Path) -> dict[str, Profile]:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        return {str(key): _profile(value) for key, value in data["entries"].items()}
+        found = {str(key): _profile(value) for key, value in data["entries"].items()}
+        return {(key.removesuffix(_of(entry.machine)), entry.machine): entry for key, entry in found.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return _moved_aside(path, str(error))
 
@@ -208,10 +257,19 @@ def _profile(value: Any) -> Profile:
     seconds = float(value["seconds"])
     if value["source"] not in ("measured", "model") or not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"an entry {value!r} is no latency")
-    return Profile(seconds, value["source"], str(value.get("package", "")), str(value.get("machine", "")))
+    estimate = float(value.get("estimate", 0.0))
+    if not (math.isfinite(estimate) and estimate >= 0):
+        raise ValueError(f"an entry {value!r} has no estimated latency")
+    package, machine, kind = (str(value.get(name, "")) for name in ("package", "machine", "kind"))
+    return Profile(seconds, value["source"], package, machine, kind, estimate)
 
 
-def _moved_aside(path: Path, reason: str) -> dict[str, Profile]:
+def _of(machine: str) -> str:
+    """End the key of an entry in a file, so that entries of several machines lie beside each other."""
+    return f" | {machine}"
+
+
+def _moved_aside(path: Path, reason: str) -> _Entries:
     aside = next(
         name for number in range(1, 10_000) if not (name := path.with_name(f"{path.name}.damaged{number}")).exists()
     )
@@ -224,11 +282,9 @@ def _moved_aside(path: Path, reason: str) -> dict[str, Profile]:
     return {}
 
 
-def _write(path: Path, entries: dict[str, Profile]) -> None:
-    data = {
-        "format": FORMAT,
-        "entries": {key: vars(entry) for key, entry in sorted(entries.items())},
-    }
+def _write(path: Path, entries: _Entries) -> None:
+    named = {key + _of(machine) if machine else key: vars(entry) for (key, machine), entry in entries.items()}
+    data = {"format": FORMAT, "entries": dict(sorted(named.items()))}
     with temporary_file(path.parent, path.name) as partial:
         with partial.open("w", encoding="utf-8") as file:
             json.dump(data, file, indent=0)

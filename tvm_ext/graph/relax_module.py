@@ -134,6 +134,11 @@ class ModuleReader:
         return self._is_pure[op.name]
 
 
+def is_view(func: tvm.tirx.PrimFunc) -> bool:
+    """Whether a kernel keeps the elements of its operand as they lie, as a reshape does."""
+    return _reshaped(func) is not None
+
+
 def _reshaped(func: Any) -> int | None:
     # The analysis takes functions made of blocks only.
     if not isinstance(func.body, SBlockRealize) or not relax.analysis.has_reshape_pattern(func):

@@ -20,6 +20,7 @@ from tvm_ext.fusion.operator_graph import operator_graph
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.relax.check import BlockCheck
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types, kernel_mappings, kernel_tails
+from tvm_ext.fusion.relax.trials import TrialSchedules
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import from_relax
 from tvm_ext.options import PipelineOptions
@@ -117,7 +118,7 @@ def test_the_settled_plan_is_a_plan() -> None:
     mod = relax.transform.LegalizeOps()(build(make, (32, 48), (32, 48)))
     graph = from_relax(mod)
     operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
-    plan = BlockCheck(mod, cpu.RULES, TARGET).settle(plan_fusion(operators), operators, mod["main"])
+    plan = BlockCheck(mod, TrialSchedules(cpu.RULES), TARGET).settle(plan_fusion(operators), operators, mod["main"])
     verify_plan(plan, operators)
 
 

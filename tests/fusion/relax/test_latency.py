@@ -22,6 +22,7 @@ from tvm_ext.fusion.relax import latency as fusion_latency
 from tvm_ext.fusion.relax.check import BlockCheck
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types, kernel_mappings, kernel_tails
 from tvm_ext.fusion.relax.latency import BlockLatencies, kernel_seconds
+from tvm_ext.fusion.relax.trials import TrialSchedules
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import from_relax
 from tvm_ext.schedules import cpu
@@ -76,7 +77,7 @@ def test_a_block_is_cut_up_where_its_parts_are_faster(
         return 1e-3 if set(members) in pieces else whole_seconds
 
     monkeypatch.setattr(latencies, "seconds", seconds)
-    settled = BlockCheck(mod, cpu.RULES, TARGET, latencies).settle(plan, operators, mod["main"])
+    settled = BlockCheck(mod, TrialSchedules(cpu.RULES), TARGET, latencies).settle(plan, operators, mod["main"])
     verify_plan(settled, operators)
     assert len(settled.blocks) == blocks
 
@@ -157,3 +158,50 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
         with TARGET:
             pipeline(lowered())
     assert not (tmp_path / "mistyped").exists()
+
+
+def test_nothing_is_measured_for_a_target_that_does_not_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(fusion_latency, "kernel_seconds", None)
+    path = tmp_path / "profiles.json"
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "riscv64-unknown-linux-gnu", "mcpu": "generic-rv64"})
+    pipeline = relax.get_pipeline("tvm_ext", fuse="mapping-type", fuse_profiles=path)
+    with target:
+        pipeline(build(normalised, (16, 40)))
+    assert not path.exists()
+    assert not [item for item in recwarn.list if "profile" in str(item.message)]
+
+
+def test_measured_blocks_correct_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profiles.json"
+    monkeypatch.setattr(fusion_latency, "kernel_seconds", lambda _kernel, _target: 1.0)
+    fused(path)
+    noted = entries(path).values()
+    assert all(entry["estimate"] > 0 and entry["kind"] for entry in noted)  # type: ignore[operator]
+    mod = lowered()
+    graph = from_relax(mod)
+    operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
+    plain, corrected = BlockLatencies(TARGET), BlockLatencies(TARGET, path)
+    for index in range(len(operators)):
+        assert corrected.estimate(operators, {index}) > 1000 * plain.estimate(operators, {index})
+
+
+def test_profiles_of_another_machine_are_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    fused(path)
+    data = json.loads(path.read_text())
+    here = next(iter(data["entries"].values()))["machine"]
+    moved = {
+        key.removesuffix(here) + "Abacus, 1 core": entry | {"machine": "Abacus, 1 core"}
+        for key, entry in data["entries"].items()
+    }
+    path.write_text(json.dumps(data | {"entries": moved}))
+    with pytest.warns(UserWarning, match=r"profile database .* are of Abacus, 1 core, and this machine is .*not used"):
+        fused(path)
+    assert set(entries(path)) == set(moved) | set(data["entries"])
+
+
+def test_profiles_need_the_fusion_that_reads_them(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="option fuse_profiles needs fuse='mapping-type', not 'stock'"):
+        relax.get_pipeline("tvm_ext", fuse_profiles=tmp_path / "profiles.json")

@@ -123,7 +123,8 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     chosen = Choices.of(options.work_dir)
     fuse = chosen.decide(FUSE, get_args(Fuse), options.fuse)
     with_prologues = chosen.decide(PROLOGUES, ("on", "off"), "on" if options.prologues else "off") == "on"
-    options = replace(options, fuse=cast(Fuse, fuse), prologues=with_prologues)
+    profiles = options.fuse_profiles if fuse == "mapping-type" else None
+    options = replace(options, fuse=cast(Fuse, fuse), fuse_profiles=profiles, prologues=with_prologues)
     # Where memory is what counts, a kernel may take a tenth longer than those that it takes the place of.
     slower = 1.1 if options.memory == "optimal" else 1.0
     rules = backend.rules

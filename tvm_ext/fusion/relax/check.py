@@ -10,9 +10,7 @@ operators move between all blocks once more, as far as the rules go along: a pie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tvm
@@ -27,8 +25,8 @@ from tvm_ext.fusion.plan import FusionPlan, plan_of_blocks, removable_operators
 from tvm_ext.fusion.refinement import refine_plan
 from tvm_ext.fusion.relax.groups import group_function, is_kernel_call, variables_of
 from tvm_ext.fusion.relax.latency import BlockLatencies
+from tvm_ext.fusion.relax.trials import Scheduled, TrialSchedules
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
-from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, ScheduleRule, apply_rules
 
 SCRATCH_BYTES = 64 * 1024
 """What a kernel may keep for itself: it stays in the caches next to a core."""
@@ -39,24 +37,6 @@ MARGIN = 1.1
 SLOW_RULES = ("", "cpu.fallback")
 """No rule, and the rule for what has no form: each of its blocks runs through all its data on its own."""
 
-_ALLOCATE = tvm.transform.Sequential(
-    [
-        s_tir.transform.LowerInitBlock(),
-        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-        s_tir.transform.ConvertBlocksToOpaque(),
-        s_tir.transform.CompactBufferAllocation(),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """How the rules did a kernel: which one took it, whether one failed, and the bytes it keeps for itself."""
-
-    rule: str
-    failed: bool
-    nbytes: int
-
 
 class BlockCheck:
     """Tells which blocks of a module the rules do well.
@@ -65,7 +45,8 @@ class BlockCheck:
     ----------
     mod : tvm.IRModule
         With the kernels.
-    rules : sequence of ScheduleRule
+    trials : TrialSchedules
+        What the schedule rules make of kernels.
     target : tvm.target.Target
     latencies : BlockLatencies, optional
         Measured times: a block with a combination that the table makes depend on them is cut up where that is faster.
@@ -74,15 +55,20 @@ class BlockCheck:
     def __init__(
         self,
         mod: tvm.IRModule,
-        rules: Sequence[ScheduleRule],
+        trials: TrialSchedules,
         target: tvm.target.Target,
         latencies: BlockLatencies | None = None,
     ) -> None:
-        self._mod, self._rules, self._target, self._latencies = mod, rules, target, latencies
+        self._mod, self._trials, self._target, self._latencies = mod, trials, target, latencies
         self._known: dict[Any, Scheduled | None] = {}
 
     def settle(
-        self, plan: FusionPlan, graph: OperatorGraph, func: Any, limits: BlockLimits | None = None
+        self,
+        plan: FusionPlan,
+        graph: OperatorGraph,
+        func: Any,
+        limits: BlockLimits | None = None,
+        given: Collection[Collection[int]] = (),
     ) -> FusionPlan:
         """Cut up the blocks of a plan that the rules do not do well, and join the pieces with their neighbours.
 
@@ -95,14 +81,18 @@ class BlockCheck:
             The function as it was planned.
         limits : BlockLimits, optional
             Of the blocks, as they were planned.
+        given : collection of collections of int
+            Blocks that would be kernels anyway, of which the rules need not be asked.
         """
-        bindings = [binding for block in func.body.blocks for binding in block.bindings]
-        uses = Counter(variable for binding in bindings for variable in variables_of(binding))
-        uses.update(relax.analysis.free_vars(func.body.body))
-        calls = {index: bindings[operator.node] for index, operator in enumerate(graph.operators)}
+        calls, uses = _calls(graph, func)
+        known = set(map(frozenset, given))
         blocks: list[Collection[int]] = []
         for block in plan.blocks:
-            if len(block.operators) < 2 or not all(is_kernel_call(calls[index]) for index in block.operators):
+            if (
+                len(block.operators) < 2
+                or frozenset(block.operators) in known
+                or not all(is_kernel_call(calls[index]) for index in block.operators)
+            ):
                 blocks.append(block.operators)
                 continue
             blocks += self._parts(graph, {index: calls[index] for index in block.operators}, uses)
@@ -111,13 +101,26 @@ class BlockCheck:
             return plan
 
         def accepts(part: Collection[int]) -> bool:
-            return len(part) == 1 or (
+            if len(part) == 1 or frozenset(part) in known:
+                return True
+            return (
                 all(is_kernel_call(calls[index]) for index in part)
                 and self._is_well_done(graph, part, calls, uses)
                 and len(self._faster(graph, set(part), calls, uses)) == 1
             )
 
         return refine_plan(settled, graph, limits or BlockLimits(graph), accepts)
+
+    def measured(self, graph: OperatorGraph, func: Any) -> Callable[[Collection[int]], float | None]:
+        """Give what tells the measured seconds of a block of a function, or measures them; None where it cannot."""
+        calls, uses = _calls(graph, func)
+
+        def seconds(part: Collection[int]) -> float | None:
+            if self._latencies is None or not all(is_kernel_call(calls[index]) for index in part):
+                return None
+            return self._seconds(graph, part, calls, uses)
+
+        return seconds
 
     def _parts(self, graph: OperatorGraph, members: dict[int, Any], uses: Counter[Any]) -> list[set[int]]:
         """Give the first way to cut up a block of which the rules do every part well."""
@@ -155,7 +158,7 @@ class BlockCheck:
         def scheduled() -> Any:
             calls = [bindings[index] for index in sorted(part)]
             kernel = merged_kernel(self._mod, calls, _read_by_others(calls, uses))
-            return None if kernel is None else apply_rules(kernel, self._target, self._rules)
+            return None if kernel is None else self._trials.scheduled(kernel, self._target).kernel
 
         assert self._latencies is not None
         return self._latencies.seconds(graph, part, scheduled)
@@ -195,11 +198,15 @@ class BlockCheck:
 
     def _schedule(self, calls: Sequence[Any], read_by_others: Collection[Any]) -> Scheduled | None:
         kernel = merged_kernel(self._mod, calls, read_by_others)
-        if kernel is None:
-            return None
-        func = apply_rules(kernel, self._target, self._rules)
-        attributes = func.attrs or {}
-        return Scheduled(str(attributes.get(RULE_ATTRIBUTE, "")), FAULT_ATTRIBUTE in attributes, allocated_bytes(func))
+        return None if kernel is None else self._trials.scheduled(kernel, self._target)
+
+
+def _calls(graph: OperatorGraph, func: Any) -> tuple[dict[int, Any], Counter[Any]]:
+    """Give the bindings of operators, and how often each variable of a function is read."""
+    bindings = [binding for block in func.body.blocks for binding in block.bindings]
+    uses = Counter(variable for binding in bindings for variable in variables_of(binding))
+    uses.update(relax.analysis.free_vars(func.body.body))
+    return {index: bindings[operator.node] for index, operator in enumerate(graph.operators)}, uses
 
 
 def merged_kernel(mod: tvm.IRModule, calls: Sequence[Any], read_by_others: Collection[Any]) -> Any:
@@ -280,18 +287,3 @@ def signature(calls: Sequence[Any], read_by_others: Collection[Any]) -> tuple[An
         )
         described.append((binding.value.args[0].name_hint, operands, binding.var in read_by_others))
     return tuple(described)
-
-
-def allocated_bytes(func: Any) -> int:
-    """Count the bytes that a kernel allocates, after each tensor has shrunk to what is in use at once."""
-    total = [0]
-
-    def note(block: Any) -> None:
-        for buffer in block.alloc_buffers:
-            if all(isinstance(extent, tirx.IntImm) for extent in buffer.ty.shape):
-                bits = tvm.DataType(str(buffer.ty.dtype)).bits
-                total[0] += prod(int(extent) for extent in buffer.ty.shape) * bits // 8
-
-    lowered = _ALLOCATE(tvm.IRModule({"main": func}))["main"]
-    tvm_ffi.structural_walk(lowered.body, (s_tir.SBlock, note))
-    return total[0]

@@ -9,7 +9,8 @@ written by hand are fused as well. Kernels with several results, or with symboli
 
 Where schedule rules are given they have the last word: a block that they do not schedule as well as its parts is cut
 up again (:mod:`tvm_ext.fusion.relax.check`). What comes out is compared with TVM's FuseOps, piece by piece: its blocks
-are taken where ours would be more kernels, write more, or take longer by the machine model.
+are taken where ours would be more kernels, write more, or take longer. Then the passes that merge kernels once more run
+on the module with the pieces of ours and on the one without; what would make the module that runs worse is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from tvm_ext.fusion.cost_model import LinearModel
@@ -28,8 +30,10 @@ from tvm_ext.fusion.preference import prefer
 from tvm_ext.fusion.profile_database import require_folder
 from tvm_ext.fusion.relax.check import BlockCheck, annotated_kernels
 from tvm_ext.fusion.relax.fuse_ops import fuse_ops_groups
-from tvm_ext.fusion.relax.groups import Grouper, is_kernel_call
+from tvm_ext.fusion.relax.groups import is_kernel_call
+from tvm_ext.fusion.relax.kept_pieces import PlannedFunction, grouped_module, kinds_worth_keeping
 from tvm_ext.fusion.relax.latency import BlockLatencies
+from tvm_ext.fusion.relax.trials import TrialSchedules
 from tvm_ext.fusion.verifier import verify_plan
 from tvm_ext.graph import DataflowGraph
 from tvm_ext.graph.mapping_types import Mapping, MappingType
@@ -45,6 +49,8 @@ def fuse_by_mapping_types(
     latency: Latency | None = None,
     rules: Sequence[ScheduleRule] = (),
     profiles: str | Path | None = None,
+    behind: Sequence[tvm.transform.Pass] = (),
+    runs_here: bool = True,
 ) -> tvm.transform.Pass:
     """Make the pass.
 
@@ -57,8 +63,13 @@ def fuse_by_mapping_types(
     rules : sequence of ScheduleRule
         What schedules the kernels, for the current target; blocks that they do badly are cut up again.
     profiles : str or Path, optional
-        File of measured latencies. Blocks that the combination table makes depend on them are measured when they are
-        not in it, and noted. Without a file only the entries that come with the package count.
+        File of measured latencies. Blocks that the combination table makes depend on them, and those that TVM's fusion
+        would make otherwise, are measured when they are not in it, and noted; and the model of all others is corrected
+        by them. Without a file only the entries that come with the package count.
+    behind : sequence of Pass
+        What makes kernels of the groups and merges these once more. Without any the groups alone are compared.
+    runs_here : bool
+        Whether this machine runs code of the target; where it does not, nothing is measured.
 
     Raises
     ------
@@ -68,40 +79,42 @@ def fuse_by_mapping_types(
     if profiles is not None:
         require_folder(profiles)
 
+    # A pipeline may fuse a module twice, with concatenations apart and without.
+    trials = TrialSchedules(rules)
+    known: dict[tuple[int, tuple[int, ...]], Mapping] = {}
+
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FuseByMappingTypes")
     def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         mod = relax.transform.CanonicalizeBindings()(mod)  # an alias may not stand between two members of a block
         mod = _with_simple_indices(mod)
-        builder = relax.BlockBuilder(mod)
+        reader = ModuleReader(mod)  # functions that others call are read once
         check = latencies = None
         seconds = latency
         if rules:
             target = tvm.target.Target.current(allow_none=False)
-            seconds = latency or LinearModel.of(machine_of(target)).seconds
-            latencies = BlockLatencies(target, profiles)
-            check = BlockCheck(mod, rules, target, latencies)
-        reader = ModuleReader(mod)  # functions that others call are read once
+            latencies = BlockLatencies(target, profiles, LinearModel.of(machine_of(target)).seconds, runs_here)
+            seconds = latency or latencies.estimate
+            check = BlockCheck(mod, trials, target, latencies)
+        planned = []
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
                 graph = reader.graph(variable.name_hint)
-                operators = operator_graph(graph, kernel_mappings(mod, graph), kernel_tails(mod, graph))
+                operators = operator_graph(graph, kernel_mappings(mod, graph, known), kernel_tails(mod, graph))
                 plan = plan_fusion(operators, options, seconds)
+                by_tvm: list[list[int]] = []
                 if check is not None:
                     limits = BlockLimits(operators, options, seconds)
-                    plan = check.settle(plan, operators, func, limits)
-                    verify_plan(plan, operators)
                     by_tvm = _groups_of_tvm(mod, func, operators)
-                    plan = prefer(plan, by_tvm, operators, limits.seconds)
-                    verify_plan(plan, operators, given=by_tvm)
-                else:
+                    plan = check.settle(plan, operators, func, limits, by_tvm)
                     verify_plan(plan, operators)
-                nodes = [[operators.operators[index].node for index in block.operators] for block in plan.blocks]
-                fused = Grouper(builder, func, nodes).function()
-                if fused is not None:
-                    builder.update_func(variable, fused)
+                    measured = check.measured(operators, func)
+                    plan = prefer(plan, by_tvm, operators, limits.seconds, measured)
+                verify_plan(plan, operators, given=by_tvm)
+                planned.append(PlannedFunction(variable, func, operators, plan, by_tvm))
         if latencies is not None:
             latencies.save()
-        return builder.finalize()
+        kinds = None if check is None or not behind else kinds_worth_keeping(mod, planned, behind)
+        return grouped_module(mod, planned, kinds)
 
     return _fuse
 
@@ -115,16 +128,19 @@ def _groups_of_tvm(mod: tvm.IRModule, func: relax.Function, graph: OperatorGraph
 
 
 def _with_simple_indices(mod: tvm.IRModule) -> tvm.IRModule:
+    """Simplify indices, but of kernels that are annotated with what they compute: passes know these by their form."""
     mod = mod.clone()
     for variable, func in mod.functions_items():
-        if isinstance(func, tvm.tirx.PrimFunc):
+        if isinstance(func, tvm.tirx.PrimFunc) and not annotated_kernels(func):
             simplified = simplify_indices(func)
             if not simplified.same_as(func):
                 mod.update_func(variable, simplified)
     return mod
 
 
-def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mapping]:
+def kernel_mappings(
+    mod: tvm.IRModule, graph: DataflowGraph, known: dict[tuple[int, tuple[int, ...]], Mapping] | None = None
+) -> dict[int, Mapping]:
     """Derive the mapping types of all calls of kernels in a function.
 
     Parameters
@@ -133,6 +149,8 @@ def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mappin
         Where the kernels are.
     graph : DataflowGraph
         The function.
+    known : dict, optional
+        Types by structure of kernels, read and added to.
 
     Returns
     -------
@@ -141,7 +159,8 @@ def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mappin
     """
     functions = {variable.name_hint: func for variable, func in mod.functions_items()}
     opaque_pattern = 8  # what TVM's annotation calls opaque, and other passes mark to be left alone
-    known: dict[tuple[str, tuple[int, ...]], Mapping] = {}
+    known = {} if known is None else known
+    hashes: dict[str, int] = {}
     found: dict[int, Mapping] = {}
     for node in graph.nodes:
         kernel = functions.get(node.callee)
@@ -151,7 +170,9 @@ def kernel_mappings(mod: tvm.IRModule, graph: DataflowGraph) -> dict[int, Mappin
                 for position, name in enumerate(node.operands)
                 if graph.tensors[name].kind in ("constant", "input")
             )
-            key = node.callee, given
+            if node.callee not in hashes:
+                hashes[node.callee] = int(tvm_ffi.structural_hash(kernel))
+            key = hashes[node.callee], given
             if key not in known:
                 known[key] = prim_func_mapping(kernel, given)
             is_plain = node.op == "call_tir" and len(node.outputs) == 1 and not _symbolic(graph, node.outputs[0])

@@ -1,7 +1,9 @@
-"""Latencies of blocks, measured where no measurement is on record: the yellow cells of the combination table.
+"""Latencies of blocks, measured where no measurement is on record.
 
-A block is compiled as the pipeline compiles it, run on random data, and its time noted in a
-:class:`~tvm_ext.fusion.profile_database.ProfileDatabase`. Entries for common models come with the package; they count
+Measured are the yellow cells of the combination table, and blocks that TVM's fusion would make otherwise. A block is
+compiled as the pipeline compiles it, run on random data, and its time noted in a
+:class:`~tvm_ext.fusion.profile_database.ProfileDatabase`, with what the cost model said of it: that corrects the model
+for what was not measured. Entries for common models come with the package; they count
 for the target they were measured for, and for other targets only what is measured for them.
 """
 
@@ -16,6 +18,9 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvm_ext.fusion.corrected_model import CorrectedModel
+from tvm_ext.fusion.cost_model import LinearModel
+from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.fusion.profile_database import ProfileDatabase
 from tvm_ext.passes.vector_code import vector_code
@@ -38,13 +43,36 @@ class BlockLatencies:
     target : tvm.target.Target
     path : str or Path, optional
         File of measured latencies, read and added to. Without one nothing is measured.
+    model : callable, optional
+        Estimates the seconds of a block; a linear model when not given.
+    runs_here : bool
+        Whether this machine runs code of the target. Where it does not, nothing is measured, and entries of the file
+        count whatever machine they are of: they were measured where the module is to run.
     """
 
-    def __init__(self, target: tvm.target.Target, path: str | Path | None = None) -> None:
-        self._target = target
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        path: str | Path | None = None,
+        model: Latency | None = None,
+        runs_here: bool = True,
+    ) -> None:
+        self._target, self._runs_here = target, runs_here
         name = _target_name(target)
         self._shipped = ProfileDatabase(SHIPPED if SHIPPED.is_file() else None, name, package=__version__)
-        self._own = None if path is None else ProfileDatabase(path, name, package=__version__, machine=_machine_kind)
+        kind = machine_kind(machine()) if path is not None and runs_here else ""
+        self._own = None if path is None else ProfileDatabase(path, name, package=__version__, machine=kind)
+        self._model = CorrectedModel(model or LinearModel().seconds, self._own.samples() if self._own else ())
+
+    @property
+    def measures(self) -> bool:
+        """Whether blocks of which nothing is on record are measured."""
+        return self._own is not None and self._runs_here
+
+    def estimate(self, graph: OperatorGraph, members: Collection[int]) -> float:
+        """Give the seconds of a block: measured ones of the file, or those of the corrected model."""
+        found = None if self._own is None else self._own.measured(graph, members)
+        return self._model.seconds(graph, members) if found is None else found
 
     def seconds(self, graph: OperatorGraph, members: Collection[int], kernel: Any) -> float | None:
         """Find the seconds of a block, or measure them; None when they are not known and nothing is to be measured.
@@ -61,11 +89,11 @@ class BlockLatencies:
             found = database.measured(graph, members)
             if found is not None:
                 return found
-        func = kernel() if self._own is not None else None
+        func = kernel() if self.measures else None
         if func is None or self._own is None:
             return None
         measured = kernel_seconds(func, self._target)
-        self._own.note(graph, members, measured)
+        self._own.note(graph, members, measured, self._model.estimate(graph, members))
         return measured
 
     def save(self) -> None:
@@ -97,10 +125,6 @@ def _random(generator: np.random.Generator, ty: Any) -> np.ndarray:
     if dtype.startswith("float"):
         return generator.uniform(0.5, 1.5, shape).astype(dtype)
     return np.zeros(shape, dtype)  # indices, which must stay in range, and flags
-
-
-def _machine_kind() -> str:
-    return machine_kind(machine())
 
 
 def _target_name(target: tvm.target.Target) -> str:

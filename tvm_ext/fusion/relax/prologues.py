@@ -22,9 +22,8 @@ from tvm import relax, tirx
 from tvm_ext.fusion.prologue_plan import Step, plan_prologues, verify_prologues
 from tvm_ext.fusion.relax.check import merged_kernel
 from tvm_ext.fusion.relax.groups import variables_of
+from tvm_ext.fusion.relax.module_effort import is_planned_away
 from tvm_ext.graph.origins import with_origins, words_of
-from tvm_ext.memory.relax.graph import ALIGNMENT
-from tvm_ext.memory.relax.kernel_access import kernel_access
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.prologue import (
@@ -154,10 +153,7 @@ class _Trial:
         key = self._hash(binding)
         if key not in self._known.costs:
             func = self._mod[binding.value.args[0]]
-            access = kernel_access(func)
-            is_free = access.slices or (access.parts and all(offset % ALIGNMENT == 0 for offset in access.parts))
-            # A concatenation is planned away where its operands can be written into its result.
-            self._known.costs[key] = None if is_free else pointwise_cost(func, self._machine)
+            self._known.costs[key] = None if is_planned_away(func) else pointwise_cost(func, self._machine)
         return self._known.costs[key]
 
     def _hash(self, binding: Any) -> int:
