@@ -268,7 +268,9 @@ def memory_row(name: str) -> dict[str, Any]:
     for engine in ENGINES:
         command = [sys.executable, __file__, "--worker", f"{engine}:{name}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        row[engine] = int(done.stdout.split()[-1]) if done.returncode == 0 else None
+        found = [int(word) for word in done.stdout.split()[-2:]] if done.returncode == 0 else [None, None]
+        row[engine] = found[1]
+        row["results"] = found[0] or row.get("results")
     plans = arena_plans(case)
     row |= {"arenas": len(plans), "plan_over_live": max((max(plan["ratios"]) for plan in plans), default=1.0)}
     print(row, flush=True)
@@ -285,7 +287,7 @@ def arena_plans(case: DynamicModel) -> list[dict[str, Any]]:
 
 
 def worker(what: str) -> int:
-    """Print the bytes that runs of one model in one engine take at their peak, beside what was there before.
+    """Print the bytes of a model's results, and those that runs in one engine take at their peak beside what was there.
 
     Before them the model runs once at its smallest sizes: TVM's engines write machine code then, which takes 50 MB.
     """
@@ -302,8 +304,8 @@ def worker(what: str) -> int:
         main = stock_main(case)
         if main is None:
             return 1
-        tensors = {id(feeds): [tvm.runtime.tensor(array) for array in feeds.values()] for feeds in (small, large)}
-        run = lambda feeds: main(*tensors[id(feeds)])  # noqa: E731
+        given = {id(feeds): [tvm.runtime.tensor(array) for array in feeds.values()] for feeds in (small, large)}
+        run = lambda feeds: main(*given[id(feeds)])  # noqa: E731
     else:
         model = tvm_ext.compile(case.model, dynamic=case.dynamic)
         run = model.run
@@ -313,8 +315,10 @@ def worker(what: str) -> int:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak so far is forgotten
     before = status_bytes("VmRSS")
     for _ in range(3):
-        run(large)
-    print(status_bytes("VmHWM") - before)
+        found = run(large)
+    peak = status_bytes("VmHWM") - before
+    results = list(found.values()) if isinstance(found, dict) else tensors(found) if engine == "tvm" else found
+    print(sum(int(np.prod(result.shape)) * np.dtype(str(result.dtype)).itemsize for result in results), peak)
     return 0
 
 
@@ -327,13 +331,14 @@ def status_bytes(field: str) -> int:
 def memory_summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Take geometric means."""
 
-    def mean(other: str) -> float:
-        ratios = [np.log(row[other] / row["tvm_ext"]) for row in rows if row[other] and row["tvm_ext"]]
+    def mean(other: str, ours: str = "tvm_ext") -> float:
+        ratios = [np.log(row[other] / row[ours]) for row in rows if row[other] and row[ours]]
         return round(float(np.exp(np.mean(ratios))), 4) if ratios else 0.0
 
     return {
         "memory_vs_onnxruntime": mean("onnxruntime"),
         "memory_vs_tvm": mean("tvm"),
+        "results_alone_vs_tvm": mean("tvm", "results"),
         "memory_models": len(rows),
         "plan_over_live": round(max(row["plan_over_live"] for row in rows), 4),
         "planned_arenas": sum(row["arenas"] for row in rows),

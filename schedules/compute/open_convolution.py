@@ -197,6 +197,34 @@ def phases_to_image(data: te.Tensor, scales: Sequence[int]) -> te.Tensor:
     )
 
 
+def channels_to_image(data: te.Tensor, scales: Sequence[int], channels: int) -> te.Tensor:
+    """Put the phases of an enlarged image of few channels where they belong.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        Shape ``(N, ceil(SH * SW * C / v), H, W, v)``, the channels of a phase side by side.
+    scales : sequence of int
+        ``SH, SW``.
+    channels : int
+        ``C``.
+
+    Returns
+    -------
+    te.Tensor
+        Shape ``(N, C, H * SH, W * SW, 1)``: a plane for each channel.
+    """
+    batch, _, height, width, block = extents(data)
+    tall, wide = scales
+
+    def element(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, _lane: tirx.Var) -> Expr:
+        number = (y % tall * wide + x % wide) * channels + c
+        return data[n, number // block, y // tall, x // wide, number % block]
+
+    shape = (batch, channels, simple(height * tall), simple(width * wide), 1)
+    return te.compute(shape, element, name="channels_to_image")
+
+
 def _taps(kernel: Sequence[int]) -> list[Any]:
     return [te.reduce_axis((0, extent), f"k{axis}") for extent, axis in zip(kernel, "dhw"[-len(kernel) :], strict=True)]
 

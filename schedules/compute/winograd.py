@@ -10,94 +10,15 @@ Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from fractions import Fraction
-from functools import cache
-from itertools import product
+from collections.abc import Sequence
 
-import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, PARTS_ATTRIBUTE, SHARES_ATTRIBUTE
 from tvm_ext.schedules.compute.layout import full, in_channels
 from tvm_ext.schedules.compute.matmul import matmul
-
-KERNEL = 3
-"""Taps of the filters along an axis."""
-
-# Interpolation points beside infinity, for outputs of a tile along an axis. Among points that float32 holds exactly,
-# these round best: the errors of whole networks are those of direct convolutions.
-POINTS = {
-    2: (Fraction(0), Fraction(1), Fraction(-1)),
-    4: (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2)),
-}
-
-Matrix = tuple[tuple[Fraction, ...], ...]
-
-
-@cache
-def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Give the matrices of ``outputs`` filtered values: ``y = A ((G g) * (B d))``.
-
-    Returns
-    -------
-    tuple of matrices of fractions
-        ``A`` of ``outputs x n``, ``G`` of ``n x 3``, ``B`` of ``n x n``, with ``n = outputs + 2``.
-    """
-    points = POINTS[outputs]
-    size = outputs + KERNEL - 1
-
-    def expanded(factors: Sequence[Fraction]) -> list[Fraction]:
-        """Coefficients of the polynomial with these roots, lowest first, filled up to ``size``."""
-        coefficients = [Fraction(1)]
-        for root in factors:
-            shifted = [Fraction(0), *coefficients]
-            coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
-        return coefficients + [Fraction(0)] * (size - len(coefficients))
-
-    back, weight, data = [], [], []
-    for index, point in enumerate(points):
-        others = points[:index] + points[index + 1 :]
-        scale = Fraction(1)
-        for other in others:
-            scale *= point - other
-        back.append([point**power for power in range(outputs)])
-        weight.append([point**power / scale for power in range(KERNEL)])
-        data.append(expanded(others))
-    back.append([Fraction(power == outputs - 1) for power in range(outputs)])
-    weight.append([Fraction(power == KERNEL - 1) for power in range(KERNEL)])
-    data.append(expanded(points))
-    return (
-        tuple(tuple(column[row] for column in back) for row in range(outputs)),
-        tuple(map(tuple, weight)),
-        tuple(map(tuple, data)),
-    )
-
-
-FILTERS_AT_ONCE = 1 << 13
-"""That are transformed together: their taps, in double precision, stay in a core's cache."""
-
-
-def transform_weight(weight: np.ndarray, outputs: int) -> np.ndarray:
-    """Transform filters ``(O, I, [KD,] 3, 3)`` to matrices ``(n * n, KD * I, O)``, one for each position of a tile.
-
-    The products are added in the order of the taps, so that every machine gets the same weights.
-    """
-    _, matrix, _ = transforms(outputs)
-    deep = weight.reshape(*weight.shape[:2], -1, KERNEL * KERNEL)
-    taps = np.ascontiguousarray(deep.transpose(3, 2, 1, 0)).reshape(KERNEL * KERNEL, -1)
-    result = np.empty((len(matrix) ** 2, taps.shape[1]), weight.dtype)
-    for start in range(0, taps.shape[1], FILTERS_AT_ONCE):
-        part = slice(start, start + FILTERS_AT_ONCE)
-        wide = taps[:, part].astype("float64")
-        for position, (row, column) in enumerate(product(matrix, matrix)):
-            total = np.zeros(wide.shape[1])
-            for tap, (vertical, horizontal) in enumerate(product(row, column)):
-                if vertical and horizontal:
-                    total += wide[tap] * float(vertical) * float(horizontal)
-            result[position, part] = total
-    return result.reshape(len(result), -1, weight.shape[0])
+from tvm_ext.schedules.compute.winograd_transforms import KERNEL, combine, transforms
 
 
 def tiles(extents: Sequence[int], outputs: int) -> tuple[int, int]:
@@ -153,14 +74,14 @@ def winograd_input(
     tile = te.compute(shape, element, name="tile", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
     half = te.compute(
         shape,
-        lambda *index: _combine(matrix, index[-3], lambda k: tile[*index[:-3], k, *index[-2:]]),
+        lambda *index: combine(matrix, index[-3], lambda k: tile[*index[:-3], k, *index[-2:]]),
         name="half",
         attrs={KERNEL_ATTRIBUTE: "winograd_half"},
     )
 
     def transformed(*index: tirx.Var) -> Expr:
         b, *place, c = index
-        return _combine(matrix, b % size, lambda k: half[*place, c // lanes, b // size, k, c % lanes])
+        return combine(matrix, b % size, lambda k: half[*place, c // lanes, b // size, k, c % lanes])
 
     return te.compute(
         (size * size, rows, *planes, chunks * lanes),
@@ -233,7 +154,7 @@ def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int, 
         n, c, *plane, th, tw, x, y, i = index
         position = (n * tile_rows + th) * tile_columns + tw
         row = position * depth[0] + plane[0] if depth else position
-        return _combine(matrix, x, lambda k: product[k * size + y, row, c * lanes + i])
+        return combine(matrix, x, lambda k: product[k * size + y, row, c * lanes + i])
 
     half = te.compute(
         (batch, chunks, *depth, tile_rows, tile_columns, outputs, size, lanes),
@@ -243,7 +164,7 @@ def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int, 
     )
     tile = te.compute(
         (batch, chunks, *depth, tile_rows, tile_columns, outputs, outputs, lanes),
-        lambda *index: _combine(matrix, index[-2], lambda k: half[*index[:-2], k, index[-1]]),
+        lambda *index: combine(matrix, index[-2], lambda k: half[*index[:-2], k, index[-1]]),
         name="tile",
         attrs={KERNEL_ATTRIBUTE: "winograd_output"},
     )
@@ -254,28 +175,6 @@ def winograd_output(product: te.Tensor, out_shape: Sequence[int], outputs: int, 
         return value if full(out_channels, lanes) else in_channels(index, value, out_channels, tile)
 
     return te.compute((batch, chunks, *depth, height, width, lanes), stored, name="store")
-
-
-def _combine(matrix: Matrix, row: Expr, element: Callable[[int], Expr]) -> Expr:
-    """Give row ``row`` of a matrix times a vector; a choice among sums, which unrolling the loop over rows settles."""
-    sums = []
-    for coefficients in matrix:
-        total = None
-        for index, coefficient in enumerate(coefficients):
-            if not coefficient:
-                continue
-            value = element(index)
-            if abs(coefficient) != 1:
-                value = value * tirx.const(float(abs(coefficient)), "float32")
-            if total is None:
-                total = value if coefficient > 0 else -value
-            else:
-                total = total + value if coefficient > 0 else total - value
-        sums.append(total)
-    chosen = sums[-1]
-    for number in range(len(sums) - 2, -1, -1):
-        chosen = tirx.Select(row == number, sums[number], chosen)
-    return chosen
 
 
 def winograd_strips(
@@ -339,14 +238,14 @@ def winograd_strips(
     cut = te.compute(shape, element, name="cut", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
     half = te.compute(
         shape,
-        lambda *index: _combine(matrix, index[-3], lambda k: cut[*index[:-3], k, *index[-2:]]),
+        lambda *index: combine(matrix, index[-3], lambda k: cut[*index[:-3], k, *index[-2:]]),
         name="half",
         attrs={KERNEL_ATTRIBUTE: "winograd_half"},
     )
 
     def transformed_at(s: tirx.Var, b: tirx.Var, *place: tirx.Var) -> Expr:
         *tile_at, c = place
-        return _combine(matrix, b % size, lambda k: half[s, *tile_at, c // lanes, b // size, k, c % lanes])
+        return combine(matrix, b % size, lambda k: half[s, *tile_at, c // lanes, b // size, k, c % lanes])
 
     transformed = te.compute(
         (batch * strips, size * size, rows, *planes, chunks * lanes),
@@ -364,7 +263,7 @@ def winograd_strips(
         row = th % strip * tile_columns + tw
         row = row * deep + plane[0] if plane else row
         at = th // strip if batch == 1 else n * strips + th // strip
-        return _combine(back, x, lambda k: product[at, k * size + y, row, c * lanes + i])
+        return combine(back, x, lambda k: product[at, k * size + y, row, c * lanes + i])
 
     places = (batch, out_chunks, *out_depth, strips * strip, tile_columns, outputs)
     back_half = te.compute(
@@ -375,7 +274,7 @@ def winograd_strips(
     )
     result = te.compute(
         (*places, outputs, lanes),
-        lambda *index: _combine(back, index[-2], lambda k: back_half[*index[:-2], k, index[-1]]),
+        lambda *index: combine(back, index[-2], lambda k: back_half[*index[:-2], k, index[-1]]),
         name="tile",
         attrs={KERNEL_ATTRIBUTE: "winograd_output"},
     )

@@ -15,6 +15,7 @@ from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.cpu.open_product import OpenProduct
 from tvm_ext.schedules.cpu.open_window import OpenWindow
+from tvm_ext.schedules.cpu.open_winograd import OpenWinograd
 from tvm_ext.schedules.cpu.plane_window import PlaneWindow
 from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
@@ -29,6 +30,7 @@ RULES = (
     PooledConvolution(),
     Convolution(),
     OpenConvolution(),
+    OpenWinograd(),
     OpenWindow(),
     OpenProduct(),
     Embedded(),

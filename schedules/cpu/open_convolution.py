@@ -2,7 +2,8 @@
 
 A register tile of output columns x channel vectors, chosen as if there were many columns, goes along each row; those
 that fill no tile are taken by smaller ones, the last one by one. No tile goes beyond a row, and no element is
-computed twice. The input is padded before, by a kernel of its own.
+computed twice. The input is padded before, by a kernel of its own. Where a filter is one pixel and moves by one, all
+pixels of an image are one row.
 """
 
 # mypy: ignore-errors
@@ -99,6 +100,8 @@ class _Kernel:
         rest = (FEW_COLUMNS, 1) if self.vectors < FEW_COLUMNS else (1,)
         self.widths = (self.columns, *(width for width in rest if width < self.columns))
         self.together = 4 * prod(shape) <= machine.l2 // 2
+        steps = (*self.kernel, *windows.strides)
+        self.one_row = all(step == 1 for step in steps) and windows.epilogue.counts_pixels()
 
     def write(self) -> None:
         """Emit the kernel.
@@ -106,6 +109,8 @@ class _Kernel:
         A task takes all channels of its rows where their weights stay in the L2 cache meanwhile, otherwise some.
         """
         batch, _, *spatial, _ = self.windows.result.shape
+        if self.one_row:
+            spatial = [*[whole(1)] * (len(spatial) - 1), product(spatial)]
         rows, width = product(spatial[:-1]), spatial[-1]
         band_rows = 1 if isinstance(rows, tirx.IntImm) and int(rows) == 1 else TASK_ROWS
         band = self.columns * TASK_TILES

@@ -61,17 +61,14 @@ class Epilogue:
         Then the axes before the last but one may be 0, and the last but one the number of the row among all rows: the
         address is the same.
         """
-        body = self._store.body
-        same = _same_shape(body.buffer.shape, self.result.shape) and self._at_axes(body.indices)
-        return (
-            same
-            and all(
-                (_same_shape(load.source.shape, self.result.shape) and self._at_axes(load.indices))
-                or not any(self._uses_rows(index) for index in load.indices)
-                for load in self._loads()
-            )
-            and not self._uses_rows(_without_loads(body.value))
-        )
+        return self._same_addresses(self._axes[:-1])
+
+    def counts_pixels(self) -> bool:
+        """Whether all that is read and stored lies as the result does, or is the same for all pixels of an image.
+
+        Then rows (and planes) may be 0, and the column the number of the pixel in its image: the address is the same.
+        """
+        return self._same_addresses(self._axes[2:-1])
 
     def is_plain(self) -> bool:
         """Whether nothing is called, as a function like ``exp`` is: calls are long code in a tile."""
@@ -93,7 +90,7 @@ class Epilogue:
         T.buffer_store(body.buffer, replaced(body.value), [replaced(index) for index in body.indices])
 
     def _loads(self) -> list[Any]:
-        return _loads(self._store.body.value)
+        return loads_of(self._store.body.value)
 
     def _at_axes(self, indices: Sequence[Any]) -> bool:
         return len(indices) == len(self._axes) and all(
@@ -101,10 +98,19 @@ class Epilogue:
             for index, axis, extent in zip(indices, self._axes, self.result.shape, strict=True)
         )
 
-    def _uses_rows(self, expression: Any) -> bool:
-        found: list[Any] = []
-        tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
-        return any(variable.same_as(axis) for variable in found for axis in self._axes[:-1])
+    def _same_addresses(self, axes: Sequence[Any]) -> bool:
+        """Whether all that uses one of ``axes`` is an address of a tensor that lies as the result does."""
+        body = self._store.body
+        same = _same_shape(body.buffer.shape, self.result.shape) and self._at_axes(body.indices)
+        return (
+            same
+            and all(
+                (_same_shape(load.source.shape, self.result.shape) and self._at_axes(load.indices))
+                or not any(_uses(index, axes) for index in load.indices)
+                for load in self._loads()
+            )
+            and not _uses(_without_loads(body.value), axes)
+        )
 
 
 class OpenWindows:
@@ -210,10 +216,17 @@ def kept(values: Sequence[Any]) -> list[Any]:
     return [value if isinstance(value, int | tirx.IntImm) else places[whole(next(again))] for value in values]
 
 
-def _loads(value: Any) -> list[Any]:
+def loads_of(value: Any) -> list[Any]:
+    """List what an expression reads, as often as it does."""
     found: list[Any] = []
     tvm_ffi.structural_walk(value, (tvm.ir.TensorLoad, found.append))
     return found
+
+
+def _uses(expression: Any, axes: Sequence[Any]) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
+    return any(variable.same_as(axis) for variable in found for axis in axes)
 
 
 def _without_loads(value: Any) -> Any:
@@ -229,7 +242,7 @@ def _same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
 def _sources(value: Any) -> list[Any]:
     """List the buffers that an expression reads, each once."""
     found: list[Any] = []
-    for load in _loads(value):
+    for load in loads_of(value):
         if not any(load.source.same_as(other) for other in found):
             found.append(load.source)
     return found

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import hypot
 
-from tvm_ext.schedules.compute.winograd import KERNEL
+from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import NOT_HIDDEN, register_tiles, tile_cost
 from tvm_ext.schedules.cpu.winograd import TRANSFORM_CYCLES

@@ -14,7 +14,8 @@ from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.convolution import output_extent
 from tvm_ext.schedules.compute.matmul import round_up
 from tvm_ext.schedules.compute.pixel_convolution import PixelCopy
-from tvm_ext.schedules.compute.winograd import KERNEL, tiles
+from tvm_ext.schedules.compute.winograd import tiles
+from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import register_tile

@@ -287,13 +287,13 @@ def test_unbounded_stacks_are_refused() -> None:
 
 
 def test_branches_that_disagree_are_refused() -> None:
-    text = """g (float[2] x, bool c) => (float[n] y) {
+    text = """g (float[2] x, bool c) => (y) {
       y = If (c) <
         then_branch = a () => (float[2] t) { t = Neg (x) },
-        else_branch = b () => (float[4] e) { e = Concat <axis = 0> (x, x) }
+        else_branch = b () => (float[1,2] e) { axes = Constant <value = int64[1] {0}> () e = Unsqueeze (x, axes) }
       >
     }"""
-    assert "its output 'y' is float32[2] in one branch and float32[4] in the other" in refusal(text)
+    assert "its output 'y' is float32[2] in one branch and float32[1, 2] in the other" in refusal(text)
 
 
 def test_a_node_inside_a_body_that_cannot_be_imported() -> None:

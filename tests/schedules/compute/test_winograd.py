@@ -19,7 +19,8 @@ import tvm_ext
 from tests.schedules.kernels import TARGETS
 from tvm_ext.compiler import lower
 from tvm_ext.options import PipelineOptions
-from tvm_ext.schedules.compute.winograd import POINTS, tiles, transform_weight, transforms
+from tvm_ext.schedules.compute.winograd import tiles
+from tvm_ext.schedules.compute.winograd_transforms import POINTS, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
 from tvm_ext.schedules.cpu.winograd_division import STRIP_OF_L2, Strips, WinogradExtents, choose_strips

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.graph import outer_reads, reads
-from tvm_ext.frontend.onnx.ops.extents import as_tensor, is_extent
+from tvm_ext.frontend.onnx.ops.extents import as_tensor, can_prove, is_extent
 from tvm_ext.frontend.onnx.support import UnsupportedNode
 from tvm_ext.frontend.relax.loop_functions import (
     COUNTER,
@@ -68,15 +68,28 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
             raise SubgraphFailedError
         then, otherwise = ([_type_of(value) for value in _fields(branch.body)] for branch in branches if branch)
         for name, one, other in zip(node.output, then, otherwise, strict=True):
-            if name and not tvm_ffi.structural_equal(one, other):
+            if name and not (_is_alike(one, other) or tvm_ffi.structural_equal(one, other)):
                 raise NotImplementedError(
                     f"its output {name!r} is {_text(one)} in one branch and {_text(other)} in the other, and in a "
-                    "compiled module both have the same type"
+                    "compiled module both have the same type and rank"
                 )
         result = self.bb.emit(relax.If(condition, *branches))
         if len(node.output) == 1:
-            return [result]
-        return [relax.TupleGetItem(result, index) for index in range(len(node.output))]
+            return [self._either(result, then[0], otherwise[0])]
+        return [
+            self._either(relax.TupleGetItem(result, index), one, other)
+            for index, (one, other) in enumerate(zip(then, otherwise, strict=True))
+        ]
+
+    def _either(self, result: Any, one: Any, other: Any) -> Any:
+        """Name the extents of a result in which two branches differ: the run tells them."""
+        if tvm_ffi.structural_equal(one, other) or not _is_alike(one, other):
+            return result
+        extents = [
+            mine if can_prove(mine == yours) else tvm.tirx.Var("either", "int64")
+            for mine, yours in zip(one.shape, other.shape, strict=True)
+        ]
+        return self.bb.match_cast(self.bb.emit(result), relax.TensorType(extents, str(one.dtype)))
 
     def _inline(self, graph: onnx.GraphProto) -> list[Any]:
         """Convert a branch that is always taken, or the only one that can run."""
@@ -89,10 +102,12 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
     def _convert_branch(self, graph: onnx.GraphProto) -> relax.SeqExpr | None:
         around = dict(self._nodes)
         self.bb._begin_binding_block()
-        self._convert_nodes(graph)
-        outputs = [as_tensor(self.bb, self._nodes.get(value.name)) for value in graph.output]
-        block = self.bb._end_block()
-        self._nodes = around
+        try:
+            self._convert_nodes(graph)
+            outputs = [as_tensor(self.bb, self._nodes.get(value.name)) for value in graph.output]
+        finally:
+            block = self.bb._end_block()
+            self._nodes = around
         if any(output is None for output in outputs):
             return None  # the failure is recorded
         return relax.SeqExpr([block], outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
@@ -195,8 +210,10 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
             function = add_function(self.bb, f"{self._variable_name(node.name or 'loop')}_once", parameters, build)
         finally:
             self._nodes = around
-        results = list(function.ty.ret.fields)
         captured_values = [*captured.values(), *([limit] if computed_limit else [])]
+        # As a call here has them: the function has names of its own for open extents.
+        first_call = relax.Call(function, [relax.const(0, "int64"), *carried, *captured_values])
+        results = list(self.bb.normalize(first_call).ty.fields)
         first = (2 if conditional else 1) + count
         step = Step(
             function,
@@ -233,6 +250,12 @@ def _names_its_extents(ty: Any) -> bool:
         and isinstance(ty.shape, relax.ShapeExpr)
         and all(isinstance(extent, tvm.tirx.IntImm | tvm.ir.Var) for extent in ty.shape)
     )
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether tensors differ at most in their extents."""
+    tensors = all(isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr) for ty in (one, other))
+    return tensors and str(one.dtype) == str(other.dtype) and len(one.shape) == len(other.shape)
 
 
 def _type_of(value: Any) -> Any:

@@ -25,7 +25,6 @@ from tvm_ext.frontend.onnx.values import (
     byte_count,
     constant_value,
     element_type,
-    known_shape,
     partial_shape,
     tensor_type,
 )
@@ -249,9 +248,9 @@ class LoopFolding(Folding):
 
     def _keep(self, loop: _Loop, scope: Scope) -> str:
         """Put a loop into the graph, its body folded; else give the reason why it cannot be compiled as one."""
-        unknown = next((value.name for value in loop.carried if value.shape is None), None)
+        unknown = next((value.name for value in loop.carried if partial_shape(value.type) is None), None)
         if unknown is not None:
-            return f"the shape of {unknown!r}, which its iterations carry on, is only known at run time"
+            return f"the rank of {unknown!r}, which its iterations carry on, is only known at run time"
         body, count = onnx.GraphProto(), len(loop.carried)
         body.CopyFrom(loop.body)
         # A constant condition is not hidden behind a node.
@@ -286,6 +285,8 @@ class LoopFolding(Folding):
         if reason:
             return reason
         if trips == 0:
+            if any(row.shape is None for row in rows):
+                return "it has no iterations, and the shape of what these would stack is only known at run time"
             self._skip(loop, made, scope)
             return ""
         names = {index: inner[carried[index].name].name for index in kept}
@@ -355,7 +356,8 @@ def _source(body: onnx.GraphProto, name: str) -> str:
 
 
 def _stacked_type(row: Value, trips: int | None) -> onnx.TypeProto | None:
-    return None if row.shape is None else helper.make_tensor_type_proto(element_type(row.type), [trips, *row.shape])
+    dims = partial_shape(row.type)
+    return None if dims is None else helper.make_tensor_type_proto(element_type(row.type), [trips, *dims])
 
 
 def _changed_type(loop: _Loop, made: Sequence[Value], kept: Sequence[int]) -> str:
@@ -368,16 +370,26 @@ def _changed_type(loop: _Loop, made: Sequence[Value], kept: Sequence[int]) -> st
         if element_type(before.type) != element_type(after.type):
             kinds = [onnx.TensorProto.DataType.Name(element_type(value.type)).lower() for value in (before, after)]
             return f"its carried tensor {name!r} is {kinds[0]} before an iteration and {kinds[1]} after it"
-        if known_shape(before.type) != known_shape(after.type):
+        if _differ(before.type, after.type):
             found = _shape_text(after.type)
             return (
                 f"its carried tensor {name!r} has shape {_shape_text(before.type)} before an iteration and {found} "
                 "after it, and a loop in a compiled module keeps its shapes"
             )
     for declared, row in zip(loop.body.output[1 + len(loop.carried) :], made[len(loop.carried) :], strict=True):
-        if row.shape is None and element_type(row.type):
-            return f"the shape of {declared.name!r}, which it stacks, is only known at run time"
+        if partial_shape(row.type) is None and element_type(row.type):
+            return f"the rank of {declared.name!r}, which it stacks, is only known at run time"
     return ""
+
+
+def _differ(before: onnx.TypeProto, after: onnx.TypeProto) -> bool:
+    """Whether two shapes cannot be the same; extents that are open are compared when the loop is imported."""
+    one, other = partial_shape(before), partial_shape(after)
+    if one is None or other is None:
+        return False
+    return len(one) != len(other) or any(
+        first is not None and second is not None and first != second for first, second in zip(one, other, strict=True)
+    )
 
 
 def _shape_text(type_proto: onnx.TypeProto | None) -> str:

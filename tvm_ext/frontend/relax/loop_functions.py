@@ -338,7 +338,7 @@ def _guarded(builder: relax.BlockBuilder, name: str, step: Step, largest: Any, r
     def nothing() -> list[Any]:
         stacks = []
         for ty in step.rows:
-            shape = [rows, *(int(extent) for extent in list(ty.shape)[1:])]
+            shape = [rows, *list(ty.shape)[1:]]
             # Not a constant: it would be stored in the library, at its full size.
             zero = builder.emit(relax.op.astype(condition, str(ty.dtype)))
             stacks.append(builder.emit(relax.op.broadcast_to(zero, shape)))
@@ -367,8 +367,11 @@ def _chosen(
     branches = []
     for build in (then, otherwise):
         builder._begin_binding_block()
-        result = builder.emit(relax.Tuple([_leaf(builder, value) for value in build()]))
-        branches.append(relax.SeqExpr([builder._end_block()], result))
+        try:
+            result = builder.emit(relax.Tuple([_leaf(builder, value) for value in build()]))
+        finally:
+            block = builder._end_block()
+        branches.append(relax.SeqExpr([block], result))
     chosen = builder.emit(relax.If(condition, *branches))
     return [builder.emit(relax.TupleGetItem(chosen, index)) for index in range(len(chosen.ty.fields))]
 

@@ -18,17 +18,26 @@ from tvm_ext.layout.convolution_plan import (
 )
 from tvm_ext.layout.lanes import ANYTHING, ZERO
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, is_better_turned, turn_geometry
-from tvm_ext.layout.relax.winograd import emit_winograd
+from tvm_ext.layout.relax.winograd import emit_open_winograd, emit_winograd
 from tvm_ext.layout.verify import verify_open_plan, verify_phases, verify_plan
 from tvm_ext.relax_utils import INJECTIVE, OUT_ELEMENTWISE, open_shape, read_only, static_shape
 from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.convolution import convolution, depthwise_convolution
 from tvm_ext.schedules.compute.layout import turn
-from tvm_ext.schedules.compute.open_convolution import open_convolution, open_depthwise, phases_to_image, simple
+from tvm_ext.schedules.compute.open_convolution import (
+    channels_to_image,
+    open_convolution,
+    open_depthwise,
+    phases_to_image,
+    simple,
+)
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
 from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
+from tvm_ext.schedules.compute.winograd_transforms import KERNEL
+from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.open_convolution import open_padding
+from tvm_ext.schedules.cpu.open_winograd import pays_open_winograd
 
 _LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -176,12 +185,17 @@ def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: 
     if plan is None:
         return None
     verify_open_plan(plan, in_channels, out_channels, groups)
-    rewriter.note(call.op.name, plan.form, plan)
     source = rewriter.to_block(data, plan.block_in)
     if plan.form == "depthwise":
+        rewriter.note(call.op.name, plan.form, plan)
         packed = relax.const(pack_depthwise_weight(weight, source.block))
         var = rewriter.emit_kernel(open_depthwise, [source.var, packed], "depthwise_conv", OUT_ELEMENTWISE, **geometry)
         return Blocked(var, out_channels, len(shape), ZERO)
+    if rewriter.winograd and _takes_open_winograd(weight, geometry, groups, source.block, rewriter.machine):
+        rewriter.note(call.op.name, "open winograd", plan)
+        var = emit_open_winograd(rewriter, source, weight, geometry["padding"])
+        return Blocked(var, out_channels, len(shape), ZERO)
+    rewriter.note(call.op.name, plan.form, plan)
     padding = geometry.pop("padding")
     padded = _padded(rewriter, source, padding) if any(padding) else source.var
     packed = pack_weight(weight, plan.block_in, plan.block_out, groups)
@@ -190,6 +204,19 @@ def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: 
         out_channels=out_channels, **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape), ZERO)
+
+
+def _takes_open_winograd(
+    weight: np.ndarray, geometry: dict[str, list[int]], groups: int, block: int, machine: Machine
+) -> bool:
+    """Whether a convolution of open extents is computed by Winograd's algorithm, from blocks of a vector."""
+    return (
+        weight.shape[2:] == (KERNEL, KERNEL)
+        and all(step == 1 for step in (*geometry["strides"], *geometry["dilation"]))
+        and groups == 1
+        and block == machine.lanes("float32")
+        and pays_open_winograd(weight.shape[1], weight.shape[0], machine)
+    )
 
 
 def _padded(rewriter: BlockedLayoutMutator, source: Blocked, padding: list[int]) -> relax.Expr:
@@ -246,16 +273,25 @@ def _open_transposed(rewriter: BlockedLayoutMutator, call: relax.Call, weight: n
         return None
     channels = weight.shape[1]
     known = rewriter.known(call.args[0])
-    plan = plan_open_convolution(weight.shape[0], channels, 1, rewriter.machine, known.block if known else 0)
+    count = scales[0] * scales[1]
+    # Few channels fill a part of a vector in each phase: all phases of them are channels of one product.
+    joined = count * channels <= rewriter.machine.lanes("float32")
+    results = count * channels if joined else channels
+    plan = plan_open_convolution(weight.shape[0], results, 1, rewriter.machine, known.block if known else 0)
     assert plan is not None
-    verify_open_plan(plan, weight.shape[0], channels, 1)
+    verify_open_plan(plan, weight.shape[0], results, 1)
     rewriter.note(call.op.name, "open phases", plan)
     source = rewriter.to_block(call.args[0], plan.block_in)
-    phases = weight.transpose(2, 3, 1, 0).reshape(-1, channels, weight.shape[0], 1, 1)
+    phases = weight.transpose(2, 3, 1, 0).reshape(-1, results, weight.shape[0], 1, 1)
     packed = np.concatenate([pack_weight(phase, source.block, plan.block_out) for phase in phases])
     product = rewriter.emit_kernel(
         open_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE, strides=[1, 1],
         dilation=[1, 1],
     )  # fmt: skip
+    if joined:
+        var = rewriter.emit_kernel(
+            channels_to_image, [product], "channels_to_image", INJECTIVE, scales=scales, channels=channels
+        )
+        return Blocked(var, channels, len(source.spatial) + 2, ZERO)
     var = rewriter.emit_kernel(phases_to_image, [product], "phases_to_image", INJECTIVE, scales=scales)
     return rewriter.describe(var, source, ANYTHING, channels)

@@ -48,7 +48,7 @@ def centred(node: Node, bb: relax.BlockBuilder, value: Any, zero_point: Any | No
     relax.Expr or np.ndarray
         int32; an array if both are constants.
     """
-    shape = node.shape(value, name.removesuffix("_zero_point"))
+    shape = node.dims(value, name.removesuffix("_zero_point"))
     wide = astype(bb, known(node, value), "int32")
     if zero_point is None:
         return wide
@@ -56,9 +56,10 @@ def centred(node: Node, bb: relax.BlockBuilder, value: Any, zero_point: Any | No
     if isinstance(shift, np.ndarray) and not shift.any():
         return wide
     shift = astype(bb, shift, "int32")
-    shift_shape = node.shape(zero_point, name)
+    shift_shape = node.dims(zero_point, name)
     if len(shift_shape) == 1:
-        if shift_shape[0] not in (1, shape[axis]):
+        count, extent = shift_shape[0], shape[axis]
+        if isinstance(count, int) and count != 1 and isinstance(extent, int) and count != extent:
             node.damaged(f"input {name} has shape {shift_shape}, () or ({shape[axis]},) was expected")
         spread = [1] * len(shape)
         spread[axis] = shift_shape[0]
@@ -69,7 +70,7 @@ def centred(node: Node, bb: relax.BlockBuilder, value: Any, zero_point: Any | No
 def integer_matmul(node: Node, bb: relax.BlockBuilder, a: Any, b: Any, a_zero_point: Any, b_zero_point: Any) -> Any:
     """Product in int32; zero points are scalars, or one per row of ``a`` and per column of ``b``."""
     # A vector has no row or column to give a zero point to; its only axis has to do.
-    a_axis = -2 if len(node.shape(a, "A")) > 1 else -1
+    a_axis = -2 if len(node.dims(a, "A")) > 1 else -1
     left = emit(bb, centred(node, bb, a, a_zero_point, "a_zero_point", a_axis))
     right = emit(bb, centred(node, bb, b, b_zero_point, "b_zero_point", -1))
     return bb.emit(relax.op.matmul(left, right, out_dtype="int32"))
@@ -187,7 +188,7 @@ class QLinearConv(Converter):
             inputs[index] for index in range(9)
         )
         total = integer_convolution(node, bb, x, w, x_zero_point, w_zero_point, bias)
-        rank = len(node.shape(x, "x"))
+        rank = len(node.dims(x, "x"))
         return requantize(node, bb, total, [x_scale, w_scale, y_scale], y_zero_point, 1, rank)
 
 
@@ -201,7 +202,7 @@ class QLinearMatMul(Converter):
         if len(node.shape(a_scale, "a_scale")) == 1 and node.shape(a_scale, "a_scale")[0] > 1:
             node.refuse("one scale per row of A is not supported, only a scalar")
         total = integer_matmul(node, bb, a, b, a_zero_point, b_zero_point)
-        rank = len(node.shape(total, "Y"))
+        rank = len(node.dims(total, "Y"))
         return requantize(node, bb, total, [a_scale, b_scale, y_scale], y_zero_point, rank - 1, rank)
 
 

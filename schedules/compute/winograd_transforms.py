@@ -1,0 +1,117 @@
+"""The matrices of Winograd's minimal filtering for 3 taps, and filters transformed by them.
+
+Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import product
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+
+KERNEL = 3
+"""Taps of the filters along an axis."""
+
+# Interpolation points beside infinity, for outputs of a tile along an axis. Among points that float32 holds exactly,
+# these round best: the errors of whole networks are those of direct convolutions.
+POINTS = {
+    2: (Fraction(0), Fraction(1), Fraction(-1)),
+    4: (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2)),
+}
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@cache
+def transforms(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Give the matrices of ``outputs`` filtered values: ``y = A ((G g) * (B d))``.
+
+    Returns
+    -------
+    tuple of matrices of fractions
+        ``A`` of ``outputs x n``, ``G`` of ``n x 3``, ``B`` of ``n x n``, with ``n = outputs + 2``.
+    """
+    points = POINTS[outputs]
+    size = outputs + KERNEL - 1
+
+    def expanded(factors: Sequence[Fraction]) -> list[Fraction]:
+        """Coefficients of the polynomial with these roots, lowest first, filled up to ``size``."""
+        coefficients = [Fraction(1)]
+        for root in factors:
+            shifted = [Fraction(0), *coefficients]
+            coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+        return coefficients + [Fraction(0)] * (size - len(coefficients))
+
+    back, weight, data = [], [], []
+    for index, point in enumerate(points):
+        others = points[:index] + points[index + 1 :]
+        scale = Fraction(1)
+        for other in others:
+            scale *= point - other
+        back.append([point**power for power in range(outputs)])
+        weight.append([point**power / scale for power in range(KERNEL)])
+        data.append(expanded(others))
+    back.append([Fraction(power == outputs - 1) for power in range(outputs)])
+    weight.append([Fraction(power == KERNEL - 1) for power in range(KERNEL)])
+    data.append(expanded(points))
+    return (
+        tuple(tuple(column[row] for column in back) for row in range(outputs)),
+        tuple(map(tuple, weight)),
+        tuple(map(tuple, data)),
+    )
+
+
+FILTERS_AT_ONCE = 1 << 13
+"""That are transformed together: their taps, in double precision, stay in a core's cache."""
+
+
+def transform_weight(weight: np.ndarray, outputs: int) -> np.ndarray:
+    """Transform filters ``(O, I, [KD,] 3, 3)`` to matrices ``(n * n, KD * I, O)``, one for each position of a tile.
+
+    The products are added in the order of the taps, so that every machine gets the same weights.
+    """
+    _, matrix, _ = transforms(outputs)
+    deep = weight.reshape(*weight.shape[:2], -1, KERNEL * KERNEL)
+    taps = np.ascontiguousarray(deep.transpose(3, 2, 1, 0)).reshape(KERNEL * KERNEL, -1)
+    result = np.empty((len(matrix) ** 2, taps.shape[1]), weight.dtype)
+    for start in range(0, taps.shape[1], FILTERS_AT_ONCE):
+        part = slice(start, start + FILTERS_AT_ONCE)
+        wide = taps[:, part].astype("float64")
+        for position, (row, column) in enumerate(product(matrix, matrix)):
+            total = np.zeros(wide.shape[1])
+            for tap, (vertical, horizontal) in enumerate(product(row, column)):
+                if vertical and horizontal:
+                    total += wide[tap] * float(vertical) * float(horizontal)
+            result[position, part] = total
+    return result.reshape(len(result), -1, weight.shape[0])
+
+
+def weighted_sum(coefficients: Sequence[Fraction], element: Callable[[int], Expr]) -> Expr:
+    """Give the sum of elements times coefficients, in float32; those of zero are left out."""
+    total: Expr | None = None
+    for index, coefficient in enumerate(coefficients):
+        if not coefficient:
+            continue
+        value = element(index)
+        if abs(coefficient) != 1:
+            value = value * tirx.const(float(abs(coefficient)), "float32")
+        if total is None:
+            total = value if coefficient > 0 else -value
+        else:
+            total = total + value if coefficient > 0 else total - value
+    assert total is not None
+    return total
+
+
+def combine(matrix: Matrix, row: Expr, element: Callable[[int], Expr]) -> Expr:
+    """Give row ``row`` of a matrix times a vector; a choice among sums, which unrolling the loop over rows settles."""
+    sums = [weighted_sum(coefficients, element) for coefficients in matrix]
+    chosen = sums[-1]
+    for number in range(len(sums) - 2, -1, -1):
+        chosen = tirx.Select(row == number, sums[number], chosen)
+    return chosen
