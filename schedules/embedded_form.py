@@ -75,6 +75,11 @@ class EmbeddedForm:
         lanes = [part for parts in self.result for part in parts if part.lane >= 0]
         return len(lanes) == 1 and bool(self.result[-1]) and self.result[-1][-1] is lanes[0]
 
+    @property
+    def innermost_lane(self) -> int:
+        """The instruction's axis whose lanes are neighbours in the operator's result; -1: none."""
+        return self.result[-1][-1].lane if self.result and self.result[-1] else -1
+
     def text(self) -> str:
         """Write it as the annotation has it."""
         return json.dumps(asdict(self))

@@ -22,6 +22,7 @@ from tvm_ext.schedules.cpu.embedded_tile import (
     embedded_tile,
 )
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.tile_registers import TILES_ATTRIBUTE, sum_up_tiles, tile_block
 from tvm_ext.schedules.cpu.transpose import LARGEST_SIDE, transposed_axes
 from tvm_ext.schedules.embedded_form import EMBEDDED, FORM_ATTRIBUTE, EmbeddedForm
 from tvm_ext.schedules.instructions.instruction import Instruction
@@ -52,22 +53,18 @@ class Embedded:
         machine = machine_of(target)
         form = EmbeddedForm.read(str(schedule.get(product).annotations[FORM_ATTRIBUTE]))
         steps, results = prod(form.steps), prod(loop.extent for loop in form.loops)
-        tile = embedded_tile(
-            form.loops,
-            steps,
-            machine,
-            range(len(form.loops)),
-            _left_is_vector(schedule, product, form),
-            not form.lanes_lie_together,
-        )
+        instruction, every = instruction_named(form.instruction), range(len(form.loops))
+        if instruction.tiles:
+            tile = tile_block(form.loops, steps, instruction, every, form.innermost_lane == 0)
+        else:
+            left_is_vector = _left_is_vector(schedule, product, form)
+            tile = embedded_tile(form.loops, steps, machine, every, left_is_vector, not form.lanes_lie_together)
         copies = _copies(schedule, product)
         store, rest = _stores(schedule, product)
         copied = _copied_slots(schedule, product, copies, machine)
         lanes = prod(loop_extents(schedule, product)) // (results * steps)
         tasks = embedded_tasks(form.loops, tile, steps, copied, lanes, machine)
-        _Scheduler(schedule, form, instruction_named(form.instruction), tile, tasks, machine).run(
-            product, store, copies
-        )
+        _Scheduler(schedule, form, instruction, tile, tasks, machine).run(product, store, copies)
         if rest is not None:
             vectorize_and_divide(schedule, rest, machine)
         return schedule
@@ -167,7 +164,7 @@ class _Scheduler:
     def run(self, product: SBlockRV, store: SBlockRV, copies: Sequence[SBlockRV]) -> None:
         """Schedule product, store and copies."""
         schedule, tile, tasks = self.schedule, self.tile, self.tasks
-        local = self.instruction.homes[2]
+        local = "local" if self.instruction.tiles else self.instruction.homes[2]
         loops, lanes, units = self._parts(store)
         outer, middle, inner = list(units), [], []
         if tile.vector >= 0:
@@ -188,7 +185,10 @@ class _Scheduler:
             middle.append(strip)
         outer = [*(loop for _, loop in sorted(loops.items())), *outer]
         side_by_side = self.form.lanes_lie_together
-        held = [*inner, *lanes] if side_by_side or tile.column < 0 else [*inner[:-1], *lanes, inner[-1]]
+        if self.instruction.tiles:
+            held = [*inner, *(lanes if self.form.innermost_lane != 0 else reversed(lanes))]
+        else:
+            held = [*inner, *lanes] if side_by_side or tile.column < 0 else [*inner[:-1], *lanes, inner[-1]]
         schedule.reorder(*outer, *middle, *held)
         if not outer:
             outer = [schedule.add_unit_loop([*middle, *held, store][0])]
@@ -210,15 +210,33 @@ class _Scheduler:
             schedule.compute_at(staged, middle[-1], preserve_unit_loops=True)
             schedule.set_scope(staged, 0, local)
             schedule.compute_at(product, middle[-1], preserve_unit_loops=True)
-            self._in_registers(staged, depth)
-            if tile.column >= 0 and lanes:
+            if self.instruction.tiles:
+                schedule.annotate(task, TILES_ATTRIBUTE, 1)
+                self._store_tiles(store, held)
+            else:
+                self._in_registers(staged, depth)
+            if not self.instruction.tiles and tile.column >= 0 and lanes:
                 mark_simd(schedule, held[-1], self.machine.lanes(self._result_type(store)))
                 mark_tile(schedule, held[-2], self.machine.lanes(self._result_type(store)))
         for copy in copies:
             axes = axes_of(schedule, copy)
             schedule.compute_at(copy, task, preserve_unit_loops=True)
             self._copy(copy, axes)
-        self._sum_up(product, depth)
+        if self.instruction.tiles:
+            form = self.form
+            sum_up_tiles(
+                schedule, product, staged, self.instruction, tile, depth, len(form.loops), len(form.steps)
+            )
+        else:
+            self._sum_up(product, depth)
+
+    def _store_tiles(self, store: SBlockRV, held: Sequence[LoopRV]) -> None:
+        """Make vectors of the rows of a tile, or of its columns, which are transposed."""
+        lanes = self.machine.lanes(self._result_type(store))
+        if self.form.innermost_lane >= 0:
+            mark_simd(self.schedule, held[-1], lanes)
+        if self.form.innermost_lane == 0:
+            mark_tile(self.schedule, held[-2], lanes)
 
     def _result_type(self, store: SBlockRV) -> str:
         return str(self.schedule.get(store).writes[0].source.dtype)
@@ -272,7 +290,10 @@ class _Scheduler:
                 mark_simd(schedule, column, side)
                 mark_tile(schedule, row, side)
                 return
-        innermost = schedule.get_loops(copy)[-1]
+        innermost = loops[-1]
+        first = _first_flat(axes, len(loops) - 1)
+        if self.instruction.tiles and first < len(loops) - 1:  # the rows of a tile lie together
+            innermost = schedule.fuse(*loops[first:])
         if int(schedule.get(innermost).extent) > 1:
             mark_simd(schedule, innermost, lanes)
 

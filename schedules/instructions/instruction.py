@@ -156,6 +156,9 @@ class Instruction:
         From one to the next that does not depend on it.
     latency : int
         Cycles until the next may add to the same result.
+    tiles : bool
+        Whether it works on tile registers, so that kernels load and store operands apart from it
+        (:mod:`tvm_ext.schedules.instructions.tile_parts`).
     prepare : callable, optional
         What a process does once before it runs one; raises :class:`EmbeddingError` where that is refused.
     """
@@ -168,6 +171,7 @@ class Instruction:
     homes: Scopes
     cycles: float
     latency: int = 1
+    tiles: bool = False
     prepare: Callable[[], None] | None = None
 
     def function(self) -> PrimFunc:

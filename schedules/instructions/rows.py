@@ -77,7 +77,7 @@ def amx(left: str, right: str) -> Instruction:
         meaning=multiply_add("C[i,j] += A[i,q,r] * B[q,j,r]", left, right, result, i=16, j=16, q=16, r=pack),
         implementation=f"llvm.x86.{name}", emit=tile_product(name, left, right, result, pack),
         requires=("amx-tile", "amx-bf16" if pack == 2 else "amx-int8"), homes=("global", "global", "global"),
-        cycles=16, latency=52, prepare=request_tiles,
+        cycles=16, latency=52, tiles=True, prepare=request_tiles,
     )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.stack_buffers import stack_buffers
+from tvm_ext.passes.tile_state import tile_state
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
@@ -85,6 +86,8 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     bfloat16 = options.precision == "bfloat16"
     uncovered, everything = options.embed == "uncovered" and has_solver(), options.embed == "all"
     offers = backend.instructions(target) if uncovered or everything else ()
+    if uncovered:  # kernels on tile registers were never timed: only who asks for embeddings gets them
+        offers = [offer for offer in offers if not offer.instruction.tiles]
     chosen = Choices.of(options.work_dir).chosen
     relayout = relayout_cost(machine_of(target))
     return [
@@ -157,6 +160,7 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
         stack_buffers(),
         protect_cancellations(),
         vector_code(),
+        tile_state(),
         propagate_nan(),
         defined_integers(),
         element_alignment(),
@@ -199,7 +203,7 @@ CPU = Backend(
     | SAMPLING_LEGALIZATIONS
     | RESIZE_LEGALIZATIONS
     | RESHAPE_LEGALIZATIONS,
-    kernel_passes=lambda: (vector_code(), fixed_vectors()),
+    kernel_passes=lambda: (vector_code(), tile_state(), fixed_vectors()),
     refuses=tile_refusal,
     machine=machine_of,
     check_options=check_precision,

@@ -25,6 +25,7 @@ from tvm_ext.embedding.strategy import Stored, Strategy, rounded, strategy
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.cpu.embedded_tile import Copy, EmbeddedTile, copied_cycles, embedded_tasks, embedded_tile
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.tile_registers import SLOT_CYCLES, tile_block
 from tvm_ext.schedules.instructions.instruction import Instruction
 
 MADE_CYCLES = {"padded": 1.5, "spread": 3.0}
@@ -63,14 +64,17 @@ def _planned(
             fixed |= {at for at, loop in enumerate(loops) if loop.kind == kind}
     left_lanes = any(dimension.lane is not None and _moves_in_result(embedding, dimension.lane[0])
                      for dimension in start.operands[embedding.operand(0)].dimensions)  # fmt: skip
-    together = form_of(start, instruction.name).lanes_lie_together
-    tile = embedded_tile(loops, steps, machine, fixed, left_lanes, not together)
+    form = form_of(start, instruction.name)
+    if instruction.tiles:
+        tile = tile_block(loops, steps, instruction, fixed, form.innermost_lane == 0)
+    else:
+        tile = embedded_tile(loops, steps, machine, fixed, left_lanes, not form.lanes_lie_together)
     found = rounded(start, {numbers[at]: extent for at, extent in tile.rounded(loops).items()})
     homes: list[Home] = ["direct", "direct"]
     copied = [0.0, 0.0]
     for factor in range(2):
         at = embedding.operand(factor)
-        homes[at] = _home(found, factor, sources[at], tile)
+        homes[at] = _home(found, factor, sources[at], tile, instruction)
         if homes[at] == "stored":
             copied[factor] = _copied_cycles(found.operands[at], sources[at], embedding, machine)
         elif homes[at] == "direct" and sources[at] in MADE_CYCLES:
@@ -86,7 +90,8 @@ def _planned(
     tasks = embedded_tasks(rounded_loops, tile, steps, slots, embedding.instruction.macs, machine)
     again = tasks.read_again(rounded_loops, tile)
     copying = sum(cycles * times for cycles, times in zip(copied, again, strict=True))
-    cycles = CALL_CYCLES + max(tile.slots * instruction.cycles, streamed) + copying
+    computing = tile.slots * (SLOT_CYCLES if instruction.tiles else instruction.cycles)
+    cycles = CALL_CYCLES + max(computing, streamed) + copying
     return KernelPlan(found, (homes[0], homes[1]), cycles)
 
 
@@ -94,8 +99,10 @@ def _moves_in_result(embedding: Embedding, axis: int) -> bool:
     return embedding.instruction.output.uses(axis)
 
 
-def _home(found: Strategy, factor: int, source: Source, tile: EmbeddedTile) -> Home:
+def _home(found: Strategy, factor: int, source: Source, tile: EmbeddedTile, instruction: Instruction) -> Home:
     """Choose where a factor of the instruction lies."""
+    if instruction.tiles:  # rows of a tile are loaded from where they lie together
+        return "given" if source == "constant" else "stored"
     direct = is_direct(found, factor)
     if source == "constant":
         return "direct" if direct and factor == 0 else "given"
