@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from math import prod
+from typing import Any
 
+import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IndexMap
 
 from tvm_ext.schedules.cpu.embedded_tile import STORE_SLOTS, TRANSPOSE_SLOTS, EmbeddedTile
 from tvm_ext.schedules.divisors import divisors
@@ -91,13 +94,36 @@ def sum_up_tiles(
         schedule.unroll(loop)
     lanes = len(inner)
     for factor, part in ((0, parts.load_left), (1, parts.load_right)):
-        load = schedule.cache_read(product, factor, "local")
-        schedule.compute_at(load, summed[-1], preserve_unit_loops=True)
+        load = _load_tiles(schedule, product, factor, summed[-1])
         _tensorize_last(schedule, load, 3, part, depth + len(others) + len(summed))
     initial = schedule.decompose_reduction(product, summed[0])
     _tensorize_last(schedule, initial, 2, parts.zero, depth + len(others))
     schedule.tensorize(schedule.get_loops(product)[-lanes], parts.multiply)
     _tensorize_last(schedule, staged, 2, parts.store, depth)
+
+
+def _load_tiles(schedule: Schedule, product: SBlockRV, factor: int, step: LoopRV) -> SBlockRV:
+    """Load a factor into tiles in each step, numbered by the product's axes: those of a window must stay apart."""
+    block = schedule.get(product)
+    axes = [axis.var for axis in block.iter_vars]
+    used = [_places(axes, extent.min) for extent in block.reads[factor].region]
+    lanes = [place for places in used[-3:] for place in places]
+    outer = sorted({place for places in used[:-3] for place in places})
+    tiles = IndexMap.from_func(
+        lambda *at: [at[place] for place in [*outer, *lanes]], ndim=len(axes), index_dtype=str(axes[0].ty.dtype)
+    )
+    load = schedule.reindex_cache_read(product, factor, "local", tiles)
+    schedule.compute_at(load, step, preserve_unit_loops=True)
+    walked = sorted([*outer, *lanes])
+    loops = dict(zip(walked, schedule.get_loops(load)[-len(walked) :], strict=True))
+    schedule.reorder(*(loops[place] for place in [*outer, *lanes]))
+    return load
+
+
+def _places(axes: Sequence[Any], index: Any) -> list[int]:
+    """List the axes of a block that an index is computed from."""
+    found = tvm.tirx.analysis.undefined_vars(index)
+    return [place for place, axis in enumerate(axes) if any(axis.same_as(variable) for variable in found)]
 
 
 def _loops(

@@ -113,7 +113,7 @@ def _copy(meaning: Meaning, operand: int, scopes: tuple[str, str]) -> PrimFunc:
     first, second, third = shape
 
     @T.prim_func(private=True, s_tir=True)
-    def packed(a: T.handle, c: T.handle) -> None:
+    def left(a: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (first, second, third), dtype, offset_factor=1, scope=scopes[0])
         C = T.match_buffer(c, (first, second, third), dtype, offset_factor=1, scope=scopes[1])
         with T.sblock("root"):
@@ -124,7 +124,20 @@ def _copy(meaning: Meaning, operand: int, scopes: tuple[str, str]) -> PrimFunc:
                     v_i, v_j, v_k = T.axis.remap("SSS", [i, j, k])
                     C[v_i, v_j, v_k] = A[v_i, v_j, v_k]
 
-    return packed
+    @T.prim_func(private=True, s_tir=True)
+    def right(a: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (first, second, third), dtype, offset_factor=1, scope=scopes[0])
+        C = T.match_buffer(c, (first, second, third), dtype, offset_factor=1, scope=scopes[1])
+        with T.sblock("root"):
+            T.reads(A[0:first, 0:second, 0:third])
+            T.writes(C[0:first, 0:second, 0:third])
+            for i, j, k in T.grid(first, second, third):
+                with T.sblock("copy"):
+                    # In the order that the product has its axes in: results before sums.
+                    v_j, v_i, v_k = T.axis.remap("SSS", [j, i, k])
+                    C[v_i, v_j, v_k] = A[v_i, v_j, v_k]
+
+    return right if operand == 1 else left
 
 
 def _call(name: str, *arguments: Any) -> Any:
