@@ -94,6 +94,7 @@ PHASES: tuple[Phase, ...] = (
         "flushed, NaN stays NaN in maxima and minima (CPU)",
         (
             "tvm_ext/passes/vector_code.py",
+            "tvm_ext/passes/tile_state.py",
             "tvm_ext/passes/flush_denormals.py",
             "tvm_ext/passes/lone_lanes.py",
             "schedules/simd",

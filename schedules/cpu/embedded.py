@@ -224,9 +224,7 @@ class _Scheduler:
             self._copy(copy, axes)
         if self.instruction.tiles:
             form = self.form
-            sum_up_tiles(
-                schedule, product, staged, self.instruction, tile, depth, len(form.loops), len(form.steps)
-            )
+            sum_up_tiles(schedule, product, staged, self.instruction, tile, depth, len(form.loops), len(form.steps))
         else:
             self._sum_up(product, depth)
 

@@ -1,4 +1,4 @@
-"""Operators around an instruction on tile registers: which tiles are held, and the loops that load and multiply them."""
+"""Operators around an instruction on tile registers: which tiles are held, and what loads and multiplies them."""
 
 from __future__ import annotations
 

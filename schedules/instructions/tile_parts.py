@@ -147,7 +147,7 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def _number(buffer: Any, elements: int, first: int) -> Any:
-    """Number of the tile that a part of a buffer stands for."""
+    """Give the number of the tile that a part of a buffer stands for."""
     from tvm.script import tirx as T
 
     return T.Cast("uint8", buffer.elem_offset // elements + first)
@@ -182,9 +182,7 @@ def _load(meaning: Meaning, operand: int, first: int) -> PrimFunc:
         with T.sblock("root"):
             T.reads(A[0 : shape[0], 0 : shape[1], 0 : shape[2]])
             T.writes(C[0 : shape[0], 0 : shape[1], 0 : shape[2]])
-            T.evaluate(
-                _call("tileloadd64", _number(C, size, first), T.address_of(A[0, 0, 0]), T.int64(ROW_BYTES))
-            )
+            T.evaluate(_call("tileloadd64", _number(C, size, first), T.address_of(A[0, 0, 0]), T.int64(ROW_BYTES)))
 
     return implementation
 
@@ -201,9 +199,7 @@ def _store(meaning: Meaning) -> PrimFunc:
         with T.sblock("root"):
             T.reads(A[0:rows, 0:columns])
             T.writes(C[0:rows, 0:columns])
-            T.evaluate(
-                _call("tilestored64", _number(A, rows * columns, 0), T.address_of(C[0, 0]), T.int64(ROW_BYTES))
-            )
+            T.evaluate(_call("tilestored64", _number(A, rows * columns, 0), T.address_of(C[0, 0]), T.int64(ROW_BYTES)))
 
     return implementation
 

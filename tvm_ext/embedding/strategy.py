@@ -149,6 +149,8 @@ def rounded(found: Strategy, extents: Mapping[int, int]) -> Strategy:
     extents : mapping of int to int
         New extent by the number of the loop, which must be the outermost of its axis.
     """
+    if not extents:
+        return found
     loops = tuple(
         replace(loop, extent=extents.get(at, loop.extent), span=extents.get(at, loop.extent) * loop.step)
         for at, loop in enumerate(found.loops)

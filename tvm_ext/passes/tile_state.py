@@ -3,7 +3,7 @@
 before: ``kernel(..): for task in parallel(n):  # tiles              { body }``
 after:  ``kernel(..): assert permitted; for task in parallel(n): { configure; body; release }``
 
-The shape of tiles is a state of a thread, so each task says it, and releases the tiles again: a thread with tiles in use
+The shape of tiles is a state of a thread, so each task says it, and releases the tiles again: a thread that uses tiles
 is dearer to switch. Permission is the process's; asking again takes a fraction of a microsecond, and lets a compiled
 model be loaded by any program.
 """
@@ -15,10 +15,12 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir.expr import StringImm
+from tvm.ir.expr import StringImm, TensorLoad
+from tvm.ir.prim import expr as prim
 
 from tvm_ext.passes.vector_code import has_blocks, lower_to_loops
 from tvm_ext.schedules.cpu.tile_registers import TILES_ATTRIBUTE
+from tvm_ext.schedules.simd.vector import lanes_of, operation, wide_type
 from tvm_ext.system.tiles import ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA
 
 # Palette 1; bytes of a row for each of eight tiles, two bytes each; rows for each, one byte.
@@ -44,7 +46,7 @@ def tile_state() -> tvm.transform.Pass:
                 continue
             updated = updated or tvm.IRModule(mod.functions, attrs=mod.attrs)
             flat = to_loops(tvm.IRModule({global_var: func}))[global_var] if has_blocks(func) else func
-            updated.update_func(global_var, _surrounded(flat))
+            updated.update_func(global_var, _surrounded(_kept_as_bits(flat)))
         return updated or mod
 
     return _tile_state
@@ -76,6 +78,47 @@ def _surrounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     permitted = tirx.call_extern("int64", "syscall", *arguments) == tirx.const(0, "int64")
     asked = tirx.AssertStmt(permitted, StringImm("RuntimeError"), [StringImm(REFUSED)])
     return changed.with_body(tirx.SeqStmt([asked, changed.body]))
+
+
+def _kept_as_bits(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep what a kernel stores for tiles of bfloat16 as 16-bit integers; TVM would make float32 of it in memory."""
+    anew: dict[Any, Any] = {}
+
+    def allocation(statement: Any, mutator: Any) -> Any:
+        buffer = statement.buffer
+        if str(buffer.dtype) != "bfloat16":
+            return statement
+        anew[buffer] = tirx.decl_buffer(buffer.shape, "uint16", buffer.name, scope=buffer.scope())
+        return tirx.AllocBuffer(anew[buffer], statement.annotations)
+
+    def store(statement: Any, mutator: Any) -> Any:
+        if statement.buffer not in anew:
+            return mutator.default_mutate(statement)
+        return tirx.BufferStore(anew[statement.buffer], _bits(statement.value), statement.indices)
+
+    def load(node: Any, mutator: Any) -> Any:
+        if node.source not in anew:
+            return mutator.default_mutate(node)
+        return tirx.BufferLoad(anew[node.source], node.indices)
+
+    return tvm_ffi.structural_mutate(
+        func, [(tirx.AllocBuffer, allocation), (tirx.BufferStore, store), (TensorLoad, load)]
+    )
+
+
+def _bits(value: Any) -> Any:
+    """Give the bits of a bfloat16; of one that is chosen among others those of the chosen one."""
+    wide = wide_type("uint16", lanes_of(value))
+    if isinstance(value, prim.Select):
+        return prim.Select(value.condition, _bits(value.true_value), _bits(value.false_value))
+    if isinstance(value, tvm.ir.Call) and operation(value) == "if_then_else":
+        condition, yes, no = value.args
+        return tirx.if_then_else(condition, _bits(yes), _bits(no))
+    if isinstance(value, prim.Broadcast):
+        return prim.Broadcast(_bits(value.value), lanes_of(value))
+    if isinstance(value, prim.FloatImm) and value.value == 0:
+        return tirx.const(0, "uint16")
+    return tirx.reinterpret(wide, value)
 
 
 def _configured(body: Any) -> Any:

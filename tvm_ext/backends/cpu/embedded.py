@@ -45,23 +45,30 @@ def kernel_plan(instruction: Instruction, machine: Machine) -> Plan:
         start = strategy(embedding, dense=False)
         if not any(loop.reduces for loop in start.loops):
             raise EmbeddingError(f"nothing is summed up around {instruction.name}")
-        plans = [_planned(start, exact, instruction, machine, sources) for exact in (True, False)]
+        every = [_fixed_loops(start, exact, sources) for exact in (True, False)]
+        plans = [_planned(start, fixed, instruction, machine, sources) for fixed in dict.fromkeys(every)]
         return min(plans, key=lambda item: item.cycles)
 
     return plan
 
 
+def _fixed_loops(start: Strategy, exact: bool, sources: tuple[Source, Source]) -> frozenset[int]:
+    """List the loops that must be multiples of their tile; with ``exact`` also those over what is read in place."""
+    loops = outer_loops(start)
+    fixed = set(range(len(loops))) - may_round(start)
+    for factor, kind in ((0, "left"), (1, "right")):
+        if exact and sources[start.embedding.operand(factor)] != "constant" and is_direct(start, factor):
+            fixed |= {at for at, loop in enumerate(loops) if loop.kind == kind}
+    return frozenset(fixed)
+
+
 def _planned(
-    start: Strategy, exact: bool, instruction: Instruction, machine: Machine, sources: tuple[Source, Source]
+    start: Strategy, fixed: frozenset[int], instruction: Instruction, machine: Machine, sources: tuple[Source, Source]
 ) -> KernelPlan:
-    """Plan a kernel; with ``exact`` loops over what is read in place are not rounded up."""
+    """Plan a kernel of which some loops must be multiples of their tile."""
     embedding = start.embedding
     loops, numbers = outer_loops(start), outer_numbers(start)
     steps = prod(loop.extent for loop in start.loops if loop.reduces)
-    fixed = set(range(len(loops))) - may_round(start)
-    for factor, kind in ((0, "left"), (1, "right")):
-        if exact and sources[embedding.operand(factor)] != "constant" and is_direct(start, factor):
-            fixed |= {at for at, loop in enumerate(loops) if loop.kind == kind}
     left_lanes = any(dimension.lane is not None and _moves_in_result(embedding, dimension.lane[0])
                      for dimension in start.operands[embedding.operand(0)].dimensions)  # fmt: skip
     form = form_of(start, instruction.name)
