@@ -6,6 +6,7 @@ What none of them takes goes to TVM's own rules for GPUs (DLight).
 from tvm_ext.schedules.cuda.attention import Attention
 from tvm_ext.schedules.cuda.elementwise import Elementwise
 from tvm_ext.schedules.cuda.matmul import Matmul
+from tvm_ext.schedules.cuda.nested import Nested
 from tvm_ext.schedules.cuda.recurrence import Recurrence
 from tvm_ext.schedules.cuda.row_reduction import RowReduction
 from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
@@ -13,7 +14,7 @@ from tvm_ext.schedules.cuda.transpose import Transpose
 from tvm_ext.schedules.cuda.warpgroup_matmul import WarpgroupMatmul
 from tvm_ext.schedules.cuda.window import Window
 
-_OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence())
+_OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence(), Nested())
 
 RULES = (Attention(), WarpgroupMatmul(), TensorMatmul(), *_OTHERS)
 

@@ -18,7 +18,9 @@ from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.keep_nan import keep_nan
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
+from tvm_ext.backends.cuda.own_locals import own_locals
 from tvm_ext.backends.cuda.resources import resource_table
+from tvm_ext.backends.cuda.scans import scans
 from tvm_ext.backends.cuda.split_groups import split_groups
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
@@ -56,6 +58,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             mixed_precision(rounded),
             *common.rewritten(options),
             *common.flushed(options),
+            scans(),
         ],
     )
 
@@ -82,6 +85,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         within_limits(default_schedules()),
         # What a rule of TVM's made too large gets the plainest schedule there is.
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
+        own_locals(),
         keep_nan(),
         narrow_vectors(),
         check_kernels(),

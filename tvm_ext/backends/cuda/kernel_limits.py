@@ -15,10 +15,12 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ext.backends.cuda.host_part import host_fault
 from tvm_ext.errors import CompileError
+from tvm_ext.graph.origins import nodes_of_kernels
 from tvm_ext.schedules.cuda.blocks import element_bytes
 from tvm_ext.schedules.cuda.machine import MOST_GRID, MOST_THREADS, STATIC_SHARED, GpuMachine, machine_of
-from tvm_ext.schedules.rule import FAULT_ATTRIBUTE
+from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,10 @@ def within_limits(schedule: tvm.transform.Pass) -> tvm.transform.Pass:
 
 
 def check_kernels() -> tvm.transform.Pass:
-    """Make the pass that refuses kernels over a limit, with a ``CompileError`` that says which limit and what to do."""
+    """Make the pass that refuses kernels that no GPU runs, with a ``CompileError`` that says why and what to do.
+
+    Those are kernels over a limit, and among those that no rule scheduled such as leave work to the host.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CheckKernels")
     def _check(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -77,6 +82,12 @@ def check_kernels() -> tvm.transform.Pass:
             if isinstance(func, tirx.PrimFunc):
                 if reason := over_a_limit(func, target):
                     raise CompileError(f"kernel {variable.name_hint} {reason}")
+                if RULE_ATTRIBUTE not in (func.attrs or {}) and (reason := host_fault(func, target)):
+                    nodes = ", ".join(nodes_of_kernels(mod).get(variable.name_hint, ()))
+                    raise CompileError(
+                        f"kernel {variable.name_hint}{f' ({nodes})' if nodes else ''} {reason}; express it by other "
+                        "operators, or divide the model there and compile that part for a CPU"
+                    )
         return mod
 
     return _check

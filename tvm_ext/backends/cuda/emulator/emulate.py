@@ -174,6 +174,8 @@ class _Host:
                     f"argument {param.name} of {self._lowered.name} has the shape {tuple(param.shape)}; "
                     f"got {array.shape}"
                 )
+        if isinstance(param.elem_offset, tvm.ir.Var):  # TVM's kernels for GPUs take tensors that begin anywhere
+            self._numbers[param.elem_offset] = 0
         own = np.array(array, order="C")
         self._memory[param] = Global(own)
         return own
@@ -196,6 +198,11 @@ class _Host:
         elif kind is tirx.DeclBuffer:
             self._memory[s.buffer] = self._place(s.data)
         elif kind is tirx.AllocBuffer:
+            if str(s.buffer.scope()) == "local":
+                raise CompileError(
+                    f"function {self._lowered.name} declares {s.buffer.name} of its threads outside their kernel: no "
+                    "GPU can write to that"
+                )
             sizes = [int(self._number(extent)) for extent in s.buffer.shape]
             dtype = numpy_type(str(s.buffer.dtype))
             raw = np.full(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize, 0xFF, np.uint8)
@@ -206,10 +213,19 @@ class _Host:
             case = s.then_case if self._number(s.condition) else s.else_case
             if case is not None:
                 self._statement(case)
+        elif kind is tirx.For and s.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
+            self._loop(s)
         elif kind is tirx.Evaluate and isinstance(s.value, tvm.ir.Call):
             self._call(s.value)
         elif kind not in (tirx.Evaluate, tirx.AssertStmt):
             raise CompileError(f"function {self._lowered.name} has work outside its kernels: a {kind.__name__}")
+
+    def _loop(self, s: Any) -> None:
+        """Run a loop around launches, as TVM's scans and sorts have them."""
+        start, extent = int(self._number(s.min)), int(self._number(s.extent))
+        for number in range(start, start + extent):
+            self._numbers[s.loop_var] = number
+            self._statement(s.body)
 
     def _place(self, e: Any) -> Global:
         if isinstance(e, tvm.ir.Var):
@@ -233,11 +249,18 @@ class _Host:
             else:
                 slots[kernel.slots[number]] = self._number(argument)
         single = Lanes(Launch((1, 1, 1), (1, 1, 1)), 0, 1, slots, memories)
-        extents = {tag: int(kernel.code.value(extent)(single)) for tag, extent in kernel.code.extents.items()}
-        launch = launch_of(extents)
+        launch = launch_of(self._extents(call, kernel, single))
         self._refuse_limits(kernel, launch)
         self._launches.append((kernel.name, launch))
         self._launch(kernel, launch, slots, memories)
+
+    def _extents(self, call: Any, kernel: _Kernel, single: Lanes) -> dict[str, int]:
+        """Give the extents of a launch: those that the host says, as a kernel may have its own names for them."""
+        tags = (self._lowered.kernels[kernel.name].attrs or {}).get("tirx.kernel_launch_params")
+        if tags is None:
+            return {tag: int(kernel.code.value(extent)(single)) for tag, extent in kernel.code.extents.items()}
+        given = zip(map(str, tags), call.args[1 + len(kernel.params) :], strict=False)
+        return {tag: int(self._number(extent)) for tag, extent in given if "Idx." in tag}
 
     def _refuse_limits(self, kernel: _Kernel, launch: Launch) -> None:
         if launch.threads > BLOCK_THREADS:

@@ -1,0 +1,149 @@
+"""Kernels that no rule makes: TVM's own with threads in them, and what computes its elements by loops of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from onnx import TensorProto, helper
+from tvm import relax, tirx
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ext
+from scripts.cuda.kernels import kernels_of, target_of
+from tests.schedules.kernels import graph
+from tvm_ext.backends.cuda.emulator.emulate import Emulator
+from tvm_ext.backends.cuda.host_part import host_fault
+from tvm_ext.errors import CompileError
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+
+TARGET = target_of("sm_90")
+
+
+def run(mod: tvm.IRModule, *inputs: np.ndarray, results: Sequence[tuple[Sequence[int], str]]) -> list[np.ndarray]:
+    """Run the one kernel of a graph in the emulator; gives its results, whose bytes are garbage before."""
+    (kernel,) = kernels_of("graph", mod, TARGET)
+    assert RULE_ATTRIBUTE not in (kernel.scheduled.attrs or {})
+    outputs = [np.full(shape, 77, dtype) for shape, dtype in results]
+    done = Emulator(kernel.scheduled, TARGET)([*inputs, *outputs])
+    assert not done.report.faults
+    return done.arrays[len(inputs) :]
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype("float32")
+
+
+@pytest.mark.parametrize(("shape", "count", "largest"), [((3, 33), 5, True), ((17, 7), 7, False), ((2, 129), 1, True)])
+def test_the_largest_and_their_places(shape: Sequence[int], count: int, largest: bool) -> None:
+    x = drawn(*shape)
+    mod = graph(
+        lambda _, x: R.topk(x, k=count, axis=1, ret_type="both", largest=largest, dtype="int64"), [(shape, "float32")]
+    )
+    of = (shape[0], count)
+    values, places = run(mod, x, results=[(of, "float32"), (of, "int64")])
+    order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(places, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, 1))
+
+
+def test_sorted_rows() -> None:
+    x = drawn(5, 127)
+    (got,) = run(graph(lambda _, x: R.sort(x, 1, False), [((5, 127), "float32")]), x, results=[((5, 127), "float32")])
+    np.testing.assert_array_equal(got, np.sort(x, 1))
+
+
+@pytest.mark.parametrize("reduction", ["update", "add", "max"])
+def test_scattered_elements(reduction: str) -> None:
+    x, updates = drawn(3, 9), drawn(3, 4)[:, ::-1].copy()
+    places = np.array([[1, 0, 8, 2], [3, 4, 5, 6], [8, 7, 0, 1]], "int64")
+    mod = graph(
+        lambda _, x, i, u: R.scatter_elements(x, i, u, 1, reduction),
+        [((3, 9), "float32"), ((3, 4), "int64"), ((3, 4), "float32")],
+    )
+    (got,) = run(mod, x, places, updates, results=[((3, 9), "float32")])
+    expected = x.copy()
+    for row in range(3):
+        for column, place in enumerate(places[row]):
+            old, new = expected[row, place], updates[row, column]
+            expected[row, place] = {"update": new, "add": old + new, "max": max(old, new)}[reduction]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_scattered_rows() -> None:
+    x, updates = drawn(7, 5), drawn(3, 5)
+    places = np.array([[1], [6], [1]], "int64")
+    mod = graph(
+        lambda _, x, i, u: R.scatter_nd(x, i, u, "add"), [((7, 5), "float32"), ((3, 1), "int64"), ((3, 5), "float32")]
+    )
+    (got,) = run(mod, x, places, updates, results=[((7, 5), "float32")])
+    np.add.at(x, places[:, 0], updates)
+    np.testing.assert_allclose(got, x, rtol=1e-5, atol=1e-5)
+
+
+@T.prim_func(private=True, s_tir=True)
+def steps_of_their_own(x: T.Buffer((33,), "float32"), n: T.Buffer((33,), "int64"), y: T.Buffer((33,), "float32")):
+    """Add up an element as often as another tensor says."""
+    for i in range(33):
+        with T.sblock("element"):
+            vi = T.axis.spatial(33, i)
+            T.reads(x[vi], n[vi])
+            T.writes(y[vi])
+            y[vi] = T.float32(0)
+            for _ in range(n[vi]):
+                y[vi] = y[vi] + x[vi]
+
+
+def caller(func: tirx.PrimFunc, inputs: Sequence[tuple[Sequence[int], str]]) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    variables = [relax.Var(f"x{i}", R.Tensor(shape, dtype)) for i, (shape, dtype) in enumerate(inputs)]
+    name = builder.add_func(func, "own")
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(relax.call_tir(name, variables, R.Tensor((33,), "float32")))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_loops_within_elements() -> None:
+    mod = caller(steps_of_their_own, [((33,), "float32"), ((33,), "int64")])
+    (kernel,) = kernels_of("own", mod, TARGET)
+    assert str(kernel.scheduled.attrs[RULE_ATTRIBUTE]) == "cuda.nested"
+    x, n = drawn(33), np.arange(33)
+    done = Emulator(kernel.scheduled, TARGET)([x, n, np.zeros(33, "float32")])
+    assert not done.report.faults
+    np.testing.assert_allclose(done.arrays[2], x * n, rtol=1e-5)
+
+
+@T.prim_func(private=True, s_tir=True)
+def work_of_the_host(x: T.Buffer((33,), "float32"), y: T.Buffer((33,), "float32")):
+    """A block without axes, so that nothing can be bound to threads."""
+    with T.sblock("all"):
+        for i in range(33):
+            y[i] = x[i] * T.float32(2)
+
+
+def test_work_outside_threads_is_named() -> None:
+    fault = host_fault(work_of_the_host.with_attr("global_symbol", "main"), TARGET)
+    assert "outside its threads" in fault
+    with pytest.raises(CompileError, match=r"kernel own.* on x, y outside its threads.*compile that part for a CPU"):
+        kernels_of("own", caller(work_of_the_host, [((33,), "float32")]), TARGET)
+
+
+def test_a_kernel_that_tvm_cannot_lower() -> None:
+    """NonMaxSuppression of TVM for GPUs uses a tensor before it is declared."""
+
+    def value(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    node = helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["kept"])
+    most = helper.make_tensor("most", TensorProto.INT64, [1], [3])
+    inputs = [value("boxes", [1, 9, 4]), value("scores", [1, 2, 9])]
+    made = helper.make_graph([node], "g", inputs, [value("kept", None, TensorProto.INT64)], [most])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(CompileError, match=r"NonMaxSuppression.*cannot be lowered for CUDA.*for a CPU"):
+        tvm_ext.compile(model, target={"kind": "cuda", "arch": "sm_90"})
