@@ -1,7 +1,8 @@
 """Cumulative sums and products along the rows of a matrix: a block of threads a row.
 
 A thread adds up its own four elements, the block the sums of its threads, in rounds of twice the distance each (Hillis
-and Steele, "Data Parallel Algorithms", 1986); what came before is handed from one part of a row to the next. TVM's kernels count on threads of a warp that go in step, which CUDA does not promise.
+and Steele, "Data Parallel Algorithms", 1986); what came before is handed from one part of a row to the
+next. TVM's kernels count on threads of a warp that go in step, which CUDA does not promise.
 """
 
 from __future__ import annotations

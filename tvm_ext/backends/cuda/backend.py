@@ -26,6 +26,7 @@ from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
 from tvm_ext.backends.cuda.whole_vectors import whole_vectors
 from tvm_ext.backends.cuda.wide_reductions import wide_reductions
+from tvm_ext.backends.cuda.winograd import winograd_convolutions
 from tvm_ext.backends.gpu.backend import default_schedules
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.fusion.cost_model import LinearModel
@@ -64,7 +65,8 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
 
 
 def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [channels_last(), whole_vectors(), relax.transform.DeadCodeElimination()]
+    winograd = [winograd_convolutions()] if options.winograd else []
+    return [channels_last(), *winograd, whole_vectors(), relax.transform.DeadCodeElimination()]
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
