@@ -44,8 +44,8 @@ class PipelineOptions:
     dump_dir : str or Path, optional
         Folder that receives the module after each phase as ``NN_phase.py`` (TVMScript, constants left out).
     winograd : bool
-        Whether 3 x 3 convolutions on a CPU or with CUDA may use Winograd's algorithm: fewer multiplications, somewhat larger
-        rounding errors.
+        Whether 3 x 3 convolutions on a CPU or with CUDA may use Winograd's algorithm: fewer multiplications, somewhat
+        larger rounding errors.
     strassen : bool
         Whether products of a text's tokens with constants on a CPU may use Strassen's algorithm: one multiplication in
         eight less, constants that take 7/4 of their memory, somewhat larger rounding errors.
