@@ -168,12 +168,57 @@ def whole_steps(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     if not (is_cut or (isinstance(step, int | float) and step < 0)):
         return stock(node)
     if not isinstance(value.shape[0], int) or not isinstance(start, int | float):
-        raise NotImplementedError("its extent has to be known; count upwards, and take the numbers from the last one")
+        if is_cut or value.is_floating_point() or not isinstance(step, int):
+            raise NotImplementedError("its extent has to be known; count in integers, and multiply them")
+        return _open_steps(importer, node, step)
     if is_cut:
         start, step = int(start), int(step)
     places = torch.tensor(start + step * np.arange(int(value.shape[0])), dtype=value.dtype)
     return importer.block_builder.emit(relax.const(tvm.runtime.from_dlpack(places)))
 
+
+def _open_steps(importer: Any, node: Node, step: int) -> Any:
+    """Count downwards between integers that are only known at run time."""
+    emit = importer.block_builder.emit
+    start, end = (
+        tvm.tirx.IntImm("int64", item) if isinstance(item, int) else item for item in importer.retrieve_args(node)[:2]
+    )
+    zero = tvm.tirx.IntImm("int64", 0)
+    apart = tvm.tirx.floordiv(start - end + (-step - 1), tvm.tirx.IntImm("int64", -step))
+    count = tvm.sym.Analyzer().simplify(tvm.tirx.max(apart, zero))
+    first = emit(relax.op.reshape(emit(relax.op.shape_to_tensor(relax.ShapeExpr([start]))), relax.ShapeExpr([])))
+    places = emit(relax.op.multiply(emit(relax.op.arange(0, count, 1, "int64")), relax.const(step, "int64")))
+    dtype = relax_dtype(node.meta["val"].dtype)
+    numbers = emit(relax.op.add(places, first))
+    return numbers if dtype == "int64" else emit(relax.op.astype(numbers, dtype))
+
+
+def slice_to_the_end(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x[start:]`` of an open extent: the extent is the end, and not the largest integer, to which shapes add one."""
+    data = importer.env[node.args[0]]
+    axis, start, end, step = (
+        argument(node, place, name, default)
+        for place, name, default in ((1, "dim", 0), (2, "start", 0), (3, "end", None), (4, "step", 1))
+    )
+    extents = list(data.ty.shape) if isinstance(data.ty.shape, relax.ShapeExpr) else []
+    is_whole = end is None or (isinstance(end, int) and end >= ENDLESS)
+    if not extents or not is_whole or not isinstance(start, int) or start <= 0 or step != 1:
+        return stock(node)
+    extent = extents[axis]
+    if isinstance(extent, tvm.tirx.IntImm):
+        return stock(node)
+    analyzer = tvm.sym.Analyzer()
+    begin = tvm.tirx.IntImm("int64", start)
+    for name in tvm.tirx.analysis.undefined_vars(extent):
+        analyzer.update(name, tvm.sym.ConstIntBound(0, tvm.sym.ConstIntBound.POS_INF), True)
+    begin = analyzer.simplify(tvm.tirx.min(begin, extent))
+    end = analyzer.simplify(extent)
+    sliced = relax.op.strided_slice(data, [axis % len(extents)], [begin], [end], [1], assume_inbound=True)
+    return importer.block_builder.emit(sliced)
+
+
+ENDLESS = 2**62
+"""PyTorch writes the largest integer for an end that is that of the dimension."""
 
 SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
     "angle.default": angle,
@@ -188,5 +233,6 @@ SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
 
 REFINED_SPECIAL: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "arange.start_step": whole_steps,
+    "slice.Tensor": slice_to_the_end,
 }
 """Those that leave to TVM's converter what it does right."""
