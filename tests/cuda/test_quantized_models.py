@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax, tirx
 
 import tvm_ext
+from scripts.cuda.emulate import compare
+from scripts.cuda.kernels import kernels_of
 from tests.zoo.quantized import quantized
+from tvm_ext.backends.cuda.host_part import host_fault
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.phases import Phase
@@ -64,3 +68,23 @@ def test_convolutions_add_up_integers() -> None:
             relax.analysis.post_order_visit(func.body, visit)
     assert types
     assert set(types) == {"int32"}
+
+
+def test_a_zero_point_found_at_run_time_is_brought_by_a_thread() -> None:
+    """A product's kernel reads it in two blocks, so that none of them takes it in: it was left to the host."""
+    weight = np.random.default_rng(0).integers(-127, 128, (33, 17)).astype("int8")
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["wide", "scale"], ["y"]),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [5, width]) for name, width in (("x", 33), ("y", 17))
+    )
+    made = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    kernels = kernels_of("dynamic", import_model(model).mod, TARGET)
+    (product,) = [kernel for kernel in kernels if kernel.scheduled.attrs[RULE_ATTRIBUTE] == "cuda.matmul"]
+    assert host_fault(product.scheduled, TARGET) == ""
+    assert compare(product, TARGET)[0] == ""
