@@ -27,6 +27,8 @@ class KnownCpu:
         Physical cores.
     l2_bytes : int
         Bytes a cycle that a core reads from its L2 cache while it multiplies; 0: as any CPU of its instruction set.
+    memory_bandwidth : float
+        Bytes a second that two cores together move between memory and registers; 0: as any CPU of its instruction set.
     slow_loads : bool
         Whether loads beyond one for every two multiply-adds take time of their own.
     """
@@ -38,6 +40,7 @@ class KnownCpu:
     units: int
     cores: int = 0
     l2_bytes: int = 0
+    memory_bandwidth: float = 0.0
     slow_loads: bool = False
 
 
@@ -69,6 +72,6 @@ KNOWN_CPUS: Mapping[str, KnownCpu] = {
     "meteorlake": KnownCpu(48, 2 << 10, 24 << 10, 4.5e9, 2),
     "arrowlake": KnownCpu(48, 3 << 10, 36 << 10, 5.0e9, 2),
     "znver4": KnownCpu(32, 1 << 10, 32 << 10, 3.7e9, 1, l2_bytes=32),  # EPYC 9004: vectors of 512 bits in halves
-    "znver5": KnownCpu(48, 1 << 10, 32 << 10, 4.0e9, 2, l2_bytes=54),  # EPYC 9005
+    "znver5": KnownCpu(48, 1 << 10, 32 << 10, 4.0e9, 2, l2_bytes=54, memory_bandwidth=48e9),  # EPYC 9005
     **dict.fromkeys(("apple-m1", "apple-a14", "apple-m2", "apple-a15", "apple-m3", "apple-a16", "apple-m4"), _APPLE),
 }

@@ -266,7 +266,8 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     assert extents is not None
     tile = _annotated_tile(schedule, product)
     task = matmul_task(extents, tile, machine)
-    apply_tile(schedule, product, store, row_copy, pack, extents, tile, task, machine.pairs_loads)
+    fetches = pack is None and task.block_tiles > 1
+    apply_tile(schedule, product, store, row_copy, pack, extents, tile, task, machine.pairs_loads, fetches)
     if rest is not None:
         vectorize_and_divide(schedule, rest, machine)
 
@@ -295,8 +296,14 @@ def apply_tile(
     tile: tuple[int, int],
     task: MatmulTask,
     keeps_apart: bool,
+    fetches: bool,
+    skip: int = 0,
 ) -> None:
-    """Divide a product, whose stored result has a loop over batches, one over rows and one over columns, innermost."""
+    """Divide a product, whose stored result has a loop over batches, one over rows and one over columns, innermost.
+
+    With ``fetches`` the columns of the next tile are fetched while those of this one are multiplied; ``skip`` elements
+    of the columns lie between the last tile of a batch and the first one of the next.
+    """
     tile_rows, vectors = tile
     *_, batch, row, column = schedule.get_loops(store)
     whole_vectors = int(schedule.get(column).extent) % extents.lanes == 0
@@ -307,14 +314,13 @@ def apply_tile(
     part = schedule.fuse(batch, column_part, row_part)
     if task.parallel:
         schedule.parallel(part)
-    fetches = pack is None and task.block_tiles > 1
     if whole_vectors and not fetches:
         schedule.vectorize(lane)
     else:
         mark_simd(schedule, lane, extents.lanes)
     for loop in (row, vector):
         schedule.unroll(loop)
-    dotted = accumulate_in_registers(schedule, product, row_tile, fetches, keeps_apart)
+    dotted = accumulate_in_registers(schedule, product, row_tile, fetches, keeps_apart, column_tile, skip)
     if row_copy is not None:
         copy_at(schedule, row_copy, row_block, extents.lanes)
     if pack is not None:
@@ -324,12 +330,19 @@ def apply_tile(
 
 
 def accumulate_in_registers(
-    schedule: Schedule, product: SBlockRV, tile: LoopRV, fetches: bool = False, keeps_apart: bool = False
+    schedule: Schedule,
+    product: SBlockRV,
+    tile: LoopRV,
+    fetches: bool = False,
+    keeps_apart: bool = False,
+    columns: LoopRV | None = None,
+    skip: int = 0,
 ) -> LoopRV | None:
     """Compute a product in each iteration of the loop ``tile`` over its stored tiles, in registers.
 
     With ``fetches`` all iterations use the same columns, and those of the next ones are fetched meanwhile. With
-    ``keeps_apart`` some steps of the reduction are written out, whose loads do not mix.
+    ``keeps_apart`` some steps of the reduction are written out, whose loads do not mix. Behind the last iteration of
+    ``columns``, the loop over tiles of columns, ``skip`` elements are another task's.
 
     Returns
     -------
@@ -350,7 +363,7 @@ def accumulate_in_registers(
     for loop in (row, vector):
         schedule.unroll(loop)
     if fetches:
-        fetch_next_weights(schedule, product, [tile], k, True)
+        fetch_next_weights(schedule, product, [tile], k, True, tiles=columns, skip=skip)
     initial = schedule.decompose_reduction(product, k)
     *_, row_init, vector_init, lane_init = schedule.get_loops(initial)
     schedule.unroll(row_init)

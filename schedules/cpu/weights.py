@@ -28,6 +28,8 @@ def fetch_next_weights(
     reduction: LoopRV,
     pays: bool,
     is_part: bool = False,
+    tiles: LoopRV | None = None,
+    skip: int = 0,
 ) -> None:
     """Let a reduction fetch the weights of the next tiles; in a tunable schedule whether it does is a knob.
 
@@ -43,6 +45,8 @@ def fetch_next_weights(
         What the rule chooses.
     is_part : bool
         Whether the reduction is a part of a sum that goes on when all tiles have passed.
+    tiles, skip
+        See :func:`~tvm_ext.schedules.simd.prefetch.mark_prefetch`.
     """
     weights = str(schedule.get(block).reads[-1].source.name)
-    mark_prefetch(schedule, passes, reduction, weights, choose(schedule, (0, 1), int(pays)), is_part)
+    mark_prefetch(schedule, passes, reduction, weights, choose(schedule, (0, 1), int(pays)), is_part, tiles, skip)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import hypot, prod
 
 import tvm
 from tvm.s_tir import Schedule
@@ -57,7 +57,10 @@ def winograd_outputs(
     positions = planes * out_extents[0] * out_extents[1]
     # A machine without fused multiply-adds may do less than one in a cycle: its transforms take as long, too.
     units = max(1.0, machine.units)
-    best, best_cost = 0, positions * steps * KERNEL**2 / (2 * GAIN_OVER_PAIRS if pairs else GAIN) / units
+    work = positions * steps * KERNEL**2 / units
+    if machine.streams_weights:
+        work = hypot(work, _streaming(KERNEL**2 * steps * lanes * 4, machine))
+    best, best_cost = 0, work / (2 * GAIN_OVER_PAIRS if pairs else GAIN)
     for outputs in TRANSFORM_CYCLES:
         cost = winograd_cycles(outputs, planes, in_channels, out_channels, out_extents, machine, depth_taps)
         if cost < best_cost:
@@ -91,7 +94,14 @@ def winograd_cycles(
     multiply = size * steps * max(count, 6) / units
     loads = weight_bytes / (bandwidth / machine.clock) / machine.cores if weight_bytes > machine.l2 // 2 else 0.0
     transform = count * (in_channels / lanes * forward + -(-out_channels // lanes) * backward)
+    if machine.streams_weights:
+        return hypot(multiply, _streaming(weight_bytes, machine)) + transform
     return max(multiply, loads * machine.cores) + transform
+
+
+def _streaming(nbytes: int, machine: Machine) -> float:
+    """Cycles of all cores in which weights come from memory, fetched ahead, each by one core."""
+    return nbytes / machine.fetched_bandwidth * machine.clock
 
 
 class Winograd:

@@ -6,7 +6,7 @@ It is decided on numbers, by the machine model; the schedule of :mod:`.winograd_
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL
@@ -115,7 +115,7 @@ def _divisions(extents: WinogradExtents, machine: Machine) -> Iterator[tuple[Str
     """List divisions with the bytes that all threads keep, those that they may, and the seconds that they take."""
     cores = machine.cores
     # Of filters that come from memory there are no parts for each strip.
-    in_cache = _filter_bytes(extents, extents.chunks, machine) <= machine.l3 // 2
+    in_cache = not machine.streams_weights and _filter_bytes(extents, extents.chunks, machine) <= machine.l3 // 2
     for parts in divisors(extents.chunks):
         for rows in range(1, extents.tile_rows + 1):
             if parts == 1 or (parts <= cores and in_cache):
@@ -149,12 +149,15 @@ def _tile(extents: WinogradExtents, tiles: int, chunks: int, parts: int, machine
 
 def _strip_seconds(extents: WinogradExtents, strip: int, parts: int, machine: Machine) -> float:
     tasks = extents.images * -(-extents.tile_rows // strip) * parts
-    tiles = strip * extents.tile_columns
-    task = _steps_seconds(extents, tiles, extents.chunks // parts, parts, machine)
+    tiles, chunks = strip * extents.tile_columns, extents.chunks // parts
+    rounds = -(-tasks // machine.cores)
+    steps = _steps_seconds(extents, tiles, chunks, parts, machine)
+    if rounds > 1:
+        steps += (rounds - 1) * _steps_seconds(extents, tiles, chunks, parts, _filters_met(machine))
     between = _strip_bytes(extents, strip, parts, machine)
     if between > machine.l2:
-        task += 2 * NOT_HIDDEN * between / machine.l3_bandwidth
-    return -(-tasks // machine.cores) * task + machine.fork_seconds
+        steps += rounds * 2 * NOT_HIDDEN * between / machine.l3_bandwidth
+    return steps + machine.fork_seconds
 
 
 def _shared_seconds(extents: WinogradExtents, rows: int, parts: int, machine: Machine) -> float:
@@ -162,15 +165,27 @@ def _shared_seconds(extents: WinogradExtents, rows: int, parts: int, machine: Ma
     tiles, chunks = rows * extents.tile_columns, extents.chunks // parts
     transformed = _transformed_bytes(extents, tiles)
     products = _product_bytes(extents, tiles, chunks, machine)
+    rounds = -(-parts // machine.cores)
     forward = -(-tiles // machine.cores) * _forward_seconds(extents, machine)
-    part = _product_seconds(extents, tiles, chunks, parts, machine) + tiles * chunks * _back_seconds(extents, machine)
+    back = rounds * tiles * chunks * _back_seconds(extents, machine)
+    if machine.streams_weights:  # through the L2 cache, so that what another core has transformed is not there any more
+        forward += transformed * (machine.cores - 1) / machine.cores / machine.l3_bandwidth
     if transformed > machine.l2:
         forward += NOT_HIDDEN * transformed / machine.cores / machine.l3_bandwidth
-        part += NOT_HIDDEN * transformed / machine.l3_bandwidth
+        back += rounds * NOT_HIDDEN * transformed / machine.l3_bandwidth
     if products > machine.l2:
-        part += 2 * NOT_HIDDEN * products / machine.l3_bandwidth
-    strips, rounds = extents.images * -(-extents.tile_rows // rows), -(-parts // machine.cores)
-    return strips * (forward + rounds * part + 2 * machine.fork_seconds)
+        back += rounds * 2 * NOT_HIDDEN * products / machine.l3_bandwidth
+    strips = extents.images * -(-extents.tile_rows // rows)
+    seconds = strips * (forward + back + 2 * machine.fork_seconds)
+    seconds += rounds * _product_seconds(extents, tiles, chunks, parts, machine)
+    if strips > 1:
+        seconds += (strips - 1) * rounds * _product_seconds(extents, tiles, chunks, parts, _filters_met(machine))
+    return seconds
+
+
+def _filters_met(machine: Machine) -> Machine:
+    """Describe a CPU after the first strip of a convolution, which has brought its filters to the last cache."""
+    return replace(machine, streams_weights=False)
 
 
 def _forward_seconds(extents: WinogradExtents, machine: Machine) -> float:
@@ -198,10 +213,12 @@ def _product_seconds(extents: WinogradExtents, tiles: int, chunks: int, parts: i
     tile = _tile(extents, tiles, chunks, parts, machine)
     work = extents.positions * reduction * tile_cost(tiles * extents.depth, chunks, reduction, tile, machine)
     weights = _filter_bytes(extents, chunks, machine)
-    in_cache = weights * parts <= machine.l3 // 2
-    loads = (
-        machine.slots(weights / (machine.l3_bandwidth if in_cache else machine.weight_bandwidth)) * FILTERS_NOT_HIDDEN
-    )
+    if machine.streams_weights:
+        loads = machine.slots(weights / machine.fetched_bandwidth)
+    else:
+        in_cache = weights * parts <= machine.l3 // 2
+        bandwidth = machine.l3_bandwidth if in_cache else machine.weight_bandwidth
+        loads = machine.slots(weights / bandwidth) * FILTERS_NOT_HIDDEN
     return hypot(work, loads) / machine.slots(1.0)
 
 

@@ -110,7 +110,9 @@ def _multiply(schedule: Schedule, machine: Machine, parts: int) -> int:
     task = matmul_task(extents, (tile_rows, vectors), machine)
     # Filters are met once, one after another: all tiles take the same ones, and the next are fetched meanwhile.
     task = replace(task, block_tiles=extents.rows // tile_rows // task.row_parts)
-    apply_tile(schedule, product, store, None, None, extents, (tile_rows, vectors), task, machine.pairs_loads)
+    skip = (parts - 1) * extents.chunks * extents.lanes * extents.reduction  # filters of a position for other parts
+    tile = (tile_rows, vectors)
+    apply_tile(schedule, product, store, None, None, extents, tile, task, machine.pairs_loads, True, skip)
     return strips
 
 

@@ -44,6 +44,12 @@ AHEAD_ATTRIBUTE = "tvm_ext.prefetch_part"
 PASS_ATTRIBUTE = "tvm_ext.prefetch_pass"
 """Annotation of the loops in which the same weights are used again."""
 
+SKIP_ATTRIBUTE = "tvm_ext.prefetch_skip"
+"""Annotation of the same loop: elements of the tensor of weights between the last tile of a task and its next one."""
+
+TILES_ATTRIBUTE = "tvm_ext.prefetch_tiles"
+"""Annotation of the loop over the tiles of weights of a task that lie side by side."""
+
 STEP_ATTRIBUTE = "tvm_ext.step"
 """Annotation of the same loop: 1 to keep the loads of one step of the reduction behind the step before."""
 
@@ -133,6 +139,8 @@ def mark_prefetch(
     operand: str,
     fetches: int | ExprRV,
     is_part: bool = False,
+    tiles: LoopRV | None = None,
+    skip: int = 0,
 ) -> None:
     """Ask for the next weights to be fetched in a reduction.
 
@@ -148,9 +156,16 @@ def mark_prefetch(
         1 to do it, 0 not to.
     is_part : bool
         Whether the reduction is a part of a sum, after which its next part is computed and not the next tile.
+    tiles : LoopRV, optional
+        Loop over the tiles of weights that lie side by side.
+    skip : int
+        Elements that lie between the last of these and what the task needs next; they are another task's.
     """
     for loop in passes:
         schedule.annotate(loop, PASS_ATTRIBUTE, 1)
+    if tiles is not None and skip:
+        schedule.annotate(tiles, TILES_ATTRIBUTE, 1)
+        schedule.annotate(reduction, SKIP_ATTRIBUTE, skip)
     schedule.annotate(reduction, OPERAND_ATTRIBUTE, operand)
     schedule.annotate(reduction, AHEAD_ATTRIBUTE, int(is_part))
     schedule.annotate(reduction, PREFETCH_ATTRIBUTE, fetches)
@@ -159,30 +174,42 @@ def mark_prefetch(
 def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Put the fetches into the marked reductions of a kernel that has no blocks any more and flat buffers."""
     passes: list[Any] = []
+    tiles: list[Any] = []
 
     def visit(loop: Any, mutator: Any) -> Any:
         annotations = loop.annotations or {}
         if int(annotations.get(PREFETCH_ATTRIBUTE, 0)):
             is_part = bool(int(annotations.get(AHEAD_ATTRIBUTE, 0)))  # schedules of old databases know of no parts
-            return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes, is_part)
+            behind = _behind_last(tiles, int(annotations.get(SKIP_ATTRIBUTE, 0)))
+            return _fetch_in(loop, str(annotations[OPERAND_ATTRIBUTE]), passes, is_part, behind)
         if STEP_ATTRIBUTE in annotations:
             return _keep_apart(loop)
         if FORGET_ATTRIBUTE in annotations:
             return _forget(loop)
-        if PASS_ATTRIBUTE not in annotations:
+        around = passes if PASS_ATTRIBUTE in annotations else tiles if TILES_ATTRIBUTE in annotations else None
+        if around is None:
             return mutator.default_mutate(loop)
-        passes.append(loop)
+        around.append(loop)
         loop = mutator.default_mutate(loop)
-        passes.pop()
+        around.pop()
         return loop
 
     return tvm_ffi.structural_mutate(func, [(tirx.For, visit)])
 
 
-def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool) -> Any:
+def _behind_last(tiles: Sequence[Any], skip: int) -> Any:
+    """Give the elements to skip from this tile to the next: none but behind the last; a loop of one tile is no loop."""
+    if not skip or not tiles:
+        return skip
+    loop = tiles[-1]
+    return tirx.Select(loop.loop_var == loop.min + loop.extent - 1, tirx.const(skip, "int32"), tirx.const(0, "int32"))
+
+
+def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool, behind: Any) -> Any:
     """Fetch in iteration ``i`` of the passes what the next reduction reads of its chunk ``i``.
 
     Chunks of a whole reduction are contiguous, and so are the chunks of a group; those of a part lie a stride apart.
+    Behind the last tile of a task, ``behind`` elements are another's.
     """
     loops, load = _weights(reduction, operand)
     steps = _steps(loops)
@@ -201,7 +228,7 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
     ahead = chunk
     if not is_part:
         stride = chunk
-        ahead = chunk * vectors
+        ahead = chunk * vectors + behind
     elif len(chunks) == 1:
         step = substitute(position, {chunks[0].loop_var: chunks[0].min + 1})
         stride = analyzer.simplify(step - substitute(position, {chunks[0].loop_var: chunks[0].min}))

@@ -22,7 +22,9 @@ from tvm_ext.schedules.simd.prefetch import AHEAD_ATTRIBUTE, mark_prefetch
 LANES = 16
 
 
-def product(passes: int, rows: int, groups: int, vectors: int, taps: int, steps: int) -> tvm.s_tir.Schedule:
+def product(
+    passes: int, rows: int, groups: int, vectors: int, taps: int, steps: int, skip: int = 0
+) -> tvm.s_tir.Schedule:
     """Multiply in tiles of ``rows`` x ``vectors``, the reduction in two loops."""
     left = te.placeholder((passes * rows, taps, steps), "float32", "left")
     right = te.placeholder((groups * vectors, taps, steps, LANES), "float32", "right")
@@ -47,7 +49,7 @@ def product(passes: int, rows: int, groups: int, vectors: int, taps: int, steps:
     schedule.vectorize(lane_in)
     for loop in (row, vector, row_in, vector_in):
         schedule.unroll(loop)
-    mark_prefetch(schedule, [again], t_in, "right", 1)
+    mark_prefetch(schedule, [again], t_in, "right", 1, tiles=group, skip=skip)
     initial = schedule.decompose_reduction(block, t_in)
     schedule.vectorize(schedule.get_loops(initial)[-1])
     return schedule
@@ -92,6 +94,19 @@ def test_the_passes_over_a_group_fetch_the_next_group(passes: int, vectors: int)
         first = (group + 1) * size
         assert set(found[group]) == set(range(first, first + size, LANES))
         assert len(found[group]) <= max(passes, 2 * vectors) * taps * steps
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_behind_the_last_group_of_a_task_the_weights_of_others_are_skipped(groups: int) -> None:
+    found = fetched(lowered(product(2, 3, groups, 2, 1, 7, skip=999 * LANES)))
+    size = 2 * 7 * LANES
+    for group in range(groups):
+        first = (group + 1) * size + (999 * LANES if group == groups - 1 else 0)
+        assert set(found[group if groups > 1 else next(iter(found))]) >= {first, first + size - LANES}
+        if groups > 1:
+            assert set(found[group]) == set(range(first, first + size, LANES))
+        else:  # its loop is gone: what is outermost are the passes
+            assert set().union(*found.values()) == set(range(first, first + size, LANES))
 
 
 @pytest.mark.parametrize("target", TARGETS)

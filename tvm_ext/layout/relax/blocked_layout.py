@@ -21,7 +21,8 @@ from tvm_ext.layout.relax.flattened import flattened_images, take_flattened
 from tvm_ext.layout.relax.offers import with_offers
 from tvm_ext.layout.relax.rules import take
 from tvm_ext.layout.relax.selected_blocks import selected_blocks
-from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.relax_utils import constant
+from tvm_ext.schedules.cpu.machine import for_weights, machine_of
 
 
 def blocked_layout(
@@ -42,7 +43,7 @@ def blocked_layout(
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        machine = for_weights(machine_of(tvm.target.Target.current(allow_none=False)), constant_bytes(mod))
         choices = Choices(chosen or {})
         rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices, take_flattened)
         for global_var, function in mod.functions.items():
@@ -55,6 +56,21 @@ def blocked_layout(
         return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)
 
     return _blocked_layout
+
+
+def constant_bytes(mod: tvm.IRModule) -> int:
+    """Count the bytes of the constants of a module; a node that several functions share counts in each."""
+    sizes: list[int] = []
+
+    def note(node: relax.Expr) -> None:
+        array = constant(node)
+        if array is not None:
+            sizes.append(array.nbytes)
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, note)
+    return sum(sizes)
 
 
 def select_wanted(rewriter: BlockedLayoutMutator, function: relax.Function) -> None:
