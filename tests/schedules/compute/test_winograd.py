@@ -18,10 +18,11 @@ from tvm import relax
 import tvm_ext
 from tests.schedules.kernels import TARGETS
 from tvm_ext.compiler import lower
+from tvm_ext.layout.relax.blocked_layout import constant_bytes
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import tiles
 from tvm_ext.schedules.compute.winograd_transforms import POINTS, transform_weight, transforms
-from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.machine import Machine, for_weights
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
 from tvm_ext.schedules.cpu.winograd_division import STRIP_OF_L2, Strips, WinogradExtents, choose_strips
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
@@ -209,12 +210,12 @@ def test_what_is_between_the_transforms_is_as_large_as_a_strip() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 60), columns=st.integers(1, 60), outputs=st.sampled_from(sorted(POINTS)),
-    ins=st.integers(1, 20), chunks=st.integers(1, 20), cores=st.integers(1, 5),
+    ins=st.integers(1, 20), chunks=st.integers(1, 20), cores=st.integers(1, 5), streams=st.booleans(),
 )  # fmt: skip
 def test_strips_are_shared_out_among_cores_and_stay_near_them(
-    rows: int, columns: int, outputs: int, ins: int, chunks: int, cores: int
+    rows: int, columns: int, outputs: int, ins: int, chunks: int, cores: int, streams: bool
 ) -> None:
-    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=cores)
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=cores, streams_weights=streams)
     found = choose_strips(WinogradExtents(rows, columns, outputs, ins * LANES, chunks), machine)
     strip, parts = found.rows, found.parts
     assert 1 <= strip <= rows
@@ -242,6 +243,36 @@ def test_strips_of_few_cores_and_tiles_that_many_share() -> None:
     assert choose_strips(WinogradExtents(7, 7, 4, 128, 8), machine).shares
     assert choose_strips(WinogradExtents(8, 8, 4, 1024, 32), machine).shares
     assert choose_strips(WinogradExtents(14, 14, 4, 64, 8, depth=16, depth_taps=3), machine).rows == 1
+
+
+def test_filters_that_come_from_memory_are_kept_few() -> None:
+    """Those of 4 x 4 outputs are 36 for 9, those of 2 x 2 are 16; images of 14 x 14 and 7 x 7 use each a few times."""
+    small = for_weights(Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=2, flops=256e9, clock=4e9), 16 << 20)
+    large = for_weights(small, (16 << 20) + 1)
+    assert (small.streams_weights, large.streams_weights) == (False, True)
+    for channels, size, kept, fetched in ((160, 14, 4, 2), (256, 14, 4, 2), (192, 7, 2, 0), (64, 56, 4, 4)):
+        assert winograd_outputs(1, channels, channels, (size, size), small) == kept
+        assert winograd_outputs(1, channels, channels, (size, size), large) == fetched
+    # Of a memory that is fast enough it is as if they stayed.
+    fast = replace(large, memory_bandwidth=1e13)
+    assert winograd_outputs(1, 160, 160, (14, 14), fast) == 4
+
+
+def test_filters_are_read_from_memory_once() -> None:
+    """The second of several strips of a core finds them in the last cache, so that many strips cost no more memory."""
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=2, flops=256e9, clock=4e9)
+    wide = WinogradExtents(14, 14, 4, 64, 12)  # 64 to 192 channels of 56 x 56
+    assert choose_strips(wide, for_weights(machine, 1 << 30)) == choose_strips(wide, machine)
+
+
+def test_the_bytes_of_constants_are_counted() -> None:
+    builder, data = relax.BlockBuilder(), relax.Var("data", relax.TensorType((7, 3), "float16"))
+    with builder.function("main", [data]):
+        weight = relax.const(np.zeros((3, 31), "float16"))
+        result = builder.emit(relax.op.add(builder.emit(relax.op.matmul(data, weight)), relax.const(np.float16(1))))
+        builder.emit_func_output(result)
+    assert constant_bytes(builder.get()) == 2 * (3 * 31 + 1)
+    assert constant_bytes(tvm.IRModule()) == 0
 
 
 def test_large_convolutions_use_it_and_may_be_kept_from_it() -> None:
