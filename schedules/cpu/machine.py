@@ -93,7 +93,7 @@ class Machine:
     weight_bandwidth: float = 10.5e9
     l3_bandwidth: float = 35e9
     l2_bandwidth: float = 56e9
-    memory_bandwidth: float = 40e9
+    memory_bandwidth: float = 20e9
     fork_seconds: float = 2.5e-6
     call_seconds: float = 1e-6
     calibrated: str = ""
