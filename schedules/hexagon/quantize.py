@@ -3,8 +3,8 @@
 Rounding keeps the order, so 255 thresholds say all of it: the smallest float that becomes 1, 2 and so on. The bits of a
 float, the lower 31 flipped where it is negative, are in the order of the floats. A product of the mantissa with the
 scale's reciprocal, shifted by the exponent, gives the byte or the one below it; a comparison with the next threshold
-says which. So results are those of the float division, to the last bit. NaN counts as the largest or, with a sign, the
-smallest number.
+says which. So results are those of the float division, to the last bit. NaN counts as the smallest number, as it does
+for onnxruntime on x86, whose conversion to integers has it so.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _SLACK = 8
 """What that may be wrong by, in units of its last bit: less than 5, of values that are below 512."""
 
 _LAST = np.int32(2**31 - 1)
+
+_INFINITY = 0x7F800000
+"""The bits of infinity; those of NaN are larger, but for the sign."""
 
 
 def keys(floats: np.ndarray) -> np.ndarray:
@@ -52,7 +55,7 @@ def thresholds(scale: float, zero_point: int) -> np.ndarray:
         floats = np.where(bits < 0, bits ^ _LAST, bits).view(np.float32)
         with np.errstate(all="ignore"):
             found = np.rint(floats / step)
-        found = np.where(np.isnan(floats), np.where(bits < 0, -np.inf, np.inf), found)
+        found = np.where(np.isnan(floats), np.where(bits < 0, -np.inf, np.inf), found)  # keys beyond those of floats
         reached = found >= wanted
         low, high = np.where(reached, low, middle + 1), np.where(reached, middle, high)
     return np.append(low, int(_LAST)).astype(np.int32)
@@ -94,6 +97,12 @@ def quantize(size: int, scale: float, zero_point: int, name: str = "quantize") -
         order, below = [], []
         for number in range(count):
             bits = code.let("bits", code.load(data, vector * VECTOR + number * WORDS, WORDS))  # type: ignore[operator]
+            # All bits of a NaN are set: it is below every number.
+            magnitude = bits & splat(tirx.const(int(_LAST), "int32"))
+            is_nan = intrinsic(
+                "vasrw", WORDS, splat(tirx.const(_INFINITY, "int32")) - magnitude, tirx.const(31, "int32")
+            )
+            bits = code.let("number", bits | is_nan)
             sign = code.let("sign", intrinsic("vasrw", WORDS, bits, tirx.const(31, "int32")))
             order.append(code.let("key", bits ^ (sign & splat(tirx.const(int(_LAST), "int32")))))
             below.append(code.let("below", _below(code, bits, sign, scale, zero_point)))

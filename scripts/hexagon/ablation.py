@@ -27,8 +27,9 @@ from tvm_ext.schedules.hexagon.panels import FOUR, ONE, TWO, Panels
 from tvm_ext.target import resolve_target
 
 TARGET = resolve_target("hexagon-v67")
-NETWORKS = ("ppocr_cls",)
-"""Every packet is followed, and without look-ups and fixed point there are 60 times as many."""
+NETWORKS: dict[str, int | None] = {"ppocr_cls": None, "resnet18": 64, "mobilenet_v2": 64}
+"""Models, and the extent of their pictures where it is not their own: every packet is followed, and without look-ups and
+fixed point there are up to 85 times as many."""
 
 WAYS: tuple[tuple[str, Panels | None, bool, bool], ...] = (
     ("whole", None, True, True),
@@ -64,30 +65,39 @@ def _plain(mod: tvm.IRModule, target: tvm.target.Target, share: float) -> Packed
 def measure(quick: bool, keep: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure; ``quick`` changes nothing, and ``keep`` has what a run that was stopped has counted."""
     rows: list[dict[str, Any]] = []
-    for name in NETWORKS:
-        row: dict[str, Any] = {"part": "ablation", "model": name}
+    summary: dict[str, float] = {}
+    for name, extent in NETWORKS.items():
+        row: dict[str, Any] = {"part": "ablation", "model": name, "extent": extent}
         for way, layout, packing, other in WAYS:
-            count = partial(_count, name, way, layout, packing, other)
-            total = kept_or(keep, {"part": "ablation", "model": name, "way": way}, count)
+            count = partial(_count, name, extent, way, layout, packing, other)
+            total = kept_or(keep, {"part": "ablation", "model": name, "extent": extent, "way": way}, count)
             row |= {f"cycles_{way}": total["cycles"], f"packets_{way}": total["packets"]}
             print(name, way, total["cycles"], total["packets"], flush=True)
         rows.append(row)
-    summary = {
-        f"ablation_{way}": _mean([row[f"cycles_{way}"] / row["cycles_whole"] for row in rows]) for way, *_ in WAYS[1:]
-    }
+        for way, *_ in WAYS[1:]:
+            summary[f"{name}_ablation_{way}"] = row[f"cycles_{way}"] / row["cycles_whole"]
+    for way, *_ in WAYS[1:]:
+        summary[f"ablation_{way}"] = _mean([row[f"cycles_{way}"] / row["cycles_whole"] for row in rows])
     return rows, summary
 
 
-def _count(name: str, way: str, layout: Panels | None, packing: bool, other: bool) -> dict[str, Any]:
+def _count(
+    name: str, extent: int | None, way: str, layout: Panels | None, packing: bool, other: bool
+) -> dict[str, Any]:  # fmt: skip
     """Compile and run one model in one way."""
     entry = quantized(name)
     model, inputs = entry.onnx_model(), entry.inputs()
+    if extent is not None:
+        for dimension in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dimension.dim_value = extent
+        del model.graph.value_info[:]
+        inputs = {key: value[:, :, :extent, :extent].copy() for key, value in inputs.items()}
     shapes = {key: list(value.shape) for key, value in inputs.items()}
     with _without(layout, packing, other):
         compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
     total = totals(compiled.profile(inputs, cycles=True)[1])
     return {
-        "part": "ablation", "model": name, "way": way, "cycles": total["cycles"], "packets": total["packets"],
+        "part": "ablation", "model": name, "extent": extent, "way": way, "cycles": total["cycles"], "packets": total["packets"],
     }  # fmt: skip
 
 

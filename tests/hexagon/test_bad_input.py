@@ -14,8 +14,8 @@ from tests.hexagon.emulated import TARGET, needs_emulator
 from tests.hexagon.fixed_point_reference import run_fixed_point
 from tests.quantized.qdq_graphs import QdqGraph
 from tvm_ext.backends.hexagon.packer import pack
-from tvm_ext.backends.hexagon.toolchain import compile_file
-from tvm_ext.errors import CompileError
+from tvm_ext.backends.hexagon.toolchain import LLD, TOOLS, Found, compile_file, find
+from tvm_ext.errors import CompileError, MissingPackageError
 
 pytestmark = needs_emulator
 
@@ -55,6 +55,23 @@ def test_it_is_noticed_before_kernels_are_packed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tvm_ext.backends.hexagon.model.program.packed_kernels", lambda *_: pytest.fail("packed"))
     with pytest.raises(CompileError, match="does not know the processor hexagonv67"):
         tvm_ext.compile(convolution()[0], TARGET)
+
+
+def test_a_linker_that_is_missing_is_noticed_before_kernels_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tuple(Found(tool) if tool is LLD else find(tool) for tool in TOOLS)
+    monkeypatch.setattr("tvm_ext.backends.hexagon.toolchain.installed", lambda: found)
+    monkeypatch.setattr("tvm_ext.backends.hexagon.model.program.packed_kernels", lambda *_: pytest.fail("packed"))
+    with pytest.raises(MissingPackageError, match="lld .*: not found; install with: apt-get install lld-19"):
+        tvm_ext.compile(convolution()[0], TARGET)
+
+
+def test_float64_beyond_sums_and_products() -> None:
+    model = float_model("Div", (3,), (3,))
+    for item in model.graph.input:
+        item.type.tensor_type.elem_type = TensorProto.DOUBLE
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    with pytest.raises(CompileError, match="call __hexagon_divdf3, .* make the model's tensors float32, or compile"):
+        tvm_ext.compile(model, TARGET)
 
 
 def test_a_model_beyond_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -39,12 +40,15 @@ def model_of(
     )
 
 
-def assert_as_onnxruntime(model: onnx.ModelProto, data: np.ndarray, tolerance: float = 1e-5) -> None:
+def assert_as_onnxruntime(
+    model: onnx.ModelProto, data: np.ndarray, tolerance: float = 1e-5, is_scalar: bool = True
+) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     compiled = tvm_ext.compile(model, TARGET)
     outputs, layers = compiled.profile({"x": data})
-    assert compiled.metadata["decisions"]["hexagon"]["scalar"] == [layer.kernel for layer in layers]
-    assert {layer.unit for layer in layers} == {"scalar"}
+    if is_scalar:
+        assert compiled.metadata["decisions"]["hexagon"]["scalar"] == [layer.kernel for layer in layers]
+        assert {layer.unit for layer in layers} == {"scalar"}
     names = [output.name for output in model.graph.output]
     for name, expected in zip(names, session.run(None, {"x": data}), strict=True):
         assert outputs[name].dtype == expected.dtype
@@ -82,6 +86,27 @@ def test_powers_and_remainders() -> None:
     ] + [helper.make_node("Mod", ["x", "d"], ["m"], fmod=1)]  # fmt: skip
     constants = {f"e{number}": np.float32(value) for number, value in enumerate((2.5, -1.5, 3, -3, 0, 40))}
     assert_as_onnxruntime(model_of(nodes, data, constants | {"d": np.float32(0.7)}, 7), data)
+
+
+def test_nan_stays_nan() -> None:
+    """The processor's maxima give the other operand; rounded to bytes, NaN is the smallest one."""
+    data = np.array([np.nan, -np.nan, -1, 2, np.inf, -np.inf, 0, -3], "float32")
+    shifted = {"Max": ["x", "k"], "Min": ["k", "x"], "Clip": ["x", "low", "k"]}
+    names = ("Relu", "Elu", "Selu", "HardSigmoid", "Sign", "Celu", *shifted, "Sqrt", "Log")
+    nodes = [helper.make_node(name, shifted.get(name, ["x"]), [name]) for name in names]
+    nodes += [helper.make_node("Max", ["Sqrt", "Log"], ["both"])]
+    for name, point in itertools.product(("x", "Relu", "Sqrt", "Log"), ("u", "i")):
+        bytes_of = f"{name}_{point}"
+        nodes.append(helper.make_node("QuantizeLinear", [name, "step", point], [bytes_of]))
+        nodes.append(helper.make_node("DequantizeLinear", [bytes_of, "step", point], [f"{bytes_of}_floats"]))
+    constants = {"step": np.float32(0.1), "u": np.uint8(120), "i": np.int8(3), "k": np.float32(0.5)}
+    constants["low"] = np.float32(-1)
+    results = [name for node in nodes for name in node.output if not name.endswith(("_u", "_i"))]
+    model = model_of(nodes, data, constants, len(nodes))
+    kept = [item for item in model.graph.output if item.name in results]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    assert_as_onnxruntime(model, data, is_scalar=False)
 
 
 def test_sums_along_a_row() -> None:

@@ -207,15 +207,21 @@ def protect_cancellations() -> tvm.transform.Pass:
     return _protect
 
 
-def propagate_nan() -> tvm.transform.Pass:
+def propagate_nan(*, numbers_win: bool = False) -> tvm.transform.Pass:
     """Make the pass after which the larger and the smaller of two floats are NaN where one of them is.
 
     It runs when loops are vector code: what looks for maxima to vectorise knows them by their plain form.
+
+    Parameters
+    ----------
+    numbers_win : bool
+        Whether the target's instruction gives the other operand for a NaN in either place, as Hexagon's does.
     """
+    rule = _checked_extreme if numbers_win else _extreme
 
     @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.PropagateNaN")
     def _propagate(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-        return tvm_ffi.structural_mutate(func, [((prim.Max, prim.Min), _extreme)])
+        return tvm_ffi.structural_mutate(func, [((prim.Max, prim.Min), rule)])
 
     return _propagate
 
@@ -363,6 +369,30 @@ def _extreme(expression: Any, mutator: Any) -> Any:
         return prim.Select(tirx.isnan(first), first, kind(first, second))
     name = tvm.ir.Var("value", first.ty)
     return prim.Let(name, first, prim.Select(tirx.isnan(name), name, kind(name, second)))
+
+
+def _checked_extreme(expression: Any, mutator: Any) -> Any:
+    """Look for NaN in every operand that is not a constant.
+
+    The result is a constant NaN: LLVM takes a choice between an operand and the larger one for the larger one alone.
+    """
+    expression = mutator.default_mutate(expression)
+    if not _is_float(expression):
+        return expression
+    operands, names = [], []
+    for value in (expression.a, expression.b):
+        if _is_number(value) or _is_cheap(value):
+            operands.append(value)
+        else:
+            operands.append(tvm.ir.Var("value", value.ty))
+            names.append((operands[-1], value))
+    result = type(expression)(*operands)
+    for value in operands:
+        if not _is_number(value):
+            result = prim.Select(tirx.isnan(value), constant_like(math.nan, value), result)
+    for name, value in names:
+        result = prim.Let(name, value, result)
+    return result
 
 
 def _is_float(expression: Any) -> bool:

@@ -50,6 +50,19 @@ def test_loops_of_jumps_may_lie_in_any_order() -> None:
     assert frequencies(graph) == [1, TRIPS, TRIPS, 1]
 
 
+def test_hardware_loops_may_end_in_front_of_their_start() -> None:
+    """Such an end was taken for that of an earlier loop, and all between the two to run as often as it."""
+    blocks = _blocks(
+        "loop0(.LBB0_1,#14)", ".LBB0_1:", "r0 = add(r0,#1) :endloop0", "loop0(.LBB0_3,#10)", "jump .LBB0_3",
+        ".LBB0_2:", "r1 = add(r1,#1) :endloop0", "jump .LBB0_4",
+        ".LBB0_3:", "p0 = cmp.gt(r1,r2)", "if (p0) jump .LBB0_2", "jump .LBB0_3", ".LBB0_4:", "jumpr r31",
+    )  # fmt: skip
+    graph = control_flow(blocks)
+    assert sorted(graph.edges) == [(0, 1), (1, 1), (1, 2), (2, 5), (3, 4), (3, 5), (4, 7), (5, 3), (5, 6), (6, 5)]
+    # Of two loops with one start the one with more rounds counts.
+    assert frequencies(graph) == [1, 14, 1, TRIPS, 1, TRIPS, TRIPS, 1]
+
+
 def test_labels_that_are_far_stay_where_they_are() -> None:
     """LLVM writes ## in front of a label beyond the reach of the instruction; the loop began at its own start once."""
     text = _function(

@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.backends.backend import Backend, CountingMeasurer
-from tvm_ext.backends.common import COMMON, Passes, inference_form
+from tvm_ext.backends.common import COMMON, Passes, inference_form, lower
 from tvm_ext.backends.hexagon.embedded_cost import packet_cost
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
@@ -16,6 +16,8 @@ from tvm_ext.backends.scope_limits import within_scopes
 from tvm_ext.embedding.choice import Offer
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.exact_reductions import infinite_identities
+from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
 from tvm_ext.phases import PHASES
 from tvm_ext.schedules.instructions.rows import VMPA, VMPA_WORDS, VMPY, VMPY_SPLAT, VMPY_WORDS, VRMPY
 
@@ -25,6 +27,12 @@ VTCM = "global.vtcm"
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return inference_form(integers=hvx_kernels())
+
+
+def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    # Kernels have their schedules, which are found by the plain form of maxima.
+    kernels = [infinite_identities(), protect_cancellations(), propagate_nan(numbers_win=True)]
+    return [*lower(backend, target, options), *kernels]
 
 
 def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict[str, Any], type]:
@@ -90,7 +98,8 @@ def _before_schedules(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
 HEXAGON = Backend(
     name="hexagon",
     accepts=lambda target: target.kind.name == "llvm" and is_hexagon(target),
-    phases={**COMMON, "canonicalize": _canonicalize},
+    phases={**COMMON, "canonicalize": _canonicalize, "lower": _lower},
+    legalizations=FLOAT_LEGALIZATIONS,
     complete=complete,
     instructions=_instructions,
     measurer=_measurer,

@@ -182,6 +182,9 @@ def _run(command: Sequence[str], what: str) -> None:
     missing = re.findall(r"undefined symbol: (\S+)", done.stderr)
     if missing:
         names = ", ".join(dict.fromkeys(missing))
-        raise CompileError(f"Hexagon kernels call {names}, which the runtime does not have")
+        raise CompileError(
+            f"Hexagon kernels call {names}, which the runtime does not have; of float64 it has sums and products only: "
+            "make the model's tensors float32, or compile for another target"
+        )
     lines = [line for line in done.stderr.splitlines() if "error" in line]
     raise CompileError(f"{what} for Hexagon failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}")

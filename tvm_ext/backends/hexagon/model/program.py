@@ -20,6 +20,8 @@ from tvm_ext.backends.hexagon.model.kernels import PREFIX
 from tvm_ext.backends.hexagon.packer.calls import trace_calls
 from tvm_ext.backends.hexagon.packer.pack import Packed, packed_kernels
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, processor
+from tvm_ext.backends.hexagon.toolchain import LLD
+from tvm_ext.backends.hexagon.toolchain import program as tool
 from tvm_ext.errors import CompileError, UnsupportedOperatorError
 from tvm_ext.memory.arena import plan_arena
 from tvm_ext.relax_utils import constant, static_shape
@@ -173,7 +175,8 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
         If a tool is missing.
     """
     name = processor(target)
-    compiled_runtime(name)  # tools that are missing or too old are noticed before minutes of packing
+    tool(LLD)  # what is missing or too old is noticed before minutes of packing
+    compiled_runtime(name)
     calls = _Calls(mod)
     plan, constants = calls.planned()
     if plan.arena + len(constants) > MOST_BYTES:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 
 from tvm_ext.backends.hexagon.packer.assembly import Block
+from tvm_ext.backends.hexagon.packer.instruction import Instruction
 
 TRIPS = 16
 """Rounds of a loop that does not say how many it has."""
@@ -22,27 +23,52 @@ def control_flow(blocks: Sequence[Block]) -> nx.DiGraph:
     labels = {label: number for number, block in enumerate(blocks) for label in block.labels}
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(blocks)))
-    loops: dict[str, list[tuple[int, int]]] = {"0": [], "1": []}
-    for block in blocks:
-        for item in block.instructions:
-            if item.row.name == "hardware loop" and item.text.startswith("loop"):
-                count = re.search(r",#(\d+)\)", item.text)
-                start = labels.get(item.target, -1)
-                loops[item.text[4]].append((start, int(count[1]) if count else TRIPS))
     for number, block in enumerate(blocks):
         if block.falls_through and number + 1 < len(blocks):
             graph.add_edge(number, number + 1)
         for item in block.instructions:
             if item.is_branch and item.target in labels:
                 graph.add_edge(number, labels[item.target])
-        for loop in ("0", "1"):
-            if f"endloop{loop}" in block.end:
-                # The loop that ends here is the nearest one that begins in front.
-                starts = [(start, trips) for start, trips in loops[loop] if 0 <= start <= number]
-                if starts:
-                    start, trips = max(starts)
-                    graph.add_edge(number, start, trips=trips)
+    # A loop may end in front of its start, and behind other loops: what was begun last on the way there ends.
+    ends = [
+        (number, start, trips)
+        for loop in ("0", "1")
+        for setup, (start, trips) in _setups(blocks, loop, labels).items()
+        for number in _ends(blocks, graph, setup, loop)
+    ]
+    for number, start, trips in ends:
+        graph.add_edge(number, start, trips=trips)
     return graph
+
+
+def _setups(blocks: Sequence[Block], loop: str, labels: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+    """Give by the blocks that begin hardware loops 0 or 1 where these start, and their rounds."""
+    found = {}
+    for number, block in enumerate(blocks):
+        for item in block.instructions:
+            if _begins(item, loop) and item.target in labels:
+                count = re.search(r",#(\d+)\)", item.text)
+                found[number] = labels[item.target], int(count[1]) if count else TRIPS
+    return found
+
+
+def _begins(item: Instruction, loop: str) -> bool:
+    return item.row.name == "hardware loop" and f"loop{loop}(" in item.text
+
+
+def _ends(blocks: Sequence[Block], graph: nx.DiGraph, setup: int, loop: str) -> list[int]:
+    """List the blocks at whose end a hardware loop goes back, which a block has begun."""
+    found, seen, waiting = [], {setup}, [setup]
+    while waiting:
+        number = waiting.pop()
+        if f"endloop{loop}" in blocks[number].end:
+            found.append(number)
+            continue
+        for after in graph.successors(number):
+            if after not in seen and not any(_begins(item, loop) for item in blocks[after].instructions):
+                seen.add(after)
+                waiting.append(after)
+    return found
 
 
 def frequencies(graph: nx.DiGraph) -> list[int]:
