@@ -28,8 +28,8 @@ from tvm_ext.target import resolve_target
 
 TARGET = resolve_target("hexagon-v67")
 NETWORKS: dict[str, int | None] = {"ppocr_cls": None, "resnet18": 64, "mobilenet_v2": 64}
-"""Models, and the extent of their pictures where it is not their own: every packet is followed, and without look-ups and
-fixed point there are up to 85 times as many."""
+"""Models, and the extent of their pictures where it is not their own: every packet is followed, and without look-ups
+and fixed point there are up to 85 times as many."""
 
 WAYS: tuple[tuple[str, Panels | None, bool, bool], ...] = (
     ("whole", None, True, True),
@@ -97,7 +97,8 @@ def _count(
         compiled = tvm_ext.compile(model, TARGET, input_shapes=shapes)
     total = totals(compiled.profile(inputs, cycles=True)[1])
     return {
-        "part": "ablation", "model": name, "extent": extent, "way": way, "cycles": total["cycles"], "packets": total["packets"],
+        "part": "ablation", "model": name, "extent": extent, "way": way,
+        "cycles": total["cycles"], "packets": total["packets"],
     }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_a_linker_that_is_missing_is_noticed_before_kernels_are_packed(monkeypat
     found = tuple(Found(tool) if tool is LLD else find(tool) for tool in TOOLS)
     monkeypatch.setattr("tvm_ext.backends.hexagon.toolchain.installed", lambda: found)
     monkeypatch.setattr("tvm_ext.backends.hexagon.model.program.packed_kernels", lambda *_: pytest.fail("packed"))
-    with pytest.raises(MissingPackageError, match="lld .*: not found; install with: apt-get install lld-19"):
+    with pytest.raises(MissingPackageError, match=r"lld .*: not found; install with: apt-get install lld-19"):
         tvm_ext.compile(convolution()[0], TARGET)
 
 
@@ -70,7 +70,7 @@ def test_float64_beyond_sums_and_products() -> None:
     for item in model.graph.input:
         item.type.tensor_type.elem_type = TensorProto.DOUBLE
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
-    with pytest.raises(CompileError, match="call __hexagon_divdf3, .* make the model's tensors float32, or compile"):
+    with pytest.raises(CompileError, match=r"call __hexagon_divdf3, .* make the model's tensors float32, or compile"):
         tvm_ext.compile(model, TARGET)
 
 
