@@ -221,6 +221,7 @@ def test_measured_blocks_are_samples_for_the_model(tmp_path: Path) -> None:
     database.save()
     (sample,) = ProfileDatabase(path).samples()
     assert (sample.kind, sample.estimate, sample.seconds) == ("reduction", 1.5, 3.0)
+    assert not ProfileDatabase(path, "another target").samples()
 
 
 def test_an_estimate_takes_the_place_of_another_versions_measurement(tmp_path: Path) -> None:

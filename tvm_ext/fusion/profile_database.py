@@ -166,10 +166,11 @@ class ProfileDatabase:
         self._entries[key] = self._new[key] = replace(found, kind=kind_of_block(graph, members), estimate=estimate)
 
     def samples(self) -> list[Sample]:
-        """List the measured blocks of which it is known what the cost model said."""
+        """List the measured blocks of this target of which it is known what the cost model said."""
         return [
             Sample(entry.kind, entry.estimate, entry.seconds)
-            for entry in self._entries.values()
+            for key, entry in self._entries.items()
+            if key.startswith(f"{self._prefix} | ")
             if entry.source == "measured" and entry.estimate > 0 and entry.seconds > 0
         ]
 

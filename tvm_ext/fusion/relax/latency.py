@@ -62,7 +62,17 @@ class BlockLatencies:
         self._shipped = ProfileDatabase(SHIPPED if SHIPPED.is_file() else None, name, package=__version__)
         kind = machine_kind(machine()) if path is not None and runs_here else ""
         self._own = None if path is None else ProfileDatabase(path, name, package=__version__, machine=kind)
-        self._model = CorrectedModel(model or LinearModel().seconds, self._own.samples() if self._own else ())
+        samples = [sample for database in self._databases for sample in database.samples()]
+        self._model = CorrectedModel(model or LinearModel().seconds, samples)
+
+    @property
+    def _databases(self) -> list[ProfileDatabase]:
+        """Where seconds are looked up, one after the other."""
+        return [database for database in (self._own, self._shipped) if database is not None]
+
+    def _known(self, graph: OperatorGraph, members: Collection[int]) -> float | None:
+        found = (database.measured(graph, members) for database in self._databases)
+        return next((seconds for seconds in found if seconds is not None), None)
 
     @property
     def measures(self) -> bool:
@@ -70,8 +80,8 @@ class BlockLatencies:
         return self._own is not None and self._runs_here
 
     def estimate(self, graph: OperatorGraph, members: Collection[int]) -> float:
-        """Give the seconds of a block: measured ones of the file, or those of the corrected model."""
-        found = None if self._own is None else self._own.measured(graph, members)
+        """Give the seconds of a block: measured ones, or those of the corrected model."""
+        found = self._known(graph, members)
         return self._model.seconds(graph, members) if found is None else found
 
     def seconds(self, graph: OperatorGraph, members: Collection[int], kernel: Any) -> float | None:
@@ -85,10 +95,9 @@ class BlockLatencies:
         kernel : callable
             Gives the scheduled kernel of the block, or None.
         """
-        for database in filter(None, (self._own, self._shipped)):
-            found = database.measured(graph, members)
-            if found is not None:
-                return found
+        found = self._known(graph, members)
+        if found is not None:
+            return found
         func = kernel() if self.measures else None
         if func is None or self._own is None:
             return None
