@@ -41,6 +41,34 @@ def fused_multiply_add(lanes: int, broadcast: bool) -> Emit:
     return emit
 
 
+def widening_multiply_add(left: str, right: str, result: str, lanes: int, broadcast: bool) -> Emit:
+    """``C[i] += A * B[i]``, or ``A[i] * B[i]``, in the type of the result: LLVM has its own instruction for that."""
+
+    def emit(scopes: Scopes) -> PrimFunc:
+        from tvm.script import tirx as T
+
+        wide, first = f"{result}x{lanes}", 1 if broadcast else lanes
+
+        def factor(buffer: Any) -> Any:
+            if broadcast:
+                return T.Broadcast(T.Cast(result, buffer[0]), lanes)
+            return T.Cast(wide, buffer[T.Ramp(0, 1, lanes)])
+
+        @T.prim_func(private=True, s_tir=True)
+        def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, (first,), left, offset_factor=1, scope=scopes[0])
+            B = T.match_buffer(b, (lanes,), right, offset_factor=1, scope=scopes[1])
+            C = T.match_buffer(c, (lanes,), result, offset_factor=1, scope=scopes[2])
+            with T.sblock("root"):
+                T.reads(C[0:lanes], A[0:first], B[0:lanes])
+                T.writes(C[0:lanes])
+                C[T.Ramp(0, 1, lanes)] = C[T.Ramp(0, 1, lanes)] + factor(A) * T.Cast(wide, B[T.Ramp(0, 1, lanes)])
+
+        return implementation
+
+    return emit
+
+
 def dot_product(
     intrinsic: str, left: str, right: str, lanes: int, pack: int, broadcast: bool, extends: bool = True
 ) -> Emit:

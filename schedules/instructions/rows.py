@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tvm_ext.schedules.instructions.emit import dot_product, fused_multiply_add, matrix_product, tile_product
+from tvm_ext.schedules.instructions.emit import (
+    dot_product,
+    fused_multiply_add,
+    matrix_product,
+    tile_product,
+    widening_multiply_add,
+)
 from tvm_ext.schedules.instructions.instruction import Instruction, multiply_add
 from tvm_ext.system.tiles import request_tiles
 
@@ -31,6 +37,46 @@ def fma(bits: int, broadcast: bool) -> Instruction:
     )  # fmt: skip
 
 
+def mulps(broadcast: bool) -> Instruction:
+    """SSE: a multiplication and an addition of four float32, the left factor in all lanes or a lane of its own."""
+    left = "" if broadcast else "i"
+    return Instruction(
+        name=f"x86.mulps{'' if broadcast else '.lanes'}",
+        meaning=multiply_add(f"C[i] += A[{left}] * B[i]", "float32", "float32", "float32", i=4),
+        implementation="mulps, addps", emit=widening_multiply_add("float32", "float32", "float32", 4, broadcast),
+        requires=("sse2",), homes=VECTORS, cycles=1, latency=8,
+    )  # fmt: skip
+
+
+def fma_of_four(family: str, mnemonic: str, feature: str, broadcast: bool) -> Instruction:
+    """One fused multiply-add of four float32 on Arm or RISC-V, as LLVM makes it of its own intrinsic."""
+    left = "" if broadcast else "i"
+    return Instruction(
+        name=f"{family}.{mnemonic}{'' if broadcast else '.lanes'}",
+        meaning=multiply_add(f"C[i] += A[{left}] * B[i]", "float32", "float32", "float32", i=4),
+        implementation="llvm.fma.v4f32", emit=fused_multiply_add(4, broadcast),
+        requires=(feature,), homes=VECTORS, cycles=0.5, latency=4,
+    )  # fmt: skip
+
+
+def widening_of_four(family: str, mnemonic: str, feature: str, broadcast: bool) -> Instruction:
+    """One product of 16-bit integers in each of four int32 lanes, on Arm or RISC-V without dot products."""
+    left = "" if broadcast else "i"
+    return Instruction(
+        name=f"{family}.{mnemonic}{'' if broadcast else '.lanes'}",
+        meaning=multiply_add(f"C[i] += A[{left}] * B[i]", "int16", "int16", "int32", i=4),
+        implementation=mnemonic, emit=widening_multiply_add("int16", "int16", "int32", 4, broadcast),
+        requires=(feature,), homes=VECTORS, cycles=1, latency=4,
+    )  # fmt: skip
+
+
+FMLA, SMLAL = (tuple(row("arm", name, "neon", broadcast) for broadcast in (True, False))
+               for row, name in ((fma_of_four, "fmla"), (widening_of_four, "smlal")))  # fmt: skip
+VFMACC, VWMACC = (tuple(row("riscv", name, "v", broadcast) for broadcast in (True, False))
+                  for row, name in ((fma_of_four, "vfmacc"), (widening_of_four, "vwmacc")))  # fmt: skip
+"""For vectors of 128 bits, which every RISC-V CPU with vectors has at least; both LLVM and the rows count in these."""
+
+
 def vpdpbusd(bits: int, broadcast: bool) -> Instruction:
     """AVX-512 VNNI: four products of an unsigned and a signed byte, added to each int32 lane."""
     lanes, left = bits // 32, "k" if broadcast else "i,k"
@@ -56,14 +102,15 @@ def vpdpwssd(bits: int, broadcast: bool) -> Instruction:
 
 
 def pmaddwd(bits: int, broadcast: bool) -> Instruction:
-    """AVX2 or AVX-512: two products of 16-bit integers added up, then added to each int32 lane."""
+    """SSE2, AVX2 or AVX-512: two products of 16-bit integers added up, then added to each int32 lane."""
     lanes, left = bits // 32, "k" if broadcast else "i,k"
-    name = {256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}[bits]
+    names = {128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}
+    name = names[bits]
     return Instruction(
         name=f"x86.pmaddwd.{bits}{'' if broadcast else '.lanes'}",
         meaning=multiply_add(f"C[i] += A[{left}] * B[i,k]", "int16", "int16", "int32", i=lanes, k=2),
         implementation=name, emit=dot_product(name, "int16", "int16", lanes, 2, broadcast, extends=False),
-        requires=("avx512bw" if bits == 512 else "avx2",), homes=VECTORS, cycles=1, latency=6,
+        requires=({128: "sse2", 256: "avx2", 512: "avx512bw"}[bits],), homes=VECTORS, cycles=1, latency=6,
     )  # fmt: skip
 
 
@@ -176,6 +223,8 @@ ROWS: tuple[Instruction, ...] = (
     *(vta_gemm(batch, block) for batch, block in ((1, 16), (1, 32), (2, 16), (4, 8), (8, 8))),
     *(row(bits, broadcast) for row in (fma, vpdpbusd, vpdpwssd, pmaddwd) for bits in (512, 256)
       for broadcast in (True, False)),
+    *(row for broadcast in (True, False) for row in (mulps(broadcast), pmaddwd(128, broadcast))),
+    *FMLA, *SMLAL, *VFMACC, *VWMACC,
     amx("int8", "int8"), amx("uint8", "int8"), amx("bfloat16", "bfloat16"),
     sdot(True), sdot(False), SMMLA, DP4A, MMA_M16N8K16, MMA_M16N8K32, WGMMA_M64N128K16, VRMPY, VMPY, VMPY_SPLAT,
     VMPA, VMPA_WORDS, VMPY_WORDS,

@@ -24,7 +24,7 @@ from tvm_ext.system.tiles import request_tiles
 from tvm_ext.target import resolve_target
 
 FLAGS = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2",
+FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2", "sse2": "sse2",
            "amx-tile": "amx_tile", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16"}  # fmt: skip
 
 
@@ -76,8 +76,10 @@ def test_an_implementation_does_what_its_meaning_says(row: Instruction) -> None:
 
 CODE = {
     "x86": {"kind": "llvm", "mcpu": "cascadelake"},
+    "x86.mulps": {"kind": "llvm", "mcpu": "nehalem"},  # with FMA, sum and product become one, too
     "x86.pmaddwd": {"kind": "llvm", "mcpu": "skylake-avx512"},  # with VNNI, sum and product become one
     "x86.amx": {"kind": "llvm", "mcpu": "x86-64-v4", "mattr": ["+amx-tile", "+amx-int8", "+amx-bf16"]},
+    "riscv": {"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mattr": ["+m", "+f", "+d", "+v"]},
     "arm": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod", "+i8mm"]},
 }
 
@@ -96,7 +98,7 @@ def test_machine_code_has_the_instruction(family: str) -> None:
     code = tvm.compile(module, tvm.target.Target(CODE[family])).mod.inspect_source("asm")
     for row in mine.values():
         mnemonic = row.name.split(".")[2 if "amx" in family else 1]
-        assert mnemonic in code or (family == "x86" and mnemonic == "pmaddwd"), row.name
+        assert mnemonic in code or (family == "x86" and mnemonic in ("pmaddwd", "mulps")), row.name
 
 
 def test_tiles_are_asked_for_or_refused_with_a_reason() -> None:
@@ -192,11 +194,15 @@ def test_a_type_that_is_none_is_refused(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("target", "first", "among"),
     [
+        ({"mcpu": "x86-64"}, "x86.mulps", "x86.pmaddwd.128.lanes"),
+        ({"mcpu": "nehalem"}, "x86.mulps", "x86.pmaddwd.128"),
+        ({"mtriple": "aarch64-linux-gnu"}, "arm.fmla", "arm.smlal"),
+        ({"mtriple": "riscv64-linux-gnu", "mattr": ["+m", "+f", "+d", "+v"]}, "riscv.vfmacc", "riscv.vwmacc.lanes"),
         ({"mcpu": "haswell"}, "x86.fma.256", "x86.pmaddwd.256"),
         ({"mcpu": "skylake-avx512"}, "x86.fma.512", "x86.pmaddwd.512"),
         ({"mcpu": "sapphirerapids"}, "x86.fma.512", "x86.vpdpbusd.512"),
-        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, "arm.sdot", "arm.sdot.lanes"),
-        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod", "+i8mm"]}, "arm.sdot", "arm.smmla"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, "arm.fmla", "arm.sdot.lanes"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod", "+i8mm"]}, "arm.fmla", "arm.smmla"),
     ],
 )
 def test_a_cpu_has_the_instructions_of_its_features(target: dict[str, object], first: str, among: str) -> None:

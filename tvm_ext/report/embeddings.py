@@ -136,8 +136,12 @@ def embed_model(
     resolved = resolve_target(target)
     offers = backend_of(resolved).instructions(resolved)
     if not offers:
+        which = ", ".join(
+            f"{key} {resolved.attrs[key]}" for key in ("mcpu", "mtriple", "mattr") if key in resolved.attrs
+        )
         raise TargetError(
-            f"no instructions that multiply and add are known of target {resolved.kind.name}; add rows to "
+            f"no instructions that multiply and add are known of target {resolved.kind.name}"
+            f"{f' ({which})' if which else ''}; add rows to "
             "tvm_ext.schedules.instructions, and name them in the target's row"
         )
     progress("legalize")
