@@ -24,7 +24,8 @@ from tvm_ext.system.tiles import request_tiles
 from tvm_ext.target import resolve_target
 
 FLAGS = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2", "sse2": "sse2",
+FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2",
+           "sse2": "sse2",
            "amx-tile": "amx_tile", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16"}  # fmt: skip
 
 
