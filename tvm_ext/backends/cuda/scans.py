@@ -48,7 +48,7 @@ class _Rewriter(PyExprMutator):
         builder, x = self.builder_, call.args[0]
         axis = call.attrs.axis
         if axis is None:
-            x, shape, axis = builder.emit(relax.op.flatten(x)), [prod(shape)], -1
+            x, shape, axis = builder.emit(relax.op.flatten(x)), (prod(shape),), -1
         axis = int(axis) % len(shape)
         order = [place for place in range(len(shape)) if place != axis] + [axis]
         moved = [shape[place] for place in order]
