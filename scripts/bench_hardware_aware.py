@@ -1,7 +1,7 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
 Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--glimpse-bound]
-[--pretrained] [--graph] [--stock-space] [--rule-cost] [--quick] [--workers N] [--json PATH]
+[--pretrained] [--graph] [--graph-bound] [--stock-space] [--rule-cost] [--quick] [--workers N] [--json PATH]
 
 All parts without a choice. Nothing is measured on this machine but the time of presampling, whole networks and TVM's
 design space (by the processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other
@@ -28,6 +28,7 @@ import numpy as np
 
 from scripts.glimpse.bound import bound_part
 from scripts.glimpse.compare import glimpse_part
+from scripts.graph_bound import bound_part as graph_bound_part
 from scripts.graph_search import graph_part
 from scripts.pretrained_replay import pretrained_part
 from scripts.results import add_json_option, add_keep_option, result_path, store
@@ -314,6 +315,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "glimpse-bound": bound_part,
     "pretrained": pretrained_part,
     "graph": graph_part,
+    "graph-bound": graph_bound_part,
     "stock-space": stock_space_part,
     "rule-cost": rule_cost_part,
 }
@@ -342,7 +344,9 @@ def main() -> int:
     parser.add_argument(
         "--baselines", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl", help="runs of bench_tuners.py"
     )
-    parser.add_argument("--networks", nargs="*", metavar="NAME", help="of --graph; twelve by default")
+    parser.add_argument(
+        "--networks", nargs="*", metavar="NAME", help="of --graph, twelve by default, and --graph-bound"
+    )
     parser.add_argument("--variants", type=int, default=24, help="networks that --graph compiles for each")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each search of --stock-space, at least")
     parser.add_argument("--processor-time", action="store_true", help="--stock-space beside other work")

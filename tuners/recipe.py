@@ -27,7 +27,7 @@ class Recipe:
     sampler, initialiser, cost_model : callable
         Called without arguments.
     batch, initial, pool : int
-    refined_share : float
+    refined_share, random_share : float
         See :class:`~tvm_ext.tuners.tuner.Tuner`.
     validity_bonus, asks_first
         See there; what an oracle of the target is used for, beside the initialiser.
@@ -41,6 +41,7 @@ class Recipe:
     initial: int = 64
     pool: int = 1
     refined_share: float = 0.0
+    random_share: float = 0.05
     validity_bonus: float | None = None
     asks_first: bool = False
 
@@ -87,6 +88,7 @@ class Recipe:
             initial=self.initial,
             pool=self.pool,
             refined_share=self.refined_share,
+            random_share=self.random_share,
             peers=peers,
             validity=Validity(space, oracle) if self.asks else None,
             validity_bonus=self.validity_bonus,

@@ -311,11 +311,16 @@ RECIPES |= {
     "validity_exhaustive_undescribed": DescribedRecipe(
         _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, listens=False
     ),
-    # The same with the mean of four models, and that without an oracle.
+    # The same with the mean of four models and without random configurations, and that without an oracle.
     "validity_averaged": DescribedRecipe(
-        _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, members=4
+        _exhaustive,
+        initialiser=EnumeratingInitialiser,
+        validity_bonus=0.0,
+        asks_first=True,
+        members=4,
+        random_share=0.0,
     ),
-    "averaged": DescribedRecipe(_exhaustive, members=4),
+    "averaged": DescribedRecipe(_exhaustive, members=4, random_share=0.0),
     # One model, beginning with what the target estimates.
     "validity_expected": DescribedRecipe(
         _exhaustive, initialiser=EnumeratingInitialiser, validity_bonus=0.0, asks_first=True, expects=True

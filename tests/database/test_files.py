@@ -215,3 +215,21 @@ def _finish(path: str) -> None:
     time.sleep(0.05)
     with open(path, "a") as file:
         file.write('"]\n')
+
+
+def test_a_line_that_is_written_is_kept_by_whoever_interrupts_the_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines"
+    append(path, "[1]")
+    for error, expected in ((KeyboardInterrupt(), ["[1]", "[2]"]), (OSError(28, "no space"), ["[1]", "[2]"])):
+
+        def wait(handle: int, error: BaseException = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", wait)
+            with pytest.raises(type(error)):
+                append(path, "[2]")
+        assert lines_of(path) == expected
+        assert path.read_bytes().endswith(b"]\n")

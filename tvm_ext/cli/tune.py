@@ -234,7 +234,7 @@ def _tell(network: NetworkResult) -> None:
         click.echo(f"  left out {'; '.join(map(' = '.join, trial.chosen.items()))}: {trial.reason}")
     for trial in network.finals:
         result = trial.reason if trial.ratio is None else f"{trial.ratio:.3f} of its latency"
-        click.echo(f"  {len(trial.chosen)} other choices: {result}")
+        click.echo(f"  {len(trial.chosen)} other choice{'s'[: len(trial.chosen) != 1]}: {result}")
     for key, option in network.chosen.items():
         click.echo(f"  {key}: {option}")
     if not network.chosen:

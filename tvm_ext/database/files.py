@@ -123,8 +123,12 @@ def append(path: Path, line: str) -> None:
         try:
             while rest:
                 rest = rest[os.write(handle, rest) :]
-            os.fsync(handle)
         except BaseException:
+            os.ftruncate(handle, size)
+            raise
+        try:
+            os.fsync(handle)  # a busy disk takes its time; who interrupts that keeps the line, which is whole
+        except OSError:
             os.ftruncate(handle, size)
             raise
     finally:
