@@ -34,6 +34,8 @@ class Example:
     numbers: float = 0.0
     """Decimal orders of magnitude that numbers may lie from 1."""
 
+    extents: tuple[int, ...] = (2, 3, 4)
+
     terms: Terms = field(default_factory=Terms)
     values: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -43,11 +45,11 @@ class Example:
         rank = (
             4 if "conv" in operators else int(rng.integers(2, 4)) if "matmul" in operators else int(rng.integers(1, 4))
         )
-        self._base: Shape = tuple(int(extent) for extent in rng.integers(2, 5, rank))
+        self._base: Shape = tuple(int(extent) for extent in rng.choice(self.extents, rank))
         self._window = CONVOLUTIONS[int(rng.integers(len(CONVOLUTIONS)))]
         if "conv" in operators:
             self._base = (*self._base[:1], 4, *self._base[2:])
-        self._inner = int(rng.integers(1, 5))
+        self._inner = int(rng.choice([1, *self.extents]))
         self._shapes: dict[str, Shape] = {}
         self._attributes: dict[str, Any] = {}
         self._assign(self.rule.pattern, self._base, False)

@@ -4,7 +4,7 @@ Both sides are computed in double precision, every operation but those that are 
 single precision, many times over. How far results then lie from the exact ones is what rounding can do to that side. A
 rewriting is strict where that is at most a few times as much for the right side as for the left one, where nothing
 overflows in single precision that did not, and where NaN stays NaN. A result counts as finite where it is so in
-whatever order its sums are taken.
+whatever order its sums are taken; a value nearer to zero than :data:`FLOOR` counts as anything from zero to twice that.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ SUMS = frozenset({"sum", "mean", "matmul", "conv"})
 FACTOR = 8.0
 """How many times the error of the left side the right side may have."""
 
+FLOOR = 2.0**-116
+"""A thousand times the least normal number: what is nearer to zero may be lost."""
+
 TRIALS = 24
 KINDS = ("moderate", "zeros", "negative", "large", "small", "infinite", "nan", "opposite")
 
@@ -39,7 +42,7 @@ def perturbed(roots: Sequence[Term], values: Mapping[str, np.ndarray], rng: np.r
         if term.value is not None:
             results[term.number] = np.asarray(term.value)
         elif not term.operands:
-            results[term.number] = values[term.name]
+            results[term.number] = values[term.name] if term.is_constant else _lost(values[term.name], rng)
         else:
             row, attributes = OPERATORS[term.op], dict(term.attributes)
             operands = [results[operand.number] for operand in term.operands]
@@ -49,9 +52,14 @@ def perturbed(roots: Sequence[Term], values: Mapping[str, np.ndarray], rng: np.r
                 if term.op in SUMS:
                     scale = np.abs(row.evaluate([np.abs(operand) for operand in operands], attributes))
                 error = EPS * np.where(np.isfinite(scale), scale, 0) * rng.uniform(-1, 1, result.shape)
-                result = result + np.where(np.isfinite(result), error, 0)
+                result = _lost(result + np.where(np.isfinite(result), error, 0), rng)
             results[term.number] = result
     return [results[root.number] for root in roots]
+
+
+def _lost(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Change what is too near to zero."""
+    return np.where(np.abs(values) < FLOOR, values * rng.uniform(0, 2, np.shape(values)), values)
 
 
 def magnitude(root: Term, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -100,7 +108,7 @@ def fault(rule: Rule, examples: int = 3) -> str:
                 continue
             for after in rule.rewrites(before, example.terms, "strict"):
                 for values in _values(kind, example, rng):
-                    if not _constants_are_normal(before, values) or not _constants_are_normal(after, values):
+                    if not constants_are_normal(before, values) or not constants_are_normal(after, values):
                         continue
                     with np.errstate(all="ignore"):
                         found = _fault_of(before, after, values, rng)
@@ -114,24 +122,63 @@ def fault(rule: Rule, examples: int = 3) -> str:
 
 def _fault_of(before: Term, after: Term, values: Mapping[str, np.ndarray], rng: np.random.Generator) -> str:
     single = [in_single(term, values) for term in (before, after)]
-    exact = evaluate([before, after], values)
-    if np.any(np.isnan(single[0]) & ~np.isnan(single[1]) & any(np.isnan(value).any() for value in values.values())):
-        return "NaN is lost"
-    finite = np.isfinite(single[0]) & (magnitude(before, values) <= np.finfo(np.float32).max)
-    if np.any(finite & ~np.isfinite(single[1])):
-        return "it is not finite, where the left side is"
+    found = lost(before, values, *single)
+    if found:
+        return found
+    finite = np.isfinite(single[0]) & is_finite_in_any_order(before, values)
     trials = [perturbed([before, after], values, rng) for _ in range(TRIALS)]
-    reference = exact[0]
+    reference = evaluate([before], values)[0]
     errors = [np.max([np.abs(trial[side] - reference) for trial in trials], axis=0) for side in (0, 1)]
-    allowed = FACTOR * errors[0] + 4 * EPS * np.abs(reference) + np.finfo(np.float32).tiny
-    worse = finite & ~(errors[1] <= allowed)
-    if np.any(worse):
-        at = int(np.argmax(np.where(worse, errors[1] / allowed, 0)))
-        return f"error {errors[1].flat[at]:.1e} instead of {errors[0].flat[at]:.1e} of {reference.flat[at]:.1e}"
+    return _worse(finite, errors[0], errors[1], reference)
+
+
+def is_finite_in_any_order(term: Term, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Tell which elements of a result are finite in single precision in whatever order sums are taken."""
+    return magnitude(term, values) <= np.finfo(np.float32).max
+
+
+def is_passed_on(term: Term, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Tell which elements of a result are NaN because an input is, and not because infinities met or cancelled."""
+    return np.isnan(
+        evaluate([term], {name: np.where(np.isnan(value), value, 0.5) for name, value in values.items()})[0]
+    )
+
+
+def lost(before: Term, values: Mapping[str, np.ndarray], left: np.ndarray, right: np.ndarray) -> str:
+    """Say whether NaN or finite values of the left side are lost in the right one; empty where they are not."""
+    if np.any(is_passed_on(before, values) & ~np.isnan(right)):
+        return "NaN is lost"
+    finite = np.isfinite(left) & is_finite_in_any_order(before, values)
+    if np.any(finite & ~np.isfinite(right)):
+        return "it is not finite, where the left side is"
     return ""
 
 
-def _constants_are_normal(term: Term, values: Mapping[str, np.ndarray]) -> bool:
+def broken(
+    before: Term, values: Mapping[str, np.ndarray], left: np.ndarray, right: np.ndarray, rng: np.random.Generator
+) -> str:
+    """Say how the results of both sides in single precision break what strict mode holds; empty where they do not."""
+    found = lost(before, values, left, right)
+    if found:
+        return found
+    finite = np.isfinite(left) & is_finite_in_any_order(before, values)
+    reference = evaluate([before], values)[0]
+    trials = [perturbed([before], values, rng)[0] for _ in range(TRIALS)]
+    allowed = np.max([np.abs(trial - reference) for trial in trials], axis=0) if reference.size else reference
+    return _worse(finite, allowed, np.abs(right - reference), reference)
+
+
+def _worse(finite: np.ndarray, allowed: np.ndarray, error: np.ndarray, reference: np.ndarray) -> str:
+    """Say where an error is more than a few times what rounding may do to the left side."""
+    limit = FACTOR * allowed + 4 * EPS * np.abs(reference) + np.finfo(np.float32).tiny
+    worse = finite & ~(error <= limit)
+    if not np.any(worse):
+        return ""
+    at = int(np.argmax(np.where(worse, error / limit, 0)))
+    return f"error {error.flat[at]:.1e} instead of {allowed.flat[at]:.1e} of {reference.flat[at]:.1e}"
+
+
+def constants_are_normal(term: Term, values: Mapping[str, np.ndarray]) -> bool:
     """Whether what is computed when a function is compiled can be stored in single precision; it is not used else."""
     limits = np.finfo(np.float32)
     found = [part for part in reachable([term]) if part.is_constant]

@@ -50,9 +50,10 @@ def is_known(binding: Any) -> bool:
 
 
 def _float_shape(expression: Any) -> tuple[int, ...] | None:
-    """Shape of a float tensor whose sizes are all known; None for everything else."""
+    """Shape of a float tensor whose sizes are all known, and not zero; None for everything else."""
     ty = getattr(expression, "ty", None)
-    return static_shape(ty) if isinstance(ty, relax.TensorType) and str(ty.dtype) in _FLOATS else None
+    shape = static_shape(ty) if isinstance(ty, relax.TensorType) and str(ty.dtype) in _FLOATS else None
+    return None if shape is None or 0 in shape else shape
 
 
 class PartReader:

@@ -13,7 +13,7 @@ _row = partial(Rule, "distributive")
 _fast = partial(Rule, "distributive", mode="fast")
 
 DISTRIBUTIVE: tuple[Rule, ...] = (
-    _row("a * c + a * b", "a * (b + c)"),  # (T)
+    _fast("a * c + a * b", "a * (b + c)"),  # (T); b + c may overflow where a is small
     _row("a + a * b", "a * (b + 1)", enables=True),  # (T), as many operations, but a is read once
     # numbers multiplied out, so that they meet others; where a sum is near zero, its parts are not
     _row("(a * v + w) * u", "a * (v * u) + (w * u)"),

@@ -1,0 +1,1 @@
+"""What algebraic rewriting does to many networks: parts of ``count_rules.py``."""
