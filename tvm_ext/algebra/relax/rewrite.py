@@ -3,7 +3,8 @@
 before: ``y = (x @ w) * s + (x @ v) * s``
 after:  ``y = x @ (w * s + v * s)``, the bracket a constant when ``w``, ``v`` and ``s`` are
 
-The function is cut into parts, each part is read as terms, and :func:`tvm_ext.algebra.search.simplify` looks for
+First come the rewritings that are found as a whole (:mod:`tvm_ext.algebra.relax.whole`). Then
+the function is cut into parts, each part is read as terms, and :func:`tvm_ext.algebra.search.simplify` looks for
 cheaper ones; equal parts, such as the layers of a network, are searched once. Parts end at operators that no rule
 knows, and at products and convolutions: first after them, then before them, so that a product meets what makes its
 operands and what reads its result; then at softmax only. Constants are computed in float64. Only float32 and float64
@@ -17,29 +18,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.algebra.centering import plan_centering
 from tvm_ext.algebra.relax.terms import (
     Emitter,
     OutOfRange,
     PartReader,
     is_known,
-    new_weight,
     operator_name,
-    weight_values,
 )
+from tvm_ext.algebra.relax.whole import centre, take_up_factors, with_blocks
 from tvm_ext.algebra.rule import Mode
 from tvm_ext.algebra.search import SearchOptions, Simplified, Step, simplify
 from tvm_ext.algebra.term import Term, Terms, reachable
-from tvm_ext.errors import GraphError
-from tvm_ext.graph import from_relax
 
 _HEAVY = ("matmul", "nn.conv2d")
 _ROUNDS = 2
-_CACHED = 16384  # elements of a weight that are looked at together
 
 
 @dataclass(frozen=True)
@@ -67,12 +62,15 @@ class AlgebraReport:
         Operations of the parts that were changed.
     centred : int
         Means removed by centring weights.
+    scaled : int
+        Factors that constants took up.
     """
 
     steps: list[Step] = field(default_factory=list)
     flops_before: int = 0
     flops_after: int = 0
     centred: int = 0
+    scaled: int = 0
 
 
 def rewrite_algebra(mode: Mode = "strict", report: AlgebraReport | None = None) -> tvm.transform.Pass:
@@ -121,7 +119,10 @@ class _Rewriter:
 
     def function(self, func: Any) -> Any:
         """Rewrite until nothing changes, a few rounds at most."""
-        func = self._centre(func)
+        func, centred = centre(func)
+        func, scaled = take_up_factors(func, self._options.mode)
+        self._report.centred += centred
+        self._report.scaled += scaled
         for _ in range(_ROUNDS):
             before = func
             for cut in CUTS:
@@ -129,34 +130,6 @@ class _Rewriter:
             if func is before:
                 break
         return func
-
-    def _centre(self, func: Any) -> Any:
-        """Remove the means that vanish when constants are centred."""
-        try:
-            plan = plan_centering(from_relax(func))
-        except GraphError:  # not in A-normal form
-            return func
-        if not plan.differences:
-            return func
-        self._report.centred += len(plan.differences)
-        number = 0
-        blocks = []
-        for block in func.body.blocks:
-            bindings = []
-            for binding in block.bindings:
-                value = binding.value
-                if number in plan.differences:
-                    binding = relax.VarBinding(binding.var, value.args[0])
-                positions = [position for node, position in plan.constants if node == number]
-                if positions:
-                    arguments = list(value.args)
-                    for position in positions:
-                        arguments[position] = _centred(arguments[position])
-                    binding = relax.VarBinding(binding.var, _call_like(value, arguments))
-                bindings.append(binding)
-                number += 1
-            blocks.append(type(block)(bindings))
-        return _with_blocks(func, blocks)
 
     def _round(self, func: Any, cut: Cut) -> Any:
         """Rewrite each part once; gives the same object when nothing is gained."""
@@ -179,7 +152,7 @@ class _Rewriter:
                     self._bound.update(binding.var for binding in replaced)
                     bindings += replaced
             blocks.append(relax.DataflowBlock(bindings))
-        return _with_blocks(func, blocks) if gained else func
+        return with_blocks(func, blocks) if gained else func
 
     def _part(self, bindings: Sequence[Any], uses: Counter[Any]) -> list[Any] | None:
         """Search a part; gives its new bindings, or None where nothing is gained."""
@@ -263,25 +236,3 @@ def _signature(roots: Sequence[Term]) -> tuple[Any, ...]:
         for term in reachable(roots)
     )
     return described, tuple(root.number for root in roots)
-
-
-def _centred(constant: Any) -> Any:
-    value = weight_values(constant)
-    rows = value.reshape(-1, value.shape[-1])
-    tensor, values = new_weight(value.shape, str(value.dtype))
-    centred = values.reshape(rows.shape)
-    step = max(1, _CACHED // rows.shape[1])
-    for start in range(0, len(rows), step):  # what is read twice is still in the cache then
-        part = centred[start : start + step]
-        np.subtract(rows[start : start + step], rows[start : start + step].mean(axis=-1, keepdims=True), out=part)
-        part -= part.mean(axis=-1, keepdims=True)  # what rounding left of the mean
-    return relax.const(tensor, str(value.dtype))
-
-
-def _call_like(call: Any, arguments: list[Any]) -> Any:
-    return relax.Call(call.op, arguments, call.attrs, call.ty_args)
-
-
-def _with_blocks(func: Any, blocks: list[Any]) -> Any:
-    body = relax.SeqExpr(blocks, func.body.body)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)

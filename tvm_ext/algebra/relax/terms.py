@@ -191,7 +191,7 @@ class OutOfRange(Exception):
     """A constant is no normal number of its type, though what it is computed from is: the rewriting is not made."""
 
 
-def _in_range(values: np.ndarray) -> bool:
+def in_range(values: np.ndarray) -> bool:
     """Whether all values are zero or normal numbers; looked at a part at a time, which stays in the cache."""
     least, flat = np.finfo(values.dtype).tiny, values.reshape(-1)
     for start in range(0, flat.size, _LOOKED_AT):
@@ -280,7 +280,7 @@ class Emitter:
 
     def _check_range(self, term: Term, values: np.ndarray) -> None:
         weights = [self._given(part) for part in reachable([term]) if self._is_weight(part)]
-        if not _in_range(values) and all(map(_in_range, weights)):
+        if not in_range(values) and all(map(in_range, weights)):
             raise OutOfRange
 
     def _double(self, term: Term) -> np.ndarray:

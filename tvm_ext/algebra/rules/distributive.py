@@ -37,6 +37,9 @@ DISTRIBUTIVE: tuple[Rule, ...] = (
     # convolutions
     _row("conv(a, w) * k", "conv(a, w * k)"),
     _row("conv(a / k, w)", "conv(a, w / k)", needs=("k!=0",)),
+    # pictures of bytes made what a network was trained on
+    _row("conv(a / k - v, w)", "conv(a - v * k, w / k)", needs=("k!=0",)),
+    _row("conv(a / k - m, w)", "conv(a - m * k, w / k)", needs=("k!=0",)),
     _row("(conv(a, w) + u) * v", "conv(a, w * filters(v)) + (u * v)", needs=("v is a channel",)),
     _row("(conv(a, w) + u) * k", "conv(a, w * k) + (u * k)"),
 )
