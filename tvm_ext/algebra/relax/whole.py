@@ -9,7 +9,6 @@ What is looked for is told by :mod:`tvm_ext.algebra.centering` and :mod:`tvm_ext
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -106,8 +105,8 @@ def _numbers(graph: DataflowGraph, values: Collection[Any]) -> dict[str, float]:
     for node, value in zip(graph.nodes, values, strict=True):
         if node.op in ("multiply", "divide"):
             for name, argument in zip(node.operands, value.args, strict=True):
-                if isinstance(argument, tvm.ir.GenericConst) and prod(graph.tensors[name].shape or (0,)) == 1:
-                    found[name] = float(weight_values(argument).reshape(()))
+                if isinstance(argument, tvm.ir.GenericConst) and all(extent == 1 for extent in argument.value.shape):
+                    found[name] = float(argument.value.numpy().reshape(()))
     return found
 
 
