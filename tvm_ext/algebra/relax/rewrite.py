@@ -120,15 +120,20 @@ class _Rewriter:
     def function(self, func: Any) -> Any:
         """Rewrite until nothing changes, a few rounds at most."""
         func, centred = centre(func)
-        func, scaled = take_up_factors(func, self._options.mode)
         self._report.centred += centred
-        self._report.scaled += scaled
+        func = self._take_up_factors(func, "strict")
         for _ in range(_ROUNDS):
             before = func
             for cut in CUTS:
                 func = self._round(func, cut)
             if func is before:
                 break
+        # Rules would find less behind what only the fast mode moves.
+        return self._take_up_factors(func, "fast") if self._options.mode == "fast" else func
+
+    def _take_up_factors(self, func: Any, mode: Mode) -> Any:
+        func, count = take_up_factors(func, mode)
+        self._report.scaled += count
         return func
 
     def _round(self, func: Any, cut: Cut) -> Any:
