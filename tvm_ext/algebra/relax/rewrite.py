@@ -14,8 +14,9 @@ are rewritten, and only static shapes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tvm
@@ -89,18 +90,31 @@ def rewrite_algebra(mode: Mode = "strict", report: AlgebraReport | None = None) 
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RewriteAlgebra")
     def _rewrite_algebra(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        changed = {}
-        for variable, func in mod.functions_items():
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
-                if not (func.attrs and "Primitive" in func.attrs):
-                    changed[variable] = _Rewriter(options, told).function(func)
-        mod = mod.clone()
-        for variable, func in changed.items():
-            mod.update_func(variable, func)
-        # An alias is left where a term became an operand of the part.
-        return relax.transform.DeadCodeElimination()(relax.transform.CanonicalizeBindings()(mod))
+        mod = _each(mod, partial(_as_a_whole, mode="strict", report=told))
+        mod = _each(mod, lambda func: _Rewriter(options, told).function(func))
+        if mode == "fast":  # last, as rules find less behind what only this mode moves
+            mod = _each(mod, partial(_as_a_whole, mode="fast", report=told))
+        return relax.transform.DeadCodeElimination()(mod)
 
     return _rewrite_algebra
+
+
+def _each(mod: tvm.IRModule, change: Callable[[Any], Any]) -> tvm.IRModule:
+    """Change each function but kernels to be, and bind no variable to another one, as where an operator vanished."""
+    mod = mod.clone()
+    for variable, func in mod.functions_items():
+        if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+            if not (func.attrs and "Primitive" in func.attrs):
+                mod.update_func(variable, change(func))
+    return relax.transform.CanonicalizeBindings()(mod)
+
+
+def _as_a_whole(func: Any, mode: Mode, report: AlgebraReport) -> Any:
+    func, centred = centre(func)
+    func, scaled = take_up_factors(func, mode)
+    report.centred += centred
+    report.scaled += scaled
+    return func
 
 
 class _Rewriter:
@@ -119,21 +133,12 @@ class _Rewriter:
 
     def function(self, func: Any) -> Any:
         """Rewrite until nothing changes, a few rounds at most."""
-        func, centred = centre(func)
-        self._report.centred += centred
-        func = self._take_up_factors(func, "strict")
         for _ in range(_ROUNDS):
             before = func
             for cut in CUTS:
                 func = self._round(func, cut)
             if func is before:
                 break
-        # Rules would find less behind what only the fast mode moves.
-        return self._take_up_factors(func, "fast") if self._options.mode == "fast" else func
-
-    def _take_up_factors(self, func: Any, mode: Mode) -> Any:
-        func, count = take_up_factors(func, mode)
-        self._report.scaled += count
         return func
 
     def _round(self, func: Any, cut: Cut) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tvm_ext.algebra.rule import Rule
 from tvm_ext.algebra.rules.associative import ASSOCIATIVE
-from tvm_ext.algebra.rules.commutative import COMMUTATIVE
 from tvm_ext.algebra.rules.distributive import DISTRIBUTIVE
 
-RULES: tuple[Rule, ...] = (*ASSOCIATIVE, *DISTRIBUTIVE, *COMMUTATIVE)
+RULES: tuple[Rule, ...] = (*ASSOCIATIVE, *DISTRIBUTIVE)

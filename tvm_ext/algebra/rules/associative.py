@@ -16,7 +16,6 @@ ASSOCIATIVE: tuple[Rule, ...] = (
     _row("(a / k) * m", "a * (m / k)", needs=("k!=0",)),
     # tensors known when the function is compiled that meet; sums of them may cancel what they are added to
     _fast("(a + v) + w", "a + (v + w)"),
-    _row("(a / k) * v", "a * (v / k)", needs=("k!=0",)),
     _fast("(a + v) + k", "a + (v + k)"),
     # functions spelt out
     _row("a * sigmoid(a)", "silu(a)", enables=True),
