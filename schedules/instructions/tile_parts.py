@@ -8,6 +8,7 @@ What has to be done around a kernel (the shape of tiles, the permission of the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -52,7 +53,7 @@ def tile_parts(row: Instruction, columns: int, vectors: int) -> TileParts:
     assert fits(columns, vectors)
     first = {2: 0, 0: columns * vectors, 1: columns * vectors + columns}
     stem = f"tvm_ext.embedding.{row.name}.{columns}x{vectors}"
-    made = {
+    made: dict[str, Callable[[], tuple[PrimFunc, PrimFunc]]] = {
         "zero": lambda: (_fill(meaning), _zero(meaning)),
         "load_left": lambda: (_copy(meaning, 0, ("global", "local")), _load(meaning, 0, first[0])),
         "load_right": lambda: (_copy(meaning, 1, ("global", "local")), _load(meaning, 1, first[1])),
