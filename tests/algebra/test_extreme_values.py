@@ -61,7 +61,8 @@ def test_the_pass_holds_it_too() -> None:
     mod, made = lefts(rng, "float32")
     report = AlgebraReport()
     after = rewrite_algebra("strict", report)(mod)
-    assert len({step.rule for step in report.steps}) >= len(STRICT) // 2
+    assert len({step.rule for step in report.steps}) >= len(STRICT) // 3
+    assert report.scaled  # what rules of constant factors do is done for the whole function before
     target = tvm.target.Target("llvm")
     machines = [relax.VirtualMachine(tvm.compile(each, target), tvm.cpu()) for each in (mod, after)]
     for index, (case, values, names) in enumerate(made):
