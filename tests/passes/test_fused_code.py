@@ -19,8 +19,9 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.fusion.combination import TABLE
-from tvm_ext.fusion.relax.check import allocated_bytes, merged_kernel
+from tvm_ext.fusion.relax.check import merged_kernel
 from tvm_ext.fusion.relax.fuse import kernel_mappings
+from tvm_ext.fusion.relax.trials import allocated_bytes
 from tvm_ext.graph import from_relax
 from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.options import PipelineOptions

@@ -46,13 +46,14 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_nothing_is_read_where_nothing_was_measured(path: Path, recwarn: pytest.WarningsRecorder) -> None:
     assert calibration_path() == path
     machine = machine_of(resolve_target(None))
-    told = set() if KNOWN is None else {"clock", "flops", "l2_bandwidth"}
+    told = set() if KNOWN is None else {"clock", "flops", "l2_bandwidth", "memory_bandwidth"}
     for name in set(FIGURES) - told:
         assert getattr(machine, name) == getattr(DEFAULT, name)
     assert machine.clock == CLOCK
     if KNOWN is not None:
         assert machine.flops == 2 * machine.lanes("float32") * KNOWN.units * KNOWN.clock
         assert machine.l2_bandwidth == (KNOWN.l2_bytes * KNOWN.clock or DEFAULT.l2_bandwidth)
+        assert machine.memory_bandwidth == (KNOWN.memory_bandwidth or DEFAULT.memory_bandwidth)
     assert machine.calibrated == ""
     assert not list(recwarn)
 
