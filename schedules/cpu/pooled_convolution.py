@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
+from tvm_ext.schedules.compute.bfloat16 import BITS
 from tvm_ext.schedules.cpu.conv_tile import ConvTile, conv_tile
 from tvm_ext.schedules.cpu.convolution import axes_of_convolution, read_convolution
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -57,6 +58,8 @@ def _is_pooled_convolution(schedule: Schedule) -> bool:
     conv, pool = (annotated_block(schedule, kind) for kind in ("conv", "pool"))
     if conv is None or pool is None or not all(static_extents(schedule, block) for block in top_blocks(schedule)):
         return False
+    if str(schedule.get(conv).reads[0].source.dtype) == BITS:
+        return False  # tiles here multiply float32: without the instruction for pairs they take four times as long
     last = top_blocks(schedule)[-1]
     if schedule.get(last).name_hint != schedule.get(pool).name_hint:
         return False

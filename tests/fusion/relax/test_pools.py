@@ -156,3 +156,17 @@ def test_it_can_be_left_out() -> None:
     mod, _ = pooled(16, 16, (12, 12))
     lowered, *_ = lower(mod, resolve_target(TARGET), PipelineOptions(inverted_residuals=False))
     assert not any("winograd" in v.name_hint and "pool" in v.name_hint for v in lowered.get_global_vars())
+
+
+def test_products_of_pairs_keep_their_instruction() -> None:
+    """A tile of a pooling multiplies float32; a convolution of bfloat16 would run without its dot products."""
+    mod, _ = pooled(64, 64, (112, 112))
+    target = resolve_target({"kind": "llvm", "mcpu": "cooperlake", "num-cores": 2})
+    lowered, *_ = lower(mod, target, PipelineOptions(precision="bfloat16", winograd=False))
+    rules = {
+        str(func.attrs[RULE_ATTRIBUTE])
+        for func in lowered.functions.values()
+        if func.attrs and RULE_ATTRIBUTE in func.attrs
+    }
+    assert "cpu.convolution" in rules
+    assert "cpu.pooled_convolution" not in rules
