@@ -10,7 +10,7 @@ from tvm_ext.backends.hexagon.packer.cycles import cycles_of
 from tvm_ext.backends.hexagon.packer.dependences import dependence_graph, softened
 from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.instruction import parse
-from tvm_ext.backends.hexagon.packer.packet import packet_of
+from tvm_ext.backends.hexagon.packer.packet import Packets, packet_of
 from tvm_ext.backends.hexagon.packer.sda import Weights, pack_block
 
 
@@ -144,7 +144,7 @@ def test_a_load_what_is_made_of_it_and_its_store_share_a_packet() -> None:
     texts = ("v0 = vmem(r0++#1)", "v1 = vand(v0,v2)", "vmem(r1++#1) = v1")
     block = Block(packets=[(parse(text),) for text in texts])
     edges = dependence_graph(block.instructions, places([block])[0])
-    assert pack_block(block.instructions, edges, Weights()) == [[0, 1, 2]]
+    assert pack_block(Packets(block.instructions, edges), Weights()) == [[0, 1, 2]]
     packet = packet_of(block.instructions, edges, [0, 1, 2])
     assert packet is not None
     assert [item.text for item in packet] == ["v0.cur = vmem(r0++#1)", "v1 = vand(v0,v2)", "vmem(r1++#1) = v1.new"]

@@ -59,8 +59,30 @@ def test_hardware_loops_may_end_in_front_of_their_start() -> None:
     )  # fmt: skip
     graph = control_flow(blocks)
     assert sorted(graph.edges) == [(0, 1), (1, 1), (1, 2), (2, 5), (3, 4), (3, 5), (4, 7), (5, 3), (5, 6), (6, 5)]
-    # Of two loops with one start the one with more rounds counts.
-    assert frequencies(graph) == [1, 14, 1, TRIPS, 1, TRIPS, TRIPS, 1]
+    # The loop of jumps, which has the same start, runs in each round of the hardware loop.
+    assert frequencies(graph) == [1, 14, 1, 10, 1, 10 * TRIPS, 10 * TRIPS, 1]
+
+
+def test_loops_with_one_start_count_each() -> None:
+    blocks = _blocks(
+        "loop1(.LBB0_1,#3)", "loop0(.LBB0_1,#5)", ".LBB0_1:", "r0 = add(r0,#1) :endloop0",
+        "loop0(.LBB0_1,#5) :endloop1", "jumpr r31",
+    )  # fmt: skip
+    assert frequencies(control_flow(blocks)) == [1, 15, 3, 1]
+    # Nested loops of jumps.
+    blocks = _blocks(
+        ".LBB0_1:", "r0 = add(r0,#1)", "if (!p0) jump .LBB0_1", "p0 = cmp.gt(r1,r2)", "if (!p0) jump .LBB0_1",
+        "jumpr r31",
+    )  # fmt: skip
+    assert frequencies(control_flow(blocks)) == [TRIPS**2, TRIPS, 1]
+
+
+def test_ways_back_to_one_start_that_do_not_hold_each_other_are_one_loop() -> None:
+    blocks = _blocks(
+        ".LBB0_1:", "if (p0) jump .LBB0_2", "r0 = add(r0,#1)", "jump .LBB0_1", ".LBB0_2:", "r0 = add(r0,#2)",
+        "if (!p1) jump .LBB0_1", "jumpr r31",
+    )  # fmt: skip
+    assert frequencies(control_flow(blocks)) == [TRIPS, TRIPS, TRIPS, 1]
 
 
 def test_labels_that_are_far_stay_where_they_are() -> None:
@@ -93,3 +115,35 @@ def test_packings_with_too_many_packets_are_taken_only_if_there_are_no_others() 
     assert choose([block], [[slow, fast]], [Block(packets=theirs)]) == [fast]
     assert choose([block], [[slow]], [Block(packets=theirs)]) == [slow]
     assert choose([block], [[slow, fast]], None) == [fast]
+
+
+def test_loops_of_jumps_that_count_between_constants_say_how_often_they_run() -> None:
+    blocks = _blocks(
+        "r3:2 = combine(#0,#10)", "r4 = add(r5,#1)", ".LBB0_1:", "r3 = add(r3,#2)", ".LBB0_2:", "r2 = add(r2,#-1)",
+        "p0 = cmp.eq(r2,#0)", "if (!p0) jump .LBB0_2", "p0 = cmp.eq(r3,#8)", "r2 = #10", "if (!p0) jump .LBB0_1",
+        "jumpr r31",
+    )  # fmt: skip
+    # The inner one begins with a constant, but on two ways.
+    assert frequencies(control_flow(blocks)) == [1, 4, 4 * TRIPS, 4, 1]
+    blocks = _blocks(
+        "r2 = #3", "jump .LBB0_1", ".LBB0_1:", "r2 = add(r2,#-1)", "p0 = cmp.eq(r2,#0); if (!p0.new) jump:t .LBB0_1",
+        "jumpr r31",
+    )  # fmt: skip
+    assert frequencies(control_flow(blocks)) == [1, 3, 1]
+    # Not where the counter is changed otherwise, is not reached, or begins with a register.
+    starts = ("r2 = #3", "r2 = lsr(r2,#1)"), ("r2 = #3", "r2 = add(r2,#-2)"), ("r2 = r3", "r2 = add(r2,#-1)")
+    for begin, step in starts:
+        blocks = _blocks(begin, ".LBB0_1:", step, "p0 = cmp.eq(r2,#0)", "if (!p0) jump .LBB0_1", "jumpr r31")
+        assert frequencies(control_flow(blocks)) == [1, TRIPS, 1]
+
+
+def test_comparisons_that_jump_end_a_block_and_may_go_on() -> None:
+    """They were taken for arithmetic, and those that compare a new value for jumps that are always taken."""
+    blocks = _blocks(
+        "p0 = cmp.gtu(r2,#8); if (!p0.new) jump:t .LBB0_1", "if (cmp.eq(r2.new,#14)) jump:t .LBB0_1",
+        "r1 = #4; jump .LBB0_2", ".LBB0_1:", "r0 = #1", ".LBB0_2:", "jumpr r31",
+    )  # fmt: skip
+    assert sorted(control_flow(blocks).edges) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 4), (3, 4)]
+    compared = blocks[0].instructions[0]
+    assert (compared.reads, compared.writes, compared.fresh) == ({"r2"}, {"p0"}, frozenset())
+    assert blocks[2].instructions[0].writes == {"r1"}

@@ -49,7 +49,7 @@ class Block:
     def falls_through(self) -> bool:
         """Whether the next block can follow it."""
         last = self.packets[-1] if self.packets else ()
-        return not any(item.is_branch and not item.predicate and item.row.name in ("jump", "return") for item in last)
+        return not any(item.always_jumps for item in last)
 
 
 @dataclass

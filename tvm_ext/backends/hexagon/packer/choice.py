@@ -12,6 +12,7 @@ from tvm_ext.backends.hexagon.packer.cycles import Timing, cycles_along, timing
 from tvm_ext.backends.hexagon.packer.dependences import Edges
 from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.memory import Memory, Packings
+from tvm_ext.backends.hexagon.packer.packet import Packets
 from tvm_ext.backends.hexagon.packer.refine import Refinement
 from tvm_ext.backends.hexagon.packer.sda import Weights, pack_block
 
@@ -67,7 +68,8 @@ def block_candidates(
     if len(instructions) > LARGEST_BLOCK:
         return [kept or block.packets]
     limit = len(theirs) if theirs is not None else len(instructions)
-    search = Refinement(instructions, edges, block.end, limit, ROUNDS, refused, EFFORT)
+    written = Packets(instructions, edges, refused)
+    search = Refinement(written, block.end, limit, ROUNDS, EFFORT)
 
     def packings() -> Packings:
         found = []
@@ -75,7 +77,7 @@ def block_candidates(
             # Patient packings are made for few cycles; those that fill packets should not have many of these.
             search.limit = len(instructions) if weights.patience else limit
             search.effort = EFFORT
-            members = pack_block(instructions, edges, weights, refused, bool(block.end))
+            members = pack_block(written, weights, bool(block.end))
             found += [members, search.run(members)]
         return found
 
@@ -94,8 +96,9 @@ def quick_packing(block: Block, edges: Edges, refused: frozenset[frozenset[str]]
     instructions = block.instructions
     if len(instructions) > LARGEST_BLOCK:
         return block.packets
-    search = Refinement(instructions, edges, block.end, len(instructions), ROUNDS, refused, 0)
-    return search.packets(pack_block(instructions, edges, WEIGHTS[0], refused, bool(block.end))) or block.packets
+    written = Packets(instructions, edges, refused)
+    search = Refinement(written, block.end, len(instructions), ROUNDS, 0)
+    return search.packets(pack_block(written, WEIGHTS[0], bool(block.end))) or block.packets
 
 
 def is_same(block: Block, other: Block) -> bool:

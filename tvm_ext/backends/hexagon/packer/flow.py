@@ -10,6 +10,7 @@ import networkx as nx
 
 from tvm_ext.backends.hexagon.packer.assembly import Block
 from tvm_ext.backends.hexagon.packer.instruction import Instruction
+from tvm_ext.backends.hexagon.packer.rounds import counted_rounds
 
 TRIPS = 16
 """Rounds of a loop that does not say how many it has."""
@@ -22,7 +23,7 @@ def control_flow(blocks: Sequence[Block]) -> nx.DiGraph:
     """Draw which block can follow which; the number of a hardware loop's rounds is the ``trips`` of its edge back."""
     labels = {label: number for number, block in enumerate(blocks) for label in block.labels}
     graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(blocks)))
+    graph.add_nodes_from((number, {"block": block}) for number, block in enumerate(blocks))
     for number, block in enumerate(blocks):
         if block.falls_through and number + 1 < len(blocks):
             graph.add_edge(number, number + 1)
@@ -74,19 +75,50 @@ def _ends(blocks: Sequence[Block], graph: nx.DiGraph, setup: int, loop: str) -> 
 def frequencies(graph: nx.DiGraph) -> list[int]:
     """Guess how often each block runs: the product of the rounds of the loops around it."""
     found = [1] * len(graph)
-    waiting: list[tuple[nx.DiGraph, int]] = [(graph, 1)]
+    waiting = [graph]
     while waiting:
-        part, factor = waiting.pop()
+        part = waiting.pop()
         for nodes in nx.strongly_connected_components(part):
             inside = part.subgraph(nodes).copy()
             if not inside.number_of_edges():
-                found[min(nodes)] = factor
                 continue
             entries = {after for before, after in graph.edges if after in nodes and before not in nodes}
             head = min(entries or nodes)
-            trips = [data.get("trips", TRIPS) for _, _, data in inside.in_edges(head, data=True)]
+            for body, trips in _loops(graph, inside, head):
+                for number in body:
+                    found[number] *= trips
             inside.remove_edges_from(list(inside.in_edges(head)))
-            waiting.append((inside, factor * max([1, *trips])))
+            waiting.append(inside)
+    return found
+
+
+def _loops(graph: nx.DiGraph, part: nx.DiGraph, head: int) -> list[tuple[set[int], int]]:
+    """List the loops of a part that start at a block, each with its blocks and rounds."""
+    others = part.subgraph(set(part) - {head})
+    hardware, software = [], []
+    for latch, _, data in part.in_edges(head, data=True):
+        body = {head} if latch == head else {head, latch, *nx.ancestors(others, latch)}
+        if "trips" in data:
+            hardware.append((body, max(1, data["trips"])))
+        else:
+            software.append((body, counted_rounds(graph, body, head) or TRIPS))
+    jumps = _nested(software)
+    # A round of a hardware loop ends at its own end, so that one of jumps which leads elsewhere runs within it.
+    inner = [body for body, _ in jumps]
+    counted = [
+        (body.union(*(other for other in inner if not other > body)), trips) for body, trips in _nested(hardware)
+    ]
+    return jumps + counted
+
+
+def _nested(loops: list[tuple[set[int], int]]) -> list[tuple[set[int], int]]:
+    """Take several ways back to one start for one loop, unless all blocks of one are blocks of another."""
+    found: list[tuple[set[int], int]] = []
+    for body, trips in sorted(loops, key=lambda loop: len(loop[0])):
+        if found and not found[-1][0] < body:
+            found[-1] = found[-1][0] | body, max(found[-1][1], trips)
+        else:
+            found.append((body, trips))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm_ext.backends.hexagon.packer.rows import EARLY_DELAY, UNKNOWN, Row, row_of
@@ -99,6 +99,11 @@ class Instruction:
         return self.row.name in ("jump", "return", "call or trap") or "dealloc_return" in self.text
 
     @property
+    def always_jumps(self) -> bool:
+        """Whether what stands behind it is not gone on to."""
+        return self.row.name in ("jump", "return") and "if (" not in self.text
+
+    @property
     def is_vector_memory(self) -> bool:
         """Whether it loads or stores a vector."""
         return self.access is not None and self.access.width == VECTOR_BYTES
@@ -131,6 +136,8 @@ def parse(text: str) -> Instruction:
     What is not understood is of the row :data:`~tvm_ext.backends.hexagon.packer.rows.UNKNOWN`, which nothing moves
     around.
     """
+    if "; " in text:
+        return _compound(text)
     body, predicate, fresh = text, "", frozenset[str]()
     if match := _PREDICATE.match(text):
         predicate, body = match[1], match[3]
@@ -161,6 +168,13 @@ def parse(text: str) -> Instruction:
     if match is None:
         return Instruction(text, row_of(body) if row_of(body).alone else UNKNOWN, words=words)
     return _assignment(text, match, guard, fresh, fields)
+
+
+def _compound(text: str) -> Instruction:
+    """Read what LLVM joins to one instruction: a comparison or a copy, and a jump, which may depend on it."""
+    first, jump = map(parse, text.split("; "))
+    reads = first.reads | (jump.reads - first.writes)
+    return replace(jump, text=text, writes=first.writes, reads=reads, fresh=frozenset(), destination=first.destination)
 
 
 def _store(text: str, match: re.Match[str], guard: frozenset[str], fresh: frozenset[str], fields: dict) -> Instruction:

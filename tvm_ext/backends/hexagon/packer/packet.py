@@ -1,4 +1,4 @@
-"""One packet of some instructions of a block, if there can be one."""
+"""Packets of some instructions of a block, where there can be one."""
 
 from __future__ import annotations
 
@@ -52,3 +52,35 @@ def packet_of(
             return None
     packet = tuple(parse(texts[item]) for item in members)
     return packet if fits(packet, is_near) else None
+
+
+class Packets:
+    """The packets of one block: each is written once, however many packings it is looked at for.
+
+    Parameters
+    ----------
+    block : sequence of Instruction
+        In order.
+    edges : Edges
+        What depends on what.
+    refused : frozenset of frozenset of str
+        Texts of packets of several instructions that are not to be made.
+    """
+
+    def __init__(
+        self, block: Sequence[Instruction], edges: Edges, refused: frozenset[frozenset[str]] = frozenset()
+    ) -> None:
+        self.block, self.edges, self.refused = block, edges, refused
+        self._loops = frozenset(item for item, found in enumerate(block) if found.row.name == "hardware loop")
+        self._written: dict[tuple[tuple[int, ...], bool], Packet | None] = {}
+
+    def get(self, members: tuple[int, ...], is_near: bool) -> Packet | None:
+        """Give the packet of some instructions, in ascending order, as :func:`packet_of`; None if there is none."""
+        # Only the beginning of a loop cares for where it is.
+        key = members, is_near and not self._loops.isdisjoint(members)
+        if key not in self._written:
+            packet = packet_of(self.block, self.edges, *key)
+            if packet is not None and len(packet) > 1 and frozenset(item.text for item in packet) in self.refused:
+                packet = None
+            self._written[key] = packet
+        return self._written[key]

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from tvm_ext.backends.hexagon.packer.assembly import Packet, closed
 from tvm_ext.backends.hexagon.packer.cycles import cycles_of
-from tvm_ext.backends.hexagon.packer.dependences import Edges
-from tvm_ext.backends.hexagon.packer.instruction import Instruction
-from tvm_ext.backends.hexagon.packer.packet import packet_of
+from tvm_ext.backends.hexagon.packer.packet import Packets
 from tvm_ext.backends.hexagon.packer.resources import NEAR, WORDS
 
 Cost = tuple[int, int, int, int]
@@ -20,37 +18,23 @@ class Refinement:
 
     Parameters
     ----------
-    block : sequence of Instruction
-        In order.
-    edges : Edges
-        What depends on what.
+    written : Packets
+        Which there can be.
     end : str
         Of the block: what ends a loop is judged by a round of it.
     limit : int
         Packets that it should not have more of.
     rounds : int
         Of a loop until they are alike.
-    refused : frozenset of frozenset of str
-        Texts of packets that are not to be made.
     effort : int
         Packings that are looked at.
     """
 
-    def __init__(
-        self,
-        block: Sequence[Instruction],
-        edges: Edges,
-        end: str,
-        limit: int,
-        rounds: int,
-        refused: frozenset[frozenset[str]],
-        effort: int,
-    ) -> None:
-        self.block, self.edges, self.end, self.limit = block, edges, end, limit
-        self.rounds, self.refused, self.effort = rounds if end else 1, refused, effort
-        self._written: dict[tuple[tuple[int, ...], bool], Packet | None] = {}
-        self.before: list[dict[int, bool]] = [{} for _ in block]
-        for early, later in enumerate(edges):
+    def __init__(self, written: Packets, end: str, limit: int, rounds: int, effort: int) -> None:
+        self.written, self.end, self.limit = written, end, limit
+        self.rounds, self.effort = rounds if end else 1, effort
+        self.before: list[dict[int, bool]] = [{} for _ in written.block]
+        for early, later in enumerate(written.edges):
             for late, edge in later.items():
                 self.before[late][early] = edge.kind == "hard"
 
@@ -58,19 +42,11 @@ class Refinement:
         """Write the packets of a packing; None where one cannot be."""
         found = []
         for number, group in enumerate(members):
-            packet = self._packet(tuple(group), len(members) - number <= NEAR)
+            packet = self.written.get(tuple(group), len(members) - number <= NEAR)
             if packet is None:
                 return None
             found.append(packet)
         return closed(found, self.end)
-
-    def _packet(self, group: tuple[int, ...], is_near: bool) -> Packet | None:
-        if (group, is_near) not in self._written:
-            packet = packet_of(self.block, self.edges, group, is_near)
-            if packet is not None and len(packet) > 1 and frozenset(item.text for item in packet) in self.refused:
-                packet = None
-            self._written[group, is_near] = packet
-        return self._written[group, is_near]
 
     def cost(self, packets: Sequence[Packet]) -> Cost:
         """Judge a packing."""
@@ -84,15 +60,16 @@ class Refinement:
         if packets is None:
             return best
         cost = self.cost(packets)
+        count = len(self.written.block)
         item, since = 0, 0
-        while since < len(self.block) and self.effort > 0:
+        while since < count and self.effort > 0:
             better = self._moved(best, item, cost)
             if better is None:
                 since += 1
             else:
                 best, cost = better
                 since = 0
-            item = (item + 1) % len(self.block)
+            item = (item + 1) % count
         return best
 
     def _moved(self, members: list[list[int]], item: int, cost: Cost) -> tuple[list[list[int]], Cost] | None:
@@ -102,9 +79,14 @@ class Refinement:
         for target in self._window(item, place, len(members)):
             if target == place[item] or len(members[target]) >= WORDS:
                 continue
-            groups = [[name for name in group if name != item] for group in members]
-            groups[target] = sorted([*groups[target], item])
-            groups = [group for group in groups if group]
+            joined = sorted([*members[target], item])
+            if self.written.get(tuple(joined), True) is None:  # spares the others; near the end more packets fit
+                continue
+            groups = list(members)
+            groups[place[item]] = [name for name in members[place[item]] if name != item]
+            groups[target] = joined
+            if not groups[place[item]]:
+                del groups[place[item]]
             packets = self.packets(groups)
             if packets is None:
                 continue
@@ -117,6 +99,6 @@ class Refinement:
     def _window(self, item: int, place: dict[int, int], count: int) -> range:
         """Give the packets that an instruction can be in while all others stay."""
         first = max((place[other] + hard for other, hard in self.before[item].items()), default=0)
-        later = self.edges[item].items()
+        later = self.written.edges[item].items()
         last = min((place[other] - (edge.kind == "hard") for other, edge in later), default=count - 1)
         return range(first, last + 1)

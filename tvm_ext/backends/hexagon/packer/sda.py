@@ -7,12 +7,9 @@ dependences, is charged here for every result that would come late, by the laten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext.backends.hexagon.packer.dependences import Edges
-from tvm_ext.backends.hexagon.packer.instruction import Instruction
-from tvm_ext.backends.hexagon.packer.packet import packet_of
+from tvm_ext.backends.hexagon.packer.packet import Packets
 from tvm_ext.backends.hexagon.packer.resources import NEAR, WORDS
 
 
@@ -38,25 +35,15 @@ class Weights:
     patience: bool = False
 
 
-def pack_block(
-    block: Sequence[Instruction],
-    edges: Edges,
-    weights: Weights,
-    refused: frozenset[frozenset[str]] = frozenset(),
-    ends_loop: bool = False,
-) -> list[list[int]]:
-    """Pack instructions.
+def pack_block(packets: Packets, weights: Weights, ends_loop: bool = False) -> list[list[int]]:
+    """Pack the instructions of a block.
 
     Parameters
     ----------
-    block : sequence of Instruction
-        In order.
-    edges : Edges
-        What depends on what.
+    packets : Packets
+        Which there can be.
     weights : Weights
         Of the score.
-    refused : frozenset of frozenset of str
-        Texts of packets that are not to be made.
     ends_loop : bool
         Whether the last packet ends a hardware loop, and so must not begin one.
 
@@ -65,22 +52,15 @@ def pack_block(
     list of list of int
         Instructions of each packet, in order.
     """
-    return _Packing(block, edges, weights, refused, ends_loop).run()
+    return _Packing(packets, weights, ends_loop).run()
 
 
 class _Packing:
     """Packets of a block so far; times count packets from the end."""
 
-    def __init__(
-        self,
-        block: Sequence[Instruction],
-        edges: Edges,
-        weights: Weights,
-        refused: frozenset[frozenset[str]],
-        ends_loop: bool,
-    ) -> None:
-        self.block, self.edges, self.weights, self.refused = block, edges, weights, refused
-        self.ends_loop = ends_loop
+    def __init__(self, packets: Packets, weights: Weights, ends_loop: bool) -> None:
+        self.packets, self.weights, self.ends_loop = packets, weights, ends_loop
+        self.block, self.edges = block, edges = packets.block, packets.edges
         self.left = set(range(len(block)))
         self.times: dict[int, int] = {}
         self.order = [0] * len(block)
@@ -111,20 +91,18 @@ class _Packing:
     def _select(self, members: list[int], now: int) -> int | None:
         """Choose the free instruction of the highest score that fits."""
         high = max((self.latencies[item] for item in members), default=0)
-        best: tuple[float, int] | None = None
+        free: list[tuple[float, int]] = []
         for item in self.left:
             if self.ends_loop and not now and self.block[item].target:
                 continue
             stall = self._stall(item, members, now)
             if stall is None or (members and stall and self.weights.patience):
                 continue
-            score = self._score(item, high if members else self.latencies[item], members, stall)
-            if best is not None and (score, item) <= best:
-                continue
-            packet = packet_of(self.block, self.edges, [*members, item], now < NEAR)
-            if packet is not None and (not members or frozenset(i.text for i in packet) not in self.refused):
-                best = (score, item)
-        return None if best is None else best[1]
+            free.append((self._score(item, high if members else self.latencies[item], members, stall), item))
+        for _, item in sorted(free, reverse=True):
+            if self.packets.get(tuple(sorted([*members, item])), now < NEAR) is not None:
+                return item
+        return None
 
     def _stall(self, item: int, members: list[int], now: int) -> int | None:
         """Count the packets an instruction would make others wait; None if it is not free."""
