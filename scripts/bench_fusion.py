@@ -13,7 +13,7 @@ rewriting, lowering, grouping, asking the schedule rules, and merging. TVM's own
 without rewriting.
 
 Latency is that of the whole pipeline, with TVM's fusion and with both passes: the same layouts, the same schedule
-rules, the runs of the two interleaved, with as many threads as TVM starts by itself. ``rest_free`` is the gain were
+rules, the runs of the two interleaved, on all cores. ``rest_free`` is the gain were
 everything free but the kernels of products and convolutions, as TVM's fusion makes them. The ablation adds one thing
 after the other, as the study does: nothing (no layouts, every operator a kernel), rewriting, fusion, layouts and data
 movement.

@@ -18,6 +18,7 @@ from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.open_winograd import OpenWinograd
 from tvm_ext.schedules.cpu.plane_window import PlaneWindow
 from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
+from tvm_ext.schedules.cpu.response import LocalResponse
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.strassen import Strassen
 from tvm_ext.schedules.cpu.transpose import Transpose
@@ -46,6 +47,7 @@ RULES = (
     PlaneWindow(),
     SlidingWindow(),
     GlobalAverage(),
+    LocalResponse(),
     RowReduction(),
     Transpose(),
     Elementwise(),

@@ -97,7 +97,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
         *([planes()] if options.prologues else []),
         phases_as_channels(),
         *([embed_operators(offers, relayout=relayout)] if everything else []),
-        blocked_layout(winograd, bfloat16, chosen),
+        blocked_layout(winograd, bfloat16, chosen, chains=options.inverted_residuals),
         pack_matmul(bfloat16, chosen, strassen),
         open_attention(),
         open_products(),

@@ -133,12 +133,14 @@ class BlockedLayoutMutator(PyExprMutator):
         bfloat16: bool = False,
         choices: Choices | None = None,
         take_row: TakeRow = lambda _rewriter, _binding: None,
+        chains: bool = True,
     ) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
         self.machine = machine
         self.take = take
         self.take_row = take_row
+        self.chains = chains  # whether chains of operators may become one kernel
         self.winograd = winograd
         self.bfloat16 = bfloat16
         self.has_open_extents = False  # of the function that is rewritten

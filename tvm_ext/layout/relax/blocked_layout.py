@@ -26,7 +26,10 @@ from tvm_ext.schedules.cpu.machine import for_weights, machine_of
 
 
 def blocked_layout(
-    winograd: bool = True, bfloat16: bool = False, chosen: Mapping[str, str] | None = None
+    winograd: bool = True,
+    bfloat16: bool = False,
+    chosen: Mapping[str, str] | None = None,
+    chains: bool = True,
 ) -> tvm.transform.Pass:
     """Make the pass; it works on Relax functions without control flow, for CPU targets, and leaves others alone.
 
@@ -39,13 +42,15 @@ def blocked_layout(
         add up in float32; the target must have the instruction.
     chosen : mapping from key to option, optional
         What a search found better than the machine model's choices; see :class:`~tvm_ext.layout.choices.Choices`.
+    chains : bool
+        Whether chains of operators may become one kernel, as local response normalisation does.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         machine = for_weights(machine_of(tvm.target.Target.current(allow_none=False)), constant_bytes(mod))
         choices = Choices(chosen or {})
-        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices, take_flattened)
+        rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices, take_flattened, chains)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.words.update(all_origins(function))

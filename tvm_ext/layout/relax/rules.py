@@ -20,6 +20,7 @@ from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, tu
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
 from tvm_ext.layout.relax.parts import concat_rule, slice_rule, split_rule
 from tvm_ext.layout.relax.quantized import INTEGER_RULES
+from tvm_ext.layout.relax.response import response_rule
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, same_extents, static_shape
 from tvm_ext.schedules.compute.layout import block_channels, turn
 from tvm_ext.schedules.compute.open_convolution import open_pool
@@ -34,7 +35,7 @@ def take(rewriter: BlockedLayoutMutator, value: relax.Expr) -> Blocked | tuple[B
         return items[value.index] if isinstance(items, tuple) else None
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
         return None
-    for rules in (INTEGER_RULES, RULES):
+    for rules in (INTEGER_RULES, CHAIN_RULES if rewriter.chains else {}, RULES):
         rule = rules.get(value.op.name)
         result = rule(rewriter, value) if rule is not None else None
         if result is not None:
@@ -239,6 +240,9 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
     var = rewriter.emit_kernel(global_average, [value.var], "global_average", rewriter.pattern((1, 1)))
     return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype))
 
+
+CHAIN_RULES: dict[str, Rule] = {"relax.divide": response_rule}
+"""Rules of operators that end a chain which becomes one kernel; asked first."""
 
 RULES: dict[str, Rule] = {
     "relax.nn.conv1d": convolution_rule,
