@@ -65,7 +65,7 @@ def _shipped(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Read off what the pass selects for whole models, and what each operator's own best plan would have cost."""
     rows = []
     target = resolve_target("hexagon-v67")
-    for name in ("ppocr_cls",) if quick else ("resnet18", "mobilenet_v2", "ppocr_cls"):
+    for name in ("ppocr_cls",) if quick else ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "ppocr_cls"):
         entry = quantized(name)
         shapes = {key: list(value.shape) for key, value in entry.inputs().items()}
         mod = import_model(entry.onnx_model(), input_shapes=shapes).mod

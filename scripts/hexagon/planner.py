@@ -47,6 +47,8 @@ def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
     ]
     solved = [row for row in [*measured, *drawn] if row["equals_solver"] is not None]
     names = [plan.name for plan in problem.operators[1].plans]
+    least = sum(min(plan.cost for plan in operator.plans) for operator in problem.operators)
+    changes = sum(max(map(max, edge.costs)) for edge in problem.edges)
     one = {
         name: problem.aggregate_cost([0, *[index] * (len(problem) - 1)]) / whole.cost
         for index, name in enumerate(names)
@@ -66,6 +68,8 @@ def measure(quick: bool) -> tuple[list[dict[str, Any]], dict[str, float]]:
         "global_vs_local": _geometric(row["local"] / row["global"] for row in measured),
         "global_vs_local_drawn": _geometric(row["local"] / row["global"] for row in drawn),
         "network_global_vs_local": local.cost / whole.cost,
+        # No selection takes less than the least plans, and local ones take these and the dearest changes at most.
+        "network_local_at_most": 1 + changes / least,
         "network_between_planes_vs_global": between_planes / whole.cost,
         "network_packets": whole.cost,
         **{f"network_all_{name}": ratio for name, ratio in one.items()},

@@ -61,7 +61,9 @@ class _Packing:
     def __init__(self, packets: Packets, weights: Weights, ends_loop: bool) -> None:
         self.packets, self.weights, self.ends_loop = packets, weights, ends_loop
         self.block, self.edges = block, edges = packets.block, packets.edges
-        self.left = set(range(len(block)))
+        self.waiting = [len(later) for later in edges]  # how many that depend on it have no packet yet
+        self.ready = {item for item, count in enumerate(self.waiting) if not count}
+        self.before: list[list[int]] = [[] for _ in block]
         self.times: dict[int, int] = {}
         self.order = [0] * len(block)
         self.predecessors = [0] * len(block)
@@ -69,11 +71,12 @@ class _Packing:
             for late, edge in later.items():
                 self.order[late] = max(self.order[late], self.order[early] + edge.latency)
                 self.predecessors[late] += 1
+                self.before[late].append(early)
         self.latencies = [max([1, *(edge.latency for edge in later.values())]) for later in edges]
 
     def run(self) -> list[list[int]]:
         packets: list[list[int]] = []
-        while self.left:
+        while self.ready:
             members: list[int] = []
             while len(members) < WORDS:
                 chosen = self._select(members, len(packets))
@@ -81,18 +84,26 @@ class _Packing:
                     break
                 members.append(chosen)
                 self.times[chosen] = len(packets)
-                self.left.remove(chosen)
+                self._taken(chosen)
             if members or packets:
                 packets.append(sorted(members))
             else:
                 self.ends_loop = False  # nothing but the beginning of a loop is left for the last packet
         return packets[::-1]
 
+    def _taken(self, item: int) -> None:
+        """Note that an instruction has a packet."""
+        self.ready.remove(item)
+        for early in self.before[item]:
+            self.waiting[early] -= 1
+            if not self.waiting[early]:
+                self.ready.add(early)
+
     def _select(self, members: list[int], now: int) -> int | None:
         """Choose the free instruction of the highest score that fits."""
         high = max((self.latencies[item] for item in members), default=0)
         free: list[tuple[float, int]] = []
-        for item in self.left:
+        for item in self.ready:
             if self.ends_loop and not now and self.block[item].target:
                 continue
             stall = self._stall(item, members, now)
@@ -105,11 +116,9 @@ class _Packing:
         return None
 
     def _stall(self, item: int, members: list[int], now: int) -> int | None:
-        """Count the packets an instruction would make others wait; None if it is not free."""
+        """Count the packets that an instruction would make others wait; None if it is not free in this packet."""
         stall = 0
         for late, edge in self.edges[item].items():
-            if late in self.left:
-                return None
             if self.times[late] == now:
                 if edge.kind == "hard":
                     return None
