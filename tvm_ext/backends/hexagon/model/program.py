@@ -37,6 +37,8 @@ SHARE = 0.002
 
 CONSTANTS, ARENA = 0, 1
 
+OPEN = "open extents"
+
 
 @dataclass(frozen=True)
 class Step:
@@ -216,12 +218,7 @@ class _Calls:
         for binding in self._bindings(main):
             self._bind(binding.var, binding.value)
         if self.unknown:
-            operators = ", ".join(sorted(self.unknown))
-            raise UnsupportedOperatorError(
-                f"a Hexagon program is a list of kernels, and the model needs more than that: {operators}; fix open "
-                "extents with --input-shape, or compile for another target",
-                faults={name: ", ".join(places) for name, places in self.unknown.items()},
-            )
+            raise self._refusal()
         outputs = list(_flat(self._value(main.body.body)))
         inputs = [self.values[param] for param in main.params]
         for name in outputs:
@@ -230,6 +227,22 @@ class _Calls:
         for name in inputs:  # they are all written before the first call
             self.alive[name] = 0, self.alive[name][1]
         return self._plan(inputs, outputs)
+
+    def _refusal(self) -> UnsupportedOperatorError:
+        """Say what of the model is no list of kernels."""
+        faults = {name: ", ".join(places) for name, places in self.unknown.items()}
+        if OPEN in self.unknown:  # without extents, nothing behind them has a place either
+            text = (
+                f"a Hexagon program has the place of every tensor decided, and extents are open: {faults[OPEN]}; fix "
+                "them with --input-shape, or compile for another target"
+            )
+            return UnsupportedOperatorError(text, faults={OPEN: faults[OPEN]})
+        operators = ", ".join(sorted(self.unknown))
+        return UnsupportedOperatorError(
+            f"a Hexagon program is a list of kernels, and the model needs more than that: {operators}; compile it for "
+            "another target",
+            faults=faults,
+        )
 
     def _plan(self, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bytes]:
         places: dict[str, tuple[int, int]] = {}
@@ -290,7 +303,7 @@ class _Calls:
         name = f"{len(self.sizes)}.{label}"
         shape = static_shape(var)
         if shape is None:
-            self.unknown.setdefault("open extents", []).append(label)
+            self.unknown.setdefault(OPEN, []).append(label)
             shape = ()
         self.sizes[name] = int(np.prod(shape)) * tvm.DataType(str(var.ty.dtype)).itemsize
         self.alive[name] = len(self.calls), len(self.calls)

@@ -1,0 +1,50 @@
+"""The Python of docs/hexagon.md runs, with values for the names that it leaves to the reader."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+
+import tvm_ext
+from tests.hexagon.emulated import TARGET, needs_emulator
+from tests.quantized.qdq_graphs import QdqGraph
+from tvm_ext.schedules.hexagon.code import Code
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "hexagon.md"
+
+
+@needs_emulator
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_ext.backends.hexagon.packer.choice.EFFORT", 5)
+    monkeypatch.chdir(tmp_path)
+    graph = QdqGraph((1, 3, 5, 7))
+    onnx.save(graph.model(graph.quantized(graph.conv(graph.quantized("x"), 3, 4))), "model.onnx")
+    code = Code(data=(256, "uint8"), result=(256, "uint8"))
+    with code.loop("i", 2) as i:
+        code.store(code["result"], i * 128, code.load(code["data"], i * 128, 128), 128)
+    func = code.function("copy")
+    random = np.random.default_rng(0)
+    given: dict[str, Any] = {
+        "image": graph.input()["x"], "func": func, "mod": tvm.IRModule({"copy": func}), "target": TARGET,
+        "names": ["copy"], "data": random.integers(0, 256, 256).astype("uint8"), "result": np.zeros(256, "uint8"),
+    }  # fmt: skip
+    names = {"tvm_ext": tvm_ext, **given}
+    snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(snippets) == 4
+    for snippet in snippets:
+        exec(compile(snippet, str(PAGE), "exec"), names)
+    (output,) = names["outputs"].values()
+    assert output.shape == (1, 4, 5, 7)
+    assert {layer.unit for layer in names["layers"]} == {"hvx", "scalar"}
+    np.testing.assert_array_equal(names["result"], given["data"])
+    assert names["counts"].packets > 0
+    # What Eq. 4.1 says: both as vrmpy has them.
+    assert (names["selection"].choice, names["selection"].cost) == ((1, 1), 86644 + 45484)
+    assert (names["packed"].verified.keys(), names["packed"].refused) == ({"copy"}, ())
+    assert names["program"].kernels == ("copy",)
