@@ -137,7 +137,7 @@ def ours(clock: str) -> Measurer:
     return Measurer(threads=1, timing=timing, build_timeout=PATIENCE, run_timeout=PATIENCE)
 
 
-def _target() -> tvm.target.Target:
+def one_core_target() -> tvm.target.Target:
     """Give the target of this machine with one core, which TVM's space asks for: kernels run on one thread."""
     return tvm.target.Target({**native_target().export(), "num-cores": 1})
 
@@ -145,7 +145,7 @@ def _target() -> tvm.target.Target:
 def _search(number: int, seed: int, limit: float, tuner: str | None, clock: str) -> Row:
     """Search for so many seconds: TVM's own way, or with a tuner of ours, whose last batch does not count if late."""
     os.environ["TVM_NUM_THREADS"] = "1"
-    mod, target = relax.get_pipeline("zero")(convolution(RESNET18[number])), _target()
+    mod, target = relax.get_pipeline("zero")(convolution(RESNET18[number])), one_core_target()
     database = ms.database.MemoryDatabase()
     deadline = Deadline(limit, counts_late=tuner is None, clock=CLOCKS[clock])
     # Before the database is told: what comes too late is not in it.
@@ -254,7 +254,7 @@ class _EndsAt(PyMeasureCallback):
 def _side_by_side(workload: str, stock: str, ours: str) -> Row:
     """Compile both kernels, compare what they compute with the unscheduled one, and time them in turns."""
     os.environ["TVM_NUM_THREADS"] = "1"
-    target = _target()
+    target = one_core_target()
     texts = {"stock": stock, "ours": ours, "unscheduled": workload}
     with only_tensor_intrinsics("x86"):
         mods = {name: tvm.ir.load_json(text) for name, text in texts.items()}

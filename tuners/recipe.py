@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.tuners.cost_model import CostModel, XGBoostModel
@@ -94,3 +94,8 @@ class Recipe:
             validity_bonus=self.validity_bonus,
             asks_first=self.asks_first,
         )
+
+
+def as_recipe(row: Recipe) -> Recipe:
+    """Give the parts of a recipe of any kind."""
+    return Recipe(**{entry.name: getattr(row, entry.name) for entry in fields(Recipe)})

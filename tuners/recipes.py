@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,8 @@ from tvm_ext.tuners.initialisers import (
 )
 from tvm_ext.tuners.pretrained.artefact import Pretrained, shipped
 from tvm_ext.tuners.pretrained.model import PretrainedModel
-from tvm_ext.tuners.recipe import Recipe
+from tvm_ext.tuners.pretrained.recipe import LoopNestRecipe
+from tvm_ext.tuners.recipe import Recipe, as_recipe
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace
@@ -70,6 +71,11 @@ def _exhaustive(seed: int) -> Explorer:
 
 def _evolution(seed: int) -> Explorer:
     return Evolution()
+
+
+def _small_evolution(seed: int) -> Explorer:
+    """Where a prediction takes a schedule."""
+    return Evolution(population=48, generations=3, elite=16)
 
 
 def _random(seed: int) -> Explorer:
@@ -249,7 +255,7 @@ class PretrainedRecipe(Recipe):
             model = PretrainedModel(costs=costs)
             begins = "begins with what the schedule rule estimates" if costs else "learns from nothing"
             remarks = [f"no pretrained cost model is used: {error}; the tuner {begins}"]
-        tuner = replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, peers, oracle, description)
+        tuner = replace(as_recipe(self), cost_model=lambda: model).tuner(space, seed, peers, oracle, description)
         tuner.remarks += remarks
         return tuner
 
@@ -285,22 +291,17 @@ class DescribedRecipe(Recipe):
     ) -> Tuner:
         """See :meth:`Recipe.tuner`."""
         if not self.listens or description is None:
-            parts = replace(_as_recipe(self), cost_model=lambda: DescribedModel(members=self.members))
+            parts = replace(as_recipe(self), cost_model=lambda: DescribedModel(members=self.members))
             tuner = parts.tuner(space, seed, peers, oracle)
             if self.expects:
                 tuner.remarks = ["the target says nothing of the kernel beforehand: the tuner learns from nothing"]
             return tuner
         model = DescribedModel(description=description, expects=self.expects, members=self.members)
         # Of peers the target has other descriptions.
-        tuner = replace(_as_recipe(self), cost_model=lambda: model).tuner(space, seed, None, oracle)
+        tuner = replace(as_recipe(self), cost_model=lambda: model).tuner(space, seed, None, oracle)
         if self.expects and description.cost is None:
             tuner.remarks = ["the target expects nothing of configurations: the tuner learns from nothing"]
         return tuner
-
-
-def _as_recipe(row: Recipe) -> Recipe:
-    """Give the parts of a recipe of any kind."""
-    return Recipe(**{entry.name: getattr(row, entry.name) for entry in fields(Recipe)})
 
 
 RECIPES |= {
@@ -332,6 +333,8 @@ RECIPES |= {
     "sa_as_pretrained": PretrainedRecipe(_short_annealing, _adaptive, pool=4, refined_share=0.5),
     "chameleon_pretrained": PretrainedRecipe(_short_agent, _adaptive, pool=4, refined_share=0.5),
     "evolution_pretrained": PretrainedRecipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
+    # A schedule a prediction: few of them, in small generations.
+    "evolution_loops": LoopNestRecipe(_small_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
     # Ahn, dissertation, UC San Diego, 2022, chapter 4; batches half as large as annealing's, as the first ones count.
     "glimpse": GuidedRecipe(_annealing, batch=32, initial=32, pool=4),
     "chameleon_glimpse": GuidedRecipe(_agent, _adaptive, batch=32, initial=32, pool=4, chooses=False),

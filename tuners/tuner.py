@@ -328,12 +328,13 @@ class Tuner:
         count = sum(len(rows) for _, rows in others)
         if count >= LEAST_OF_PEERS and count >= GROWTH * self._learnt:
             start = time.perf_counter()
-            self.cost_model.learn([self._examples(space, rows) for space, rows in others])
+            self.cost_model.learn([self.examples(space, rows) for space, rows in others])
             self._learnt, self._model_is_current = count, False
             self.model_seconds += time.perf_counter() - start
         return self.cost_model.informed
 
-    def _examples(self, space: ConfigSpace, measurements: Sequence[Measurement]) -> tuple[np.ndarray, np.ndarray]:
+    def examples(self, space: ConfigSpace, measurements: Sequence[Measurement]) -> tuple[np.ndarray, np.ndarray]:
+        """Give what the cost model sees of measurements, and their scores."""
         return self.cost_model.features(space, self._array(measurements)), np.array([row.score for row in measurements])
 
     def _array(self, measurements: Sequence[Measurement]) -> np.ndarray:
@@ -343,7 +344,7 @@ class Tuner:
     def _fit(self) -> None:
         if not self._model_is_current:
             start = time.perf_counter()
-            self.cost_model.fit(*self._examples(self.space, self.measurements))
+            self.cost_model.fit(*self.examples(self.space, self.measurements))
             self._model_is_current = True
             self.model_seconds += time.perf_counter() - start
 

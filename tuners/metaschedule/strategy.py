@@ -21,15 +21,19 @@ from tvm_ext.errors import TuningError, TvmExtWarning, warn
 from tvm_ext.schedules.rule import Cost, tunable_cost, tunable_with
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import Remake, TraceSpace
+from tvm_ext.tuners.pretrained.loop_nests import LoopNestModel
 from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
-from tvm_ext.tuners.shared_model import Peers
+from tvm_ext.tuners.shared_model import Examples, Peers
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import LEAST_BATCH, ErrorKind, Measurement, Tuner
 from tvm_ext.tuners.validity import Oracle
 
 FIRST_OF_SKETCH = 8
 """Every sketch is tried so often before one is preferred, or as often as half of the budget allows."""
+
+FIRST_WHERE_KNOWN = 2
+"""The same where the cost model knows other kernels' loop nests, and so which sketch is good for what."""
 
 ATTEMPTS = 64
 """Configurations in a row that give no new kernel before a task is given up."""
@@ -137,6 +141,9 @@ class TunerStrategy(PySearchStrategy):
             if self.store_features:
                 make = partial(self._schedule, space)
                 tuner.rescorer = Rescorer(StoreFeatures(make, self.context), self.recipe.cost_model())
+            if isinstance(tuner.cost_model, LoopNestModel):
+                describe = StoreFeatures(partial(self._schedule, space), self.context, busiest=True)
+                tuner.cost_model.look_at(describe, partial(self._of_siblings, len(self.sketches)))
             self.sketches.append((space, tuner))
         if not self.sketches:
             raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
@@ -148,10 +155,24 @@ class TunerStrategy(PySearchStrategy):
                 tuner.initial = min(tuner.initial, max(tuner.initial // len(self.sketches), LEAST_BATCH))
                 if tuner.rescorer is not None:
                     tuner.rescorer.others = partial(self._of_other_sketches, number)
-        self._first_of_sketch = max(min(FIRST_OF_SKETCH, share // 2), 1)
+        knows = any(model.informed for model in self._models_of_loops())
+        self._first_of_sketch = max(min(FIRST_WHERE_KNOWN if knows else FIRST_OF_SKETCH, share // 2), 1)
         self._given = [0] * len(self.sketches)
         if database is not None and database.has_workload(self.mod):
             self._learn(database)
+
+    def _models_of_loops(self) -> list[LoopNestModel]:
+        """Give the cost models that look at loop nests."""
+        models = [tuner.cost_model for _, tuner in self.sketches]
+        return [model for model in models if isinstance(model, LoopNestModel)]
+
+    def _of_siblings(self, number: int) -> list[Examples]:
+        """Give features of loop nests and scores of what was measured of the other sketches."""
+        return [
+            tuner.examples(space.space, tuner.measurements)
+            for at, (space, tuner) in enumerate(self.sketches)
+            if at != number and tuner.measurements
+        ]
 
     def _of_other_sketches(self, number: int) -> list[tuple[np.ndarray, float]]:
         """Give per-store features and scores of what was measured of the other sketches."""

@@ -22,6 +22,12 @@ FORMAT = 1
 SHIPPED = "cpu_kernels.npz"
 """What ``scripts/pretrain.py`` writes, where it was made for this package."""
 
+LOOP_NEST_FEATURES = 492
+"""Of each of TVM's 164 features of a store: its sum over the stores, its maximum, and that of the busiest store."""
+
+LOOP_NESTS: Structure = (("loop nest", LOOP_NEST_FEATURES),)
+"""Under this the trees for loop nests are kept."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -70,6 +76,18 @@ class Pretrained:
         if found.costs != (space.cost is not None):
             raise TuningError("the cost that a rule tells was not treated alike in training and in this space")
         return found
+
+    def of_loop_nests(self) -> Trained:
+        """Give the trees that look at scheduled loop nests, of any space.
+
+        Raises
+        ------
+        TuningError
+            If there are none.
+        """
+        if LOOP_NESTS not in self.trained:
+            raise TuningError("it has no trees for loop nests")
+        return self.trained[LOOP_NESTS]
 
     def save(self, path: Path) -> None:
         """Write the file."""

@@ -1,0 +1,59 @@
+"""Recipes that begin with what was learnt of other kernels' loop nests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tvm_ext.backends.description import KernelDescription
+from tvm_ext.errors import TuningError
+from tvm_ext.tuners.cost_model import CostModel
+from tvm_ext.tuners.pretrained.artefact import Pretrained, shipped
+from tvm_ext.tuners.pretrained.loop_nests import LoopNestModel
+from tvm_ext.tuners.recipe import Recipe, as_recipe
+from tvm_ext.tuners.shared_model import Peers
+from tvm_ext.tuners.space import ConfigSpace
+from tvm_ext.tuners.tuner import Tuner
+from tvm_ext.tuners.validity import Oracle
+
+
+@dataclass(frozen=True)
+class LoopNestRecipe(Recipe):
+    """Parts with a cost model that looks at scheduled loop nests, and was trained on those of other kernels.
+
+    It is for MetaSchedule's design spaces, where knobs are of no kernel in particular.
+
+    Attributes
+    ----------
+    artefact : Pretrained, optional
+        What was trained; that of the package if left out.
+    """
+
+    cost_model: Callable[[], CostModel] = LoopNestModel
+    artefact: Pretrained | None = None
+
+    @property
+    def shares(self) -> bool:
+        """Measurements of other spaces are not learnt from: their schedules are not at hand."""
+        return False
+
+    def tuner(
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        peers: Peers | None = None,
+        oracle: Oracle | None = None,
+        description: KernelDescription | None = None,
+    ) -> Tuner:
+        """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
+        remarks = []
+        try:
+            trained = (self.artefact or shipped()).of_loop_nests()
+        except TuningError as error:
+            trained = None
+            remarks = [f"no pretrained cost model is used: {error}; the tuner learns from nothing"]
+        # Peers have other loop nests, and no schedules to look at.
+        parts = replace(as_recipe(self), cost_model=lambda: LoopNestModel(trained=trained))
+        tuner = parts.tuner(space, seed, None, oracle, description)
+        tuner.remarks += remarks
+        return tuner
