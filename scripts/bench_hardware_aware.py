@@ -350,7 +350,7 @@ def main() -> int:
     parser.add_argument("--variants", type=int, default=24, help="networks that --graph compiles for each")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each search of --stock-space, at least")
     parser.add_argument("--processor-time", action="store_true", help="--stock-space beside other work")
-    parser.add_argument("--tuner", default="evolution", help="ours in --stock-space")
+    parser.add_argument("--tuner", default="evolution_loops", help="ours in --stock-space")
     add_keep_option(parser)
     add_json_option(parser, "hardware_aware")
     arguments = parser.parse_args()

@@ -13,7 +13,6 @@ none is one of ResNet-18, on which searches are compared.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import sys
@@ -29,7 +28,6 @@ os.environ["TVM_NUM_THREADS"] = "1"
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.s_tir import meta_schedule as ms
 
 from scripts.results import add_row, read_rows
 from scripts.stock_space import one_core_target
@@ -187,7 +185,7 @@ SETTINGS = {"prior_rounds": 200, "prior_depth": 6, "prior_eta": 0.07}
 
 
 def check(rows: list[dict[str, Any]], folds: int = 5) -> dict[str, float]:
-    """Train without a fifth of the kernels each, and rank those: mean of the correlations of ranks, and the first's speed."""
+    """Train without a fifth of the kernels at a time and rank those: correlations of ranks, and the first's speed."""
     found = list(examples(rows, []))
     ranks, firsts = [], []
     for fold in range(folds):

@@ -34,9 +34,7 @@ class StoreFeatures:
     appendix B, as TVM extracts them.
     """
 
-    def __init__(
-        self, schedule: Callable[[Vector], Schedule | None], context: Any, busiest: bool = False
-    ) -> None:
+    def __init__(self, schedule: Callable[[Vector], Schedule | None], context: Any, busiest: bool = False) -> None:
         self._schedule, self._context, self._busiest = schedule, context, busiest
         self._extractor = ms.feature_extractor.PerStoreFeature()
 
