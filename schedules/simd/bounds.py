@@ -19,10 +19,13 @@ from tvm.ir.prim import expr as prim
 
 from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.imported import seen_through
+from tvm_ext.schedules.simd.linear import KnownInequalities
 from tvm_ext.schedules.simd.stream import PREFIX
 from tvm_ext.schedules.simd.vector import lanes_of
 
 _LEAVES = (tvm.ir.Var, prim.IntImm, prim.FloatImm)
+
+_SOLVER = tvm.sym.ProofStrength.SYMBOLIC_BOUND
 
 SOLVER_STEPS, SOLVER_TIMEOUT = 200_000, 60_000
 """Work that the solver may do for a proof, in its own count, which ends it before the milliseconds of its clock do."""
@@ -43,8 +46,8 @@ class Unproved:
     depends_on_data : bool
         Whether the index is computed from what a tensor holds.
     is_open : bool
-        Whether the extent of the tensor is known only when the kernel runs. Most such accesses cannot be proved, as
-        products of extents are beyond the solver.
+        Whether the extent of the tensor is known only when the kernel runs. Most such accesses cannot be proved:
+        products of extents are beyond the solver, which is not asked about them.
     """
 
     buffer: str
@@ -85,6 +88,7 @@ class _Checker:
         if self._analyzer.is_z3_enabled:
             self._analyzer.set_z3_rlimit(SOLVER_STEPS)
             self._analyzer.set_z3_timeout_ms(SOLVER_TIMEOUT)
+        self._known = KnownInequalities(self._analyzer)
         self._values: dict[Any, Any] = {}
         self.unproved: list[Unproved] = []
 
@@ -99,7 +103,9 @@ class _Checker:
             self._expression(statement.extent)
             domain = tvm.ir.Range.from_min_extent(statement.min, statement.extent)
             self._analyzer.bind(statement.loop_var, domain, allow_override=True)
-            self.statement(statement.body)
+            # Of a loop of open extent the analyzer knows no number.
+            with self._known.given(statement.loop_var < statement.min + statement.extent):
+                self.statement(statement.body)
         elif kind is tirx.IfThenElse:
             self._expression(statement.condition)
             with self._given(statement.condition):
@@ -130,7 +136,12 @@ class _Checker:
         if lanes_of(condition) > 1:
             yield
             return
-        with self._analyzer.constraint_scope(_without_likely(condition)):
+        with self._holds(_without_likely(condition)):
+            yield
+
+    @contextmanager
+    def _holds(self, condition: Any) -> Iterator[None]:
+        with self._analyzer.constraint_scope(condition), self._known.given(self._substituted(condition)):
             yield
 
     def _define(self, variable: Any, value: Any) -> None:
@@ -216,7 +227,7 @@ class _Checker:
             taking_part = self._analyzer.simplify(lane_of(self._substituted(mask), lane))
             if isinstance(taking_part, prim.IntImm) and not taking_part.value:
                 return True
-            with self._analyzer.constraint_scope(taking_part):
+            with self._holds(taking_part):
                 return self._chosen_inside(lane_of(index, lane), extent)
         return self._chosen_inside(lane_of(index, lane), extent)
 
@@ -227,10 +238,10 @@ class _Checker:
         condition = self._analyzer.simplify(index.condition)
         if isinstance(condition, prim.IntImm):
             return self._chosen_inside(index.true_value if condition.value else index.false_value, extent)
-        with self._analyzer.constraint_scope(condition):
+        with self._holds(condition):
             if not self._chosen_inside(index.true_value, extent):
                 return False
-        with self._analyzer.constraint_scope(prim.Not(condition)):
+        with self._holds(prim.Not(condition)):
             return self._chosen_inside(index.false_value, extent)
 
     def _inside(self, index: Any, extent: Any) -> bool:
@@ -239,9 +250,11 @@ class _Checker:
             return True
         if isinstance(extent, prim.IntImm) and isinstance(index, prim.IntImm):
             return False
-        return bool(
-            self._analyzer.can_prove(prim.And(index >= 0, index < extent), tvm.sym.ProofStrength.SYMBOLIC_BOUND)
-        )
+        if self._known.prove_inside(index, extent):
+            return True
+        if not isinstance(extent, prim.IntImm):
+            return False
+        return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent), _SOLVER))
 
     def _substituted(self, expression: Any) -> Any:
         """Put vectors that were given a name in the place of their names."""

@@ -9,9 +9,11 @@ import pytest
 from tvm import relax
 from tvm.script import tirx as T
 
+import tvm_ext
 from tests.schedules.kernels import TARGETS, compile_graph
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.simd.bounds import unproved_accesses
+from tvm_ext.schedules.simd.linear import KnownInequalities
 
 
 def _kernel(limit: int, masked: bool) -> Any:
@@ -80,3 +82,28 @@ def test_masks_of_loads_reach_machine_code() -> None:
     source = compiled.executable.mod.imports[0].inspect_source("ll")
     assert "masked.load" in source
     assert "unmaskedload" not in source
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+def test_padded_windows_need_no_solver(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver takes seconds for a window that reaches into padding."""
+    left: list[str] = []
+
+    def prove_inside(known: KnownInequalities, index: Any, extent: Any) -> bool:
+        proved = prove(known, index, extent)
+        if not proved:
+            left.append(f"{index} < {extent}")
+        return proved
+
+    prove = KnownInequalities.prove_inside
+    monkeypatch.setattr(KnownInequalities, "prove_inside", prove_inside)
+    x = relax.Var("x", relax.TensorType((1, channels, 7, 9), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            weight = relax.const(np.ones((channels, channels, 1, 1), "float32"))
+            convolved = builder.emit(relax.op.nn.conv2d(x, weight))
+            pooled = builder.emit_output(relax.op.nn.max_pool2d(convolved, (3, 3), (2, 2), (1, 1, 1, 1)))
+        builder.emit_func_output(pooled)
+    tvm_ext.compile(builder.get())
+    assert not left
