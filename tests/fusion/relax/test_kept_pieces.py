@@ -89,3 +89,24 @@ def test_views_and_joins_that_copy_nothing_are_not_counted() -> None:
     assert (found.kernels, found.nbytes) == (2, 2 * 2 * 16 * 4)
     odd = relax.transform.LegalizeOps()(build(lambda emit, x, y: emit(op.concat([x, y], 1)), (3, 7), (3, 1)))
     assert (module_effort(odd).kernels, module_effort(odd).nbytes) == (1, 3 * 8 * 4)
+
+
+@pytest.mark.parametrize("channels", [16, 17, 128])
+@pytest.mark.parametrize("image", [1, 5])
+def test_moves_that_are_a_view_together(channels: int, image: int) -> None:
+    """Out of full blocks of one pixel and into another shape nothing moves; arithmetic before it stays with the rest."""
+
+    def make(emit, x):
+        active = emit(op.nn.relu(emit(op.nn.conv2d(x, weight(channels, 8, 1, 1)))))
+        rows = emit(op.expand_dims(emit(op.squeeze(emit(op.reshape(active, (1, channels, image))), [0])), [0]))
+        return emit(op.matmul(rows, weight(image, 9)))
+
+    check(build(make, (1, 8, image, 1)))
+
+
+@pytest.mark.parametrize("name", ["silero_vad", "silero_vad_sequence", "silero_vad_ifless"])
+def test_models_of_small_kernels(name: str) -> None:
+    entry = get(name)
+    if reason := entry.missing():
+        pytest.skip(reason)
+    check(import_model(entry.onnx_path(), input_shapes=entry.input_shapes()).mod)

@@ -7,12 +7,16 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
+from tvm.tirx.buffer import BufferType
 
 from tvm_ext.fusion.preference import Effort
 from tvm_ext.graph.relax_module import is_view
 from tvm_ext.memory.relax.graph import ALIGNMENT
 from tvm_ext.memory.relax.kernel_access import kernel_access
 from tvm_ext.relax_utils import static_shape
+from tvm_ext.schedules.kernel.blocks import top_blocks
+from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.rule import new_schedule
 
 
 def module_effort(mod: tvm.IRModule) -> Effort:
@@ -33,11 +37,34 @@ def module_effort(mod: tvm.IRModule) -> Effort:
             if kernel not in kernels:
                 continue
             if kernel not in free:
-                free[kernel] = is_view(kernels[kernel]) or is_planned_away(kernels[kernel])
+                free[kernel] = is_view(_in_one(kernels[kernel])) or is_planned_away(kernels[kernel])
             if not free[kernel]:
                 calls += 1
                 nbytes += sum(map(_bytes, _tensors(binding.var.ty)))
     return Effort(calls, nbytes, 0.0)
+
+
+def _in_one(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give a kernel whose result has as many elements as its only operand as one block, as scheduling makes it.
+
+    Moves one after the other, such as out of blocks of channels and into another shape, are a view together.
+    """
+    shapes = [parameter.ty.shape for parameter in func.params if isinstance(parameter.ty, BufferType)]
+    sizes = {_elements(shape) for shape in shapes}
+    if len(shapes) != len(func.params) or len(shapes) != 2 or len(sizes) != 1 or None in sizes:
+        return func
+    schedule = new_schedule(func)
+    if len(top_blocks(schedule)) < 2:
+        return func
+    try:
+        inline_producers(schedule)
+    except tvm.s_tir.ScheduleError:
+        return func
+    return schedule.mod["main"]
+
+
+def _elements(shape: Any) -> int | None:
+    return prod(map(int, shape)) if all(isinstance(extent, tirx.IntImm) for extent in shape) else None
 
 
 def is_planned_away(func: tirx.PrimFunc) -> bool:
