@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from math import gcd
+from typing import Any
 
 import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IntImm, PrimFunc
@@ -53,6 +57,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     outer, inner = loops[:-flat], loops[-flat:]
     vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
     if flat == 1 and len(outer) > 1 and _computes_addresses(axes):
+        lanes = _lanes_alike(schedule, block, vector, lanes)
         columns, vector = _split_evenly(schedule, vector, lanes)
         schedule.reorder(*outer[:-1], columns, outer[-1])
         outer = [*outer[:-1], columns]
@@ -70,6 +75,44 @@ def _computes_addresses(axes: Axes) -> bool:
     The last axis then goes outside the one before it, which makes the addresses of a vector the same for all rows.
     """
     return any(access.strides is None or access.strides[-1] is None for access in axes.accesses)
+
+
+def _lanes_alike(schedule: Schedule, block: SBlockRV, loop: LoopRV, lanes: int) -> int:
+    """Choose so many lanes that all of a vector are in one piece of what is concatenated, sliced or blocked.
+
+    Where pieces of 24 channels are joined and stored in blocks of 16, a border is in the middle of a block: halves of
+    a vector are loaded as they lie, whole ones lane by lane.
+    """
+    body = schedule.get(block)
+    variable = body.iter_vars[-1].var
+    extent, found = schedule.get(loop).extent, [0]
+
+    def is_lane(node: Any) -> bool:
+        return any(variable.same_as(other) for other in tirx.analysis.undefined_vars(node))
+
+    def divided(node: Any) -> None:
+        if is_lane(node.a):
+            found.append(_number(node.b))
+            tvm_ffi.structural_walk(node.a, ((prim.Add, prim.Sub), moved))
+
+    def moved(node: Any) -> None:
+        found.extend(_number(side) for side in (node.a, node.b))
+
+    def compared(node: Any) -> None:
+        if is_lane(node):
+            found.extend(_number(side) for side in (node.a, node.b))
+            tvm_ffi.structural_walk(node, ((prim.Add, prim.Sub), moved))
+
+    walks = ((prim.FloorDiv, prim.FloorMod), divided), ((prim.LE, prim.LT, prim.GE, prim.GT), compared)
+    for walk in walks:
+        tvm_ffi.structural_walk(body.body, walk)
+    part = gcd(lanes, *found)
+    return part if isinstance(extent, IntImm) and int(extent) % lanes == 0 and part >= lanes // 2 else lanes
+
+
+def _number(expr: Any) -> int:
+    """Give a number, or 0 for other expressions."""
+    return abs(int(expr)) if isinstance(expr, IntImm) else 0
 
 
 def _split_evenly(schedule: Schedule, loop: LoopRV, lanes: int) -> tuple[LoopRV, LoopRV]:

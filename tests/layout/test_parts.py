@@ -9,7 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="these tests compare with torch")
 from torch import nn  # noqa: E402
 
-from tests.layout.test_blocked import check, kernels_of  # noqa: E402
+import tvm_ext  # noqa: E402
+from tests.layout.test_blocked import TARGETS, check, kernels_of  # noqa: E402
+from tvm_ext.compiler import lower  # noqa: E402
+from tvm_ext.options import PipelineOptions  # noqa: E402
+from tvm_ext.target import resolve_target  # noqa: E402
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 IMAGES = {1: (33,), 2: (9, 10), 3: (5, 6, 7)}
@@ -59,3 +63,36 @@ def test_no_tensor_leaves_its_blocks(what: str) -> None:
     names = kernels_of(Parts(2, 16, what, 2), torch.randn(1, 3, 9, 10))
     assert not any(name.startswith("to_blocked") for name in names if name != "to_blocked")
     assert sum(name.startswith("from_blocked") for name in names) <= 1
+
+
+class Pyramid(nn.Module):
+    """Maps of several sizes, enlarged and joined along channels, as detectors do."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        torch.manual_seed(channels)
+        self.maps = nn.ModuleList(nn.Conv2d(3, channels, 3, stride=step, padding=1) for step in (1, 2, 4))
+        self.last = nn.Conv2d(3 * channels, 5, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        maps = [convolution(image) for convolution in self.maps]
+        scales = enumerate(maps)
+        return self.last(torch.cat([nn.functional.interpolate(each, scale_factor=2**at) for at, each in scales], 1))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("channels", [7, 20, 24])
+def test_enlarged_maps_that_end_inside_a_block(channels: int, target: object) -> None:
+    check(Pyramid(channels), torch.randn(1, 3, 20, 12), target=target)
+
+
+def test_borders_inside_a_block_are_between_vectors() -> None:
+    """Of 24 and 24 channels in blocks of 16, halves of a block are loaded as they lie, not lane by lane."""
+    imported = tvm_ext.import_model(Pyramid(24).eval(), example_inputs=(torch.randn(1, 3, 80, 80),))
+    target = resolve_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    lowered, _, _ = lower(imported.mod, target, PipelineOptions(disable=("vectorize", "finalize")))
+    joined = [
+        func for var, func in lowered.functions_items() if "concat" in var.name_hint and "resize" in var.name_hint
+    ]
+    assert joined
+    assert all('"tvm_ext.simd": 8' in func.script() for func in joined)

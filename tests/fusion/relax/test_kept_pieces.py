@@ -94,7 +94,7 @@ def test_views_and_joins_that_copy_nothing_are_not_counted() -> None:
 @pytest.mark.parametrize("channels", [16, 17, 128])
 @pytest.mark.parametrize("image", [1, 5])
 def test_moves_that_are_a_view_together(channels: int, image: int) -> None:
-    """Out of full blocks of one pixel and into another shape nothing moves; arithmetic before it stays with the rest."""
+    """Out of full blocks of one pixel and into another shape nothing moves."""
 
     def make(emit, x):
         active = emit(op.nn.relu(emit(op.nn.conv2d(x, weight(channels, 8, 1, 1)))))
