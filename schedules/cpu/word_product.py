@@ -38,14 +38,15 @@ UNROLLED = 16
 SUMS = 2
 """Sums of a vector that are added to in turns, so that none has to wait for the one before."""
 
-PANEL_VECTORS = 2
-"""Vectors of a register tile over the panel of unpacked weights."""
-
 PANEL_PART = 4
 """The panel takes one part in so many of the L2 cache."""
 
-ROWS, SMALL_ROWS = (6, 12), 3
-"""Rows of a register tile with 16 and with 32 registers, and of the tiles for what is left over."""
+ROWS, SMALL_ROWS = 6, 2
+"""Rows of a register tile, and of the tiles for what is left over."""
+
+PANEL_VECTORS = (2, 4)
+"""Vectors of a register tile over the panel, with 16 and with 32 registers. Rows cost a load each as vectors do, but
+come from further away, so that with many registers tiles grow by vectors."""
 
 _DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
 
@@ -274,17 +275,20 @@ class _Kernel:
         shape, block = self.weights, self._block()
         blocks = -(-shape.reduction // block)
         rows = self.data.shape[0]
-        tile_rows = ROWS[self.machine.vector_registers >= 32]
+        vectors = PANEL_VECTORS[self.machine.vector_registers >= 32]
         with T.parallel(0, shape.tiles) as task, T.sblock("panel"):
             tile = T.axis.spatial(shape.tiles, task)
-            panel = T.sblock_alloc_buffer((block, shape.tile_columns), "float32")
-            sums = T.sblock_alloc_buffer((tile_rows, PANEL_VECTORS, self.lanes), "float32", scope="local")
+            panel = None  # words of float32 are what a panel would hold
+            if shape.format.bits < WORD_BITS:
+                panel = T.sblock_alloc_buffer((block, shape.tile_columns), "float32")
+            sums = T.sblock_alloc_buffer((ROWS, vectors, self.lanes), "float32", scope="local")
             with T.serial(0, blocks) as b:
-                self._unpack(panel, tile, b, block)
-                with T.serial(0, TILE_VECTORS // PANEL_VECTORS) as half:
-                    place = (tile, half * (PANEL_VECTORS * self.lanes), b, block)
+                if panel is not None:
+                    self._unpack(panel, tile, b, block)
+                with T.serial(0, TILE_VECTORS // vectors) as part:
+                    place = (tile, part * (vectors * self.lanes), b, block)
                     begin: Any = 0
-                    for count in (tile_rows, SMALL_ROWS, 1):
+                    for count in (ROWS, SMALL_ROWS, 1):
                         left = rows - begin
                         with T.serial(0, left // count) as turn:
                             self._register_tile(panel, sums, place, begin + turn * count, count)
@@ -323,29 +327,38 @@ class _Kernel:
     def _register_tile(self, panel: Any, sums: Any, place: tuple[Any, Any, Any, int], first: Any, count: int) -> None:
         """Multiply ``count`` rows by vectors of the panel, and add them to what earlier blocks gave."""
         tile, column, b, block = place
-        shape = self.weights
+        shape, lanes = self.weights, self.lanes
+        pairs = [(i, c) for i in range(count) for c in range(int(sums.shape[1]))]
         with T.If(b == 0):
             with T.Then():
-                for i, c in _pairs(count):
-                    with T.vectorized(0, self.lanes) as x:
+                for i, c in pairs:
+                    with T.vectorized(0, lanes) as x:
                         T.buffer_store(sums, T.float32(0), [i, c, x])
             with T.Else():
-                for i, c in _pairs(count):
-                    begin = tile * shape.tile_columns + column + c * self.lanes
-                    with T.serial(0, self.lanes) as x:
-                        inside = tirx.min(begin + x, shape.columns - 1)
-                        T.buffer_store(sums, self.out[first + i, inside], [i, c, x])
+                for i, c in pairs:
+                    self._earlier(sums, i, c, first + i, tile * shape.tile_columns + column + c * lanes)
         with T.serial(0, tirx.min(block, shape.reduction - b * block)) as k:
-            for i, c in _pairs(count):
-                with T.vectorized(0, self.lanes) as x:
-                    value = self.data[first + i, b * block + k] * panel[k, column + c * self.lanes + x]
+            for i, c in pairs:
+                with T.vectorized(0, lanes) as x:
+                    at = column + c * lanes + x
+                    if panel is None:
+                        weight = T.reinterpret("float32", self.words[tile, b * block + k, at])
+                    else:
+                        weight = panel[k, at]
+                    value = self.data[first + i, b * block + k] * weight
                     T.buffer_store(sums, sums[i, c, x] + value, [i, c, x])
         for i in range(count):
-            self._store(tile, first + i, column, [_element(sums, i, c) for c in range(PANEL_VECTORS)])
+            self._store(tile, first + i, column, [_element(sums, i, c) for c in range(int(sums.shape[1]))])
 
-
-def _pairs(rows: int) -> list[tuple[int, int]]:
-    return [(i, c) for i in range(rows) for c in range(PANEL_VECTORS)]
+    def _earlier(self, sums: Any, i: int, c: int, row: Any, begin: Any) -> None:
+        """Read what earlier blocks gave of a vector, which columns that only fill up the last tile have no place in."""
+        shape = self.weights
+        if shape.columns % shape.tile_columns == 0:
+            with T.vectorized(0, self.lanes) as x:
+                T.buffer_store(sums, self.out[row, begin + x], [i, c, x])
+        else:
+            with T.serial(0, self.lanes) as x:
+                T.buffer_store(sums, self.out[row, tirx.min(begin + x, shape.columns - 1)], [i, c, x])
 
 
 def _element(sums: Any, *place: int) -> Any:
