@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ import tvm_ext
 from tests.modules import STOCK, run
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.inputs import aligned
+from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.schedules.cpu.machine import Machine
@@ -256,12 +258,30 @@ class TestKernels:
             assert RULE_ATTRIBUTE in kernel.attrs
 
     def test_convolutions_are_those_of_a_static_model(self) -> None:
-        static = tvm_ext.compile(relax.transform.BindSymbolicVars({"n": 1})(models()["conv_net"]))
-        opened = compiled("conv_net")
+        # With stock planning the virtual machine calls every kernel, where they can be counted.
+        static = tvm_ext.compile(relax.transform.BindSymbolicVars({"n": 1})(models()["conv_net"]), memory="stock")
+        opened = tvm_ext.compile(models()["conv_net"], memory="stock")
         counts = [m.metadata["decisions"]["statistics"] for m in (static, opened)]
         bodies = len([f for f in lowered("conv_net", "canonicalize").get_global_vars() if "_of_" in f.name_hint])
         # As many kernels for each number of images, and the copies of their results.
         assert counts[1]["kernel_calls"] == bodies * (counts[0]["kernel_calls"] + 1)
+
+    @pytest.mark.parametrize("name", ["conv_net", "batch_second", "images_by_rows"])
+    def test_chains_of_small_kernels_are_looped_over_by_one_function(self, name: str) -> None:
+        mod = lowered(name, "lower")
+        names = [global_var.name_hint for global_var in mod.get_global_vars()]
+        assert "image_segment" in names
+        assert not any("_by_" in found or "_of_" in found for found in names)
+        plan = json.loads(str(mod["image_segment"].attrs[SEGMENT_ATTRIBUTE]))
+        assert plan["images"] == [1, 4, 16]
+        assert max(plan["ratios"], default=1.0) <= 1.05
+
+    @pytest.mark.parametrize("name", ["conv_net", "sum"])
+    def test_no_function_makes_buffers_of_kernels_overlap(self, name: str) -> None:
+        mod = lowered(name, "finalize")
+        kernels = {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+        assert kernels
+        assert [found for found, f in kernels.items() if "tirx.noalias" not in f.attrs] == []
 
     def test_only_what_sees_several_images_is_left_outside(self) -> None:
         mod = open_batch()(models()["sum"])

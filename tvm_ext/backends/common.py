@@ -193,14 +193,15 @@ def order(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     return [scattered_joins(), memory_order(on_chip=on_chip)]
 
 
-def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    """Make allocations and destinations of results explicit."""
+def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions, loops: Passes = ()) -> Passes:
+    """Make allocations and destinations of results explicit; ``loops`` take loops over images before calls do."""
     return [
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
         lowered_origins(),
+        *loops,
         batch_loops(),
         allocate_empty_constants(),
     ]

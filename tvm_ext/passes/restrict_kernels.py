@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.tirx import PrimFunc
+from tvm.tirx import BufferType, PrimFunc
 
 NOALIAS = "tirx.noalias"
 
@@ -45,3 +45,19 @@ def restrict_kernels() -> tvm.transform.Pass:
         return updated
 
     return _restrict_kernels
+
+
+def restrict_lone_buffers() -> tvm.transform.Pass:
+    """Make the pass that says it of functions with one buffer at most, such as those that compute extents."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RestrictLoneBuffers")
+    def _restrict_lone_buffers(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        for global_var, func in mod.functions.items():
+            if isinstance(func, PrimFunc) and NOALIAS not in (func.attrs or {}):
+                buffers = [parameter for parameter in func.params if isinstance(parameter.ty, BufferType)]
+                if len(buffers) <= 1:
+                    updated.update_func(global_var, func.with_attr(NOALIAS, True))
+        return updated
+
+    return _restrict_lone_buffers

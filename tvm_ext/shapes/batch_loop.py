@@ -58,13 +58,13 @@ class _Caller(PyExprMutator):
         if not symbol.startswith(OVER_BATCH):
             return super().visit_call_(call)
         self.changed = True
-        loop = _Loop(self.builder_, symbol.removeprefix(OVER_BATCH), [argument.ty for argument in call.args])
+        loop = Loop(self.builder_, symbol.removeprefix(OVER_BATCH), [argument.ty for argument in call.args])
         entry = loop.entry()
         return relax.Call(entry, [*(self.visit_expr(a) for a in call.args), relax.ShapeExpr([loop.batch])])
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """How the images of a tensor lie in memory: ``outside`` times ``n`` pieces of ``piece`` elements."""
 
     ty: Any
@@ -72,15 +72,25 @@ class _Place:
 
     @property
     def outside(self) -> int:
+        """Pieces that an image has, and steps between them."""
         return prod(int(extent) for extent in list(self.ty.shape)[: self.images.axis])
 
     @property
     def piece(self) -> int:
+        """Elements of an image that lie together."""
         return self.images.rows * prod(int(extent) for extent in list(self.ty.shape)[self.images.axis + 1 :])
 
     @property
     def dtype(self) -> str:
+        """Type of the elements."""
         return str(self.ty.dtype)
+
+    def of(self, batch: Any) -> list[Any]:
+        """Shape of the tensor of all images, of which there are ``batch``."""
+        shape = list(self.ty.shape)
+        if self.images.axis >= 0:
+            shape[self.images.axis] = batch * self.images.rows
+        return shape
 
     def shape(self, count: int) -> list[int]:
         """Shape of ``count`` images."""
@@ -89,8 +99,25 @@ class _Place:
         return [int(extent) for extent in extents]
 
 
-class _Loop:
+def copied(place: Place, count: int, stores: bool) -> tirx.PrimFunc:
+    """Make the kernel that copies ``count`` images to, or from, the tensor of all of them."""
+    kernel = copy_kernel(place.outside, count * place.piece, place.dtype, stores=stores)
+    return kernel.with_attrs({RULE_ATTRIBUTE: COPY_RULE, "tirx.is_scheduled": True, "tirx.noalias": True})
+
+
+class Loop:
     """Builds the functions of one loop.
+
+    Attributes
+    ----------
+    bodies : dict from int to GlobalVar
+        For each number of images, the function that computes so many.
+    given : int
+        Arguments that are no results.
+    places : list of Place
+        How the images of each argument lie, results last.
+    batch : expression
+        How many images there are.
 
     Parameters
     ----------
@@ -105,15 +132,15 @@ class _Loop:
         self._builder = builder
         self._name = name
         mod = builder.get()
-        self._bodies: dict[int, Any] = {}
+        self.bodies: dict[int, Any] = {}
         for global_var, func in mod.functions_items():
             prefix, _, count = global_var.name_hint.rpartition("_of_")
             if prefix == name and isinstance(func, relax.Function) and IMAGES_ATTRIBUTE in func.attrs:
-                self._bodies[int(count)] = global_var
+                self.bodies[int(count)] = global_var
                 images = [Images(int(axis), int(rows)) for axis, rows in func.attrs[IMAGES_ATTRIBUTE]]
-                self._given = len(func.params)
-        self._places = [_Place(ty, item) for ty, item in zip(types, images, strict=True)]
-        last = self._places[-1]
+                self.given = len(func.params)
+        self.places = [Place(ty, item) for ty, item in zip(types, images, strict=True)]
+        last = self.places[-1]
         extent = last.ty.shape[last.images.axis]
         self.batch = tvm.sym.Analyzer().simplify(tirx.floordiv(extent, last.images.rows))
 
@@ -125,18 +152,25 @@ class _Loop:
         def build() -> Any:
             done: Any = tirx.const(0, "int64")
             result = arguments[-1]
-            for count in sorted(self._bodies, reverse=True):
-                walked = tirx.floordiv(batch - done, count)
-                if count > 1:
-                    # Three quarters of a block take the time of one; what is before them is computed once more.
-                    filled = tirx.floordiv(batch - done + count // 4, count)
-                    walked = tirx.Select(batch >= count, filled, walked)
+            for count in sorted(self.bodies, reverse=True):
+                walked, behind = self.walked(batch, done, count)
                 interval = relax.ShapeExpr([done, done + walked * count, batch])
                 result = self._builder.emit(relax.Call(self._interval(count), [*arguments, interval]))
-                done = tirx.min(done + walked * count, batch) if count > 1 else done
+                done = behind
             return result
 
         return self._add(self._name, parameters, build)
+
+    @staticmethod
+    def walked(batch: Any, done: Any, count: int) -> tuple[Any, Any]:
+        """Say how many blocks of ``count`` images follow the first ``done``, and how many images are done behind."""
+        walked = tirx.floordiv(batch - done, count)
+        if count == 1:
+            return walked, batch
+        # Three quarters of a block take the time of one; what is before them is computed once more.
+        filled = tirx.floordiv(batch - done + count // 4, count)
+        walked = tirx.Select(batch >= count, filled, walked)
+        return walked, tirx.min(done + walked * count, batch)
 
     def _interval(self, count: int) -> Any:
         """Add the function that computes an interval, ``count`` images at a time."""
@@ -169,7 +203,7 @@ class _Loop:
         emit = self._builder.emit
         first = tirx.min(first, batch - count) if count > 1 else first
         given = []
-        for argument, place in zip(arguments[: self._given], self._places, strict=False):
+        for argument, place in zip(arguments[: self.given], self.places, strict=False):
             if place.images.axis < 0:
                 given.append(argument)
             elif place.outside == 1:
@@ -181,21 +215,19 @@ class _Loop:
                 copy = emit(relax.op.builtin.alloc_tensor(relax.ShapeExpr(flat), place.dtype, 0, "global"))
                 self._copy("take", place, count, copy, argument, first)
                 given.append(self._view(copy, place.shape(count), place.dtype))
-        computed = emit(relax.Call(self._bodies[count], given))
-        results = list(zip(arguments[self._given :], self._places[self._given :], strict=True))
+        computed = emit(relax.Call(self.bodies[count], given))
+        results = list(zip(arguments[self.given :], self.places[self.given :], strict=True))
         for index, (result, place) in enumerate(results):
             image = computed if len(results) == 1 else emit(relax.TupleGetItem(computed, index))
             flat = [place.outside, count * place.piece]
             self._copy("store", place, count, self._view(image, flat, place.dtype), result, first)
         return arguments[-1]
 
-    def _copy(self, what: str, place: _Place, count: int, image: Any, whole: Any, first: Any) -> None:
+    def _copy(self, what: str, place: Place, count: int, image: Any, whole: Any, first: Any) -> None:
         """Copy images from, or to, the tensor of all."""
         extent = whole.ty.shape[place.images.axis]
         flat = [place.outside, tirx.floordiv(extent, place.images.rows) * place.piece]
-        kernel = copy_kernel(place.outside, count * place.piece, place.dtype, stores=what == "store")
-        kernel = kernel.with_attrs({RULE_ATTRIBUTE: COPY_RULE, "tirx.is_scheduled": True, "tirx.noalias": True})
-        target = self._builder.add_func(kernel, f"{what}_images")
+        target = self._builder.add_func(copied(place, count, what == "store"), f"{what}_images")
         place_of_first = self._builder.emit(relax.prim_value(first * place.piece))
         arguments = [image, self._view(whole, flat, place.dtype), place_of_first]
         self._builder.emit(relax.Call(target, arguments, ty_args=[relax.TupleType([])]))
@@ -209,11 +241,8 @@ class _Loop:
         """Make parameters: the tensors and a shape, then the variables of that shape."""
         batch = tirx.Var("n", "int64")
         parameters = []
-        for number, place in enumerate(self._places):
-            shape = list(place.ty.shape)
-            if place.images.axis >= 0:
-                shape[place.images.axis] = batch * place.images.rows
-            parameters.append(relax.Var(f"tensor_{number}", relax.TensorType(shape, place.dtype)))
+        for number, place in enumerate(self.places):
+            parameters.append(relax.Var(f"tensor_{number}", relax.TensorType(place.of(batch), place.dtype)))
         # The extent is always told: a tensor of [n * 17] does not tell it.
         names = [*(tirx.Var(name, "int64") for name in ("first", "last")), batch][-extents:]
         return [[*parameters, relax.Var("extents", relax.ShapeType(names))], *names]

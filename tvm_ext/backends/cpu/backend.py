@@ -31,6 +31,7 @@ from tvm_ext.layout.relax.pack_matmul import pack_matmul
 from tvm_ext.layout.relax.phases_as_channels import phases_as_channels
 from tvm_ext.layout.relax.plane_depthwise import planes
 from tvm_ext.layout.relax.quantized import LEGALIZATIONS
+from tvm_ext.memory.relax.image_segments import image_segments
 from tvm_ext.memory.relax.open_segments import open_segments
 from tvm_ext.options import Fuse, PipelineOptions
 from tvm_ext.passes.bounded_indices import bounded_indices
@@ -53,7 +54,7 @@ from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
-from tvm_ext.passes.restrict_kernels import restrict_kernels
+from tvm_ext.passes.restrict_kernels import restrict_kernels, restrict_lone_buffers
 from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
@@ -148,9 +149,17 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     ]
 
 
-def _memory(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+def _in_segments(options: PipelineOptions) -> bool:
     # Stock planning leaves every call to the virtual machine; a limit is on what is known when compiling.
-    segments = [] if options.memory == "stock" or options.memory_limit is not None else [open_segments()]
+    return options.memory != "stock" and options.memory_limit is None
+
+
+def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return common.lower(backend, target, options, [image_segments()] if _in_segments(options) else [])
+
+
+def _memory(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    segments = [open_segments()] if _in_segments(options) else []
     return [*segments, *common.memory(backend, target, options)]
 
 
@@ -180,6 +189,10 @@ def _c_sources(mod: tvm.IRModule, target: tvm.target.Target, name: str) -> tuple
     return c_sources(mod, target, name)
 
 
+def _finalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [*common.finalize(backend, target, options), restrict_lone_buffers()]
+
+
 PHASES = {
     **COMMON,
     "canonicalize": _canonicalize,
@@ -187,8 +200,10 @@ PHASES = {
     "legalize": _legalize,
     "fuse": _fuse,
     "schedule": _schedule,
+    "lower": _lower,
     "memory": _memory,
     "vectorize": _vectorize,
+    "finalize": _finalize,
 }
 
 CPU = Backend(

@@ -296,10 +296,10 @@ class _Function:
                             address = given[root].data
                         else:
                             address = T.handle_add_byte_offset(workspace, offsets[tensor.name])
-                        boxed.append(_array(address, [_put(extent, values) for extent in shape], tensor.dtype))
+                        boxed.append(stack_array(address, [_put(extent, values) for extent in shape], tensor.dtype))
                     T.evaluate(tirx.call_cpacked(callee.name_hint, *boxed))
                 if workspace is not None:
-                    T.evaluate(T.call_extern("int32", "TVMBackendFreeWorkspace", T.int32(_CPU), T.int32(0), workspace))
+                    free_workspace(workspace)
         summary: dict[str, Any] = {"calls": len(calls), "tensors": len(sizes)}
         if plan is not None:
             summary |= {
@@ -308,9 +308,7 @@ class _Function:
                 "bytes": {name: str(size) for name, size in sizes.items()},
                 "ratios": list(plan.ratios),
             }
-        func = builder.get().with_attrs(
-            {"tirx.is_scheduled": True, SEGMENT_ATTRIBUTE: json.dumps(summary), "op_pattern": 8}
-        )
+        func = builder.get().with_attrs(segment_attributes(summary))
         target = self._builder.add_func(func, "segment")
         return target, [*(relax.prim_value(symbol) for symbol in symbols), *(tensor.var for tensor in outside)]
 
@@ -334,18 +332,43 @@ class _Function:
         total = ends[highest[0]]
         for name in highest[1:]:
             total = tirx.max(total, ends[name])
-        workspace = T.bind(
-            T.call_extern(
-                "handle", "TVMBackendAllocWorkspace", T.int32(_CPU), T.int32(0),
-                tirx.max(total, tirx.const(ALIGNMENT, "int64")).astype("uint64"), T.int32(_UNSIGNED), T.int32(_BITS),
-            )
-        )  # fmt: skip
-        with T.If(T.isnullptr(workspace)), T.Then():
-            T.evaluate(T.tvm_throw_last_error())
-        return offsets, workspace
+        return offsets, allocated_workspace(tirx.max(total, tirx.const(ALIGNMENT, "int64")))
 
 
-def _array(address: Any, shape: Sequence[Any], dtype: str) -> Any:
+def segment_attributes(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the attributes of a segment.
+
+    What a segment is given it writes through one argument only: views of a tensor are made inside, of the allocation.
+    A function that does not say so makes TVM's code generator describe the buffers of all kernels beside it as
+    overlapping, and their sums are then stored at every step.
+    """
+    return {
+        "tirx.is_scheduled": True,
+        "tirx.noalias": True,
+        SEGMENT_ATTRIBUTE: json.dumps(dict(summary)),
+        "op_pattern": 8,
+    }
+
+
+def allocated_workspace(nbytes: Any) -> Any:
+    """Emit the allocation of a workspace of the runtime; gives its address."""
+    workspace = T.bind(
+        T.call_extern(
+            "handle", "TVMBackendAllocWorkspace", T.int32(_CPU), T.int32(0), nbytes.astype("uint64"),
+            T.int32(_UNSIGNED), T.int32(_BITS),
+        )
+    )  # fmt: skip
+    with T.If(T.isnullptr(workspace)), T.Then():
+        T.evaluate(T.tvm_throw_last_error())
+    return workspace
+
+
+def free_workspace(workspace: Any) -> None:
+    """Emit that a workspace is not needed any more."""
+    T.evaluate(T.call_extern("int32", "TVMBackendFreeWorkspace", T.int32(_CPU), T.int32(0), workspace))
+
+
+def stack_array(address: Any, shape: Sequence[Any], dtype: str) -> Any:
     """Describe a tensor to a kernel, on the stack."""
     sizes = tirx.tvm_stack_make_shape(*shape)
     # The number stands for its type.
