@@ -76,6 +76,7 @@ NEW = (
     "schedules/cpu/open_tiles.py",
     "schedules/cpu/open_extents.py",
     "tvm_ext/memory/open_arena.py",
+    "tvm_ext/memory/relax/image_segments.py",
     "tvm_ext/memory/relax/open_segments.py",
     "tvm_ext/passes/named_extents.py",
     "tvm_ext/passes/transposed_phases.py",
