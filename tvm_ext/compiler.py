@@ -151,7 +151,7 @@ def compile(
     if partitioned is not None:
         metadata["decisions"]["vta"] = partitioned["decisions"]
     if noted:
-        metadata["run_with"] = noted.pop("run_with")
+        metadata |= {name: noted.pop(name) for name in ("run_with", "load_with") if name in noted}
         metadata["decisions"][backend_of(resolved).name if emit == LIBRARY else emit] = noted
     metadata["shared_results"] = list(shared_results(lowered))
     metadata["alignment"] = ELEMENT if reads_any_element(lowered) else CACHE_LINE

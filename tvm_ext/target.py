@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -106,6 +106,15 @@ _EVERYDAY = {
 }  # fmt: skip
 
 
+def _of_one_family(said: str, tags: Sequence[str]) -> list[str]:
+    """List the tags that differ in the number at the end only, the nearest three first, the older of two as near."""
+    wanted = re.fullmatch(r"(\D+)(\d+)\D*", said)
+    if wanted is None:
+        return []
+    numbers = [int(found[1]) for tag in tags if (found := re.fullmatch(re.escape(wanted[1]) + r"(\d+)", tag))]
+    return [f"{wanted[1]}{number}" for number in sorted(numbers, key=lambda n: (abs(n - int(wanted[2])), n))[:3]]
+
+
 def _explain(config: str | dict[str, Any], error: Exception) -> str:
     kinds = ", ".join(_kinds())
     if isinstance(config, dict):
@@ -122,8 +131,11 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
         }
         return f"target {config!r}: options in a string are not accepted, write {json.dumps(fields)}"
     tags = sorted(str(tag) for tag in (tvm.target.list_tags() or {}))
-    near = _EVERYDAY.get(config.strip().lower()) or difflib.get_close_matches(
-        config, [*_kinds(), *tags, NATIVE], n=3, cutoff=0.5
+    said = config.strip().lower()
+    near = (
+        _EVERYDAY.get(said)
+        or _of_one_family(said, tags)
+        or difflib.get_close_matches(said, [*_kinds(), *tags, NATIVE], n=3, cutoff=0.5)
     )
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return (

@@ -144,13 +144,14 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert loaded.executable == compiled.executable
     for name, value in compiled.run(inputs).items():
         np.testing.assert_array_equal(loaded.run(inputs)[name], value)
-    with pytest.raises(TargetError, match="run it with `tvm-ext run --emulate`"):
+    with pytest.raises(TargetError, match=r"run --emulate`, or load it with tvm_ext\.[\w.]+\.load_hexagon\(folder\)"):
         tvm_ext.load(folder)
     content = bytearray((folder / "model.so").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "model.so").write_bytes(bytes(content))
-    with pytest.raises(ModelError, match="is damaged"):
-        load_hexagon(folder)
+    for load in (load_hexagon, tvm_ext.load):
+        with pytest.raises(ModelError, match="is damaged"):
+            load(str(folder))
 
 
 @needs_emulator

@@ -373,7 +373,12 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
         raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o FOLDER` makes an artifact")
     metadata = read_metadata(path)
     if metadata.get("run_with"):
-        raise TargetError(f"the model in {folder} does not run on this machine; run it with `{metadata['run_with']}`")
+        for name, record in metadata["files"].items():
+            check_file(folder / name, record)
+        python = f", or load it with {metadata['load_with']}(folder)" if metadata.get("load_with") else ""
+        raise TargetError(
+            f"the model in {folder} does not run on this machine; run it with `{metadata['run_with']}`{python}"
+        )
     library = folder / LIBRARY
     if LIBRARY not in metadata["files"]:
         raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")

@@ -8,7 +8,15 @@ import pytest
 
 from tests.layout.selection.problems import chain, graph
 from tvm_ext.errors import GraphError
-from tvm_ext.layout.selection import Edge, Operator, Plan, SelectionProblem, plan_selection, verify_selection
+from tvm_ext.layout.selection import (
+    Edge,
+    Operator,
+    Plan,
+    SelectionProblem,
+    edge_between,
+    plan_selection,
+    verify_selection,
+)
 
 A, B = Plan("a", 1), Plan("b", 2)
 
@@ -56,7 +64,11 @@ def test_problems_that_are_none() -> None:
         ((Operator("one", (Plan("a", -1),)),), (), "plan 'a' of operator 'one' costs -1"),
         ((one, two), (Edge(1, 0, ((0, 0),)),), "the edge from operator 1 to 0 does not point forward"),
         ((one, two), (Edge(0, 1, ((0, 0), (0, 0))),), "2 x 1 plans were expected"),
-        ((one, two), (Edge(0, 1, ((0,), (-1,))),), "from 'one' to 'two' has a negative cost"),
+        ((one, two), (Edge(0, 1, ((0,), (-1,))),), "from 'one' to 'two' has a cost of -1"),
+        ((one, two), (Edge(0, 1, ((0,), (float("inf"),))),), "from 'one' to 'two' has a cost of inf"),
+        ((Operator("nan", (Plan("p", float("nan"), "1", "1"),)),), (), "plan 'p' of operator 'nan' costs nan"),
     ):
         with pytest.raises(GraphError, match=message):
             SelectionProblem(operators, edges)
+    with pytest.raises(GraphError, match="an edge from operator 0 to 7 has no operator 7 among 2"):
+        edge_between((one, two), 0, 7, lambda before, after: 1)

@@ -44,6 +44,7 @@ def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict
     scalar = [step.kernel for step in program.plan.steps if not step.is_vector]
     notes = {
         "run_with": "tvm-ext run --emulate",
+        "load_with": f"{HexagonModel.__module__}.load_hexagon",
         "calls": len(program.plan.steps),
         "scalar": scalar,
         "arena": program.plan.arena,

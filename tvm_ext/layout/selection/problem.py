@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,10 +90,10 @@ class SelectionProblem:
                 raise GraphError(f"selection: two operators are named '{operator.name}'; names have to be unique")
             seen.add(operator.name)
             for plan in operator.plans:
-                if plan.cost < 0:
+                if not 0 <= plan.cost < math.inf:
                     raise GraphError(
-                        f"selection: plan '{plan.name}' of operator '{operator.name}' costs {plan.cost}; costs are not "
-                        "negative"
+                        f"selection: plan '{plan.name}' of operator '{operator.name}' costs {plan.cost}; costs are "
+                        "finite and not negative"
                     )
         for edge in self.edges:
             self._check(edge)
@@ -111,8 +112,9 @@ class SelectionProblem:
                 f"{place} has costs of {len(edge.costs)} x {sorted(widths)}; {len(source.plans)} x "
                 f"{len(target.plans)} plans were expected"
             )
-        if min(min(row) for row in edge.costs) < 0:
-            raise GraphError(f"{place} has a negative cost; relayouts cost zero or more")
+        wrong = next((cost for row in edge.costs for cost in row if not 0 <= cost < math.inf), None)
+        if wrong is not None:
+            raise GraphError(f"{place} has a cost of {wrong}; relayouts cost zero or more, and are finite")
 
     def __len__(self) -> int:
         return len(self.operators)
@@ -158,7 +160,18 @@ def edge_between(operators: Sequence[Operator], source: int, target: int, relayo
         Its ends.
     relayout : callable
         Cost of the tensor's way from one layout to another; asked for different layouts only, equal ones cost nothing.
+
+    Raises
+    ------
+    GraphError
+        If there is no such operator.
     """
+    for end in (source, target):
+        if not 0 <= end < len(operators):
+            raise GraphError(
+                f"selection: an edge from operator {source} to {target} has no operator {end} among {len(operators)}; "
+                "count them from 0"
+            )
     costs = tuple(
         tuple(0 if plan.takes == given.gives else relayout(given.gives, plan.takes) for plan in operators[target].plans)
         for given in operators[source].plans

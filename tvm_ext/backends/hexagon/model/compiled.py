@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.artifact.compiled_model import LIBRARY, METADATA, CompiledModel
+from tvm_ext.artifact.destination import as_path
 from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata
 from tvm_ext.backends.hexagon.code import Program
 from tvm_ext.backends.hexagon.emulator import Counts
@@ -118,14 +120,15 @@ class HexagonModel(CompiledModel):
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
 
 
-def load_hexagon(folder: Path) -> HexagonModel:
-    """Load what :meth:`HexagonModel.save` wrote.
+def load_hexagon(folder: str | os.PathLike[str]) -> HexagonModel:
+    """Load what :meth:`HexagonModel.save` wrote; the emulator runs it.
 
     Raises
     ------
     ModelError
         If the folder holds no such model, or it was damaged.
     """
+    folder = as_path(folder, ModelError)
     path = folder / METADATA
     metadata = read_metadata(path) if path.is_file() else {}
     if "hexagon" not in metadata.get("decisions", {}):
