@@ -170,6 +170,8 @@ def examples(rows: list[dict[str, Any]], without: list[str]) -> Iterator[tuple[s
 def train(rows: list[dict[str, Any]], output: Path, without: list[str]) -> None:
     """Train on all kernels, and write the artefact with what else it holds."""
     found = list(examples(rows, without))
+    if not any((scores > 0).any() for _, (_, scores) in found):
+        raise SystemExit("the file has no measurement of a kernel that is left and works: measure some first")
     count = sum(len(scores) for _, (_, scores) in found)
     trees = LoopNestModel(**SETTINGS).train([pair for _, pair in found])
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
+from scripts import pretrain_loops
 from scripts.pretrain_loops import kernels, one_core_target
 from tests.tuners.metaschedule.kernels import matmul, tiled
 from tests.tuners.metaschedule.test_strategy import _tune, measurer
@@ -130,3 +131,21 @@ def test_metaschedule_searches_with_it(measurer: Measurer, tmp_path: Path) -> No
     assert len(database.get_all_tuning_records()) == 16
     assert any(float(record.run_secs[0]) < 1 for record in database.get_all_tuning_records())
     assert strategy.notes == []
+
+
+def test_another_machine_measures_and_trains_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain_loops, "CONVOLUTIONS", ())
+    monkeypatch.setattr(pretrain_loops, "PRODUCTS", ((7, 31, 33),))
+    kept, output = tmp_path / "loops.jsonl", tmp_path / "trees.npz"
+    with only_tensor_intrinsics("x86"):
+        pretrain_loops.measure(kept, 6, 1)
+        rows = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+        pretrain_loops.train(rows, output, [])
+        with pytest.raises(SystemExit, match=r"no measurement of a kernel that is left"):
+            pretrain_loops.train(rows, output, ["product"])
+    assert len(rows) == 6
+    assert all(row["kernel"] == "product_7_31_33" for row in rows)
+    assert any(row["seconds"] is not None and 0 < row["seconds"] < 1 for row in rows)
+    made = Pretrained.load(output)
+    assert made.notes["loop nests"] == {"kernels": 1, "measurements": 6}
+    assert looking(trained=made.of_loop_nests()).informed
