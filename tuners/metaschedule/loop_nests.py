@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tvm
@@ -73,7 +72,7 @@ class LoopNestSpaces:
             return None
 
     def _schedule(self, space: TraceSpace, vector: Vector) -> Schedule | None:
-        schedule: Any = space.schedule(vector)
+        schedule = space.schedule(vector)
         if schedule is None:
             return None
         schedule.enter_postproc()

@@ -144,6 +144,7 @@ class TunerStrategy(PySearchStrategy):
             if isinstance(tuner.cost_model, LoopNestModel):
                 describe = StoreFeatures(partial(self._schedule, space), self.context, busiest=True)
                 tuner.cost_model.look_at(describe, partial(self._of_siblings, len(self.sketches)))
+                self._doubt(tuner, tuner.cost_model)
             self.sketches.append((space, tuner))
         if not self.sketches:
             raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
@@ -160,6 +161,15 @@ class TunerStrategy(PySearchStrategy):
         self._given = [0] * len(self.sketches)
         if database is not None and database.has_workload(self.mod):
             self._learn(database)
+
+    def _doubt(self, tuner: Tuner, model: LoopNestModel) -> None:
+        """Let a model forget what it was trained on where that were kernels of another kind of processor."""
+        target = None if self.context is None else self.context.target
+        if model.trained is not None and (target is None or not backend_of(target).loop_nests_known):
+            model.trained = None
+            tuner.remarks.append(
+                "no pretrained cost model is used: it was trained on kernels of CPUs; the tuner learns from nothing"
+            )
 
     def _models_of_loops(self) -> list[LoopNestModel]:
         """Give the cost models that look at loop nests."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.cost_model import CostModel
-from tvm_ext.tuners.pretrained.artefact import Pretrained, shipped
+from tvm_ext.tuners.pretrained.artefact import Pretrained, Trained, shipped
 from tvm_ext.tuners.pretrained.loop_nests import LoopNestModel
 from tvm_ext.tuners.recipe import Recipe, as_recipe
 from tvm_ext.tuners.shared_model import Peers
@@ -46,11 +46,11 @@ class LoopNestRecipe(Recipe):
         description: KernelDescription | None = None,
     ) -> Tuner:
         """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
-        remarks = []
+        trained: Trained | None = None
+        remarks: list[str] = []
         try:
             trained = (self.artefact or shipped()).of_loop_nests()
         except TuningError as error:
-            trained = None
             remarks = [f"no pretrained cost model is used: {error}; the tuner learns from nothing"]
         # Peers have other loop nests, and no schedules to look at.
         parts = replace(as_recipe(self), cost_model=lambda: LoopNestModel(trained=trained))

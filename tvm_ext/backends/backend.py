@@ -177,6 +177,8 @@ class Backend:
         For processors whose kernels are tuned without being run: makes, of a target, what counts their cycles.
     tuner : str
         The recipe (:data:`tvm_ext.tuners.recipes.RECIPES`) that ``tvm-ext tune`` searches with by default.
+    loop_nests_known : bool
+        Whether the cost model for loop nests that comes with the package was trained on kernels of such a processor.
     profile_with : str
         The command that says where the time goes, for kernels that are not timed on this machine.
     calibrated : bool
@@ -214,6 +216,7 @@ class Backend:
     resources: Callable[[Mapping[str, tvm.tirx.PrimFunc], tvm.target.Target], ResourceTable] | None = None
     measurer: Callable[[tvm.target.Target], CountingMeasurer] | None = None
     tuner: str = "evolution_shared"
+    loop_nests_known: bool = False
     profile_with: str = ""
     calibrated: bool = False
     check_here: Callable[[tvm.target.Target], None] | None = None

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from scripts import pretrain_loops
 from scripts.pretrain_loops import kernels, one_core_target
 from tests.tuners.metaschedule.kernels import matmul, tiled
 from tests.tuners.metaschedule.test_strategy import _tune, measurer
+from tvm_ext.errors import TvmExtWarning
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.loop_nests import LoopNestSpaces
@@ -131,6 +133,20 @@ def test_metaschedule_searches_with_it(measurer: Measurer, tmp_path: Path) -> No
     assert len(database.get_all_tuning_records()) == 16
     assert any(float(record.run_secs[0]) < 1 for record in database.get_all_tuning_records())
     assert strategy.notes == []
+
+
+def test_loops_of_a_gpu_are_learnt_from_nothing_and_the_run_says_so() -> None:
+    mod, target = matmul(64, 64, 64), tvm.target.Target("nvidia/nvidia-h100")
+    space = ms.space_generator.ScheduleFn(tiled, sch_rules=[], postprocs=[], mutator_probs={})
+    strategy = TunerStrategy(recipe("evolution_loops"))
+    with only_tensor_intrinsics():
+        context = ms.TuneContext(mod, target=target, space_generator=space, search_strategy=strategy)
+    strategy._initialize_with_tune_context(context)
+    strategy.pre_tuning(16, 8, context.generate_design_space())
+    candidates = strategy.generate_measure_candidates()
+    assert candidates
+    with pytest.warns(TvmExtWarning, match="it was trained on kernels of CPUs; the tuner learns from nothing"):
+        strategy.post_tuning()
 
 
 def test_another_machine_measures_and_trains_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

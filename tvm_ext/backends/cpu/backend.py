@@ -225,6 +225,7 @@ CPU = Backend(
     rounding=rounding,
     instructions=instructions,
     check_here=check_runs_here,
+    loop_nests_known=True,
     runs_here=True,
     shares_storage=True,
     independent_kernels=True,
