@@ -118,6 +118,13 @@ def test_packets_that_are_always_refused_are_llvms(monkeypatch: pytest.MonkeyPat
         np.testing.assert_array_equal(compiled.run(inputs)[name], expected)
 
 
+def test_a_tensor_of_more_elements_than_are_counted() -> None:
+    graph = QdqGraph((1, 3, 33000, 33000))
+    model = graph.model(graph.quantized(graph.node("Sigmoid", graph.quantized("x"))))
+    with pytest.raises(CompileError, match=r"tensor 'x' has 3,267,000,000 elements .* at most 2,147,483,647; make the"):
+        tvm_ext.compile(model, TARGET)
+
+
 @pytest.mark.parametrize("count", [7, 33, 120])
 def test_kernels_of_many_tensors(count: int) -> None:
     """Arguments are passed in registers, and more of them on the stack."""

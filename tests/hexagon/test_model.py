@@ -204,6 +204,8 @@ def test_command_line(commands: Commands, tmp_path: Path) -> None:
     assert (result.code, result.stderr) == (0, "")
     assert "hvx_vrmpy_product" in result.stdout
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    profile = commands("hexagon", "profile", folder, "--target", "hexagon-v68")
+    profile.error(6, "is compiled already; leave the option out, or give the model's file")
     commands("run", tmp_path, "--emulate").error(3, "holds no model for Hexagon")
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.commands import Commands
 from tests.hexagon.emulated import needs_emulator
 from tvm_ext.backends.hexagon import toolchain
-from tvm_ext.backends.hexagon.toolchain import CLANG, EMULATOR, LLD, Found, Tool, complaint, find, program
+from tvm_ext.backends.hexagon.toolchain import CLANG, EMULATOR, LLD, TOOLS, Found, Tool, complaint, find, program
 from tvm_ext.errors import MissingPackageError
 
 
@@ -63,3 +63,19 @@ def test_doctor(commands: Commands) -> None:
     result = commands("hexagon", "doctor")
     assert (result.code, result.stderr) == (0, "")
     assert "qemu-hexagon runs and counts them: " in result.stdout
+
+
+def test_a_tool_that_is_installed_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[str] = []
+
+    def find(tool: Tool) -> Found:
+        there.append(tool.name)
+        return Found(tool) if len(there) <= len(TOOLS) else Found(tool, "/usr/bin/tool", (99, 0))
+
+    monkeypatch.setattr(toolchain, "_found", {})
+    monkeypatch.setattr(toolchain, "find", find)
+    assert "not found" in toolchain.complaint()
+    assert toolchain.complaint() == ""
+    calls = len(there)
+    assert toolchain.complaint() == ""
+    assert len(there) == calls

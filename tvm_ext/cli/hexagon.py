@@ -41,7 +41,7 @@ def doctor(as_json: bool) -> None:
 
 @command.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--target", default="hexagon-v67", show_default=True, help="Processor to compile MODEL for.")
+@click.option("--target", help="Processor to compile a MODEL file for (default: hexagon-v67).")
 @input_shape_option
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
@@ -50,7 +50,7 @@ def doctor(as_json: bool) -> None:
 @json_flag
 def profile(
     model: Path,
-    target: str,
+    target: str | None,
     input_shapes: Shapes,
     inputs: tuple[str, ...],
     seed: int,
@@ -67,6 +67,11 @@ def profile(
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.system.files import check_output
 
+    if target is not None and model.is_dir():
+        raise TargetError(
+            f"--target {target}: {model} is compiled already; leave the option out, or give the model's file"
+        )
+    target = target or "hexagon-v67"
     if picture is not None:
         check_output(picture, [model, *input_files(inputs)])
     with step_display(quiet=as_json) as report:

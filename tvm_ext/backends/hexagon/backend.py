@@ -10,6 +10,7 @@ from tvm_ext.backends.backend import Backend, CountingMeasurer
 from tvm_ext.backends.common import COMMON, Passes, inference_form, lower
 from tvm_ext.backends.hexagon.embedded_cost import packet_cost
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
+from tvm_ext.backends.hexagon.model.limits import check_elements
 from tvm_ext.backends.hexagon.target import complete, is_hexagon
 from tvm_ext.backends.hexagon.toolchain import complaint
 from tvm_ext.backends.scope_limits import within_scopes
@@ -26,7 +27,7 @@ VTCM = "global.vtcm"
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return inference_form(integers=hvx_kernels())
+    return [check_elements(), *inference_form(integers=hvx_kernels())]
 
 
 def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

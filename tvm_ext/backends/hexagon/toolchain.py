@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 import subprocess
@@ -97,10 +96,15 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
-@functools.cache
+_found: dict[Tool, Found] = {}
+"""Tools that can be used; others may be installed while the process runs."""
+
+
 def installed() -> tuple[Found, ...]:
-    """Look for every tool, once in a process."""
-    return tuple(find(tool) for tool in TOOLS)
+    """Look for every tool; one that can be used is looked for once in a process."""
+    found = tuple(_found.get(tool) or find(tool) for tool in TOOLS)
+    _found.update({item.tool: item for item in found if not item.fault})
+    return found
 
 
 def complaint(found: Sequence[Found] | None = None) -> str:
