@@ -137,6 +137,14 @@ def with_origins(function: relax.Function, words: Mapping[Any, Sequence[str]]) -
     return substitute(function, new) if new else function
 
 
+def named(function: relax.Function) -> relax.Function:
+    """Let the variables of a function that knows no nodes come from what they are called, as no pass keeps names."""
+    variables = [binding.var for binding in bindings_of(function.body)]
+    if any(words_of(variable) for variable in variables):
+        return function
+    return with_origins(function, {variable: (variable.name,) for variable in variables})
+
+
 def calls_of_kernels(function: relax.Function) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the calls of kernels in a function, before or behind ``CallTIRRewrite``: the kernel, and the words."""
     readers: dict[Any, list[str]] = {}

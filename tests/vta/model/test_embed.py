@@ -17,6 +17,7 @@ from tvm_ext.backends.vta.model.host import HostSpeed
 from tvm_ext.backends.vta.model.offload import layers_on_vta, offload, prepare
 from tvm_ext.backends.vta.model.relax_layers import read_graph
 from tvm_ext.compiler import compile
+from tvm_ext.graph.origins import bindings_of
 
 SLOW = HostSpeed(macs=1e5)
 """A CPU to which no operator is left, however small."""
@@ -144,6 +145,28 @@ def test_the_rest_stays_with_a_reason() -> None:
     assert not model.partition.on_vta
     assert any("was not embedded" in note and "finds no axis" in note for note in model.notes), model.notes
     assert any("was not embedded" in note and "the CPU takes less" in note for note in model.notes), model.notes
+
+
+def test_notes_call_operators_as_the_model_does() -> None:
+    """Numbers of variables change as operators are written anew: none is both embedded and not."""
+
+    def body(e: Emitter, x: Any) -> Any:
+        for dilation in (1, 2, 4):
+            x = biased(e, e.emit(relax.op.nn.conv1d(x, e.constant(16, 16, 3), padding=dilation, dilation=dilation)), 1)
+        return x
+
+    mod = Emitter().module((1, 16, 64), body)
+    names = [b.var.name for b in bindings_of(mod["main"].body) if "conv1d" in str(b.value)]
+    samples = np.random.default_rng(3).standard_normal((4, 16, 64)).astype("float32")
+    seen = set()
+    for largest in (0.5, 0.02, 1e-4):
+        model = offload(mod, load_config("sim"), COSTS, {"x": samples}, SLOW, largest_error=largest)
+        made = [note.split()[0] for note in model.notes if "was embedded into it" in note]
+        left = [note.split()[0] for note in model.notes if "was not embedded" in note]
+        assert sorted(made + left) == sorted(names), model.notes
+        seen.add(len(made))
+    assert seen >= {0, 3}
+    assert names == [b.var.name for b in bindings_of(mod["main"].body) if "conv1d" in str(b.value)]
 
 
 @pytest.mark.parametrize("embed", ["uncovered", "off"])

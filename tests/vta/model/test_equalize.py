@@ -120,3 +120,50 @@ def test_sums_keep_their_factors_together() -> None:
         np.testing.assert_array_equal(found.scales[name], found.scales["a"])
     kept = equalize([layers[0], same, pool, *layers[1:]], rows(tensors), {"p": 3})
     np.testing.assert_array_equal(kept.scales["a"], np.ones(8))
+
+
+@pytest.mark.parametrize("dead", [5, 7])
+def test_channels_that_fill_a_block_up_count_for_nothing(dead: int) -> None:
+    """Zeros in the middle of a chain: the factors of the others are what they are without them."""
+    rng = np.random.default_rng(dead)
+    layers = chain(rng, 1.0)
+    living = 8 - dead
+    first, second = layers[0], layers[1]
+    first = replace(first, weights=first.weights.copy(), bias=first.bias.copy())
+    second = replace(second, weights=second.weights.copy())
+    first.weights[living:], first.bias[living:], second.weights[:, living:] = 0, 0, 0
+    wide = [first, second, layers[2]]
+    narrow = [
+        replace(first, weights=first.weights[:living], bias=first.bias[:living], out_shape=(1, living, 10, 10)),
+        replace(second, weights=second.weights[:, :living], in_shape=(1, living, 10, 10)),
+        layers[2],
+    ]
+    tensors = run(wide, rng.standard_normal((1, 8, 12, 12)))
+    # what is expected beyond the largest that was seen is no exact zero
+    observed = rows(tensors) | {"a": np.maximum(rows(tensors)["a"], 0.01)}
+    found = equalize(wide, observed, {}).scales["a"]
+    alone = equalize(narrow, rows(tensors) | {"a": observed["a"][:living]}, {}).scales["a"]
+    np.testing.assert_allclose(found[:living] / found[0], alone / alone[0], rtol=1e-6)
+    assert np.ptp(np.log2(found)) < 8
+    network = quantize_network(*[getattr(equalize(wide, observed, {}), at) for at in ("layers", "observed")])
+    assert all(integer.shift < 16 for integer in network.layers)
+
+
+def test_a_channel_of_bias_alone_is_alive() -> None:
+    rng = np.random.default_rng(3)
+    layers = chain(rng, 1.0)
+    weights = layers[0].weights.copy()
+    weights[2] = 0
+    bias = layers[0].bias.copy()
+    bias[2] = 40.0
+    layers[0] = replace(layers[0], weights=weights, bias=bias)
+    tensors = run(layers, rng.standard_normal((1, 8, 12, 12)))
+    scales = equalize(layers, rows(tensors), {}).scales["a"]
+    assert scales[2] == scales.min()
+
+
+def test_all_zero() -> None:
+    """Nothing to balance: no division by zero, and factors of one size."""
+    layers = [replace(x, weights=x.weights * 0, bias=x.bias * 0) for x in chain(np.random.default_rng(0), 1.0)]
+    found = equalize(layers, rows(run(layers, np.zeros((1, 8, 12, 12)))), {})
+    assert all(np.isfinite(factors).all() and np.ptp(factors) == 0 for factors in found.scales.values())

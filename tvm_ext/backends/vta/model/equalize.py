@@ -78,8 +78,13 @@ def equalize(layers: Sequence[Layer], observed: Mapping[str, NDArray], fixed: Ma
                 continue
             first = min(tensors)
             touching = [scale_layer(x, scales) for x in layers if tensors & {*x.inputs, x.name}]
-            factors = scales[first] * _balanced(tensors, touching, _largest(values[at]) * scales[first])
-            factors /= np.median(factors)
+            living = _living(tensors, touching, len(scales[first]))
+            if not living.any():
+                continue
+            balanced = _balanced(tensors, touching, _largest(values[at]) * scales[first], living)
+            balanced *= scales[first][living]
+            factors = np.ones(len(living))
+            factors[living] = balanced / np.median(balanced)
             scales |= dict.fromkeys(tensors, factors)
     for at, tensors in enumerate(free):
         first = min(tensors)
@@ -133,19 +138,36 @@ def _is_homogeneous(layer: Layer) -> bool:
     return all(bound == 0 or not np.isfinite(bound) for bound in (layer.low, layer.high))
 
 
-def _balanced(tensors: set[str], layers: Sequence[Layer], limits: Factors) -> Factors:
-    """Make channels as large as the weights that read them allow.
+def _products(layers: Sequence[Layer]) -> list[Layer]:
+    return [layer for layer in layers if layer.weights is not None and layer.operator not in ("average", "add")]
+
+
+def _living(tensors: set[str], layers: Sequence[Layer], channels: int) -> NDArray[np.bool_]:
+    """Say which channels any product gives or reads; the others fill a block up, and are zero or of no consequence.
+
+    Counted with the others they would be taken for channels of very small values, and where they are the most, all
+    that is not zero would be scaled down next to them.
+    """
+    touched = [_given(layer) for layer in _products(layers) if layer.name in tensors]
+    touched += [layer.bias for layer in _products(layers) if layer.name in tensors and layer.bias is not None]
+    touched += [_read(layer, channels) for layer in _products(layers) if layer.data in tensors]
+    return np.any(touched, axis=0) if touched else np.ones(channels, bool)
+
+
+def _balanced(
+    tensors: set[str], layers: Sequence[Layer], limits: Factors, living: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Make the living channels as large as the weights that read them allow.
 
     With ``a`` the values of a channel and ``w`` the weights that read it, rounding either adds an error of the largest
     of one times the other; both are least for ``a * s == w / s``. Where only the CPU reads, all channels become equal.
     """
-    products = [x for x in layers if x.weights is not None and x.operator not in ("average", "add")]
-    given = [_rows(layer) for layer in products if layer.name in tensors]
-    read = [_columns(layer, len(limits)) for layer in products if layer.data in tensors]
-    size = limits
+    given = [_largest(_given(layer)[living, None]) for layer in _products(layers) if layer.name in tensors]
+    read = [_largest(_read(x, len(limits))[living, None]) for x in _products(layers) if x.data in tensors]
+    size = limits[living]
     if given:
         rows = np.maximum.reduce(given)
-        size = np.maximum(limits, rows / np.median(rows / limits))
+        size = np.maximum(size, rows / np.median(rows / size))
     factors = 1 / size if not read else np.sqrt(np.maximum.reduce(read) / size)
     return np.asarray(np.maximum(factors, factors.max() / LARGEST_RATIO))
 
@@ -157,16 +179,16 @@ def _largest(values: NDArray) -> Factors:
     return np.maximum(found, largest / LARGEST_RATIO) if largest else np.ones(len(found))
 
 
-def _rows(layer: Layer) -> Factors:
+def _given(layer: Layer) -> Factors:
     """Largest weight that gives each channel of a layer's result."""
     weights = layer.weights
     assert weights is not None
-    return _largest(weights.reshape(len(weights), -1))
+    return np.asarray(np.abs(weights.reshape(len(weights), -1)).max(axis=1, initial=0.0), np.float64)
 
 
-def _columns(layer: Layer, channels: int) -> Factors:
+def _read(layer: Layer, channels: int) -> Factors:
     """Largest weight that reads each channel of a layer's data."""
     weights = layer.weights
     assert weights is not None
-    by_group = np.abs(weights).reshape(layer.groups, -1, *weights.shape[1:]).max(axis=(1, 3, 4))
-    return _largest(by_group.reshape(-1, channels).max(axis=0)[:, None])
+    by_group = np.abs(weights).reshape(layer.groups, -1, *weights.shape[1:]).max(axis=(1, 3, 4), initial=0.0)
+    return np.asarray(by_group.reshape(-1, channels).max(axis=0), np.float64)

@@ -40,6 +40,7 @@ from tvm_ext.backends.vta.model.vta_model import VTAModel
 from tvm_ext.backends.vta.timing.costs import CycleCosts, costs_of_config
 from tvm_ext.embedding.relax.embed_operators import has_solver
 from tvm_ext.frontend.imported import ImportedModel
+from tvm_ext.graph.origins import named
 from tvm_ext.options import Embed
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
@@ -104,6 +105,8 @@ def offload(
     InputError
         If the model has open dimensions, calibration data does not fit it, or is missing.
     """
+    mod = mod.clone()
+    mod["main"] = named(mod["main"])
     floats, fixed = prepare(mod)
     move = partial(
         _moved, mod, config=config, costs=costs, calibration=calibration, host=host, forced=forced,
@@ -124,6 +127,7 @@ def offload(
         if not missed:
             names = {variable: name for name, variable in model.graph.variables.items()}
             embedded = [names[variable] for variable in found.values()]
+            reasons = {name: reason for name, reason in reasons.items() if name not in found}  # it may be so by now
             return replace(model, notes=(*model.notes, *embedded_notes(model.graph, embedded, plain, reasons)))
         reasons |= dict.fromkeys(missed, "as a convolution on stored data it would stay on the CPU")
         skip |= missed  # kernels that store data for VTA are of no use to the CPU
