@@ -173,6 +173,8 @@ def processor(quick: bool) -> Part:
     timed, found = against("vs_hand_rules", embedding_cpu.HAND_WRITTEN, "all", quick, winograd=False)
     both, also = against("vs_hand_rules_and_winograd", embedding_cpu.HAND_WRITTEN, "all", quick)
     summary |= found | {"vs_hand_rules_and_winograd": also["vs_hand_rules_and_winograd"]}
+    made = [row["speedup"] for row in timed if "not embedded" not in row["embedding"]]
+    summary |= {"hand_rules_kept": len(timed) - len(made), "vs_hand_rules_embedded": round(geometric_mean(made), 3)}
     return [*rows, *timed, *both], summary
 
 

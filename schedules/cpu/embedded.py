@@ -312,7 +312,7 @@ class _Scheduler:
         schedule.reorder(*others, *sums, *held, *vector, *inner)
         for loop in held:
             schedule.unroll(loop)
-        mark_forgetful(schedule, sums[0])
+        mark_forgetful(schedule, sums[0], rows_apart=bool(inner))  # lanes that are summed up are a load of their own
         initial = schedule.decompose_reduction(product, sums[0])
         self._in_registers(initial, depth + len(others))
         schedule.tensorize(vector[0], tensor_intrinsic(self.instruction))

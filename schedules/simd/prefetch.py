@@ -54,7 +54,7 @@ STEP_ATTRIBUTE = "tvm_ext.step"
 """Annotation of the same loop: 1 to keep the loads of one step of the reduction behind the step before."""
 
 FORGET_ATTRIBUTE = "tvm_ext.forget"
-"""Annotation of the same loop: 1 to load anew in every step what the step before has loaded."""
+"""Annotation of the same loop: 1 to load anew in every step what the step before has loaded; 2: and row by row."""
 
 ROW_ATTRIBUTE = "tvm_ext.next_row"
 """Annotation of a loop made of vectors: a :class:`NextRow`, as text."""
@@ -123,13 +123,14 @@ def mark_steps(schedule: Schedule, reduction: LoopRV) -> None:
     schedule.annotate(reduction, STEP_ATTRIBUTE, 1)
 
 
-def mark_forgetful(schedule: Schedule, reduction: LoopRV) -> None:
+def mark_forgetful(schedule: Schedule, reduction: LoopRV, rows_apart: bool = False) -> None:
     """Ask for every step of a reduction, whose outermost loop is given, to load anew what it reads.
 
     Where windows overlap, LLVM writes out the taps of a row, and keeps what one reads for the next in registers that it
-    does not have: accumulators are written to memory instead.
+    does not have: accumulators are written to memory instead. It does the same where it loads a few lanes for each row
+    of a tile before the first row is multiplied; with ``rows_apart`` those of a row are loaded behind the row before.
     """
-    schedule.annotate(reduction, FORGET_ATTRIBUTE, 1)
+    schedule.annotate(reduction, FORGET_ATTRIBUTE, 2 if rows_apart else 1)
 
 
 def mark_prefetch(
@@ -185,7 +186,7 @@ def insert_prefetches(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         if STEP_ATTRIBUTE in annotations:
             return _keep_apart(loop)
         if FORGET_ATTRIBUTE in annotations:
-            return _forget(loop)
+            return _forget(loop, rows_apart=int(annotations[FORGET_ATTRIBUTE]) == 2)
         around = passes if PASS_ATTRIBUTE in annotations else tiles if TILES_ATTRIBUTE in annotations else None
         if around is None:
             return mutator.default_mutate(loop)
@@ -249,11 +250,10 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
 
 def _keep_apart(reduction: Any) -> Any:
     steps = _steps(_weights(reduction, "")[0])
-    apart = tirx.Evaluate(tirx.call_extern("void", STEP))
-    return _before_each(steps[-1], [apart], reduction) if steps else reduction
+    return _before_each(steps[-1], [_apart()], reduction) if steps else reduction
 
 
-def _forget(reduction: Any) -> Any:
+def _forget(reduction: Any, rows_apart: bool) -> Any:
     """Hide from LLVM how the addresses of one step follow from those of another."""
     steps = _steps(_weights(reduction, "")[0])
     if not steps:
@@ -268,7 +268,13 @@ def _forget(reduction: Any) -> Any:
         value = tirx.call_extern(dtype, OPAQUE[dtype], loop.loop_var)
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt([tirx.Bind(hidden, value), body]))
 
-    return tvm_ffi.structural_mutate(reduction, [(tirx.For, hide)])
+    hidden = tvm_ffi.structural_mutate(reduction, [(tirx.For, hide)])
+    tile = [loop for loop in _weights(reduction, "")[0] if loop.kind == tirx.ForKind.UNROLLED]
+    return _before_each(tile[0], [_apart()], hidden) if rows_apart and len(tile) > 1 else hidden
+
+
+def _apart() -> Any:
+    return tirx.Evaluate(tirx.call_extern("void", STEP))
 
 
 def _steps(loops: Sequence[Any]) -> list[Any]:

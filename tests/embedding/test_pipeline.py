@@ -11,11 +11,13 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from tvm_ext.backends.cpu.embedded import window_cost
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.embedding.relax.embed_operators import NOTES_ATTRIBUTE, embed_operators
 from tvm_ext.errors import OptionError
 from tvm_ext.graph.decisions import layout_decisions
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
 Op = Callable[..., relax.Expr]
 nn = relax.op.nn
@@ -64,6 +66,14 @@ CASES: dict[str, tuple[Op, list[tuple[tuple[int, ...], str]], list[tuple[tuple[i
     "int8 depthwise": (
         lambda x, w: nn.conv2d(x, w, padding=1, groups=17, out_dtype="int32"), [((1, 17, 9, 9), "int8")],
         [((17, 1, 3, 3), "int8")],
+    ),
+    "a multiple of the channels": (  # lanes would lie between results of other weights
+        lambda x, w: nn.conv2d(x, w, padding=1, groups=32, out_dtype="int32"), [((1, 32, 5, 7), "uint8")],
+        [((64, 1, 3, 3), "int8")],
+    ),
+    "int8 channels last": (
+        lambda x, w: nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI", out_dtype="int32"),
+        [((1, 5, 7, 68), "uint8")], [((33, 1, 1, 68), "int8")],
     ),
     "int8 product": (
         lambda x, w: relax.op.matmul(x, w, out_dtype="int32"), [((7, 33), "int8")], [((33, 17), "int8")],
@@ -126,6 +136,50 @@ def test_every_operator_is_noted_with_its_instruction(case: str) -> None:
     assert not layout_decisions(kept)
     assert "not embedded" in str(kept.attrs[NOTES_ATTRIBUTE])
     assert "without" in str(kept.attrs[NOTES_ATTRIBUTE])
+
+
+def test_rules_of_windows_of_bytes_keep_what_they_are_faster_at() -> None:
+    """All embeddings are asked for, but none that is known to be slower; a window of one dimension has no rule."""
+    machine, offers = cpu("znver4")
+    window = embed_operators(offers, window_cost(machine), margin=1.0)
+
+    def noted(op: Op, *shapes: tuple[int, ...]) -> str:
+        data, weights = ((shape, dtype) for shape, dtype in zip(shapes, ("uint8", "int8"), strict=True))
+        return str(window(module(op, [data], [weights])).attrs[NOTES_ATTRIBUTE])
+
+    square = noted(lambda x, w: nn.conv2d(x, w, groups=64, out_dtype="int32"), (1, 64, 30, 30), (64, 1, 3, 3))
+    assert "not embedded: x86." in square
+    line = noted(lambda x, w: nn.conv1d(x, w, groups=64, out_dtype="int32"), (1, 64, 300), (64, 1, 3))
+    assert "not embedded" not in line
+    several = noted(lambda x, w: nn.conv2d(x, w, groups=32, out_dtype="int32"), (1, 32, 17, 19), (64, 1, 3, 3))
+    assert "not embedded" not in several
+
+
+def test_sums_of_bytes_stay_in_registers() -> None:
+    """LLVM once loaded a value for each row of a tile first, and wrote sums to memory in the innermost loop for it."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
+    mod = module(*CASES["int8 channels last"])
+    big = module(CASES["int8 channels last"][0], [((1, 28, 28, 128), "uint8")], [((128, 1, 1, 128), "int8")])
+    for each in (mod, big):
+        with target:
+            lowered = tvm.compile(each, target, relax_pipeline=relax.get_pipeline("tvm_ext", embed="all"))
+        text = next(text for part in imports_of(lowered.mod) if "vpdpbusd" in (text := str(part.inspect_source("asm"))))
+        lines = text.splitlines()
+        places = [at for at, line in enumerate(lines) if "vpdpbusd" in line]
+        inside = lines[places[0] : places[-1]]
+        assert len(places) >= 4
+        assert not [line for line in inside if "zmm" in line and "mov" in line and "(%rsp)" in line.split(",")[-1]]
+
+
+def cpu(name: str) -> tuple[Machine, list[Any]]:
+    """A CPU, whether it is here or not, and its instructions."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": name, "num-cores": 1})
+    return machine_of(target), list(backend_of(target).instructions(target))
+
+
+def imports_of(module: Any) -> list[Any]:
+    """A module and all that it imports."""
+    return [module, *(part for imported in module.imports for part in imports_of(imported))]
 
 
 def test_operators_that_cannot_be_embedded_keep_the_ordinary_route() -> None:

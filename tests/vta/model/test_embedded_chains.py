@@ -93,13 +93,16 @@ def test_chains_compute_the_same(case: str, config: str) -> None:
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_chain_is_one_region() -> None:
-    shape, body, count, _, _ = CASES["dilated alike"]
+@pytest.mark.parametrize("case", ["dilated alike", "one dimension, odd channels", "channels last, few"])
+def test_a_chain_is_one_region(case: str) -> None:
+    shape, body, count, _, _ = CASES[case]
     mod = Emitter().module(shape, body)
-    samples = {"x": np.random.default_rng(2).standard_normal((4, *shape[1:])).astype("float32")}
-    model = offload(mod, load_config("sim"), COSTS, samples, SLOW, largest_error=0.5, largest_output_error=0.5)
+    samples = {"x": np.random.default_rng(2).standard_normal((4 * shape[0], *shape[1:])).astype("float32")}
+    model = offload(
+        mod, load_config("sim"), COSTS, samples, SLOW, largest_error=0.5, largest_output_error=0.5, embed="all"
+    )
     assert [len(region.layers) for region in model.regions] == [count]
-    right, found = run(mod, samples["x"][:1]), run(model.mod, samples["x"][:1])
+    right, found = run(mod, samples["x"][: shape[0]]), run(model.mod, samples["x"][: shape[0]])
     assert np.sqrt(((found - right) ** 2).mean() / (right**2).mean()) < 0.1
 
 

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_ext.backends import common
 from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
-from tvm_ext.backends.cpu.embedded import ordinary_cost, relayout_cost
+from tvm_ext.backends.cpu.embedded import ordinary_cost, relayout_cost, window_cost
 from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.cpu.instructions import instructions
 from tvm_ext.backends.cpu.precision import check_precision, rounding
@@ -90,19 +90,22 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     if uncovered:  # kernels on tile registers were never timed: only who asks for embeddings gets them
         offers = [offer for offer in offers if not offer.instruction.tiles]
     chosen = Choices.of(options.work_dir).chosen
-    relayout = relayout_cost(machine_of(target))
+    machine = machine_of(target)
+    relayout = relayout_cost(machine)
+    all_embedded = [embed_operators(offers, window_cost(machine), relayout, margin=1.0)] if everything else []
     return [
         transposed_phases(),
         grouped_pointwise(),
         # A shuffle of channels precedes what it is read in, as what other kernels copy does.
         *([planes()] if options.prologues else []),
         phases_as_channels(),
-        *([embed_operators(offers, relayout=relayout)] if everything else []),
+        *all_embedded,
         blocked_layout(winograd, bfloat16, chosen, chains=options.inverted_residuals),
         pack_matmul(bfloat16, chosen, strassen),
         open_attention(),
         open_products(),
-        *([embed_operators(offers, ordinary_cost(machine_of(target)), relayout)] if uncovered else []),
+        *([embed_operators(offers, ordinary_cost(machine), relayout)] if uncovered else []),
+        *all_embedded,
         relax.transform.DeadCodeElimination(),
     ]
 

@@ -61,7 +61,10 @@ NOTES_ATTRIBUTE = "tvm_ext.embedded"
 
 
 def embed_operators(
-    offers: Sequence[Offer], ordinary: OrdinaryCost | None = None, relayout: Relayout | None = None
+    offers: Sequence[Offer],
+    ordinary: OrdinaryCost | None = None,
+    relayout: Relayout | None = None,
+    margin: float = MARGIN,
 ) -> tvm.transform.Pass:
     """Make the pass.
 
@@ -73,11 +76,13 @@ def embed_operators(
         Operators that should not be faster than this stay as they are; without, all that have an embedding change.
     relayout : callable, optional
         What copying a tensor into another order takes; without, all tensors stay in the order that they have.
+    margin : float
+        How many times as fast as without an embedding a kernel must be expected to be.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.EmbedOperators")
     def _embed_operators(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, offers, ordinary, relayout)
+        rewriter = _Rewriter(mod, offers, ordinary, relayout, margin)
         for global_var, function in mod.functions.items():
             if isinstance(function, relax.Function) and not (
                 function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
@@ -87,7 +92,7 @@ def embed_operators(
             return mod
         earlier = str(mod.attrs[NOTES_ATTRIBUTE]).splitlines() if mod.attrs and NOTES_ATTRIBUTE in mod.attrs else []
         embedded = with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
-        return embedded.with_attr(NOTES_ATTRIBUTE, "\n".join([*earlier, *rewriter.notes]))
+        return embedded.with_attr(NOTES_ATTRIBUTE, "\n".join(dict.fromkeys([*earlier, *rewriter.notes])))
 
     return _embed_operators
 
@@ -116,12 +121,14 @@ class _Rewriter(PyExprMutator):
         offers: Sequence[Offer],
         ordinary: OrdinaryCost | None,
         relayout: Relayout | None,
+        margin: float,
     ) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
         self.offers = offers
         self.ordinary = ordinary
         self.relayout = relayout
+        self.margin = margin
         self.notes: list[str] = []
         self.decisions: list[Decision] = []
         self.known: dict[Any, Candidate | None] = {}
@@ -138,7 +145,7 @@ class _Rewriter(PyExprMutator):
         usual = self.ordinary
         self.agreed = agreement(
             function, OPERATORS, self._candidate, self.relayout,
-            None if usual is None else lambda found: usual(found.operator), MARGIN,
+            None if usual is None else lambda found: usual(found.operator), self.margin,
         )  # fmt: skip
         self.last, self.only_last = {}, set()
         return self.visit_expr(function)
