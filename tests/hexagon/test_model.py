@@ -186,6 +186,24 @@ def test_open_extents_are_refused() -> None:
 
 
 @needs_emulator
+def test_branches_are_refused() -> None:
+    """TVM's name for a branch that became a function was given, and extents were to be fixed."""
+    number = onnx.helper.make_tensor_value_info
+    kind, node = onnx.TensorProto.FLOAT, onnx.helper.make_node
+    branches = [
+        onnx.helper.make_graph([node(operator, ["x"], [name])], name, [], [number(name, kind, [3])])
+        for operator, name in (("Relu", "yes"), ("Neg", "no"))
+    ]
+    graph = onnx.helper.make_graph(
+        [node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])], "if",
+        [number("x", kind, [3]), number("c", onnx.TensorProto.BOOL, [])], [number("y", kind, [3])],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(UnsupportedOperatorError, match=r"needs more than that: branches; compile it for another"):
+        tvm_ext.compile(model, TARGET)
+
+
+@needs_emulator
 def test_command_line(commands: Commands, tmp_path: Path) -> None:
     model, inputs = small()
     onnx.save(model, tmp_path / "model.onnx")

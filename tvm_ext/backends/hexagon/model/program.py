@@ -37,7 +37,7 @@ SHARE = 0.002
 
 CONSTANTS, ARENA = 0, 1
 
-OPEN = "open extents"
+OPEN, BRANCHES = "open extents", "branches"
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class _Calls:
                 if all(isinstance(name, str) for name in names):
                     self._call(str(value.op.name_hint), names)
                     return
-            name = str(getattr(value.op, "name", value.op))
+            name = self._operator(value.op)
             if name == "relax.builtin.alloc_tensor" and static_shape(var) is not None:
                 self.values[var] = self._storage(var, str(var.name))
                 return
@@ -283,9 +283,15 @@ class _Calls:
             self.unknown.setdefault(name, []).append(str(var.name))
             return
         if isinstance(value, relax.If):
-            self.unknown.setdefault("branches", []).append(str(var.name))
+            self.unknown.setdefault(BRANCHES, []).append(str(var.name))
             return
         self.values[var] = self._value(value)
+
+    def _operator(self, op: Any) -> str:
+        """Name what is called, as an error has it."""
+        if isinstance(op, tvm.ir.GlobalVar):
+            return f"kernel {op.name_hint}" if isinstance(self.mod[op], tirx.PrimFunc) else BRANCHES
+        return str(getattr(op, "global_symbol", getattr(op, "name", op)))
 
     def _value(self, expr: Any) -> Any:
         if isinstance(expr, relax.Tuple):
