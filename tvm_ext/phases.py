@@ -81,7 +81,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "lower",
         "destination-passing calls, explicit allocation; loops over the images of an open batch",
-        ("tvm_ext/shapes/batch_loop.py",),
+        ("tvm_ext/shapes/batch_loop.py", "tvm_ext/memory/relax/image_segments.py"),
     ),
     Phase(
         "memory",
