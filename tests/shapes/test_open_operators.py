@@ -112,3 +112,22 @@ def test_filled_floats_are_divided_as_floats() -> None:
         two=np.array([2]),
     )
     assert propagate(operator_graph(model)).facts["y"].value.tolist() == [3.5, 3.5]  # type: ignore[union-attr]
+
+
+def test_frames_of_signals_of_any_number_and_length() -> None:
+    model = graph(
+        "g (float[n,t,1] x) => (float[n,f,k,2] y) { y = STFT<onesided=1>(x, step, window) }",
+        step=np.array(16),
+        window=np.hanning(32).astype("float32"),
+    )
+    check(model, *({"x": (n, t, 1)} for n, t in ((1, 32), (3, 47), (2, 48), (1, 333))))
+    short = tvm_ext.compile(model, dynamic="*").run({"x": np.zeros((2, 20, 1), "float32")})
+    assert [array.shape for array in short.values()] == [(2, 0, 17, 2)]
+
+
+def test_transforms_of_any_number_of_signals() -> None:
+    model = graph("g (float[n,17,1] x) => (float[n,k,2] y) { y = DFT<onesided=1, axis=1>(x) }")
+    check(model, *({"x": (n, 17, 1)} for n in (1, 2, 7)))
+    opened = graph("g (float[n,t,1] x) => (float[n,k,2] y) { y = DFT<onesided=1, axis=1>(x) }")
+    with pytest.raises(UnsupportedOperatorError, match="along axis 1, whose extent t is open; give that axis a size"):
+        tvm_ext.compile(opened, dynamic="*")

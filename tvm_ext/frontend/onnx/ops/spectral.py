@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from tvm_ext.frontend.onnx.ops.base import (
     Converter,
@@ -79,13 +79,13 @@ def _balanced_factor(length: int) -> int:
     return max(factor for factor in range(1, int(length**0.5) + 1) if length % factor == 0)
 
 
-def _product(bb: relax.BlockBuilder, x: Any, lead: tuple[int, ...], matrix: np.ndarray, dtype: str) -> Any:
+def _product(bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], matrix: np.ndarray, dtype: str) -> Any:
     x = reshape(bb, x, (*lead, matrix.shape[0]))
     return bb.emit(relax.op.matmul(x, constant(matrix, dtype)))
 
 
 def fourier_transform(
-    node: Node, bb: relax.BlockBuilder, x: Any, lead: tuple[int, ...], length: int, kept: int, parts: int, inverse: bool
+    node: Node, bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], length: int, kept: int, parts: int, inverse: bool
 ) -> Any:
     """Transform the axis before the last.
 
@@ -157,14 +157,17 @@ class DFT(Converter):
     @staticmethod
     def _transform(node: Node, bb: relax.BlockBuilder, inputs: Any, axis: int) -> Any:
         x = inputs[0]
-        shape = node.shape(x, "input")
+        shape = node.dims(x, "input")
         inverse, onesided = bool(node.integer("inverse", 0)), bool(node.integer("onesided", 0))
         rank, parts = len(shape), shape[-1]
         axis = node.in_range(axis, rank)
-        if parts not in (1, 2) or axis == rank - 1:
+        if not isinstance(parts, int) or parts not in (1, 2) or axis == rank - 1:
             node.damaged(
                 f"input has shape {shape} and axis {axis}; the last dimension holds 1 or 2 parts and is not it"
             )
+        extent = shape[axis]
+        if not isinstance(extent, int):
+            node.refuse(f"the transform is along axis {axis}, whose extent {extent} is open; give that axis a size")
         if onesided and parts != (2 if inverse else 1):
             kind = "an inverse one-sided transform needs a complex" if inverse else "a one-sided transform needs a real"
             node.damaged(f"{kind} input, the last dimension is {parts}")
@@ -197,11 +200,11 @@ class STFT(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the spectra, shape (batch, frames, frequencies, 2)."""
         signal, window = emit(bb, inputs[0]), inputs[2]
-        shape = node.shape(signal, "signal")
+        shape = node.dims(signal, "signal")
         if len(shape) == 2:
             shape = (*shape, 1)
             signal = reshape(bb, signal, shape)
-        if len(shape) != 3 or shape[2] not in (1, 2):
+        if len(shape) != 3 or not isinstance(shape[2], int) or shape[2] not in (1, 2):
             node.damaged(f"input signal has shape {shape}, (batch, length, 1 or 2) was expected")
         batch, samples, parts = shape
         step = int(node.scalar(inputs[1], "frame_step"))
@@ -209,14 +212,19 @@ class STFT(Converter):
             length = int(node.scalar(inputs[3], "frame_length"))
         else:
             length = samples if window is None else node.shape(window, "window")[0]
+        if not isinstance(length, int):
+            node.refuse(f"frames are as long as the signal, whose extent {length} is open; give a frame_length")
         if window is not None and node.shape(window, "window") != (length,):
             node.damaged(f"input window has shape {node.shape(window, 'window')}, ({length},) was expected")
         onesided = bool(node.integer("onesided", 1))
         if onesided and parts == 2:
             node.damaged("a one-sided transform needs a real signal")
-        if not 1 <= length <= samples or step < 1:
+        if length < 1 or step < 1 or (isinstance(samples, int) and length > samples):
             node.damaged(f"frames of {length} every {step} samples do not fit a signal of {samples}")
-        count = 1 + (samples - length) // step
+        if isinstance(samples, int):
+            count: Any = 1 + (samples - length) // step
+        else:  # of a signal that is shorter than a frame there is none
+            count = tirx.max(tirx.floordiv(samples - length + step, step), tirx.const(0, "int64"))
 
         def frames(x: te.Tensor) -> te.Tensor:
             return te.compute((batch, count, length, parts), lambda b, f, t, p: x[b, f * step + t, p], name="frames")
