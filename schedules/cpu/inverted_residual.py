@@ -16,6 +16,7 @@ its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import tvm
 from tvm.s_tir import Schedule
@@ -25,10 +26,12 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.annotations import PARTS_ATTRIBUTE
 from tvm_ext.schedules.cpu.conv_tile import register_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.weights import FETCHING_PASSES
 from tvm_ext.schedules.cpu.window import divisor_strip
 from tvm_ext.schedules.kernel.blocks import annotated_block, loop_extents
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.prefetch import mark_prefetch
 
 
 class InvertedResidual:
@@ -118,14 +121,20 @@ def _project(
         mark_simd(schedule, lane, int(schedule.get(lane).extent))
         initial = schedule.decompose_reduction(project, place)
         mark_simd(schedule, schedule.get_loops(initial)[-1], int(schedule.get(lane).extent))
-    _accumulate(schedule, sums, strip)
+    _accumulate(schedule, sums, (row, strip), fetches=parts == 1)
     return place
 
 
-def _accumulate(schedule: Schedule, sums: SBlockRV, strip: LoopRV) -> None:
-    """Compute the sums of a register tile over all input channels of a pointwise convolution."""
+def _accumulate(schedule: Schedule, sums: SBlockRV, passes: tuple[LoopRV, LoopRV], fetches: bool = True) -> None:
+    """Compute the sums of a register tile over all input channels of a pointwise convolution.
+
+    Tiles of the rows and strips of a band, the ``passes``, use the same weights; where these are few, the weights of
+    the next tile are fetched meanwhile, if ``fetches``.
+    """
     axes = len(schedule.get(sums).iter_vars)
-    schedule.compute_at(sums, strip, preserve_unit_loops=True)
+    weights = str(schedule.get(sums).reads[-1].source.name)
+    fetches &= prod(int(schedule.get(loop).extent) for loop in passes) <= FETCHING_PASSES
+    schedule.compute_at(sums, passes[-1], preserve_unit_loops=True)
     schedule.set_scope(sums, 0, "local")
     loops = schedule.get_loops(sums)[-axes:]
     kinds = [int(axis.iter_type) for axis in schedule.get(sums).iter_vars]
@@ -133,6 +142,8 @@ def _accumulate(schedule: Schedule, sums: SBlockRV, strip: LoopRV) -> None:
     *outer, vector, row, column, lane = (loop for loop, kind in zip(loops, kinds, strict=True) if kind != 2)
     schedule.reorder(*outer, row, *reduced, column, vector, lane)
     _write_out(schedule, (column, vector), lane)
+    if fetches:
+        mark_prefetch(schedule, passes, reduced[0], weights, 1)
     initial = schedule.decompose_reduction(sums, reduced[0])
     *_, column, vector, lane = schedule.get_loops(initial)
     _write_out(schedule, (column, vector), lane)
@@ -178,4 +189,4 @@ def _expand(schedule: Schedule, expand: SBlockRV, place: LoopRV, machine: Machin
     for loop in (vector, column):
         schedule.unroll(loop)
     mark_simd(schedule, lane, int(schedule.get(lane).extent))
-    _accumulate(schedule, expand, strip)
+    _accumulate(schedule, expand, (row, strip))

@@ -19,6 +19,7 @@ from tvm_ext.fusion.inverted_residual_plan import ResidualPlan
 from tvm_ext.fusion.relax import inverted_residuals as module
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.simd.imported import PREFETCH
 from tvm_ext.target import resolve_target
 
 Array = np.ndarray
@@ -135,6 +136,16 @@ def test_every_division_gives_the_same(monkeypatch: pytest.MonkeyPatch, kind: st
     monkeypatch.setattr(module, "plan_residual", lambda *_: ResidualPlan(bands, parts, 0.0, 1.0, 0, 1))
     (found,) = results_of(lowered(mod), [value])
     np.testing.assert_allclose(found, apart, rtol=1e-5, atol=1e-5 * np.abs(apart).max())
+
+
+@pytest.mark.parametrize(("size", "fetches"), [((7, 7), True), ((32, 32), False)])
+def test_weights_that_few_pixels_share_are_fetched_ahead(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], fetches: bool
+) -> None:
+    """A band of seven rows meets each weight seven times, one of 32 rows more often than waiting for it would show."""
+    monkeypatch.setattr(module, "plan_residual", lambda *_: ResidualPlan(1, 1, 0.0, 1.0, 0, 1))
+    mod, _ = block(16, 32, 16, size, expands=False)
+    assert (PREFETCH in lowered(mod).script()) == fetches
 
 
 def separable(
