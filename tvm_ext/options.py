@@ -91,7 +91,8 @@ class PipelineOptions:
     inverted_residuals : bool
         Whether chains that begin with a convolution or an average become one kernel on a CPU: expansion, depthwise
         convolution and projection, where that takes no more time; a convolution and the pooling of 2 x 2 behind it;
-        squeeze and excitation; also local response normalisation. What is between is then never stored as a whole.
+        squeeze and excitation, whose gate the weights of the next convolution take up; local response normalisation.
+        What is between is then never stored as a whole.
     embed : str
         Which operators that multiply and add get kernels around an instruction of the CPU, or layers around VTA's
         matrix unit, whose place in the operator a constraint solver finds. ``uncovered``: those that no rule takes,

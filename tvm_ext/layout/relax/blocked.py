@@ -6,6 +6,7 @@ that do not care (:mod:`tvm_ext.layout.relax.rules`); any other use gets a plain
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,6 +155,7 @@ class BlockedLayoutMutator(PyExprMutator):
         self.plain_copies: dict[relax.Var, relax.Var] = {}
         self.rounded_copies: dict[relax.Expr, relax.Expr] = {}
         self.definitions: dict[relax.Var, relax.Expr] = {}
+        self.uses: Counter[relax.Var] = Counter()  # how often each variable of the function is read
         self.images: set[relax.Var] = set()  # that are made rows for dense layers, of the function that is rewritten
         self.rows: dict[relax.Expr, Blocked] = {}  # images that were, in the order of their blocks
 

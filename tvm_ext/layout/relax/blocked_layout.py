@@ -6,6 +6,7 @@ after:  ``x' = to_blocked(x); y' = conv2d_blocked(x', w'); z' = relu(y'); mean'(
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import tvm
@@ -55,6 +56,7 @@ def blocked_layout(
             if isinstance(function, relax.Function) and _is_straight(function):
                 rewriter.words.update(all_origins(function))
                 rewriter.images = flattened_images(function)
+                rewriter.uses = uses_of(function)
                 select_wanted(rewriter, function)
                 rewriter.has_open_extents = bool(relax.analysis.defined_symbolic_vars(function))
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
@@ -76,6 +78,24 @@ def constant_bytes(mod: tvm.IRModule) -> int:
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, note)
     return sum(sizes)
+
+
+def uses_of(function: relax.Function) -> Counter[relax.Var]:
+    """Count how often each variable of a function is read."""
+    found: Counter[relax.Var] = Counter()
+
+    def note(node: relax.Expr) -> None:
+        if isinstance(node, relax.Call):
+            found.update(arg for arg in node.args if isinstance(arg, relax.Var))
+        elif isinstance(node, relax.Tuple):
+            found.update(field for field in node.fields if isinstance(field, relax.Var))
+        elif isinstance(node, relax.TupleGetItem):
+            found[node.tuple_value] += 1
+        elif isinstance(node, relax.SeqExpr):
+            found[node.body] += 1
+
+    relax.analysis.post_order_visit(function.body, note)
+    return found
 
 
 def select_wanted(rewriter: BlockedLayoutMutator, function: relax.Function) -> None:

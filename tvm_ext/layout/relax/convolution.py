@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ _LAYOUTS = {
 """Operator -> layouts of data and weight that the rules take."""
 
 
-def _known_weight(call: relax.Call) -> np.ndarray | None:
+def known_weight(call: relax.Call) -> np.ndarray | None:
     """Weight of a float32 convolution that a rule can take."""
     data, weight = call.args
     shapes = open_shape(data), open_shape(call)
@@ -79,13 +80,37 @@ def _geometry(call: relax.Call) -> dict[str, list[int]]:
 
 def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     """Convolve blocked tensors: depthwise, grouped, with Winograd's algorithm where it pays, or directly."""
-    weight = _known_weight(call)
+    weight = known_weight(call)
     if weight is None:
         return None
-    data = call.args[0]
-    shape = static_shape(data)
-    if shape is None:
+    if static_shape(call.args[0]) is None:
         return _open_convolution(rewriter, call, weight)
+    return convolve(rewriter, call, call.args[0], weight)
+
+
+@dataclass(frozen=True)
+class GatedWeights:
+    """Packed weights that take up a factor of each channel: in blocks of which size, and what multiplies them."""
+
+    block: int
+    scaled: Callable[[relax.Expr], relax.Expr]
+
+    def fit(self, plan: ConvolutionPlan) -> bool:
+        """Whether the kernels of a plan read weights in these blocks."""
+        blocks = {plan.block_in, plan.block_sum or plan.block_in}
+        return plan.winograd is None and plan.form != "depthwise" and not plan.rounds and blocks == {self.block}
+
+
+def convolve(
+    rewriter: BlockedLayoutMutator,
+    call: relax.Call,
+    data: relax.Expr,
+    weight: np.ndarray,
+    gated: GatedWeights | None = None,
+) -> Blocked | None:
+    """Convolve a tensor of static extents as ``call`` does its own operand."""
+    shape = static_shape(data)
+    assert shape is not None
     known = rewriter.known(data)
     turned = is_better_turned(shape, known)
     geometry = turn_geometry(_geometry(call), turned)
@@ -99,12 +124,13 @@ def convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocke
         rewriter.choices, convolved, rewriter.machine, known.block if known else 0,
         rewriter.winograd, rewriter.bfloat16, rewriter.wanted_block,
     )  # fmt: skip
-    if plan is None:
+    if plan is None or (gated is not None and not gated.fit(plan)):
         return None
     verify_plan(plan, convolved)
     source = rewriter.to_block(data, plan.block_in, turned)
     rewriter.note(call.op.name, plan.form, plan)
-    var = _emit(rewriter, plan, source, weight, geometry, groups, known is not None)
+    scaled = (lambda packed: packed) if gated is None else gated.scaled
+    var = _emit(rewriter, plan, source, weight, geometry, groups, known is not None, scaled)
     return Blocked(var, out_channels, len(shape), ZERO, turned)  # lanes beyond the channels have weights of zero
 
 
@@ -113,7 +139,7 @@ def convolved_shape(call: relax.Call) -> ConvolutionShape | None:
     name = getattr(call.op, "name", "")
     if name not in _LAYOUTS or name.endswith("transpose"):
         return None
-    weight, shape = _known_weight(call), static_shape(call.args[0])
+    weight, shape = known_weight(call), static_shape(call.args[0])
     if weight is None or shape is None:
         return None
     turned = is_better_turned(shape, None)
@@ -140,8 +166,9 @@ def _emit(
     geometry: dict[str, list[int]],
     groups: int,
     is_blocked: bool,
+    scaled: Callable[[relax.Expr], relax.Expr],
 ) -> relax.Var:
-    """Emit the kernels of a plan, with the weights as they take them.
+    """Emit the kernels of a plan, with the weights as they take them, and ``scaled`` where these are packed in blocks.
 
     What is in the blocked layout already may be rounded where it is made; a copy from the plain layout stays a copy.
     """
@@ -160,12 +187,12 @@ def _emit(
         data = rewriter.rounded(data) if is_blocked else data
     if plan.form == "pixels":
         return rewriter.emit_kernel(
-            pixel_convolution, [data, relax.const(packed)], "conv", pattern, groups=groups,
+            pixel_convolution, [data, scaled(relax.const(packed))], "conv", pattern, groups=groups,
             pixels=plan.computed, out_channels=weight.shape[0], **geometry,
         )  # fmt: skip
     packed = np.pad(packed, [(0, plan.chunks - len(packed))] + [(0, 0)] * (packed.ndim - 1))
     return rewriter.emit_kernel(
-        convolution, [data, relax.const(packed)], "conv", pattern, groups=groups,
+        convolution, [data, scaled(relax.const(packed))], "conv", pattern, groups=groups,
         computed_width=plan.computed, out_channels=weight.shape[0], **geometry,
     )  # fmt: skip
 
@@ -232,7 +259,7 @@ def _padded(rewriter: BlockedLayoutMutator, source: Blocked, padding: list[int])
 
 def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     """Convolve once for each phase of the result, with the taps that meet it."""
-    weight, out_shape = _known_weight(call), static_shape(call)
+    weight, out_shape = known_weight(call), static_shape(call)
     geometry = _geometry(call)
     if weight is None or int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
         return None

@@ -18,6 +18,7 @@ from tvm_ext.layout.convolution_plan import channel_block
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
+from tvm_ext.layout.relax.gated import gated_convolution_rule
 from tvm_ext.layout.relax.parts import concat_rule, slice_rule, split_rule
 from tvm_ext.layout.relax.quantized import INTEGER_RULES
 from tvm_ext.layout.relax.response import response_rule
@@ -241,7 +242,7 @@ def _global_average(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked
     return rewriter.describe(var, value, lane_arithmetic.average(value.lanes, dtype))
 
 
-CHAIN_RULES: dict[str, Rule] = {"relax.divide": response_rule}
+CHAIN_RULES: dict[str, Rule] = {"relax.divide": response_rule, "relax.nn.conv2d": gated_convolution_rule}
 """Rules of operators that end a chain which becomes one kernel; asked first."""
 
 RULES: dict[str, Rule] = {

@@ -1,0 +1,62 @@
+"""Convolutions of gated channels: the weights take up the gate, and the image is read as it is.
+
+before: ``y = x * gate; z = conv2d(y, w)``
+after:  ``z = conv2d(x, w * gate)``, where the weights are fewer than the elements of the image
+
+``gate`` is a number from 0 to 1 for each channel, as squeeze and excitation computes it: no weight times it overflows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, te
+
+from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
+from tvm_ext.layout.relax.convolution import GatedWeights, convolve, known_weight
+from tvm_ext.relax_utils import BROADCAST, static_shape
+
+
+def gated_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Convolve what is gated, where only this convolution reads it."""
+    data, weight, shape = call.args[0], known_weight(call), static_shape(call.args[0])
+    gated = rewriter.definitions.get(data) if isinstance(data, relax.Var) else None
+    if weight is None or shape is None or not _calls(gated, "relax.multiply") or rewriter.uses[data] != 1:
+        return None
+    if len(shape) != 4 or shape[0] != 1 or int(call.attrs.groups) != 1 or weight.size > shape[1] * shape[2] * shape[3]:
+        return None
+    for image, gate in (gated.args, reversed(gated.args)):
+        source, factors = rewriter.known(image), rewriter.known(gate)
+        if source is None or factors is None or not _is_gate(rewriter, gate):
+            continue
+        if static_shape(image) != shape or static_shape(gate) != (1, shape[1], 1, 1) or source.turned or factors.turned:
+            continue
+        if source.block == factors.block:
+            return convolve(rewriter, call, image, weight, GatedWeights(factors.block, _scaling(rewriter, factors)))
+    return None
+
+
+def _scaling(rewriter: BlockedLayoutMutator, factors: Blocked) -> Any:
+    def scaled(packed: relax.Expr) -> relax.Expr:
+        return rewriter.emit_kernel(scaled_weight, [packed, factors.var], "scaled_weight", BROADCAST)
+
+    return scaled
+
+
+def scaled_weight(weight: te.Tensor, factors: te.Tensor) -> te.Tensor:
+    """Multiply packed weights ``(O / w, C / v, KH, KW, v, w)`` by a factor of each channel, ``(1, C / v, 1, 1, v)``."""
+    return te.compute(weight.shape, lambda o, c, i, j, k, p: weight[o, c, i, j, k, p] * factors[0, c, 0, 0, k])
+
+
+def _is_gate(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> bool:
+    """Whether a tensor is known to hold numbers from 0 to 1."""
+    value = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
+    if _calls(value, "relax.clip"):
+        low, high = (float(getattr(bound, "value", bound)) for bound in value.args[1:])
+        return 0.0 <= low <= high <= 1.0
+    return _calls(value, "relax.sigmoid")
+
+
+def _calls(value: Any, name: str) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == name
