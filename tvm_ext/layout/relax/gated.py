@@ -8,6 +8,7 @@ after:  ``z = conv2d(x, w * gate)``, where the weights are fewer than the elemen
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import tvm
@@ -15,7 +16,10 @@ from tvm import relax, te
 
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
 from tvm_ext.layout.relax.convolution import GatedWeights, convolve, known_weight
-from tvm_ext.relax_utils import BROADCAST, static_shape
+from tvm_ext.relax_utils import BROADCAST, constant, static_shape
+
+ROUNDING = 1e-6
+"""How much more than 1 a gate may be: of a hard sigmoid, six times a sixth."""
 
 
 def gated_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
@@ -50,12 +54,33 @@ def scaled_weight(weight: te.Tensor, factors: te.Tensor) -> te.Tensor:
 
 
 def _is_gate(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> bool:
-    """Whether a tensor is known to hold numbers from 0 to 1."""
+    """Whether a tensor is known to hold numbers from 0 to 1, up to rounding."""
+    low, high = _bounds(rewriter, expr)
+    return 0.0 <= low <= high <= 1.0 + ROUNDING
+
+
+def _bounds(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> tuple[float, float]:
+    """Find bounds of what a tensor holds, NaN apart, from how it is computed."""
     value = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
+    if _calls(value, "relax.sigmoid"):
+        return 0.0, 1.0
     if _calls(value, "relax.clip"):
         low, high = (float(getattr(bound, "value", bound)) for bound in value.args[1:])
-        return 0.0 <= low <= high <= 1.0
-    return _calls(value, "relax.sigmoid")
+        return low, high
+    number = constant(value.args[1]) if isinstance(value, relax.Call) and len(value.args) == 2 else None
+    if number is None or number.size != 1:
+        return -inf, inf
+    operand = float(number.reshape(()))
+    low, high = _bounds(rewriter, value.args[0])
+    if _calls(value, "relax.maximum"):
+        return max(low, operand), max(high, operand)
+    if _calls(value, "relax.minimum"):
+        return min(low, operand), min(high, operand)
+    if operand > 0 and _calls(value, "relax.multiply"):
+        return low * operand, high * operand
+    if operand > 0 and _calls(value, "relax.divide"):
+        return low / operand, high / operand
+    return -inf, inf
 
 
 def _calls(value: Any, name: str) -> bool:
