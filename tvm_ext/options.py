@@ -67,7 +67,8 @@ class PipelineOptions:
         are to the bit those of ``stock`` without Winograd convolutions and Strassen products.
     patches : str
         Whether stages of a network of images run strip by strip, so that their tensors are never there as a whole; rows
-        between strips are computed twice. ``auto``: where ``memory_limit`` demands it, for at most half again as much
+        between strips are computed twice; also, whether slices of a convolution's channels are convolutions of their
+        own. ``auto``: where ``memory_limit`` demands it, for at most half again as much
         arithmetic; ``always``: wherever it lowers the peak for a tenth more; ``off``.
     on_chip_memory : int or str, optional
         Bytes of a memory on the chip, such as ``"256KB"``. With ``memory="optimal"`` the order of the kernels is then

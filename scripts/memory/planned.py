@@ -81,7 +81,7 @@ def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, An
     if kind == NETS:
         patched, in_patches, _ = lower(imported.mod, target, PipelineOptions(patches="always", disable=PLANNED))
     ours = in_patches
-    if patched is None or _arithmetic(patched) != 1:  # a module without patches is the default one
+    if patched is None or _is_divided(patched):  # otherwise it is the default one
         _, ours, _ = lower(imported.mod, target, PipelineOptions(disable=PLANNED))
     # Of networks the default is measured; irregular cells are those that another order and rewriting are for.
     optimal = lower(imported.mod, target, PipelineOptions(memory="optimal"))[1] if kind == CELLS else None
@@ -131,6 +131,12 @@ def bound_model(name: str, imported: ImportedModel) -> dict[str, Any]:
         if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
             least += lower_bound(memory_problem(MemoryReader(mod, variable.name_hint).graph, LIVENESS))
     return {"name": name, "kind": BOUNDS, "least": least, "greedy_by_size": sum(_greedy_arenas(mod))}
+
+
+def _is_divided(mod: tvm.IRModule) -> bool:
+    """Whether anything in a module is computed in parts for the sake of memory."""
+    decisions = memory_decisions(mod).values()
+    return any("patches" in decision or "sliced_convolutions" in decision for decision in decisions)
 
 
 def _arithmetic(mod: tvm.IRModule | None) -> float | None:

@@ -22,6 +22,8 @@ from tvm_ext.memory.relax.patches import run_in_patches
 from tvm_ext.memory.relax.replaced_kernels import replaced_kernels
 from tvm_ext.memory.relax.rewriting import memory_rewriting
 from tvm_ext.memory.relax.scattered_joins import scattered_joins
+from tvm_ext.memory.relax.sliced_convolutions import slice_convolutions
+from tvm_ext.memory.relax.trial import peak_on_trial
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.decompose_attention import decompose_attention
@@ -110,12 +112,18 @@ def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOption
         return []
     phases = ("layout", "legalize", "fuse")
     lowering = [item for phase in phases for item in backend.passes(phase, target, options)]
+    # What is written in place is known of scheduled kernels alone.
+    scheduled = [*lowering, *backend.passes("schedule", target, options)]
     method: Method = "optimal" if options.memory == "optimal" else "greedy"
     passes: Passes = []
     if in_patches:
         limit = 0 if options.memory_limit is None else int(options.memory_limit)
         most_work = MOST_WORK if options.patches == "always" else MOST_WORK_FOR_LIMIT
-        passes.append(run_in_patches(lowering, method, most_work, limit))
+        peak_of = peak_on_trial(lowering, method)
+        passes += [
+            run_in_patches(peak_of, most_work, limit),
+            slice_convolutions(peak_on_trial(scheduled, method), limit),
+        ]
     if options.memory == "optimal":
         passes.append(memory_rewriting(lowering, partial=options.memory_rewriting))
     return passes

@@ -11,19 +11,14 @@ the image, sums are taken in another order.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 
 import tvm
 from tvm import relax
 
-from tvm_ext.memory import OrderOptions, plan_order
 from tvm_ext.memory.patches import PatchPlan, plan_patches, verify_patches
-from tvm_ext.memory.relax.graph import LIVENESS, memory_graph
-from tvm_ext.memory.relax.order import EFFORT as ORDER_EFFORT
-from tvm_ext.memory.relax.order import Method
 from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, row_graph, rows_of
-from tvm_ext.memory.relax.scattered_joins import scattered_joins
 from tvm_ext.relax_utils import static_shape
 
 PATCHES_ATTRIBUTE = "tvm_ext.patches"
@@ -37,32 +32,19 @@ TRIALS = 3
 
 
 def run_in_patches(
-    lowering: Sequence[tvm.transform.Pass],
-    method: Method,
-    most_work: float,
-    limit: int = 0,
-    function: str = "main",
+    peak_of: Callable[[tvm.IRModule], int | None], most_work: float, limit: int = 0, function: str = "main"
 ) -> tvm.transform.Pass:
     """Make the pass; it works on operators, before layout and legalisation.
 
     Parameters
     ----------
-    lowering : sequence of Pass
-        From operators to fused kernels: what the pipeline does next.
-    method : str
-        How the order will be chosen.
+    peak_of : callable
+        Gives the bytes alive at once in a module that is lowered on trial; None where sizes are open.
     most_work : float
         Arithmetic that is allowed, as a multiple of what there is.
     limit : int
         Bytes below which nothing more is asked for.
     """
-    lower = tvm.transform.Sequential([*lowering, scattered_joins()], name="tvm_ext.PatchTrial")
-
-    def peak_of(mod: tvm.IRModule) -> int | None:
-        graph = memory_graph(lower(mod), function).graph
-        if any(not isinstance(tensor.nbytes, int) for tensor in graph.tensors.values()):
-            return None
-        return plan_order(graph, OrderOptions(method=method, effort=ORDER_EFFORT, liveness=LIVENESS)).peak
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RunInPatches")
     def _patches(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
