@@ -42,8 +42,8 @@ PHASES: tuple[Phase, ...] = (
     Phase("dispatch", "sampling, sort and scan handed to library kernels"),
     Phase(
         "rewrite",
-        "stages of a network run strip by strip (patches option) and concatenations are taken apart (memory option) "
-        "where that lowers the peak of memory",
+        "stages of a network run strip by strip and slices of convolutions by themselves (patches option), and "
+        "concatenations are taken apart (memory option) where that lowers the peak of memory",
         ("tvm_ext/memory/patches.py", "tvm_ext/memory/relax/rewriting.py"),
     ),
     Phase(
