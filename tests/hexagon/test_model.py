@@ -186,6 +186,17 @@ def test_open_extents_are_refused() -> None:
 
 
 @needs_emulator
+def test_cycles_of_a_model_without_kernels(commands: Commands, tmp_path: Path) -> None:
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "same", values[:1], values[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "same.onnx")
+    result = commands("hexagon", "profile", tmp_path / "same.onnx", "--cycles")
+    assert (result.code, result.stderr) == (0, "")
+    assert "0 packets in 0 calls" in result.stdout
+
+
+@needs_emulator
 def test_branches_are_refused() -> None:
     """TVM's name for a branch that became a function was given, and extents were to be fixed."""
     number = onnx.helper.make_tensor_value_info

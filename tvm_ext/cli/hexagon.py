@@ -96,7 +96,7 @@ def profile(
     )
     if total["scalar_packets"]:
         click.echo(f"  on the scalar core: {total['scalar_share']:.0%} of the packets")
-    if cycles:
+    if total["cycles"] is not None:
         click.echo(f"  {total['cycles']:,} cycles by the model, {total['cycles'] / total['packets']:.2f} a packet")
     head = "       cycles" if cycles else ""
     click.echo(f"  calls      packets  share  instructions   HVX  filled         bytes{head}  kernel")
