@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import tvm
@@ -201,7 +201,7 @@ def order(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     return [scattered_joins(), memory_order(on_chip=on_chip)]
 
 
-def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions, loops: Passes = ()) -> Passes:
+def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions, loops: Sequence[Any] = ()) -> Passes:
     """Make allocations and destinations of results explicit; ``loops`` take loops over images before calls do."""
     return [
         relax.transform.RewriteDataflowReshape(),
