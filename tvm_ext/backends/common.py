@@ -201,7 +201,12 @@ def order(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     return [scattered_joins(), memory_order(on_chip=on_chip)]
 
 
-def lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions, loops: Sequence[Any] = ()) -> Passes:
+def lower(
+    backend: Backend,
+    target: tvm.target.Target,
+    options: PipelineOptions,
+    loops: Sequence[tvm.transform.Pass] = (),
+) -> Passes:
     """Make allocations and destinations of results explicit; ``loops`` take loops over images before calls do."""
     return [
         relax.transform.RewriteDataflowReshape(),
