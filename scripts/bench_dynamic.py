@@ -51,7 +51,7 @@ from tvm_ext.frontend.onnx.model import load_onnx
 from tvm_ext.frontend.onnx.operator_graph import known_constants, operator_graph
 from tvm_ext.frontend.onnx.prepare import prepare
 from tvm_ext.frontend.onnx.support import is_supported
-from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
+from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
 from tvm_ext.shapes.operator_graph import Graph
 from tvm_ext.shapes.propagate import propagate

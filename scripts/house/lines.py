@@ -78,6 +78,7 @@ NEW = (
     "tvm_ext/memory/open_arena.py",
     "tvm_ext/memory/relax/image_segments.py",
     "tvm_ext/memory/relax/open_segments.py",
+    "tvm_ext/memory/relax/segment_code.py",
     "tvm_ext/passes/named_extents.py",
     "tvm_ext/passes/transposed_phases.py",
     "tvm_ext/memory/patches.py",

@@ -20,7 +20,7 @@ from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
-from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
+from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
 
 

@@ -17,7 +17,7 @@ import tvm_ext
 from tests.modules import STOCK, run
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.inputs import aligned
-from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
+from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.schedules.cpu.machine import Machine

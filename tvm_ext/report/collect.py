@@ -25,8 +25,8 @@ from tvm_ext.graph.mapping_types import MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.symbolic import sort_value, total_of
 from tvm_ext.inputs import check_inputs, random_inputs
-from tvm_ext.memory.relax.open_segments import SEGMENT_ATTRIBUTE
 from tvm_ext.memory.relax.order import VARIANT_ATTRIBUTE
+from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.phases import PHASES, Phase
 from tvm_ext.pipeline import checked_options
 from tvm_ext.report.embeddings import embed_model

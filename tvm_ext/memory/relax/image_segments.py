@@ -22,7 +22,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan, plan_open_arena, verify_open_arena
-from tvm_ext.memory.relax.open_segments import allocated_workspace, free_workspace, segment_attributes, stack_array
+from tvm_ext.memory.relax.segment_code import allocated_workspace, free_workspace, segment_attributes, stack_array
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.shapes.batch_loop import Loop, copied
 from tvm_ext.shapes.open_batch import IMAGES_ATTRIBUTE, OVER_BATCH
