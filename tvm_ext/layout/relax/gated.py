@@ -25,7 +25,7 @@ ROUNDING = 1e-6
 def gated_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     """Convolve what is gated, where only this convolution reads it."""
     data, weight, shape = call.args[0], known_weight(call), static_shape(call.args[0])
-    gated = rewriter.definitions.get(data) if isinstance(data, relax.Var) else None
+    gated: Any = rewriter.definitions.get(data) if isinstance(data, relax.Var) else None
     if weight is None or shape is None or not _calls(gated, "relax.multiply") or rewriter.uses[data] != 1:
         return None
     if len(shape) != 4 or shape[0] != 1 or int(call.attrs.groups) != 1 or weight.size > shape[1] * shape[2] * shape[3]:
@@ -61,7 +61,7 @@ def _is_gate(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> bool:
 
 def _bounds(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> tuple[float, float]:
     """Find bounds of what a tensor holds, NaN apart, from how it is computed."""
-    value = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
+    value: Any = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
     if _calls(value, "relax.sigmoid"):
         return 0.0, 1.0
     if _calls(value, "relax.clip"):
