@@ -39,7 +39,7 @@ def test_a_model_is_measured_and_drawn(tmp_path: Path) -> None:
     points = json.loads(done.stdout)["points"]
     assert [name for name, _ in WAYS] == sorted((point["name"] for point in points), key=[n for n, _ in WAYS].index)
     assert any(point["best"] for point in points)
-    assert all(point["milliseconds"] > 0 for point in points)
+    assert all(point["milliseconds"] > 0 and point["planned"] > 0 for point in points)
     assert picture.read_text().count("<svg") == 1
 
 

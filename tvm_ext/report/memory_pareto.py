@@ -19,7 +19,6 @@ from tvm_ext.errors import OptionError
 from tvm_ext.frontend import ImportedModel
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.options import PipelineOptions
-from tvm_ext.statistics import module_statistics
 from tvm_ext.system.pictures import picture
 from tvm_ext.system.threads import use_all_cores
 from tvm_ext.target import resolve_target
@@ -102,8 +101,9 @@ def measure_pareto(
     functions, planned = [], []
     for name, options in WAYS:
         progress(name)
-        mod, _, _ = lower(imported.mod, resolved, PipelineOptions(**options))
-        planned.append(module_statistics(mod).planned_bytes)
+        mod, statistics, _ = lower(imported.mod, resolved, PipelineOptions(**options))
+        assert statistics is not None
+        planned.append(statistics.planned_bytes)
         functions.append(relax.VirtualMachine(generate_code(mod, resolved), tvm.cpu())["main"])
     progress("run")
     arguments = [
