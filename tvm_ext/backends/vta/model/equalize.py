@@ -149,7 +149,11 @@ def _living(tensors: set[str], layers: Sequence[Layer], channels: int) -> NDArra
     that is not zero would be scaled down next to them.
     """
     touched = [_given(layer) for layer in _products(layers) if layer.name in tensors]
-    touched += [layer.bias for layer in _products(layers) if layer.name in tensors and layer.bias is not None]
+    touched += [
+        np.asarray(layer.bias, np.float64)
+        for layer in _products(layers)
+        if layer.name in tensors and layer.bias is not None
+    ]
     touched += [_read(layer, channels) for layer in _products(layers) if layer.data in tensors]
     return np.any(touched, axis=0) if touched else np.ones(channels, bool)
 
