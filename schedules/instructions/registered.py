@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tvm_ffi
 from tvm.s_tir import TensorIntrin
 
 from tvm_ext.errors import EmbeddingError
@@ -9,6 +10,9 @@ from tvm_ext.schedules.instructions.instruction import Instruction
 from tvm_ext.schedules.instructions.rows import ROWS
 
 _REGISTERED: dict[str, Instruction] = {}
+
+_INTRINSICS: dict[str, Instruction] = {}
+"""Rows by the names of the tensor intrinsics that are registered of them."""
 
 
 def register(instruction: Instruction) -> None:
@@ -44,7 +48,8 @@ def tensor_intrinsic(instruction: Instruction) -> str:
     Raises
     ------
     EmbeddingError
-        If the row has no implementation to make code of, or one that a process must prepare for.
+        If the row has no implementation to make code of, or one that a process must prepare for, or a different row
+        of that name was registered before.
     """
     if instruction.emit is None:
         raise EmbeddingError(f"no code is made of {instruction.name}: its row has no implementation")
@@ -55,6 +60,16 @@ def tensor_intrinsic(instruction: Instruction) -> str:
             "replace(row, prepare=None) says that yours do"
         )
     name = f"tvm_ext.embedding.{instruction.name}"
-    if TensorIntrin.get(name, allow_missing=True) is None:
-        TensorIntrin.register(name, instruction.meaning(instruction.homes), instruction.emit(instruction.homes))
+    if _INTRINSICS.get(name) is instruction:
+        return name
+    parts = instruction.meaning(instruction.homes), instruction.emit(instruction.homes)
+    known = TensorIntrin.get(name, allow_missing=True)
+    if known is None:
+        TensorIntrin.register(name, *parts)
+    elif not all(map(tvm_ffi.structural_equal, (known.desc, known.impl), parts)):
+        raise EmbeddingError(
+            f"there is another tensor intrinsic of an instruction named {instruction.name}; give this one a name of "
+            "its own"
+        )
+    _INTRINSICS[name] = instruction
     return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.embedding.solver import solve
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions import rows
-from tvm_ext.schedules.instructions.emit import fused_multiply_add
+from tvm_ext.schedules.instructions.emit import dot_product, fused_multiply_add
 from tvm_ext.schedules.instructions.instruction import Instruction, Meaning, macs, multiply_add
+from tvm_ext.schedules.instructions.registered import tensor_intrinsic
 from tvm_ext.system.tiles import request_tiles
 from tvm_ext.target import resolve_target
 
@@ -116,7 +118,8 @@ def test_a_row_whose_implementation_does_something_else_is_refused() -> None:
     target = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
     if not has(right):
         pytest.skip("needs AVX2")
-    with pytest.raises((EmbeddingError, ValueError), match=r"x86.fma.256|shape"):
+    operands = re.escape("operands float32[1], float32[8], float32[8], its implementation float32[8], float32[8]")
+    with pytest.raises(EmbeddingError, match=rf"the row of x86\.fma\.256 is wrong: its meaning has the {operands}"):
         check_instruction(wrong, target)
     meaning = multiply_add("C[i] += A[i] * B[i]", "float32", "float32", "float32", i=8)
     doubled = replace(rows.fma(256, False), meaning=meaning, emit=_adds_twice)
@@ -124,6 +127,59 @@ def test_a_row_whose_implementation_does_something_else_is_refused() -> None:
         check_instruction(doubled, target)
     with pytest.raises(EmbeddingError, match="no implementation to run"):
         check_instruction(rows.VRMPY, target)
+
+
+OWN = Instruction(
+    name="test.pairs",
+    meaning=multiply_add("C[i] += A[k] * B[i,k]", "int16", "int16", "int32", i=16, k=2),
+    implementation="pairs", emit=dot_product("llvm.x86.no.such", "int16", "int16", 16, 2, broadcast=True),
+    requires=(), homes=("global", "global", "global"), cycles=1,
+)  # fmt: skip
+
+
+def test_a_row_without_code_is_refused_with_the_reason() -> None:
+    target = tvm.target.Target({"kind": "llvm"})
+    with pytest.raises(EmbeddingError, match=r"of the row of test\.pairs \(pairs\): .*llvm\.x86\.no\.such"):
+        check_instruction(OWN, target)
+    with pytest.raises(EmbeddingError, match=r"test\.pairs gives NoneType as implementation; expected a PrimFunc"):
+        check_instruction(replace(OWN, emit=lambda _scopes: None), target)  # type: ignore[arg-type,return-value]
+
+
+def test_features_that_the_target_lacks_are_refused_before_code_generation_ends_the_process() -> None:
+    row = replace(rows.pmaddwd(512, True), requires=("avx512bw",))
+    with pytest.raises(EmbeddingError, match=r"requires avx512bw, which the target does not have"):
+        check_instruction(row, tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}))
+
+
+def test_another_row_of_a_name_is_not_taken_for_the_first() -> None:
+    first = replace(rows.fma(256, False), name="test.corrected")
+    name = tensor_intrinsic(first)
+    assert tensor_intrinsic(replace(rows.fma(256, False), name="test.corrected")) == name  # the same once more
+    with pytest.raises(EmbeddingError, match=r"another tensor intrinsic of an instruction named test\.corrected"):
+        tensor_intrinsic(replace(first, emit=_adds_twice))
+
+
+def test_sums_of_half_precision_are_compared_as_closely_as_they_are_rounded() -> None:
+    meaning = multiply_add("C[i] += A[i] * B[i]", "float16", "float16", "float16", i=8)
+    row = replace(OWN, meaning=meaning, emit=_twice_rounded)
+    check_instruction(row, tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
+
+
+def _twice_rounded(scopes: tuple[str, str, str]) -> object:
+    from tvm.script import tirx as T
+
+    @T.prim_func(private=True, s_tir=True)
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (8,), "float16", offset_factor=1)
+        B = T.match_buffer(b, (8,), "float16", offset_factor=1)
+        C = T.match_buffer(c, (8,), "float16", offset_factor=1)
+        with T.sblock("root"):
+            T.reads(C[0:8], A[0:8], B[0:8])
+            T.writes(C[0:8])
+            for i in T.serial(8):
+                C[i] = T.Cast("float16", T.Cast("float32", C[i]) + T.Cast("float32", A[i]) * T.Cast("float32", B[i]))
+
+    return implementation
 
 
 def _adds_twice(scopes: tuple[str, str, str]) -> object:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import numpy as np
 import tvm
 from numpy.typing import NDArray
+from tvm.tirx import PrimFunc
 
+from tvm_ext.embedding.dataflow import Dataflow
 from tvm_ext.embedding.read import instruction_dataflow
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
+from tvm_ext.system.cpu_features import FEATURES, are_known, features_of
+from tvm_ext.system.host import processor_flags
 
 
 def check_instruction(instruction: Instruction, target: tvm.target.Target, seed: int = 0) -> None:
@@ -24,7 +32,8 @@ def check_instruction(instruction: Instruction, target: tvm.target.Target, seed:
     Raises
     ------
     EmbeddingError
-        If they disagree, or the row says nothing of how it is carried out.
+        If they disagree, the row says nothing of how it is carried out, no code can be made of that, or target or
+        machine lack what the row requires.
     """
     if instruction.emit is None:
         raise EmbeddingError(
@@ -33,31 +42,109 @@ def check_instruction(instruction: Instruction, target: tvm.target.Target, seed:
         )
     if instruction.prepare is not None:
         instruction.prepare()
-    scopes = ("global", "global", "global")
-    functions = {"meaning": instruction.function(), "implementation": instruction.emit(scopes)}
+    _require_features(instruction, target)
+    with _code_of(instruction.name, instruction.implementation):
+        function = instruction.emit(_GLOBAL)
+    check_functions(instruction.name, instruction.implementation, instruction.function(), function, target, seed)
+
+
+def check_functions(
+    name: str, implementation: str, meaning: PrimFunc, function: PrimFunc, target: tvm.target.Target, seed: int = 0
+) -> None:
+    """Do the same with the two functions of an instruction, both on buffers in ordinary memory.
+
+    Parameters
+    ----------
+    name, implementation : str
+        What messages call the instruction, and what carries it out.
+    meaning, function : PrimFunc
+    target : Target
+    seed : int
+
+    Raises
+    ------
+    EmbeddingError
+        If they disagree, or no code can be made of the second one.
+    """
+    flow = instruction_dataflow(Instruction(name, lambda _scopes: meaning, implementation, None, (), _GLOBAL, 1))
+    _require_operands(name, flow, function)
+    functions = {"meaning": meaning, "implementation": function}
     module = tvm.IRModule(
         {
-            name: func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
-            for name, func in functions.items()
+            entry: func.with_attr("global_symbol", entry).with_attr("tirx.noalias", True)
+            for entry, func in functions.items()
         }
     )
-    compiled = tvm.compile(module, target)
-    flow = instruction_dataflow(instruction)
+    with _code_of(name, implementation):
+        compiled = tvm.compile(module, target)
     rng = np.random.default_rng(seed)
     operands = [random_values(rng, access.shape, access.dtype) for access in flow.operands]
     results = []
-    for name in functions:
+    for entry in functions:
         tensors = [tvm.runtime.tensor(values) for values in operands]
-        compiled[name](*tensors)
+        compiled[entry](*tensors)
         results.append(tensors[2].numpy())
     # One rounding instead of two is what a fused multiply-add is for.
     exact = np.issubdtype(results[0].dtype, np.integer)
-    same = np.array_equal(*results) if exact else np.allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
-    if not same:
-        where = tuple(int(at[0]) for at in np.nonzero(results[0] != results[1]))
+    far = results[0] != results[1] if exact else ~_near(*results)
+    if far.any():
+        where = tuple(int(at[0]) for at in np.nonzero(far))
         raise EmbeddingError(
-            f"the row of {instruction.name} is wrong: on random data its meaning gives {results[0][where]} at "
-            f"{list(where)}, and {instruction.implementation} gives {results[1][where]}"
+            f"the row of {name} is wrong: on random data its meaning gives {results[0][where]} at "
+            f"{list(where)}, and {implementation} gives {results[1][where]}"
+        )
+
+
+_GLOBAL = ("global", "global", "global")
+
+
+@contextmanager
+def _code_of(name: str, implementation: str) -> Iterator[None]:
+    """Say of which row no code can be made, with the first line of what TVM says."""
+    try:
+        yield
+    except Exception as error:  # TVM's errors have no common type
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise EmbeddingError(f"no code can be made of the row of {name} ({implementation}): {first}") from error
+
+
+def _near(first: NDArray, second: NDArray) -> NDArray:
+    """Compare element by element, as close as sums of the type in another order and rounding are."""
+    rtol = {"float16": 4e-3, "bfloat16": 3e-2}.get(str(first.dtype), 1e-5)
+    first, second = (values.astype("float64") for values in (first, second))
+    near: NDArray = np.isclose(first, second, rtol=rtol, atol=rtol / 10, equal_nan=True)
+    return near
+
+
+def _require_features(instruction: Instruction, target: tvm.target.Target) -> None:
+    """Refuse what the code generator would end the process over, or the processor.
+
+    Names that are no features of a CPU (those of accelerators) are not looked at.
+    """
+    names = [name for name in instruction.requires if name in FEATURES.values()]
+    offered = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)} if names else set()
+    flags = processor_flags()
+    for where, features in (("the target", offered), ("this machine", features_of(flags))):
+        if where == "this machine" and not are_known(flags):
+            continue
+        missing = [name for name in names if name not in features]
+        if missing:
+            raise EmbeddingError(f"{instruction.name} requires {', '.join(missing)}, which {where} does not have")
+
+
+def _require_operands(name: str, flow: Dataflow, function: Any) -> None:
+    """Compare buffers of the implementation with those of the meaning."""
+    if not isinstance(function, PrimFunc):
+        raise EmbeddingError(
+            f"the row of {name} gives {type(function).__name__} as implementation; expected a PrimFunc"
+        )
+    types = [param.ty for param in function.params if hasattr(param.ty, "shape")]
+    found = [(tuple(int(extent) for extent in kind.shape), str(kind.dtype)) for kind in types]
+    expected = [(tuple(access.shape), access.dtype) for access in flow.operands]
+    if found != expected:
+        said, done = (", ".join(f"{dtype}{list(shape)}" for shape, dtype in operands) for operands in (expected, found))
+        raise EmbeddingError(
+            f"the row of {name} is wrong: its meaning has the operands {said}, its implementation {done}"
         )
 
 
