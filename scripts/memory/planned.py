@@ -8,7 +8,7 @@ file, no result in place: tensors by size, the largest first, each at the lowest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import exp, log, prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from tvm import relax
 import tvm_ext
 from scripts.results import kept_or
 from tests.zoo import ZOO
+from tests.zoo.entry import Entry
 from tests.zoo.nets.cells import cells
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import ImportedModel, import_model
@@ -39,16 +40,20 @@ PLANNED = ("vectorize", "finalize")
 """Phases behind the plan of memory."""
 
 
-def models(kind: str, only: Sequence[str]) -> Iterator[tuple[str, ImportedModel]]:
-    """Yield names and models: the cells of irregular networks, or the networks of the zoo that are not tiny."""
+def models(kind: str, only: Sequence[str]) -> Iterator[tuple[str, Callable[[], ImportedModel]]]:
+    """Yield names, and what imports the models: irregular cells, or the networks of the zoo that are not tiny."""
     for name, (module, shapes) in cells().items() if kind == CELLS else ():
         if not only or name in only:
-            yield name, import_model(module, example_inputs=[torch.randn(*shape) for shape in shapes])
+            yield name, partial(import_model, module, example_inputs=[torch.randn(*shape) for shape in shapes])
     for entry in ZOO.values() if kind != CELLS else ():
         if (only and entry.name not in only) or entry.kind == "tiny" or entry.missing() is not None:
             continue
-        shapes_by_name = {name: array.shape for name, array in entry.inputs(0).items()}
-        yield entry.name, import_model(entry.onnx_model(), input_shapes=shapes_by_name)
+        yield entry.name, partial(_imported, entry)
+
+
+def _imported(entry: Entry) -> ImportedModel:
+    shapes_by_name = {name: array.shape for name, array in entry.inputs(0).items()}
+    return import_model(entry.onnx_model(), input_shapes=shapes_by_name)
 
 
 def greedy_by_size(intervals: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> int:
@@ -136,7 +141,7 @@ def bound_model(name: str, imported: ImportedModel) -> dict[str, Any]:
 def _is_divided(mod: tvm.IRModule) -> bool:
     """Whether anything in a module is computed in parts for the sake of memory."""
     decisions = memory_decisions(mod).values()
-    return any("patches" in decision or "sliced_convolutions" in decision for decision in decisions)
+    return any(not {"patches", "sliced_convolutions", "groups"}.isdisjoint(decision) for decision in decisions)
 
 
 def _arithmetic(mod: tvm.IRModule | None) -> float | None:
@@ -160,8 +165,11 @@ def _greedy_arenas(mod: tvm.IRModule) -> Iterator[int]:
 def measure(kind: str, only: Sequence[str], keep: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Plan every model; gives a row for each, and means of the ratios."""
     rows = []
-    for name, imported in models(kind, only):
-        make = partial(bound_model, name, imported) if kind == BOUNDS else partial(measure_model, kind, name, imported)
+    for name, load in models(kind, only):
+
+        def make(name: str = name, load: Callable[[], ImportedModel] = load) -> dict[str, Any]:
+            return bound_model(name, load()) if kind == BOUNDS else measure_model(kind, name, load())
+
         rows.append(kept_or(keep, {"kind": kind, "name": name}, make))
         print(rows[-1], flush=True)
     return rows, summarise(rows)

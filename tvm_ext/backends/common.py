@@ -15,6 +15,7 @@ from tvm_ext.database.tuned_schedules import tuned_schedules
 from tvm_ext.errors import TargetError
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.memory.relax.arena import arena
+from tvm_ext.memory.relax.feature_groups import run_in_groups
 from tvm_ext.memory.relax.isolate_concatenations import fuse_for_arena, isolate_concatenations
 from tvm_ext.memory.relax.limit import memory_limit
 from tvm_ext.memory.relax.order import LITTLE_EFFORT, Method, memory_order
@@ -119,10 +120,11 @@ def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOption
     if in_patches:
         limit = 0 if options.memory_limit is None else int(options.memory_limit)
         most_work = MOST_WORK if options.patches == "always" else MOST_WORK_FOR_LIMIT
-        peak_of = peak_on_trial(lowering, method)
+        scheduled_peak = peak_on_trial(scheduled, method)
         passes += [
-            run_in_patches(peak_of, most_work, limit),
-            slice_convolutions(peak_on_trial(scheduled, method), limit),
+            run_in_patches(peak_on_trial(lowering, method), most_work, limit),
+            slice_convolutions(scheduled_peak, limit),
+            run_in_groups(scheduled_peak, limit),
         ]
     if options.memory == "optimal":
         passes.append(memory_rewriting(lowering, partial=options.memory_rewriting))

@@ -12,6 +12,7 @@ from tvm import relax
 from tvm_ext.errors import MemoryLimitError
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.memory.relax.arena import NOTE_ATTRIBUTE
+from tvm_ext.memory.relax.feature_groups import GROUPS_ATTRIBUTE
 from tvm_ext.memory.relax.order import PLAN_ATTRIBUTE
 from tvm_ext.memory.relax.patches import PATCHES_ATTRIBUTE
 from tvm_ext.memory.relax.sliced_convolutions import SLICES_ATTRIBUTE
@@ -28,6 +29,8 @@ def memory_decisions(mod: tvm.IRModule) -> dict[str, dict[str, Any]]:
                 decision |= json.loads(str(func.attrs[PLAN_ATTRIBUTE]))
             if PATCHES_ATTRIBUTE in func.attrs:
                 decision["patches"] = json.loads(str(func.attrs[PATCHES_ATTRIBUTE]))
+            if GROUPS_ATTRIBUTE in func.attrs:
+                decision["groups"] = json.loads(str(func.attrs[GROUPS_ATTRIBUTE]))
             if SLICES_ATTRIBUTE in func.attrs:
                 decision["sliced_convolutions"] = json.loads(str(func.attrs[SLICES_ATTRIBUTE]))
             if NOTE_ATTRIBUTE in func.attrs:

@@ -57,7 +57,7 @@ def slice_convolutions(
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.SliceConvolutions")
     def _slice_convolutions(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         global_var = next((var for var in mod.get_global_vars() if var.name_hint == function), None)
-        if global_var is None or not _is_one_block(mod[global_var]):
+        if global_var is None or not is_one_block(mod[global_var]):
             return mod
         slices = sliced_convolutions(mod[global_var])
         before = peak_of(mod) if slices else None
@@ -92,7 +92,8 @@ def sliced_convolutions(func: relax.Function) -> dict[Any, tuple[Any, Range]]:
     return found
 
 
-def _is_one_block(func: Any) -> bool:
+def is_one_block(func: Any) -> bool:
+    """Whether a function is one dataflow block, in which operators are looked for."""
     if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
         return False
     return len(func.body.blocks) == 1 and isinstance(func.body.blocks[0], relax.DataflowBlock)

@@ -1,0 +1,142 @@
+"""Blocks between products group by group: values by numpy, and less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax import op
+
+from tests.memory.relax.modules import lowered, results_of
+from tvm_ext.compiler import lower
+from tvm_ext.memory.relax import feature_groups
+from tvm_ext.memory.relax.feature_groups import run_in_groups
+from tvm_ext.memory.relax.limit import memory_decisions
+from tvm_ext.options import PipelineOptions
+from tvm_ext.target import resolve_target
+
+Array = np.ndarray
+
+
+def transformer(rows: int, features: int, heads: int, hidden: int, packed: bool = False, masked: bool = False) -> Any:
+    """Make a block of attention and feed-forward, and the same in numpy."""
+    rng = np.random.default_rng(rows + features)
+    depth = features // heads
+
+    def random(*shape: int) -> Array:
+        return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype("float32")
+
+    w, b = random(features, 3 * features), random(3 * features)
+    project, up, down = random(features, features), random(features, hidden), random(hidden, features)
+    up_bias, down_bias = random(hidden), random(features)
+    mask = np.where(rng.random((1, 1, 1, rows)) < 0.3, -1e4, 0).astype("float32")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, rows, features), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+
+            def product(value: Any, weight: Array, bias: Array | None = None) -> Any:
+                y = builder.emit(op.matmul(value, relax.const(weight)))
+                return y if bias is None else builder.emit(op.add(y, relax.const(bias)))
+
+            if packed:
+                split = builder.emit(op.split(product(x, w, b), 3, axis=2))
+                parts = [builder.emit(relax.TupleGetItem(split, number)) for number in range(3)]
+            else:
+                ends = [(number * features, (number + 1) * features) for number in range(3)]
+                parts = [product(x, w[:, first:last].copy(), b[first:last].copy()) for first, last in ends]
+            parts = [builder.emit(op.reshape(part, (1, rows, heads, depth))) for part in parts]
+            axes = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+            q, k, v = (builder.emit(op.permute_dims(part, order)) for part, order in zip(parts, axes, strict=True))
+            scores = builder.emit(op.divide(builder.emit(op.matmul(q, k)), relax.const(float(np.sqrt(depth)))))
+            if masked:
+                scores = builder.emit(op.add(scores, relax.const(mask)))
+            y = builder.emit(op.matmul(builder.emit(op.nn.softmax(scores)), v))
+            y = builder.emit(op.reshape(builder.emit(op.permute_dims(y, [0, 2, 1, 3])), (1, rows, features)))
+            y = builder.emit(op.add(x, product(y, project)))
+            z = product(builder.emit(op.nn.relu(product(y, up, up_bias))), down, down_bias)
+            result = builder.emit_output(op.tanh(builder.emit(op.add(z, y))))
+        builder.emit_func_output(result)
+
+    def oracle(value: Array) -> Array:
+        value = value.astype("float64")
+        q, k, v = (
+            part.reshape(rows, heads, depth).transpose(1, 0, 2) for part in np.split((value @ w + b)[0], 3, axis=-1)
+        )
+        scores = q @ k.transpose(0, 2, 1) / np.sqrt(depth) + (mask[0] if masked else 0)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        y = value + (shares @ v).transpose(1, 0, 2).reshape(1, rows, features) @ project
+        return np.tanh(np.maximum(y @ up + up_bias, 0) @ down + down_bias + y)
+
+    return relax.transform.Normalize()(builder.get()), oracle
+
+
+def fewer_by_length(mod: tvm.IRModule) -> int:
+    """Count less memory the more operators there are, so that as many groups as there can be are taken."""
+    return 10_000 - len(mod["main"].body.blocks[0].bindings)
+
+
+CASES: list[dict[str, Any]] = [
+    {"rows": 33, "features": 48, "heads": 6, "hidden": 96},
+    {"rows": 17, "features": 60, "heads": 12, "hidden": 127},
+    {"rows": 1, "features": 24, "heads": 2, "hidden": 36, "masked": True},
+    {"rows": 31, "features": 32, "heads": 4, "hidden": 33, "packed": True},
+    {"rows": 7, "features": 21, "heads": 3, "hidden": 63, "packed": True, "masked": True},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("groups", [(2, 3), (2, 3, 4, 6, 8)])
+def test_values(case: dict[str, Any], groups: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A division gives the values of numpy; NaN stays NaN."""
+    monkeypatch.setattr(feature_groups, "GROUPS", groups)
+    mod, oracle = transformer(**case)
+    divided = run_in_groups(fewer_by_length)(mod)
+    assert not tvm_ffi.structural_equal(divided["main"], mod["main"])
+    value = np.random.default_rng(3).standard_normal((1, case["rows"], case["features"])).astype("float32")
+    (found,) = results_of(lowered(divided), [value])
+    np.testing.assert_allclose(found, oracle(value), rtol=2e-5, atol=2e-5)
+    value[0, -1, 2] = np.nan
+    (found,) = results_of(lowered(divided), [value])
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(oracle(value)))
+
+
+def test_less_memory() -> None:
+    """Hidden features and heads in groups: a third less at least; a limit asks for as few groups as are enough."""
+    mod, oracle = transformer(64, 96, 6, 384)
+    target = resolve_target(None)
+    whole = lower(mod, target, PipelineOptions())[1]
+    grouped = lowered(mod, patches="always")
+    least = lower(mod, target, PipelineOptions(patches="always"))[1]
+    assert whole is not None
+    assert least is not None
+    assert least.planned_bytes < 0.67 * whole.planned_bytes
+    note = memory_decisions(grouped)["main"]["groups"]
+    assert note["products"] == 2
+    assert note["after"] == least.planned_bytes
+    value = np.random.default_rng(5).standard_normal((1, 64, 96)).astype("float32")
+    np.testing.assert_allclose(results_of(grouped, [value])[0], oracle(value), rtol=2e-5, atol=2e-5)
+    limit = least.planned_bytes + least.output_bytes
+    limited = lower(mod, target, PipelineOptions(memory="arena", memory_limit=limit))
+    assert memory_decisions(limited[0])["main"]["groups"]
+    roomy = lower(mod, target, PipelineOptions(memory="arena", memory_limit=4 * limit))
+    assert "groups" not in memory_decisions(roomy[0])["main"]
+
+
+def test_what_is_needed_elsewhere_stays() -> None:
+    """Features that something else reads would be computed twice: they are left alone."""
+    x = relax.Var("x", relax.TensorType((3, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            hidden = builder.emit(op.nn.relu(builder.emit(op.matmul(x, relax.const(np.ones((8, 16), "float32"))))))
+            y = builder.emit(op.matmul(hidden, relax.const(np.ones((16, 4), "float32"))))
+            result = builder.emit_output(relax.Tuple([y, builder.emit(op.sum(hidden, axis=1))]))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    assert tvm_ffi.structural_equal(run_in_groups(fewer_by_length)(mod), mod)
