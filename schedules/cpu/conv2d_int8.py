@@ -15,7 +15,7 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.kernel.blocks import annotated_block, loop_extents, top_blocks
 from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import new_schedule
-from tvm_ext.schedules.simd.prefetch import mark_steps
+from tvm_ext.schedules.simd.prefetch import mark_forgetful, mark_steps
 
 
 class Conv2DInt8:
@@ -100,6 +100,9 @@ def _apply_tile(
         schedule.unroll(loop)
     if keeps_apart:
         mark_steps(schedule, ic)
+    elif form.extends and int(schedule.get(ip).extent) == 1 and int(schedule.get(kw).extent) > 1:
+        # All channels are one pack: neighbouring outputs share inputs, which LLVM would keep for all taps of a row.
+        mark_forgetful(schedule, ic)
     initial = schedule.decompose_reduction(conv, ic)
     *_, vector_init, column_init, lanes_init = schedule.get_loops(initial)
     for loop in (vector_init, column_init):
