@@ -44,6 +44,13 @@ COLUMN_VECTORS = 4
 FETCHED_AHEAD = 1 << 10
 """Bytes ahead of what is computed with that are fetched, at least: memory takes as long to answer as that takes."""
 
+NEAR_PART = 2
+"""The next rows are fetched into the L1 cache if one part in so many of it holds them and those that are computed with.
+
+Measured on Zen 5, in turns with fetches into the L2 cache: layer norm takes 0.91 to 0.93 of the time on two cores and
+0.98 to 1.00 on one, softmax 0.86 to 0.99 on two and 0.93 to 1.01 on one; rows of 32 KiB 1.03.
+"""
+
 ROWS_TOGETHER = 2
 """Rows that go through a pass before the next pass begins: one hides the end of the other's sum, a chain of shuffles.
 
@@ -175,7 +182,8 @@ def _next_row(
     if not found or len(set(found.values())) > 1:
         return None
     size = next(iter(found.values()))
-    return NextRow(tuple(found), length * together * -(-FETCHED_AHEAD // (size * length * together)), size)
+    distance = length * together * -(-FETCHED_AHEAD // (size * length * together))
+    return NextRow(tuple(found), distance, size, near=2 * size * distance <= machine.l1 // NEAR_PART)
 
 
 def _is_one_of(access: Any, buffers: list[Any]) -> bool:

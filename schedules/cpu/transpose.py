@@ -92,12 +92,13 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
         inner = share_out_one(schedule, inner, seconds, machine, side)
     mark_simd(schedule, innermost, side)
     size = tvm.DataType(schedule.get(block).writes[0].source.dtype).bits // 8
-    staging, is_far = 0, _row_stride(axes, read) * size > PAGE
+    staging, once, is_far = 0, False, _row_stride(axes, read) * size > PAGE
     # A line is streamed in two pieces at most: with more, too many would be begun before the first is full.
     if is_far or side * size in (LINE, LINE // 2):
         streams = stream_large_result(schedule, block, innermost, machine, is_far)
+        once = streams and machine.fetches_once and machine.cores > 1
         staging = machine.l2 // STAGED_PART if streams and is_far and side * size != LINE else 0
-    mark_tile(schedule, inner, side, staging)
+    mark_tile(schedule, inner, side, staging, once)
     return True
 
 

@@ -9,6 +9,9 @@ import tvm_ffi
 from tvm import tirx
 
 PREFETCH, STEP, SDOT, SUDOT = "tvm_ext_prefetch", "tvm_ext_step", "tvm_ext_sdot", "tvm_ext_sudot"
+PREFETCH_NEAR, PREFETCH_ONCE = "tvm_ext_prefetch_near", "tvm_ext_prefetch_once"
+LOCALITIES = {PREFETCH: 2, PREFETCH_NEAR: 3, PREFETCH_ONCE: 0}
+"""Fetches into the L2 cache, into the L1 cache, and of what is read once, with the number that LLVM and GCC have."""
 BFLOAT16 = "tvm_ext_bfloat16"
 """Function that rounds a float32 to the bits of the nearest bfloat16; of a vector with :func:`of_lanes`."""
 BFLOAT16_DOT = "tvm_ext_bfloat16_dot"
@@ -67,16 +70,20 @@ define linkonce_odr {dtype} @{name}({dtype} %index) alwaysinline {{
 """
 
 
-DEFINITIONS = {
-    # The arguments say: to read, to be kept in the L2 cache, data. To LLVM a prefetch reads what its address points to,
+def _prefetch(name: str, locality: int) -> str:
+    # The arguments say: to read, to be kept in which cache, data. To LLVM a prefetch reads what its address points to,
     # so accumulators would be written to memory before each; it is told that no memory is touched that others can see.
-    PREFETCH: f"""
+    return f"""
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-define linkonce_odr void @{PREFETCH}(ptr %address) alwaysinline {{
-  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 2, i32 1) memory(inaccessiblemem: readwrite)
+define linkonce_odr void @{name}(ptr %address) alwaysinline {{
+  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 {locality}, i32 1) memory(inaccessiblemem: readwrite)
   ret void
 }}
-""",
+"""
+
+
+DEFINITIONS = {
+    **{name: _prefetch(name, locality) for name, locality in LOCALITIES.items()},
     # No instruction at all, but LLVM does not move loads across it.
     STEP: f"""
 define linkonce_odr void @{STEP}() alwaysinline {{
@@ -120,7 +127,9 @@ def import_definitions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         called.add(imported(call))
 
     tvm_ffi.structural_walk(func.body, [(tvm.ir.Call, note)])
-    text = "".join(definition for name, definition in DEFINITIONS.items() if name in called)
-    if not text:
+    lines = [line for name, text in DEFINITIONS.items() if name in called for line in text.splitlines()]
+    if not lines:
         return func
+    declared = dict.fromkeys(line for line in lines if line.startswith("declare"))  # LLVM takes each only once
+    text = "\n".join([*declared, *(line for line in lines if line not in declared), ""])
     return func.with_body(tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", tvm.ir.StringImm(text), func.body))

@@ -28,7 +28,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from tvm_ext.relax_utils import substitute
-from tvm_ext.schedules.simd.imported import OPAQUE, PREFETCH, STEP
+from tvm_ext.schedules.simd.imported import OPAQUE, PREFETCH, PREFETCH_NEAR, STEP
 from tvm_ext.schedules.simd.vector import element_type
 from tvm_ext.schedules.simd.widen import Widener, uses
 
@@ -59,6 +59,9 @@ FORGET_ATTRIBUTE = "tvm_ext.forget"
 ROW_ATTRIBUTE = "tvm_ext.next_row"
 """Annotation of a loop made of vectors: a :class:`NextRow`, as text."""
 
+NEAR_ATTRIBUTE = "tvm_ext.next_row_near"
+"""Annotation of the same loop: 1 to fetch that row into the L1 cache."""
+
 LINE = 64
 """Bytes of a cache line."""
 
@@ -75,11 +78,14 @@ class NextRow:
         Elements from a row to that, the next or one of the next few.
     size : int
         Bytes of an element.
+    near : bool
+        Whether it is fetched into the L1 cache, where that holds it beside the row that is computed with.
     """
 
     operands: tuple[str, ...]
     distance: int
     size: int
+    near: bool = False
 
     def vectors(self, lanes: int) -> int:
         """Count the vectors of a line, of which one fetch is enough."""
@@ -88,12 +94,13 @@ class NextRow:
     def fetches(self, statements: Sequence[Any], widener: Widener) -> list[Any]:
         """Make the statements that fetch what statements will load of the next row; ``widener`` says of which lanes."""
         found: dict[str, Any] = {}
+        function = PREFETCH_NEAR if self.near else PREFETCH
 
         def note(load: Any) -> None:
             name = str(load.source.name)
             place = widener.linear(load.indices[0]) if name in self.operands and len(load.indices) == 1 else None
             if place is not None and place[1] == 1:
-                found.setdefault(name, fetch(load.source, place[0] + self.distance))
+                found.setdefault(name, fetch(load.source, place[0] + self.distance, function))
 
         for statement in statements:
             tvm_ffi.structural_walk(statement, [(tvm.ir.TensorLoad, note)])
@@ -103,6 +110,7 @@ class NextRow:
 def mark_next_row(schedule: Schedule, loop: LoopRV, row: NextRow) -> None:
     """Ask for a loop made of vectors to fetch what it will read in the next row."""
     schedule.annotate(loop, ROW_ATTRIBUTE, ",".join(map(str, (row.distance, row.size, *row.operands))))
+    schedule.annotate(loop, NEAR_ATTRIBUTE, int(row.near))
 
 
 def next_row(loop: Any) -> NextRow | None:
@@ -111,7 +119,7 @@ def next_row(loop: Any) -> NextRow | None:
     if ROW_ATTRIBUTE not in annotations:
         return None
     distance, size, *operands = str(annotations[ROW_ATTRIBUTE]).split(",")
-    return NextRow(tuple(operands), int(distance), int(size))
+    return NextRow(tuple(operands), int(distance), int(size), bool(int(annotations.get(NEAR_ATTRIBUTE, 0))))
 
 
 def mark_steps(schedule: Schedule, reduction: LoopRV) -> None:
@@ -293,9 +301,12 @@ def _before_each(step: Any, statements: Sequence[Any], reduction: Any) -> Any:
     return tvm_ffi.structural_mutate(reduction, [(tirx.For, insert)])
 
 
-def fetch(buffer: Any, index: Any) -> Any:
-    """Make the statement that fetches the line of an element into the L2 cache; the element need not exist."""
-    return tirx.Evaluate(tirx.call_extern("void", PREFETCH, tirx.address_of(tirx.BufferLoad(buffer, [index]))))
+def fetch(buffer: Any, index: Any, function: str = PREFETCH) -> Any:
+    """Make the statement that fetches the line of an element; the element need not exist.
+
+    ``function`` is one of :data:`tvm_ext.schedules.simd.imported.LOCALITIES`: into the L2 cache, if not given.
+    """
+    return tirx.Evaluate(tirx.call_extern("void", function, tirx.address_of(tirx.BufferLoad(buffer, [index]))))
 
 
 def _weights(reduction: Any, operand: str) -> tuple[list[Any], Any]:

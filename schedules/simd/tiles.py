@@ -22,6 +22,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.simd.imported import PREFETCH, PREFETCH_ONCE
 from tvm_ext.schedules.simd.lanes import holds_load
 from tvm_ext.schedules.simd.prefetch import fetch
 from tvm_ext.schedules.simd.stream import is_marked
@@ -41,13 +42,20 @@ STAGING_ATTRIBUTE = "tvm_ext.simd_staging"
 """Annotation of the same loop: bytes of a buffer that the tiles of a block are stored to first; 0 for none."""
 
 
-def mark_tile(schedule: Schedule, outer: LoopRV, side: int, staging: int = 0) -> None:
+ONCE_ATTRIBUTE = "tvm_ext.simd_fetch_once"
+"""Annotation of the same loop: 1 to fetch the next tiles as what is read only once."""
+
+
+def mark_tile(schedule: Schedule, outer: LoopRV, side: int, staging: int = 0, once: bool = False) -> None:
     """Ask for ``outer`` and the marked loop directly inside it to be made of square tiles when the kernel is lowered.
 
     ``outer`` must be the axis along which what is read is contiguous, the inner loop that of what is written.
-    ``staging`` is the size in bytes of a buffer that results go through, or 0.
+    ``staging`` is the size in bytes of a buffer that results go through, or 0. With ``once``, tiles that are fetched
+    ahead are kept from the outer caches.
     """
     schedule.annotate(outer, TILE_ATTRIBUTE, side)
+    if once:
+        schedule.annotate(outer, ONCE_ATTRIBUTE, 1)
     if staging:
         schedule.annotate(outer, STAGING_ATTRIBUTE, staging)
 
@@ -119,7 +127,8 @@ def _tile_uneven_piece(outer: Any, side: int, analyzer: Any, staging: int) -> An
         number = tirx.const(count, element_type(cut.loop_var))
         rows, columns = ((x, number) if loop is cut else (loop.loop_var, loop.extent) for loop in (outer, inner))
         loop = tirx.For(columns[0], inner.min, columns[1], inner.kind, store, annotations=inner.annotations)
-        return tile_loops(tirx.For(rows[0], outer.min, rows[1], outer.kind, loop), side, analyzer, staging)
+        whole = tirx.For(rows[0], outer.min, rows[1], outer.kind, loop, annotations=outer.annotations)
+        return tile_loops(whole, side, analyzer, staging)
 
     return tirx.IfThenElse(first + extent <= limit, tiles(extent), tiles(rest) if rest else tirx.Evaluate(0))
 
@@ -128,6 +137,7 @@ class _Tiler:
     def __init__(self, outer: Any, inner: Any, side: int, analyzer: Any, staging: int) -> None:
         self._outer, self._inner, self._side, self._analyzer = outer, inner, side, analyzer
         self._staging = staging
+        self._fetch = PREFETCH_ONCE if int((outer.annotations or {}).get(ONCE_ATTRIBUTE, 0)) else PREFETCH
         self._integer = element_type(outer.loop_var)
         for loop in (outer, inner):
             analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
@@ -249,7 +259,9 @@ class _Tiler:
             for found in self._transposed
             for column in range(columns)
         ]
-        return [fetch(buffer, self._analyzer.simplify(substitute(index, at))) for buffer, at, index in places]
+        return [
+            fetch(buffer, self._analyzer.simplify(substitute(index, at)), self._fetch) for buffer, at, index in places
+        ]
 
     def _pieces(self, emit: Callable[[Any, int], list[Any]], size: int, start: Any, extent: int) -> list[Any]:
         """Emit a loop over whole pieces of one axis, and what is left; ``emit`` gets the first index and the count."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
@@ -184,6 +187,18 @@ def test_the_next_row_is_fetched_while_one_is_computed(name: str, length: int) -
     small = compile_graph(build, [x[:9]], RULES, TARGETS["avx2"])
     (kernel,) = small.kernels.values()
     assert "prefetch" not in assembly(kernel, TARGETS["avx2"])
+
+
+@pytest.mark.parametrize(("length", "fetch"), [(1, ""), (17, "prefetcht0"), (1024, "prefetcht0"), (8191, "prefetcht1")])
+def test_a_short_next_row_is_fetched_into_the_first_cache(length: int, fetch: str) -> None:
+    """A long one would push out of it what is computed with."""
+    x = values(-(-(1 << 19) // length), length)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+    compiled = compile_graph(lambda _, v: op.nn.softmax(v, -1), [x], RULES, target)
+    (kernel,) = compiled.kernels.values()
+    assert set(re.findall(r"prefetch\w+", assembly(kernel, target))) == ({fetch} if fetch else set())
+    expected = torch.softmax(torch.from_numpy(x).double(), -1).numpy()
+    np.testing.assert_allclose(compiled(x), expected, rtol=1e-5, atol=1e-9)
 
 
 def test_one_pass_over_a_row_needs_no_fetches() -> None:

@@ -16,6 +16,7 @@ from tests.schedules.simd.test_loops import run
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.simd.imported import LOCALITIES, import_definitions
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import AHEAD_ATTRIBUTE, mark_prefetch
 
@@ -128,6 +129,14 @@ def test_accumulators_stay_in_registers() -> None:
     loop = list(itertools.takewhile(lambda line: not line.split()[:1] or line.split()[0][0] != "j", lines[first:]))
     assert sum("vfmadd" in line for line in loop) >= 12
     assert not [line for line in loop if "vmov" in line and line.rstrip().endswith(")") and "zmm" in line]
+
+
+def test_a_kernel_may_fetch_into_several_caches() -> None:
+    """All of these definitions declare the same function of LLVM, which takes one declaration only."""
+    address = tirx.const(0, "int64")
+    calls = [tirx.Evaluate(tirx.call_extern("void", name, address)) for name in (*LOCALITIES, *LOCALITIES)]
+    body = import_definitions(tirx.PrimFunc([], tirx.SeqStmt(calls))).body
+    assert (body.value.value.count("declare"), body.value.value.count("define")) == (1, len(LOCALITIES))
 
 
 def test_other_processors() -> None:

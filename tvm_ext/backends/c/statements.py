@@ -13,7 +13,7 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.backends.c.constants import folded
 from tvm_ext.backends.c.expressions import Expressions, type_of_buffer
 from tvm_ext.backends.c.masks import type_of
-from tvm_ext.schedules.simd.imported import PREFETCH, STEP
+from tvm_ext.schedules.simd.imported import LOCALITIES, STEP
 from tvm_ext.schedules.simd.stream import PREFIX as STREAM
 from tvm_ext.schedules.simd.vector import operation
 
@@ -41,8 +41,8 @@ def evaluated(expressions: Expressions, e: Any) -> str | None:
         return f"{expressions.helpers.masked(kind, True)}({pointer}, {lanes}, {expressions.text(value)});"
     if name == "call_extern":
         called = str(e.args[0].value)
-        if called == PREFETCH:
-            return f"__builtin_prefetch({expressions.text(e.args[1])}, 0, 2);"
+        if called in LOCALITIES:
+            return f"__builtin_prefetch({expressions.text(e.args[1])}, 0, {LOCALITIES[called]});"
         if called == STEP:
             return None
         if called.startswith(STREAM):
