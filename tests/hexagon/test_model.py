@@ -232,7 +232,10 @@ def test_command_line(commands: Commands, tmp_path: Path) -> None:
     result = commands("hexagon", "profile", folder, "--input", tmp_path / "x.npy", "--picture", tmp_path / "p.png")
     assert (result.code, result.stderr) == (0, "")
     assert "hvx_vrmpy_product" in result.stdout
+    assert "p.png: packets of every call, drawn" in result.stdout
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    commands("hexagon", "profile", folder, "--picture", tmp_path / "p.txt").error(2, "must end in .png or .svg")
+    commands("hexagon", "profile", tmp_path / "model.onnx", "--target", "native").error(6, "is not a Hexagon processor")
     profile = commands("hexagon", "profile", folder, "--target", "hexagon-v68")
     profile.error(6, "is compiled already; leave the option out, or give the model's file")
     commands("run", tmp_path, "--emulate").error(3, "holds no model for Hexagon")

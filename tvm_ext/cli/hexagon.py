@@ -62,17 +62,25 @@ def profile(
     from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
     from tvm_ext.backends.hexagon.model.picture import draw_layers
     from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
+    from tvm_ext.backends.hexagon.target import is_hexagon
+    from tvm_ext.bench.chart import check_chart
+    from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
     from tvm_ext.errors import TargetError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.system.files import check_output
+    from tvm_ext.target import resolve_target
 
     if target is not None and model.is_dir():
         raise TargetError(
             f"--target {target}: {model} is compiled already; leave the option out, or give the model's file"
         )
     target = target or "hexagon-v67"
+    if not model.is_dir() and not is_hexagon(resolve_target(target)):
+        raise TargetError(f"target {target!r} is not a Hexagon processor; give one such as hexagon-v67")
     if picture is not None:
+        check_chart(picture)
+        check_writable(picture)
         check_output(picture, [model, *input_files(inputs)])
     with step_display(quiet=as_json) as report:
         compiled = (
@@ -86,6 +94,7 @@ def profile(
     _, layers = compiled.profile(arrays, cycles)
     if picture is not None:
         draw_layers(layers, picture)
+        click.echo(f"{picture}: packets of every call, drawn", err=as_json)
     total = totals(layers)
     if as_json:
         print_json({"total": total, "calls": [asdict(layer) for layer in layers]})
