@@ -73,6 +73,15 @@ def test_pooling_rounds_up_behind_a_convolution_with_strides(kind: str) -> None:
     check(model, *({"x": (1, 3, *size)} for size in ((7, 9), (17, 31), (8, 8), (10, 12), (5, 14))))
 
 
+def test_padding_that_counts_where_windows_are_rounded_up() -> None:
+    attributes = "strides = [2, 1], ceil_mode = 1, count_include_pad = 1"
+    text = "g (float[n,3,h,w] x) => (float[n,3,p,q] y) {{ y = AveragePool<kernel_shape = {}, {}, pads = {}>(x) }}"
+    model = graph(text.format([3, 3], attributes, [1, 2, 1, 1]))
+    check(model, *({"x": (2, 3, *size)} for size in ((3, 3), (4, 7), (7, 8), (16, 17), (33, 1))))
+    with pytest.raises(UnsupportedOperatorError, match=r"along axis 2, .* the last window may begin in the padding"):
+        tvm_ext.import_model(graph(text.format([2, 3], attributes, [1, 1, 1, 1])), dynamic="*")
+
+
 def test_automatic_padding_in_steps_of_one() -> None:
     model = graph(
         "g (float[n,3,h,w] x) => (float[n,5,h,w] y) "

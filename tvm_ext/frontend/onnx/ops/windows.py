@@ -140,6 +140,31 @@ class AveragePool(_Pool):
 
     stock = onnx_frontend.AveragePool
 
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the pooled tensor; padding that counts is written out where an open number of windows is rounded up.
+
+        What a last window reaches beyond the padding does not count.
+        """
+        sizes, pads = node.dims(inputs[0], "X")[2:], node.integers("pads")
+        counts = node.integer("ceil_mode", 0) and node.integer("count_include_pad", 0) and any(pads)
+        if not counts or all(isinstance(size, int) for size in sizes):
+            return super().convert(node, bb, inputs)
+        kernel, ones = node.integers("kernel_shape"), [1] * len(sizes)
+        strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+        begins, ends = pads[: len(sizes)], pads[len(sizes) :]
+        for axis, end in enumerate(ends):
+            reach = (kernel[axis] - 1) * dilations[axis] + 1
+            if end + strides[axis] > reach:  # such a window is none
+                node.refuse(
+                    f"ceil_mode=1 and count_include_pad=1 with pads={pads}: along axis {axis + 2} the "
+                    f"last window of an open size may begin in the padding; give the sizes with --input-shape"
+                )
+        width = [0, 0, 0, 0] + [pad for pair in zip(begins, ends, strict=True) for pad in pair]
+        padded = bb.emit(relax.op.nn.pad(emit(bb, inputs[0]), width))
+        attributes = dict(node.attributes) | {"pads": [0] * len(pads), "count_include_pad": 0}
+        return super().convert(Node("AveragePool", attributes, node.parameters), bb, [padded])
+
 
 class LpPool(_Pool):
     """Norm over windows."""
