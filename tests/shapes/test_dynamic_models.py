@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import tvm_ext
+from tests.frontend.onnx.text import graph
 from tests.shapes.dynamic_model import DynamicModel
 from tests.shapes.dynamic_models import MODELS
 from tests.shapes.dynamic_operators import limited_reshape, two_inputs
 from tvm_ext.artifact.compiled_model import CompiledModel
+from tvm_ext.dynamic import open_dimensions
 from tvm_ext.errors import InputError, OptionError
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -84,6 +86,16 @@ def test_the_smaller_of_a_size_and_a_number() -> None:
 def test_dimensions_that_a_model_does_not_have_are_refused(dynamic: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         tvm_ext.import_model(MODELS["mlp"]().model, dynamic=dynamic)
+
+
+def test_one_dimension_of_two_inputs_is_asked_for_once() -> None:
+    model = graph("g (float[n,3] x, float[n,3] y) => (float[n,3] z) { z = Add(x, y) }")
+    with pytest.raises(InputError, match="dimensions 'y:0' and 'x:0' are the same one"):
+        tvm_ext.import_model(model, dynamic="x:0=1..3,y:0=1..5")
+
+
+def test_limits_may_be_integers_of_numpy() -> None:
+    assert open_dimensions({"n": (np.int64(2), np.int32(5))}) == open_dimensions("n=2..5")
 
 
 @pytest.mark.parametrize(

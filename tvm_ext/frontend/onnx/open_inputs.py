@@ -41,6 +41,7 @@ class OpenInputs:
         self.notes: list[str] = []
         self._names = {dim for dims in shapes.values() for dim in dims or () if isinstance(dim, str)}
         self._places: dict[tuple[str, int], OpenDimension] = {}
+        self._written: dict[str, str] = {}  # dimension -> the place that it was asked for by
         for name, asked in dynamic.items():
             if name in self._names or name == ALL:
                 continue
@@ -79,9 +80,13 @@ class OpenInputs:
                 f"{spelled(dims)}; export the model with this dimension open"
             )
         if isinstance(dim, str) and dim in self._asked:
-            raise InputError(f"{self._source}: dimensions {name!r} and {dim!r} are the same one; leave one of them out")
+            other = self._written.get(dim, dim)
+            raise InputError(
+                f"{self._source}: dimensions {name!r} and {other!r} are the same one; leave one of them out"
+            )
         if isinstance(dim, str):  # the same dimension of all inputs
             self._asked = {**self._asked, dim: self._asked[name]}
+            self._written[dim] = name
         return input_name, int(axis)
 
     def stays(self, name: str, axis: int, dim: int | str | None) -> bool:
