@@ -140,3 +140,26 @@ def test_transforms_of_any_number_of_signals() -> None:
     opened = graph("g (float[n,t,1] x) => (float[n,k,2] y) { y = DFT<onesided=1, axis=1>(x) }")
     with pytest.raises(UnsupportedOperatorError, match="along axis 1, whose extent t is open; give that axis a size"):
         tvm_ext.compile(opened, dynamic="*")
+
+
+def test_selecting_by_a_condition_of_another_length() -> None:
+    """What a condition says beyond the end of what is selected from counts for nothing."""
+    model = graph(
+        "g (float[n,h] x, float[m] c) => (float[n,p] y, float[q] z) "
+        "{ zero = Sub(c, c) b = Greater(c, zero) y = Compress<axis = -1>(x, b) z = Compress(x, b) }"
+    )
+    shapes = (((2, 7), 3), ((2, 3), 33), ((1, 2), 60), ((0, 4), 4), ((3, 4), 0), ((3, 17), 51))
+    check(model, *({"x": size, "c": (length,)} for size, length in shapes), dynamic="n=0..,h=0..,m=0..")
+
+
+@pytest.mark.parametrize("size", [[2**33, 2**33], [-1, 3], [-2, -3]])
+def test_sizes_that_no_tensor_has_are_refused(size: list[int]) -> None:
+    model = graph(
+        "g (int64[2] s, float[1,1] x) => (float[p,q] y, float[r,t] z) "
+        "{ y = ConstantOfShape(s) a = Abs(s) e = Expand(x, a) z = Neg(e) }"
+    )
+    compiled = tvm_ext.compile(model)
+    with pytest.raises(InputError, match="a size that is computed from values of the inputs is negative or too large"):
+        compiled.run({"s": np.array(size), "x": np.ones((1, 1), "float32")})
+    results = compiled.run({"s": np.array([3, 5]), "x": np.ones((1, 1), "float32")})
+    assert [value.shape for value in results.values()] == [(3, 5), (3, 5)]

@@ -218,6 +218,11 @@ class CompiledModel:
                         f"the values of the inputs do not fit together: a tensor of the model has {mismatch[1]} "
                         f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
                     ) from error
+                if _NOT_ALLOCATED.search(str(error)) is not None:
+                    raise InputError(
+                        "a tensor of the model cannot be allocated: a size that is computed from values of the inputs "
+                        "is negative or too large, or the memory is full; give values that the model is made for"
+                    ) from error
                 meaning = device_error(str(error)) or first_line(error)
                 raise CompileError(f"the compiled model failed while running: {meaning}") from error
             idle.append(machine)  # not after an error: what it left unfinished goes with it
@@ -399,6 +404,8 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 _MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
 """What the virtual machine says where an extent that was computed differs from the tensor that it is of."""
+
+_NOT_ALLOCATED = re.compile(r"std::bad_alloc|negative dimensions are not allowed")
 
 
 def _space_hint(error: OSError) -> str:

@@ -259,6 +259,18 @@ def extents_in(bb: relax.BlockBuilder, value: Any) -> Any:
     return relax.ShapeExpr(extents)
 
 
+def allocated_extents(bb: relax.BlockBuilder, value: Any) -> Any:
+    """Shape of a new tensor that a vector of integers holds; -1 everywhere where it has too many elements to be one.
+
+    A run cannot allocate that. Bytes are counted in 64 bits, which two numbers suffice to exceed: the tensor would be
+    small, and its kernel would write beyond it.
+    """
+    value = astype(bb, emit(bb, value), "int64")
+    count = bb.emit(relax.op.prod(astype(bb, value, "float64")))
+    is_shape = bb.emit(relax.op.less(count, constant(float(MANY), "float64")))
+    return extents_in(bb, bb.emit(relax.op.where(is_shape, value, constant(-1, "int64"))))
+
+
 def is_computed_shape(value: Any) -> bool:
     """Whether a value is a computed vector, and its length is known."""
     if is_extent(value) or not isinstance(value, relax.Var) or not isinstance(value.ty, relax.TensorType):
@@ -272,7 +284,7 @@ class ConstantOfShape(Converter):
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the tensor."""
-        shape = extents_in(bb, inputs[0]) if is_computed_shape(inputs[0]) else inputs[0]
+        shape = allocated_extents(bb, inputs[0]) if is_computed_shape(inputs[0]) else inputs[0]
         stock = onnx_frontend.ConstantOfShape.get_converter(9)
         return stock(bb, [shape], dict(node.attributes), node.parameters)
 

@@ -372,5 +372,21 @@ class TopK(Converter):
         return relax.Tuple([astype(bb, values, dtype), places])
 
 
-_OPERATORS = (MaxUnpool, Pad, Reshape, Split, TopK)
+class Compress(Converter):
+    """Elements, or slices along an axis, where a condition holds; what it says beyond the last of them counts not."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give what is selected."""
+        x, condition = emit(bb, inputs[0]), emit(bb, inputs[1])
+        axis = node.in_range(node.integer("axis", 0), x.ty.ndim) if "axis" in node.attributes else None
+        if axis is None:
+            x = reshape(bb, x, [-1])
+        if x.ty.shape is not None and condition.ty.shape is not None:
+            condition = emit(bb, slice_by_extents(bb, condition, [number(0)], [x.ty.shape[axis or 0]], [0]))
+        stock = onnx_frontend.Compress.get_converter(11)
+        return stock(bb, [x, condition], dict(node.attributes), node.parameters)
+
+
+_OPERATORS = (Compress, MaxUnpool, Pad, Reshape, Split, TopK)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}

@@ -12,6 +12,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, known, multiply
 from tvm_ext.frontend.onnx.ops.extents import (
+    allocated_extents,
     can_prove,
     extents_in,
     is_computed_shape,
@@ -119,7 +120,7 @@ class Expand(Converter):
         data, target = emit(bb, inputs[0]), known(node, inputs[1])
         if data.ty.shape is None:
             return onnx_frontend.Expand.get_converter(13)(bb, inputs, dict(node.attributes), node.parameters)
-        extents = listed(node, extents_in(bb, target) if is_computed_shape(target) else target) or []
+        extents = listed(node, allocated_extents(bb, target) if is_computed_shape(target) else target) or []
         dims = list(data.ty.shape)
         if isinstance(target, np.ndarray) and all(map(is_number, dims)):
             return relax.op.broadcast_to(data, list(np.broadcast_shapes(tuple(map(int, dims)), tuple(target.ravel()))))
