@@ -8,6 +8,9 @@ from math import prod
 import tvm
 from tvm import relax
 
+WORKSPACE_ATTRIBUTE = "tvm_ext.workspace_bytes"
+"""Attribute of a kernel that allocates the intermediate tensors of others, which it calls: how many bytes at once."""
+
 
 @dataclass(frozen=True)
 class ModuleStatistics:
@@ -20,7 +23,7 @@ class ModuleStatistics:
     kernel_calls : int
         Call sites of kernels.
     planned_bytes : int
-        Bytes of all storages that the plan reserves for intermediate tensors.
+        Bytes of all storages that the plan reserves for intermediate tensors, in kernels that call others, too.
     output_bytes : int
         Bytes of tensors allocated outside the plan because they are returned.
     dynamic_allocations : int
@@ -45,7 +48,9 @@ def module_statistics(mod: tvm.IRModule) -> ModuleStatistics:
             return
         operator = expr.op
         if isinstance(operator, tvm.ir.GlobalVar):
-            if isinstance(mod.functions.get(operator), tvm.tirx.PrimFunc):
+            kernel = mod.functions.get(operator)
+            if isinstance(kernel, tvm.tirx.PrimFunc):
+                planned += 0 if operator.name_hint in called else int((kernel.attrs or {}).get(WORKSPACE_ATTRIBUTE, 0))
                 called.add(operator.name_hint)
                 calls += 1
         elif isinstance(operator, tvm.ir.Op) and operator.name == "relax.memory.alloc_storage":

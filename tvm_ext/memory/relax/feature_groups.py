@@ -127,7 +127,8 @@ class _Function:
 
     def _sum(self, sink: Any) -> tuple[list[Any], tuple[Any, ...]]:
         """Follow a product through the sums it ends in, the last of them last; gives them, and what is added."""
-        result, chain, residual, constants = sink, [sink], [], []
+        residual: list[Any] = []
+        result, chain, constants = sink, [sink], []
         while isinstance(result, relax.DataflowVar) and len(self.users.get(result, ())) == 1:
             (user,) = self.users[result]
             value = self.values[user]
@@ -251,7 +252,7 @@ def _enough_groups(peaks: Peaks, enough: int) -> dict[Any, int]:
 def _alone(func: relax.Function, global_var: tvm.ir.GlobalVar, block: Block) -> tvm.IRModule:
     """Make a module of a block, with a softmax in front of and behind it so that its ends take memory, too."""
     read = _Function(func)
-    outside = []
+    outside: list[Any] = []
     for variable in block.inside:
         outside += [item for item in variables(read.values[variable]) if item not in block.inside + tuple(outside)]
     # What the caller owns, or gets, is not planned.

@@ -26,6 +26,7 @@ from tvm_ext.memory.relax.segment_code import allocated_workspace, free_workspac
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.shapes.batch_loop import Loop, copied
 from tvm_ext.shapes.open_batch import IMAGES_ATTRIBUTE, OVER_BATCH
+from tvm_ext.statistics import WORKSPACE_ATTRIBUTE
 
 
 def image_segments() -> tvm.transform.Pass:
@@ -239,7 +240,8 @@ def _written(builder: relax.BlockBuilder, loop: Loop, chains: Mapping[int, _Chai
         "images": sorted(chains),
         "ratios": [ratio for plan, _ in plans.values() if plan is not None for ratio in plan.ratios],
     }
-    return script.get().with_attrs(segment_attributes(summary)), constants
+    workspace = max((plan.size(sizes) for plan, sizes in plans.values() if plan is not None), default=0)
+    return script.get().with_attrs(segment_attributes(summary) | {WORKSPACE_ATTRIBUTE: workspace}), constants
 
 
 @dataclass
