@@ -21,6 +21,7 @@ from tvm import relax
 
 from tvm_ext.memory.relax.feature_slices import Sliced, slice_constant, sliced
 from tvm_ext.memory.relax.sliced_convolutions import Range, is_one_block
+from tvm_ext.memory.relax.trial import room_for
 from tvm_ext.relax_utils import static_shape
 
 GROUPS_ATTRIBUTE = "tvm_ext.feature_groups"
@@ -193,9 +194,10 @@ def run_in_groups(
         global_var = next((var for var in mod.get_global_vars() if var.name_hint == function), None)
         if global_var is None or not is_one_block(mod[global_var]):
             return mod
+        room = room_for(mod[global_var], limit)
         blocks = _Function(mod[global_var]).blocks()
         before = peak_of(mod) if blocks else None
-        if before is None or before <= limit:
+        if before is None or before <= room:
             return mod
         peaks = _peaks_of_kinds(mod, global_var, blocks, peak_of)
         counts = _enough_groups(peaks, 0)
@@ -206,7 +208,7 @@ def run_in_groups(
         if after is None or after >= before:
             return mod
         # Fewer groups, where the rest of the function, or the limit, leaves room for them.
-        enough = max(after, limit)
+        enough = max(after, room)
         fewer = _enough_groups(peaks, enough)
         if fewer and fewer != counts:
             tried = _applied(mod, global_var, blocks, fewer)

@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvm_ext.memory.patches import PatchPlan, plan_patches, verify_patches
 from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, row_graph, rows_of
+from tvm_ext.memory.relax.trial import room_for
 from tvm_ext.relax_utils import static_shape
 
 PATCHES_ATTRIBUTE = "tvm_ext.patches"
@@ -51,14 +52,15 @@ def run_in_patches(
         global_var = next((var for var in mod.get_global_vars() if var.name_hint == function), None)
         if global_var is None or not isinstance(mod[global_var], relax.Function) or row_graph(mod[global_var]) is None:
             return mod
+        room = room_for(mod[global_var], limit)
         peak, work, notes = peak_of(mod), 1.0, []
         for _ in range(SEGMENTS):
             graph = row_graph(mod[global_var])
-            if graph is None or peak is None or peak <= limit:
+            if graph is None or peak is None or peak <= room:
                 break
             offered = partial(plan_patches, graph.nodes, graph.inputs, graph.input_bytes, most_work / work)
             # What is enough on paper may not be when it is lowered; then the lowest peak is what helps.
-            offers = offered(limit)[:TRIALS] + (offered()[:1] if limit else [])
+            offers = offered(room)[:TRIALS] + (offered()[:1] if room else [])
             best: tuple[int, tvm.IRModule, PatchPlan] | None = None
             for plan in offers:
                 verify_patches(plan, graph.nodes, graph.extents)
@@ -66,7 +68,7 @@ def run_in_patches(
                 lowered = peak_of(tried)
                 if lowered is not None and lowered < (peak if best is None else best[0]):
                     best = lowered, tried, plan
-                    if lowered <= limit or not limit:
+                    if lowered <= room or not room:
                         break
             if best is None:
                 break

@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.memory.relax.trial import room_for
 from tvm_ext.relax_utils import constant, static_shape
 
 SLICES_ATTRIBUTE = "tvm_ext.sliced_convolutions"
@@ -59,9 +60,10 @@ def slice_convolutions(
         global_var = next((var for var in mod.get_global_vars() if var.name_hint == function), None)
         if global_var is None or not is_one_block(mod[global_var]):
             return mod
+        room = room_for(mod[global_var], limit)
         slices = sliced_convolutions(mod[global_var])
         before = peak_of(mod) if slices else None
-        if before is None or before <= limit:
+        if before is None or before <= room:
             return mod
         tried = _applied(mod, global_var, slices)
         after = peak_of(tried)
