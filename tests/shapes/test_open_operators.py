@@ -78,7 +78,9 @@ def test_padding_that_counts_where_windows_are_rounded_up() -> None:
     text = "g (float[n,3,h,w] x) => (float[n,3,p,q] y) {{ y = AveragePool<kernel_shape = {}, {}, pads = {}>(x) }}"
     model = graph(text.format([3, 3], attributes, [1, 2, 1, 1]))
     check(model, *({"x": (2, 3, *size)} for size in ((3, 3), (4, 7), (7, 8), (16, 17), (33, 1))))
-    with pytest.raises(UnsupportedOperatorError, match=r"along axis 2, .* the last window may begin in the padding"):
+    with pytest.raises(
+        UnsupportedOperatorError, match="along axis 2 the last window of an open size may begin in the padding"
+    ):
         tvm_ext.import_model(graph(text.format([2, 3], attributes, [1, 1, 1, 1])), dynamic="*")
 
 
