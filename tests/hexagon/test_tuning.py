@@ -55,6 +55,32 @@ def test_fewer_packets_and_the_same_numbers(tmp_path: Path) -> None:
         assert sum(layer.counts.packets for layer in after) < sum(layer.counts.packets for layer in before)
 
 
+@needs_emulator
+@pytest.mark.parametrize(("stop", "seconds"), [(KeyboardInterrupt, 60), (SystemExit, 0)])
+def test_what_was_measured_before_a_run_is_stopped_is_kept(
+    stop: type[BaseException], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the first batch; and a process that ends without a word, where candidates take their time."""
+    mod, count, counts = tvm_ext.import_model(product_of_floats()).mod, PacketTuner.count, []
+
+    def stopping(tuner: PacketTuner, scheduled: tvm.tirx.PrimFunc) -> tuple[int | None, str]:
+        if len(counts) == 4:  # the kernel without a schedule, and three candidates
+            raise stop
+        counts.append(count(tuner, scheduled))
+        return counts[-1]
+
+    monkeypatch.setattr("tvm_ext.tuning.counted.PART_SECONDS", seconds)
+    monkeypatch.setattr(PacketTuner, "count", stopping)
+    with pytest.raises(stop):
+        tune(mod, TARGET, tmp_path, 6, recipe("random", batch=6, initial=6))
+    monkeypatch.undo()
+    ((fewest, trials),) = PacketTuner(TARGET, lambda mod: mod).known(tmp_path).values()
+    assert trials == 3
+    assert fewest == min(packets for packets, _ in counts if packets is not None)
+    again = tune(mod, TARGET, tmp_path, 5, recipe("random", batch=3, initial=3))
+    assert (again.resumed, again.trials) == (3, 2)
+
+
 def test_kernels_of_hvx_leave_nothing_to_choose() -> None:
     tuner = PacketTuner(TARGET, lambda mod: mod)
     kernel = product(FOUR, 3, 4, 5).with_attr("global_symbol", "kernel")

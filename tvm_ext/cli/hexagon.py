@@ -39,6 +39,25 @@ def doctor(as_json: bool) -> None:
         click.echo("Hexagon code can be compiled and run here")
 
 
+_NOT_HEXAGON = "target {!r} is not a Hexagon processor; give one such as hexagon-v67"
+
+
+def _check_processor(target: str) -> None:
+    """Refuse other targets, those included that this machine would refuse for reasons of their own."""
+    from tvm_ext.backends.hexagon.target import is_hexagon
+    from tvm_ext.errors import TargetError
+    from tvm_ext.target import resolve_target
+
+    try:
+        accepted = is_hexagon(resolve_target(target))
+    except TargetError:
+        if "hexagon" in target.lower():
+            raise
+        accepted = False
+    if not accepted:
+        raise TargetError(_NOT_HEXAGON.format(target))
+
+
 @command.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--target", help="Processor to compile a MODEL file for (default: hexagon-v67).")
@@ -62,22 +81,20 @@ def profile(
     from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
     from tvm_ext.backends.hexagon.model.picture import draw_layers
     from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
-    from tvm_ext.backends.hexagon.target import is_hexagon
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
     from tvm_ext.errors import TargetError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.system.files import check_output
-    from tvm_ext.target import resolve_target
 
     if target is not None and model.is_dir():
         raise TargetError(
             f"--target {target}: {model} is compiled already; leave the option out, or give the model's file"
         )
     target = target or "hexagon-v67"
-    if not model.is_dir() and not is_hexagon(resolve_target(target)):
-        raise TargetError(f"target {target!r} is not a Hexagon processor; give one such as hexagon-v67")
+    if not model.is_dir():
+        _check_processor(target)
     if picture is not None:
         check_chart(picture)
         check_writable(picture)
@@ -89,7 +106,7 @@ def profile(
             else compile(model, target, input_shapes=input_shapes or None, progress=report)
         )
     if not isinstance(compiled, HexagonModel):
-        raise TargetError(f"target {target!r} is not a Hexagon processor; give one such as hexagon-v67")
+        raise TargetError(_NOT_HEXAGON.format(target))
     arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
     _, layers = compiled.profile(arrays, cycles)
     if picture is not None:

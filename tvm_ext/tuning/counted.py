@@ -5,7 +5,8 @@ A kernel has a sketch for each form of its schedule, a space and a tuner of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from tvm_ext.tuners.space import Vector
 from tvm_ext.tuners.tuner import ErrorKind, Measurement, Tuner
 from tvm_ext.tuning.result import KernelResult
 from tvm_ext.tuning.search import Course, Request, Search
+
+PART_SECONDS = 1.0
+"""Measured for so long, candidates are given to those who keep them, whether or not their batch is complete: a run may be
+interrupted, or killed."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class KernelSearch:
             self._sketches.append(_Sketch(name, space, tuner))
 
     def batches(self, trials: int) -> Iterator[list[Candidate]]:
-        """Try so many candidates, those that do not work included; give them batch by batch."""
+        """Try so many candidates, those that do not work included; give them batch by batch, or in parts of a batch."""
         left = trials
         for sketch in self._sketches:
             sketch.tuner.fit_budget(trials // len(self._sketches))
@@ -108,14 +113,15 @@ class KernelSearch:
             for sketch in self._sketches:
                 vectors = sketch.tuner.suggest(min(self.batch, left))
                 sketch.spent = not vectors
-                tried = [self._tried(sketch, vector) for vector in vectors]
+                tried: list[Candidate] = []
+                for part in self._parts(sketch, vectors):
+                    tried += part
+                    self.candidates += part
+                    working = [row for row in (self.best, *part) if row is not None and row.cycles is not None]
+                    self.best = min(working, key=lambda row: row.cycles or 0, default=None)
+                    yield part
                 left -= len(tried)
                 sketch.tuner.update([self._measurement(row) for row in tried])
-                self.candidates += tried
-                working = [row for row in (self.best, *tried) if row is not None and row.cycles is not None]
-                self.best = min(working, key=lambda row: row.cycles or 0, default=None)
-                if tried:
-                    yield tried
 
     def run(self, trials: int) -> Candidate:
         """Try so many candidates and return the best.
@@ -141,6 +147,23 @@ class KernelSearch:
     def notes(self) -> list[str]:
         """Why another tuner is used or an oracle was not asked any more, by sketch."""
         return [f"{sketch.name}: {note}" for sketch in self._sketches for note in sketch.tuner.notes]
+
+    def _parts(self, sketch: _Sketch, vectors: Sequence[Vector]) -> Iterator[list[Candidate]]:
+        """Try candidates, and give what has been tried every :data:`PART_SECONDS`, at the end, and when interrupted."""
+        part: list[Candidate] = []
+        start = time.monotonic()
+        try:
+            for vector in vectors:
+                part.append(self._tried(sketch, vector))
+                if time.monotonic() - start > PART_SECONDS:
+                    yield part
+                    part, start = [], time.monotonic()
+        except KeyboardInterrupt:
+            if part:
+                yield part
+            raise
+        if part:
+            yield part
 
     def _measurement(self, candidate: Candidate) -> Measurement:
         if candidate.cycles is None:

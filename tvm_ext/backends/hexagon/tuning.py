@@ -140,13 +140,11 @@ class PacketTuner(PacketMeasurer):
     def keep(
         self, folder: Path, kernel: CountedKernel, sketch: str, schedule: Schedule, cycles: int, trials: int
     ) -> None:
-        """Note how many candidates were tried, and a record if this schedule is better than what there is."""
-        with locked(folder):
-            known = self.known(folder)
-            best, done = known.get(kernel.key, (kernel.cycles, 0))
-            known[kernel.key] = min(best, cycles), done + trials
-            document = {"format": FORMAT, "kernels": known}
-            write_atomically(folder / TRIALS, json.dumps(document, indent=1, sort_keys=True) + "\n")
+        """Note how many candidates were tried, and a record if this schedule is better than what there is.
+
+        The record comes first: packets that are noted without one would keep equally good schedules out for ever.
+        """
+        best, _ = self.known(folder).get(kernel.key, (kernel.cycles, 0))
         if cycles < best and (finished := _finished(schedule.copy(), self.target)) is not None:
             database = open_database(folder)
             workload = database.commit_workload(tvm.IRModule({"main": kernel.func}))
@@ -155,6 +153,12 @@ class PacketTuner(PacketMeasurer):
                     finished.trace, workload, [cycles / self.clock], self.target, _arguments(kernel)
                 )
             )
+        with locked(folder):
+            known = self.known(folder)
+            best, done = known.get(kernel.key, (kernel.cycles, 0))
+            known[kernel.key] = min(best, cycles), done + trials
+            document = {"format": FORMAT, "kernels": known}
+            write_atomically(folder / TRIALS, json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def _arguments(kernel: CountedKernel) -> list[ms.arg_info.ArgInfo]:
