@@ -113,6 +113,7 @@ def command(
     from tvm_ext.backends.registry import backend_of
     from tvm_ext.compiler import LIBRARY, check_emit, compile
     from tvm_ext.errors import OptionError
+    from tvm_ext.graph.origins import with_nodes
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.inputs import describe
     from tvm_ext.target import resolve_target
@@ -176,7 +177,8 @@ def command(
         click.echo(f"  c        build and run it with `{compiled.metadata['run_with']}` in {output}")
     emulated = compiled.metadata["decisions"].get("hexagon")
     if emulated is not None:
-        scalar = ", ".join(dict.fromkeys(emulated["scalar"])) or "none"
+        nodes = emulated["scalar_nodes"]
+        scalar = ", ".join(with_nodes(name, nodes[name]) for name in dict.fromkeys(emulated["scalar"])) or "none"
         click.echo(
             f"  hexagon  {emulated['calls']} calls of kernels, {len(emulated['scalar'])} on the scalar core: {scalar}"
         )

@@ -65,6 +65,7 @@ def _check_processor(target: str) -> None:
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
 @click.option("--cycles", is_flag=True, help="Follow every packet through the cycle model, too: takes much longer.")
+@click.option("--nodes", "of_nodes", is_flag=True, help="List the nodes of the model, in order, instead of kernels.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the packets of every call.")
 @json_flag
 def profile(
@@ -74,13 +75,14 @@ def profile(
     inputs: tuple[str, ...],
     seed: int,
     cycles: bool,
+    of_nodes: bool,
     picture: Path | None,
     as_json: bool,
 ) -> None:
     """Run MODEL (a file, or a folder that `compile` wrote) and list what its kernels execute, the most first."""
     from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
     from tvm_ext.backends.hexagon.model.picture import draw_layers
-    from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
+    from tvm_ext.backends.hexagon.model.profile import by_kernel, by_node, totals
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
@@ -114,7 +116,7 @@ def profile(
         click.echo(f"{picture}: packets of every call, drawn", err=as_json)
     total = totals(layers)
     if as_json:
-        print_json({"total": total, "calls": [asdict(layer) for layer in layers]})
+        print_json({"total": total, "nodes": by_node(layers), "calls": [asdict(layer) for layer in layers]})
         return
     click.echo(
         f"{model}: {total['packets']:,} packets in {len(layers)} calls; {total['vector_share']:.0%} of instructions "
@@ -125,10 +127,12 @@ def profile(
     if total["cycles"] is not None:
         click.echo(f"  {total['cycles']:,} cycles by the model, {total['cycles'] / total['packets']:.2f} a packet")
     head = "       cycles" if cycles else ""
-    click.echo(f"  calls      packets  share  instructions   HVX  filled         bytes{head}  kernel")
-    for row in by_kernel(layers):
+    listed = "nodes" if of_nodes else "kernel"
+    click.echo(f"  calls      packets  share  instructions   HVX  filled         bytes{head}  {listed}")
+    for row in by_node(layers) if of_nodes else by_kernel(layers):
+        name = ", ".join(row["nodes"]) or "(no node known)" if of_nodes else row["kernel"]
         click.echo(
             f"  {row['calls']:5} {row['packets']:12,} {row['share']:6.1%} {row['instructions']:13,} "
             f"{row['vector_share']:5.0%} {row['filled']:7.0%} {row['bytes']:13,}"
-            f"{format(row['cycles'], '13,') if cycles else ''}  {row['kernel']}"
+            f"{format(row['cycles'], '13,') if cycles else ''}  {name}"
         )

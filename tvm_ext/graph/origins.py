@@ -18,6 +18,8 @@ from tvm.ir import SequentialSpan, SourceName, Span
 
 from tvm_ext.relax_utils import substitute
 
+_QUANTIZING = ("QuantizeLinear node", "DequantizeLinear node")
+
 
 def span_of(words: Sequence[str]) -> Any:
     """Make a span of words for nodes; None of no words."""
@@ -49,16 +51,25 @@ def emit_from(
 
 
 class OriginBuilder(relax.BlockBuilder):
-    """A block builder whose variables come from the nodes that are being converted or rewritten."""
+    """A block builder whose variables come from the nodes that are being converted or rewritten.
+
+    Attributes
+    ----------
+    emitted : int
+        How many variables it has bound.
+    """
 
     span: Any = None
+    emitted: int = 0
 
     def emit(self, expr: Any, name_hint: str = "") -> relax.Var:
         """Bind an expression to a variable that comes from the present nodes."""
+        self.emitted += 1
         return emit_from(super(), expr, self.span, name_hint)
 
     def emit_output(self, output: Any, name_hint: str = "") -> relax.Var:
         """Bind an expression to a variable that leaves the block and comes from the present nodes."""
+        self.emitted += 1
         return emit_from(super(), output, self.span, name_hint, leaves=True)
 
     @contextmanager
@@ -168,6 +179,20 @@ def nodes_of_kernels(mod: tvm.IRModule) -> dict[str, tuple[str, ...]]:
             for kernel, words in calls_of_kernels(function):
                 found.setdefault(kernel, {}).update(dict.fromkeys(words))
     return {kernel: tuple(words) for kernel, words in found.items()}
+
+
+def telling(nodes: Sequence[str]) -> list[str]:
+    """Leave out nodes that only quantise, where there are others."""
+    return [word for word in nodes if not word.startswith(_QUANTIZING)] or list(nodes)
+
+
+def with_nodes(kernel: str, nodes: Sequence[str], shown: int = 3) -> str:
+    """Spell a kernel with the first of the nodes that it computes, as a message has it."""
+    nodes = telling(nodes)
+    if not nodes:
+        return kernel
+    more = f" and {len(nodes) - shown} more nodes" if len(nodes) > shown else ""
+    return f"{kernel} ({', '.join(nodes[:shown])}{more})"
 
 
 def variables_of(value: Any) -> list[Any]:

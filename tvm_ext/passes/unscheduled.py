@@ -5,7 +5,6 @@ Kernels with open extents are named with these: no tiles can be chosen for what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -13,7 +12,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.errors import warn
-from tvm_ext.graph.origins import nodes_of_kernels
+from tvm_ext.graph.origins import nodes_of_kernels, with_nodes
 from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
@@ -60,7 +59,7 @@ def warn_of_unscheduled(mod: tvm.IRModule) -> None:
     opened.sort(key=lambda row: (-row[0], row[1]))
     nodes = nodes_of_kernels(mod) if slow or opened else {}
     if opened:
-        names = [f"{_spell(name, nodes.get(name, ()))} with {', '.join(found)} open" for _, name, found in opened]
+        names = [f"{with_nodes(name, nodes.get(name, ()))} with {', '.join(found)} open" for _, name, found in opened]
         more = f" and {len(opened) - _LISTED} more" if len(opened) > _LISTED else ""
         warn(
             f"one thread computes {'this kernel' if len(opened) == 1 else f'these {len(opened)} kernels'}, without "
@@ -68,7 +67,7 @@ def warn_of_unscheduled(mod: tvm.IRModule) -> None:
             "for known shapes; only a batch of independent images may stay open at no cost (docs/compilation.md)"
         )
     if slow:
-        listed = [_spell(name, nodes.get(name, ())) for _, name in slow[:_LISTED]]
+        listed = [with_nodes(name, nodes.get(name, ())) for _, name in slow[:_LISTED]]
         more = f" and {len(slow) - _LISTED} more" if len(slow) > _LISTED else ""
         warn(
             f"no schedule rule takes {'this kernel' if len(slow) == 1 else f'these {len(slow)} kernels'}, which one "
@@ -118,10 +117,3 @@ def _work(statement: Any, times: int) -> int:
         return times
     body = getattr(statement, "body", None)
     return 0 if body is None else _work(body, times)
-
-
-def _spell(kernel: str, nodes: Sequence[str]) -> str:
-    if not nodes:
-        return kernel
-    more = f" and {len(nodes) - 3} more nodes" if len(nodes) > 3 else ""
-    return f"{kernel} ({', '.join(nodes[:3])}{more})"

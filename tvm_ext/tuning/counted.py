@@ -24,8 +24,8 @@ from tvm_ext.tuning.result import KernelResult
 from tvm_ext.tuning.search import Course, Request, Search
 
 PART_SECONDS = 1.0
-"""Measured for so long, candidates are given to those who keep them, whether or not their batch is complete: a run may be
-interrupted, or killed."""
+"""Measured for so long, candidates are given to those who keep them, whether or not their batch is complete: a run may
+be interrupted, or killed."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tvm
@@ -42,17 +43,26 @@ def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict
     from tvm_ext.backends.hexagon.model.program import model_program
 
     program = model_program(mod, target)
-    scalar = [step.kernel for step in program.plan.steps if not step.is_vector]
+    scalar = [step for step in program.plan.steps if not step.is_vector]
     notes = {
         "run_with": "tvm-ext run --emulate",
         "load_with": f"{HexagonModel.__module__}.load_hexagon",
         "calls": len(program.plan.steps),
-        "scalar": scalar,
+        "scalar": [step.kernel for step in scalar],
+        "scalar_nodes": _nodes(scalar),
         "arena": program.plan.arena,
         "constants": len(program.constants),
         "packets": _packets(program.packed),
     }
     return program, notes, HexagonModel
+
+
+def _nodes(steps: Iterable[Any]) -> dict[str, list[str]]:
+    """List the nodes that each kernel computes, all its calls together."""
+    found: dict[str, dict[str, None]] = {}
+    for step in steps:
+        found.setdefault(step.kernel, {}).update(dict.fromkeys(step.nodes))
+    return {kernel: list(words) for kernel, words in found.items()}
 
 
 def _packets(packed: Any) -> dict[str, Any]:

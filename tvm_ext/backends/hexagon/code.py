@@ -11,7 +11,7 @@ import functools
 import math
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, code_target, processor
 from tvm_ext.backends.hexagon.toolchain import RUNTIME, compile_file, link
 from tvm_ext.errors import CompileError
+from tvm_ext.graph.origins import with_nodes
 from tvm_ext.relax_utils import substitute
 
 UNPACKETIZED = ("-disable-packetizer:bool=1", "-disable-nvjump:bool=1", "-disable-hexagon-loop-align:bool=1")
@@ -58,7 +59,7 @@ def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, .
     CompileError
         If a parameter is not a buffer, or a kernel calls what only TVM's own runtime has.
     """
-    _refuse_packed_calls(mod)
+    refuse_packed_calls(mod)
     target = code_target(target, options)
     mod = tirx.transform.BindTarget(target)(mod)
     pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
@@ -74,8 +75,20 @@ def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> str:
     return without_debugging(str(tvm.get_global_func("target.build.llvm")(mod, target).inspect_source("asm")))
 
 
-def _refuse_packed_calls(mod: tvm.IRModule) -> None:
-    """Refuse kernels that call functions of TVM's runtime, such as its sorting: a program has no such runtime."""
+def refuse_packed_calls(mod: tvm.IRModule, nodes: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Refuse kernels that call functions of TVM's runtime, such as its sorting: a program has no such runtime.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+    nodes : mapping of str to sequence of str, optional
+        Words for the nodes of a model, by the kernels that compute them.
+
+    Raises
+    ------
+    CompileError
+        It names the first such kernel.
+    """
     for global_var, func in mod.functions.items():
         called: set[str] = set()
 
@@ -85,9 +98,11 @@ def _refuse_packed_calls(mod: tvm.IRModule) -> None:
 
         tvm_ffi.structural_walk(func.body, (tvm.ir.Call, note))
         if called:
+            name = str(global_var.name_hint)
             raise CompileError(
-                f"kernel {global_var.name_hint} calls {', '.join(sorted(called))} of TVM's runtime, which a Hexagon "
-                "program does not have; leave the operator out of the model, or compile for another target"
+                f"kernel {with_nodes(name, (nodes or {}).get(name, ()))} calls {', '.join(sorted(called))} of TVM's "
+                "runtime, which a Hexagon program does not have; leave the operator out of the model, or compile for "
+                "another target"
             )
 
 

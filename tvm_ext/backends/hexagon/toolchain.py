@@ -15,6 +15,24 @@ RUNTIME = Path(__file__).parent / "runtime"
 """C sources that are linked to kernels."""
 
 
+class MissingFunctionError(CompileError):
+    """Kernels call what the runtime does not have.
+
+    Attributes
+    ----------
+    functions : tuple of str
+        What they call.
+    """
+
+    def __init__(self, functions: tuple[str, ...], kernels: Sequence[str] = ()) -> None:
+        whose = f" ({'; '.join(kernels)})" if kernels else ""
+        super().__init__(
+            f"Hexagon kernels{whose} call {', '.join(functions)}, which the runtime does not have; of float64 it has "
+            "sums and products only: make the model's tensors float32, or compile for another target"
+        )
+        self.functions = functions
+
+
 @dataclass(frozen=True)
 class Tool:
     """A program that is needed.
@@ -185,10 +203,6 @@ def _run(command: Sequence[str], what: str) -> None:
         )
     missing = re.findall(r"undefined symbol: (\S+)", done.stderr)
     if missing:
-        names = ", ".join(dict.fromkeys(missing))
-        raise CompileError(
-            f"Hexagon kernels call {names}, which the runtime does not have; of float64 it has sums and products only: "
-            "make the model's tensors float32, or compile for another target"
-        )
+        raise MissingFunctionError(tuple(dict.fromkeys(missing)))
     lines = [line for line in done.stderr.splitlines() if "error" in line]
     raise CompileError(f"{what} for Hexagon failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}")

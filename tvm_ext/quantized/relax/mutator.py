@@ -52,7 +52,6 @@ class IntegerMutator(PyExprMutator):
         self.builder_ = OriginBuilder(mod)
         self.origins: dict[relax.Var, tuple[str, ...]] = {}
         self.waiting: dict[relax.Var, tuple[str, ...]] = {}
-        self._emitted = 0
         self.rules = rules
         self.constants: dict[relax.Var, QuantizedConstant] = {}
         self.arrays: dict[relax.Var, np.ndarray] = {}
@@ -91,10 +90,10 @@ class IntegerMutator(PyExprMutator):
         """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
         inherited = [word for operand in variables_of(binding.value) for word in self.waiting.get(operand, ())]
         words = (*inherited, *self.origins.get(binding.var, ()))
-        before, self._words = self._emitted, words
+        before, self._words = self.builder_.emitted, words
         with self.builder_.coming_from(span_of(words)):
             self._rewrite(binding)
-        if self._emitted == before:  # it becomes part of what reads it
+        if self.builder_.emitted == before:  # it becomes part of what reads it
             self.waiting[binding.var] = words
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
@@ -104,7 +103,7 @@ class IntegerMutator(PyExprMutator):
             for rule in filter(None, (table.get(name) for table in self.rules)):
                 if rule(self, binding.var, value):
                     return
-        self._emitted += 1
+        self.builder_.emitted += 1
         super().visit_var_binding_(binding)
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
@@ -140,7 +139,6 @@ class IntegerMutator(PyExprMutator):
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an expression in the new function."""
-        self._emitted += 1
         return self.builder_.emit(expr)
 
     def dequantize(self, value: Quantized) -> relax.Var:

@@ -42,6 +42,8 @@ class Layer:
         Of its operands and results.
     cycles : int or None
         By the cycle model; None where they were not counted.
+    nodes : tuple of str
+        Words for the nodes of the model that it computes, as far as they are known.
     """
 
     kernel: str
@@ -49,6 +51,7 @@ class Layer:
     counts: Counts
     bytes: int
     cycles: int | None = None
+    nodes: tuple[str, ...] = ()
 
 
 class HexagonModel(CompiledModel):
@@ -102,7 +105,7 @@ class HexagonModel(CompiledModel):
             for spec, content, dtype, shape in zip(self.outputs, contents, types, shapes, strict=True)
         }
         layers = [
-            Layer(step.kernel, "hvx" if step.is_vector else "scalar", count, step.bytes, taken)
+            Layer(step.kernel, "hvx" if step.is_vector else "scalar", count, step.bytes, taken, step.nodes)
             for step, count, taken in zip(self.executable.plan.steps, counts, found, strict=True)
         ]
         return outputs, layers

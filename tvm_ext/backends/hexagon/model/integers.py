@@ -9,7 +9,6 @@ Everything else stays what :mod:`tvm_ext.quantized` makes of it, and runs on the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,9 +17,11 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
+from tvm_ext.backends.hexagon.model.functions import ELEMENTWISE
 from tvm_ext.backends.hexagon.model.kernels import Calls
 from tvm_ext.backends.hexagon.model.selection import Layouts, choose_layouts
 from tvm_ext.graph.decisions import with_decisions
+from tvm_ext.graph.origins import all_origins, variables_of
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.operators import OPERATOR_RULES
 from tvm_ext.quantized.relax.rules import RULES, along_channels
@@ -67,6 +68,7 @@ def _rewritten(mod: tvm.IRModule, layouts: Layouts) -> tvm.IRModule:
     rewriter = _HvxMutator(mod, layouts)
     for global_var, function in mod.functions_items():
         if isinstance(function, relax.Function):
+            rewriter.origins = all_origins(function)
             rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
     return rewriter.builder_.finalize()
 
@@ -102,6 +104,8 @@ class _HvxMutator(_Base):
         Float tensors that are maxima over windows of such a function.
     biased : dict
         Sums and a bias of floats, which is rounded to their steps.
+    noted : dict
+        Words for the nodes of all these and of sums: a kernel takes them when it is emitted for what they become.
     """
 
     def __init__(self, mod: tvm.IRModule, layouts: Layouts) -> None:
@@ -112,6 +116,17 @@ class _HvxMutator(_Base):
         self.tables: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.maxima: dict[relax.Var, tuple[tuple[Quantized, np.ndarray], Window]] = {}
         self.biased: dict[relax.Var, IntegerSum] = {}
+        self.noted: dict[relax.Var, tuple[str, ...]] = {}
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Rewrite a binding; where integers come of it, they come from all nodes since the last ones."""
+        operands = [operand for operand in variables_of(binding.value) if operand in self.noted]
+        words = [word for operand in operands for word in self.noted[operand]]
+        if getattr(getattr(binding.value, "op", None), "name", "") == "relax.quantize":
+            self.waiting |= {operand: self.noted[operand] for operand in operands}
+        super().visit_var_binding_(binding)
+        if any(binding.var in table for table in (self.sums, self.pairs, self.functions, self.maxima, self.biased)):
+            self.noted[binding.var] = tuple(dict.fromkeys((*words, *self.origins.get(binding.var, ()))))
 
     def requantize(self, value: IntegerSum, scale: float, zero_point: int) -> Quantized:
         """Emit a kernel that gives the bytes; where there is none, what the base class has."""
@@ -172,8 +187,7 @@ class _HvxMutator(_Base):
 
 
 def _two(values: Any) -> tuple[int, int]:
-    first, second = (int(value) for value in values)
-    return first, second
+    return int(values[0]), int(values[1])
 
 
 def _is_picture(value: Quantized) -> bool:
@@ -256,7 +270,7 @@ def _function(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     if call.op.name == "relax.clip":
         operands += [np.float32(bound) for bound in _bounds(call)]
     with np.errstate(all="ignore"):
-        rewriter.functions[var] = source, np.asarray(_ELEMENTWISE[call.op.name](*operands), np.float32)
+        rewriter.functions[var] = source, np.asarray(ELEMENTWISE[call.op.name](*operands), np.float32)
     return False
 
 
@@ -374,20 +388,8 @@ def _max_pool(rewriter: Any, var: relax.Var, call: relax.Call) -> bool:
     return False
 
 
-_ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    "relax.add": np.add,
-    "relax.subtract": np.subtract,
-    "relax.multiply": np.multiply,
-    "relax.divide": np.divide,
-    "relax.clip": np.clip,
-    "relax.nn.relu": lambda x: np.maximum(x, np.float32(0)),
-    "relax.negative": np.negative,
-    "relax.sigmoid": lambda x: (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32),
-    "relax.tanh": lambda x: np.tanh(x.astype(np.float64)).astype(np.float32),
-}
-
 _HVX_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _function),
+    **dict.fromkeys(ELEMENTWISE, _function),
     "relax.add": _pair,
     "relax.multiply": _pair,
     "relax.nn.relu": _clip,

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import CompileError
+from tvm_ext.graph.origins import with_nodes, words_of
 from tvm_ext.relax_utils import static_shape
 
 MOST_ELEMENTS = (1 << 31) - 1
@@ -26,9 +27,10 @@ def check_elements() -> tvm.ir.transform.Pass:
             for var in (*function.params, *bound):
                 shape = static_shape(var)
                 if shape is not None and math.prod(shape) > MOST_ELEMENTS:
+                    name = with_nodes(repr(str(var.name)), words_of(var))
                     raise CompileError(
-                        f"tensor {str(var.name)!r} has {math.prod(shape):,} elements and a tensor of a Hexagon program "
-                        f"at most {MOST_ELEMENTS:,}; make the input smaller"
+                        f"tensor {name} has {math.prod(shape):,} elements and a tensor of a Hexagon program at most "
+                        f"{MOST_ELEMENTS:,}; make the input smaller"
                     )
         return mod
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm_ext.backends.hexagon.emulator import Counts
 from tvm_ext.backends.hexagon.model.compiled import Layer
+from tvm_ext.graph.origins import telling
 
 SLOTS = 4
 """Instructions of a packet at most."""
@@ -34,6 +35,26 @@ def by_kernel(layers: Sequence[Layer]) -> list[dict[str, Any]]:
     for row in rows:
         row["share"] = row["packets"] / packets
     return sorted(rows, key=lambda row: -row["packets"])
+
+
+def by_node(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    """Sum up calls that follow each other and compute the same nodes of the model, in the order of the run."""
+    groups: list[list[Layer]] = []
+    for layer in layers:
+        if not groups or groups[-1][0].nodes != layer.nodes:
+            groups.append([])
+        groups[-1].append(layer)
+    packets = sum(layer.counts.packets for layer in layers) or 1
+    rows = []
+    for found in groups:
+        total = _sum(found)
+        units = sorted({layer.unit for layer in found})
+        rows.append(
+            {"nodes": telling(found[0].nodes), "calls": len(found), "unit": " + ".join(units)}
+            | total
+            | {"share": total["packets"] / packets}
+        )
+    return rows
 
 
 def _sum(layers: Sequence[Layer]) -> dict[str, Any]:

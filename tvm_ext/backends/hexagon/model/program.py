@@ -14,15 +14,17 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.backends.hexagon.code import Program, assemble, compiled_runtime
+from tvm_ext.backends.hexagon.code import Program, assemble, compiled_runtime, refuse_packed_calls
 from tvm_ext.backends.hexagon.emulator import Counts, Script
 from tvm_ext.backends.hexagon.model.kernels import PREFIX
+from tvm_ext.backends.hexagon.packer.assembly import callers_of
 from tvm_ext.backends.hexagon.packer.calls import trace_calls
 from tvm_ext.backends.hexagon.packer.pack import Packed, packed_kernels
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, processor
-from tvm_ext.backends.hexagon.toolchain import LLD
+from tvm_ext.backends.hexagon.toolchain import LLD, MissingFunctionError
 from tvm_ext.backends.hexagon.toolchain import program as tool
 from tvm_ext.errors import CompileError, UnsupportedOperatorError
+from tvm_ext.graph.origins import nodes_of_kernels, with_nodes, words_of
 from tvm_ext.memory.arena import plan_arena
 from tvm_ext.relax_utils import constant, static_shape
 
@@ -51,11 +53,14 @@ class Step:
         Of its arguments: region 0 is that of constants, region 1 that of all other tensors.
     bytes : int
         Of all its arguments.
+    nodes : tuple of str
+        Words for the nodes of the model that it computes, as far as they are known.
     """
 
     kernel: str
     places: tuple[tuple[int, int], ...]
     bytes: int
+    nodes: tuple[str, ...] = ()
 
     @property
     def is_vector(self) -> bool:
@@ -87,7 +92,10 @@ class Plan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_json` gave."""
-        steps = tuple(Step(row["kernel"], _pairs(row["places"]), int(row["bytes"])) for row in data["steps"])
+        steps = tuple(
+            Step(row["kernel"], _pairs(row["places"]), int(row["bytes"]), tuple(map(str, row.get("nodes", ()))))
+            for row in data["steps"]
+        )
         return cls(steps, int(data["arena"]), _pairs(data["inputs"]), _pairs(data["outputs"]))
 
 
@@ -193,9 +201,18 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
         for global_var, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and global_var.name_hint in used
     }
+    nodes = nodes_of_kernels(mod)
+    refuse_packed_calls(tvm.IRModule(kernels), nodes)
     packed = packed_kernels(tvm.IRModule(kernels, attrs=mod.attrs), target, SHARE)
     names = sorted(str(global_var.name_hint) for global_var in kernels)
-    return ModelProgram(assemble([packed.text], names, name), plan, constants, packed.text, packed)
+    try:
+        program = assemble([packed.text], names, name)
+    except MissingFunctionError as error:
+        callers = callers_of(packed.text, error.functions)
+        raise MissingFunctionError(
+            error.functions, [with_nodes(item, nodes.get(item, ())) for item in callers]
+        ) from None
+    return ModelProgram(program, plan, constants, packed.text, packed)
 
 
 @dataclass
@@ -206,7 +223,7 @@ class _Calls:
     values: dict[Any, Any] = field(default_factory=dict)  # a variable's storage, or several of a tuple's
     sizes: dict[str, int] = field(default_factory=dict)
     alive: dict[str, tuple[int, int]] = field(default_factory=dict)
-    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    calls: list[tuple[str, list[str], tuple[str, ...]]] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     unknown: dict[str, list[str]] = field(default_factory=dict)
 
@@ -230,14 +247,16 @@ class _Calls:
 
     def _refusal(self) -> UnsupportedOperatorError:
         """Say what of the model is no list of kernels."""
-        faults = {name: ", ".join(places) for name, places in self.unknown.items()}
+        faults = {name: ", ".join(dict.fromkeys(places)) for name, places in self.unknown.items()}
         if OPEN in self.unknown:  # without extents, nothing behind them has a place either
             text = (
                 f"a Hexagon program has the place of every tensor decided, and extents are open: {faults[OPEN]}; fix "
                 "them with --input-shape, or compile for another target"
             )
             return UnsupportedOperatorError(text, faults={OPEN: faults[OPEN]})
-        operators = ", ".join(sorted(self.unknown))
+        operators = ", ".join(
+            with_nodes(name, list(dict.fromkeys(self.unknown[name]))) for name in sorted(self.unknown)
+        )
         return UnsupportedOperatorError(
             f"a Hexagon program is a list of kernels, and the model needs more than that: {operators}; compile it for "
             "another target",
@@ -256,8 +275,8 @@ class _Calls:
         arena = plan_arena(self.alive, padded, VECTOR_BYTES)
         places |= {name: (ARENA, offset) for name, offset in arena.offsets.items()}
         steps = tuple(
-            Step(kernel, tuple(places[name] for name in names), sum(self.sizes[name] for name in names))
-            for kernel, names in self.calls
+            Step(kernel, tuple(places[name] for name in names), sum(self.sizes[name] for name in names), nodes)
+            for kernel, names, nodes in self.calls
         )
         found = tuple(places[name] for name in inputs), tuple(places[name] for name in outputs)
         return Plan(steps, arena.size, *found), bytes(content)
@@ -271,7 +290,7 @@ class _Calls:
             if isinstance(value.op, tvm.ir.GlobalVar) and isinstance(self.mod[value.op], tirx.PrimFunc):
                 names = [self._value(arg) for arg in value.args]
                 if all(isinstance(name, str) for name in names):
-                    self._call(str(value.op.name_hint), names)
+                    self._call(str(value.op.name_hint), names, words_of(var))
                     return
             name = self._operator(value.op)
             if name == "relax.builtin.alloc_tensor" and static_shape(var) is not None:
@@ -280,12 +299,16 @@ class _Calls:
             if name == "relax.reshape" and static_shape(var) is not None:
                 self.values[var] = self._value(value.args[0])
                 return
-            self.unknown.setdefault(name, []).append(str(var.name))
+            self._refuse(name, var)
             return
         if isinstance(value, relax.If):
-            self.unknown.setdefault(BRANCHES, []).append(str(var.name))
+            self._refuse(BRANCHES, var)
             return
         self.values[var] = self._value(value)
+
+    def _refuse(self, fault: str, var: relax.Var) -> None:
+        """Note what is no list of kernels, by the nodes that it comes from, or by its variable where none are known."""
+        self.unknown.setdefault(fault, []).extend(words_of(var) or (str(var.name),))
 
     def _operator(self, op: Any) -> str:
         """Name what is called, as an error has it."""
@@ -315,16 +338,16 @@ class _Calls:
         self.alive[name] = len(self.calls), len(self.calls)
         return name
 
-    def _call(self, kernel: str, names: list[str]) -> None:
+    def _call(self, kernel: str, names: list[str], nodes: tuple[str, ...]) -> None:
         if len(names) > MOST_ARGUMENTS:
             raise CompileError(
-                f"kernel {kernel} reads and writes {len(names)} tensors, and a Hexagon program passes at most "
-                f"{MOST_ARGUMENTS}; split the operator with so many inputs into several"
+                f"kernel {with_nodes(kernel, nodes)} reads and writes {len(names)} tensors, and a Hexagon program "
+                f"passes at most {MOST_ARGUMENTS}; split the operator with so many inputs into several"
             )
         for name in names:
             if name in self.alive:
                 self.alive[name] = self.alive[name][0], len(self.calls)
-        self.calls.append((kernel, names))
+        self.calls.append((kernel, names, nodes))
 
 
 def _flat(value: Any) -> Iterator[str]:

@@ -78,6 +78,13 @@ def functions(text: str) -> list[Function]:
     return found
 
 
+def callers_of(text: str, called: Iterable[str]) -> list[str]:
+    """List the functions of a file that name one of others."""
+    name = re.compile(rf"(?<![.\w$])({'|'.join(map(re.escape, called))})(?![.\w$])")
+    lines = text.split("\n")
+    return [item.name for item in functions(text) if any(map(name.search, lines[item.start : item.stop]))]
+
+
 def _blocks(lines: Sequence[str]) -> list[Block]:
     # Whatever is named may be gone to, in whatever way it is written: `jump:t .L1`, `loop1(##.L1,#15)`, `r0 = ##.L1`.
     targets = {name for line in lines if not _LABEL.match(line) for name in _LOCAL.findall(line)}
