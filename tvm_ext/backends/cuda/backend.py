@@ -33,7 +33,11 @@ from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import FusionOptions
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.bounded_indices import bounded_indices
+from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, protect_cancellations
+from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
@@ -69,6 +73,10 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     return [channels_last(), *winograd, whole_vectors(), relax.transform.DeadCodeElimination()]
 
 
+def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    return [*common.legalize(backend, target, options), bounded_indices()]
+
+
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     if options.fuse == "stock":
         return [*common.fuse(backend, target, options), split_groups(), wide_reductions()]
@@ -88,6 +96,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         # What a rule of TVM's made too large gets the plainest schedule there is.
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
         own_locals(),
+        protect_cancellations(),
         keep_nan(),
         narrow_vectors(),
         check_kernels(),
@@ -133,14 +142,16 @@ CUDA = Backend(
         **COMMON,
         "canonicalize": _canonicalize,
         "layout": _layout,
+        "legalize": _legalize,
         "fuse": _fuse,
         "schedule": _schedule,
         "finalize": _finalize,
     },
     complete=complete_cuda,
     rules=RULES,
+    legalizations=FLOAT_LEGALIZATIONS | NORMALIZATION_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
     machine=machine_of,
-    kernel_passes=lambda: (finish_kernels(), keep_nan(), narrow_vectors()),
+    kernel_passes=lambda: (finish_kernels(), protect_cancellations(), keep_nan(), narrow_vectors()),
     check_here=check_gpu,
     check_options=check_precision,
     instructions=_offers,
