@@ -118,13 +118,16 @@ def _sizes(
     ]
 
 
-Copy = Literal["vectors", "interleaved", "tiles", "elements"]
-"""How a factor is stored anew: what lies together stays so; a few rows are interleaved; it is transposed; or it is
-collected."""
+Copy = Literal["vectors", "interleaved", "interleaved by elements", "tiles", "elements"]
+"""How a factor is stored anew: what lies together stays so; a few rows are interleaved, as vectors or, where bytes
+become words or a row may be missing, not; it is transposed; or it is collected."""
 
 VECTOR_CYCLES, WORD_CYCLES, INTERLEAVED_CYCLES, ELEMENT_CYCLES = 2.5, 0.6, 8.0, 1.5
 """Cycles of a vector that is copied, of up to four elements, of a vector that is interleaved, and of an element by
 itself, measured on Zen 5; but that of a word is inferred from one depthwise convolution of 8 bits there."""
+
+INTERLEAVED_GROUP_CYCLES = 2.4
+"""Cycles of one element of each row where rows are interleaved element by element, measured on Zen 4."""
 
 
 def copied_cycles(elements: int, copy: Copy, lanes: int, run: int) -> float:
@@ -143,6 +146,8 @@ def copied_cycles(elements: int, copy: Copy, lanes: int, run: int) -> float:
         return elements / min(lanes, run) * (WORD_CYCLES if run <= 4 else VECTOR_CYCLES)
     if copy == "interleaved":
         return elements / lanes * INTERLEAVED_CYCLES
+    if copy == "interleaved by elements":
+        return elements / run * INTERLEAVED_GROUP_CYCLES
     if copy == "tiles":
         side = min(lanes, LARGEST_SIDE, 1 << (run - 1).bit_length())
         return elements / side * (2 + log2(side))  # of a row of a tile: a load, shuffles, and a store

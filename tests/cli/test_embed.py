@@ -133,3 +133,21 @@ def test_the_reason_is_of_an_instruction_of_the_same_kind(tmp_path: Path, capsys
     (operator,) = json.loads(capsys.readouterr().out)["operators"]
     assert "multiplies int32 and int32 into int32" in operator["reason"]
     assert "float" not in operator["reason"]
+
+
+@pytest.mark.parametrize("target", ["tvm-ext/vta-1x16x16", "hexagon-v67", '{"kind": "llvm", "mcpu": "znver4"}'])
+@pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT64])
+def test_what_is_not_quantised_gets_no_instruction_of_integers(
+    target: str, dtype: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = [
+        helper.make_tensor_value_info("a", dtype, [16, 32]), helper.make_tensor_value_info("b", dtype, [32, 16])
+    ]  # fmt: skip
+    model = _save(tmp_path / "wide.onnx", [helper.make_node("MatMul", ["a", "b"], ["y"])], inputs)
+    assert run(["embed", str(model), "--target", target, "--json"]) == 0
+    (operator,) = json.loads(capsys.readouterr().out)["operators"]
+    assert operator["chosen"] is None
+    assert not any(choice["candidates"] for choice in operator["instructions"])
+    kind = {TensorProto.DOUBLE: "float64", TensorProto.FLOAT16: "float16", TensorProto.INT64: "int64"}[dtype]
+    assert kind in operator["reason"]
+    assert all(kind in choice["reason"] for choice in operator["instructions"])

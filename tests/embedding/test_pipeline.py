@@ -153,6 +153,9 @@ def test_rules_of_windows_of_bytes_keep_what_they_are_faster_at() -> None:
     assert "not embedded" not in line
     several = noted(lambda x, w: nn.conv2d(x, w, groups=32, out_dtype="int32"), (1, 32, 17, 19), (64, 1, 3, 3))
     assert "not embedded" not in several
+    for extents, kernel in (((1, 56, 56, 32), (3, 3, 32, 1)), ((1, 14, 14, 240), (5, 5, 240, 1))):
+        last = {"data_layout": "NHWC", "kernel_layout": "HWOI", "groups": extents[3], "out_dtype": "int32"}
+        assert "not embedded: x86." in noted(lambda x, w, last=last: nn.conv2d(x, w, **last), extents, kernel)
 
 
 def test_sums_of_bytes_stay_in_registers() -> None:

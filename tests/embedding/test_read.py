@@ -85,6 +85,43 @@ def test_what_cannot_be_read_is_refused_with_a_reason(name: str) -> None:
         read_dataflow(func)
 
 
+def cast(left: str, right: str, product: str, total: str) -> tirx.PrimFunc:
+    """A product in one type, and sums in another."""
+    a, b = tensor(4, 8, dtype=left), tensor(8, 4, dtype=right)
+    k = te.reduce_axis((0, 8), "k")
+    return te.create_prim_func([a, b, te.compute(
+        (4, 4), lambda i, j: te.sum((a[i, k].astype(product) * b[k, j].astype(product)).astype(total), [k]), name="c"
+    )])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "types",
+    [("int8", "int8", "int32", "int32"), ("uint8", "int8", "int16", "int32"),
+     ("float16", "float16", "float32", "float32"),
+     ("bfloat16", "bfloat16", "float32", "float32"), ("int8", "int8", "float32", "float32"),
+     ("float32", "float32", "float32", "float32"), ("float16", "float16", "float16", "float16")],
+)  # fmt: skip
+def test_casts_that_keep_values_are_read(types: tuple[str, str, str, str]) -> None:
+    assert [access.dtype for access in read_dataflow(cast(*types)).operands] == [types[0], types[1], types[3]]
+
+
+@pytest.mark.parametrize(
+    ("types", "reason"),
+    [
+        (("int8", "int8", "int8", "int32"), "multiplies int8 and int8 in int8, which rounds or wraps"),
+        (("uint8", "uint8", "int16", "int32"), "converts|multiplies uint8 and uint8 in int16, which rounds or wraps"),
+        (("float16", "float16", "float16", "float32"), "multiplies float16 and float16 in float16"),
+        (("int8", "uint8", "uint8", "int32"), "converts int8 to uint8, which changes values"),
+        (("float32", "float32", "int8", "int32"), "converts float32 to int8, which changes values"),
+        (("float32", "float32", "bfloat16", "float32"), "converts float32 to bfloat16, which changes values"),
+        (("float64", "float64", "float64", "float32"), "converts float64 to float32|in float64, which rounds"),
+    ],
+)
+def test_casts_that_change_values_are_refused(types: tuple[str, str, str, str], reason: str) -> None:
+    with pytest.raises(EmbeddingError, match=reason):
+        read_dataflow(cast(*types))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_relations_are_those_that_counting_finds(seed: int) -> None:
     operator, _ = random_case(seed)

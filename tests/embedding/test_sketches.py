@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.embedding.sketches import _embeddings, _row, embedding_rule, embedding_space
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions import rows
+from tvm_ext.schedules.instructions.instruction import Instruction, multiply_add
 from tvm_ext.schedules.instructions.mirrored import mirrored_intrinsic
 
 
@@ -181,3 +183,77 @@ def test_rows_that_a_process_prepares_for_are_refused_until_it_says_so() -> None
     with pytest.raises(EmbeddingError, match=r"no code is made of x86\.amx\.tdpbssd: .*request_tiles first"):
         embedding_rule(rows.amx("int8", "int8"))
     embedding_rule(replace(rows.amx("int8", "int8"), name="test.amx", prepare=None))
+
+
+@T.prim_func(private=True, s_tir=True)
+def wrong(a: T.handle, b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (2,), "float32", offset_factor=1)
+    B = T.match_buffer(b, (8, 2), "float32", offset_factor=1)
+    C = T.match_buffer(c, (8,), "float32", offset_factor=1)
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:2], B[0:8, 0:2])
+        T.writes(C[0:8])
+        for i in T.vectorized(8):
+            C[i] = C[i] + A[0] * B[i, 0] - A[1] * B[i, 1]
+
+
+@T.prim_func(private=True, s_tir=True)
+def lacking(a: T.handle, b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (2,), "float32", offset_factor=1)
+    B = T.match_buffer(b, (8, 2), "float32", offset_factor=1)
+    C = T.match_buffer(c, (8,), "float32", offset_factor=1)
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:2], B[0:8, 0:2])
+        T.writes(C[0:8])
+        C[T.Ramp(0, 1, 8)] = T.call_llvm_intrin(
+            "float32x8", "llvm.x86.tdpbssd", T.uint8(0), T.uint8(1), T.uint8(2), C[T.Ramp(0, 1, 8)]
+        )
+
+
+@T.prim_func(private=True, s_tir=True)
+def another_shape(a: T.handle, b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (2,), "float32", offset_factor=1)
+    B = T.match_buffer(b, (2, 8), "float32", offset_factor=1)
+    C = T.match_buffer(c, (8,), "float32", offset_factor=1)
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:2], B[0:2, 0:8])
+        T.writes(C[0:8])
+        for i in T.vectorized(8):
+            C[i] = C[i] + A[0] * B[0, i] + A[1] * B[1, i]
+
+
+@pytest.mark.parametrize(
+    ("name", "implemented", "reason"),
+    [
+        ("test.values", wrong, r"the row of test\.values is wrong: on random data its meaning gives .* at \[\d\], and"),
+        ("test.code", lacking, r"no code can be made of the row of test\.code|of test\.code .* ends the process"),
+        ("test.shape", another_shape, r"is wrong: its meaning has the operands .*float32\[8, 2\].*float32\[2, 8\]"),
+    ],
+)
+def test_an_intrinsic_whose_halves_disagree_is_refused_when_tuning_begins(
+    name: str, implemented: Any, reason: str, tmp_path: Path
+) -> None:
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        TensorIntrin.register(name, description, implemented)
+    with pytest.raises(EmbeddingError, match=reason):
+        ms.tune_tir(
+            product(8, 8, 8, ("float32",) * 3), native_target(), work_dir=str(tmp_path), max_trials_global=1,
+            space=embedding_space(name),
+        )  # fmt: skip
+
+
+def test_a_row_whose_halves_disagree_is_refused_when_tuning_begins() -> None:
+    meaning = multiply_add("C[i] += A[k] * B[i,k]", "float32", "float32", "float32", i=8, k=2)
+    row = Instruction("test.wrong_row", meaning, "wrong", lambda _scopes: wrong, (), ("global",) * 3, 1)
+    with pytest.raises(EmbeddingError, match=r"the row of test\.wrong_row is wrong: on random data"):
+        sketches(product(8, 8, 8, ("float32",) * 3), row)
+
+
+def test_what_a_target_lacks_is_said_when_tuning_begins() -> None:
+    row = replace(rows.amx("int8", "int8"), name="test.amx.lacking", prepare=None)
+    with pytest.raises(EmbeddingError, match=r"requires amx-tile, amx-int8, which the target does not have"):
+        ms.TuneContext(
+            mod=product(16, 16, 64, ("int8", "int8", "int32")),
+            target=tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2}),
+            space_generator=embedding_space(row),
+        )

@@ -128,8 +128,22 @@ def run_module(
     """Run every kernel of a module as often as the module calls it; arguments and errors as of :func:`run_family`."""
     fused, scheduled = _lowered(module, emulator.target)
     calls = _calls(fused, list(inputs))
+    run_calls(build(scheduled, emulator.target).mod, calls, tolerance, what, emulator, runner, folder)
+    return [name for name, _, _ in calls]
+
+
+def run_calls(
+    compiled: Any,
+    calls: list[tuple[str, list[Any], list[Any]]],
+    tolerance: float,
+    what: str,
+    emulator: Emulator,
+    runner: Path,
+    folder: Path,
+) -> None:
+    """Call compiled functions: of each call the name, and the arguments before it and as they should be after it."""
     library = folder / "kernels.so"
-    parts = [part for part in host_modules(build(scheduled, emulator.target).mod) if part.kind == "llvm"]
+    parts = [part for part in host_modules(compiled) if part.kind == "llvm"]
     objects = [folder / f"kernels{number}.o" for number in range(len(parts))]
     for part, path in zip(parts, objects, strict=True):
         part.write_to_file(str(path), "o")
@@ -144,7 +158,6 @@ def run_module(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{what}: code {done.returncode} in {done.stdout[-200:]}{done.stderr[-300:]}"
     _compare(calls, results.read_bytes(), tolerance, what)
-    return [name for name, _, _ in calls]
 
 
 def _lowered(module: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, tvm.IRModule]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,9 +49,15 @@ def check_instruction(instruction: Instruction, target: tvm.target.Target, seed:
 
 
 def check_functions(
-    name: str, implementation: str, meaning: PrimFunc, function: PrimFunc, target: tvm.target.Target, seed: int = 0
+    name: str,
+    implementation: str,
+    meaning: PrimFunc,
+    function: PrimFunc,
+    target: tvm.target.Target,
+    seed: int = 0,
+    runs: bool = True,
 ) -> None:
-    """Do the same with the two functions of an instruction, both on buffers in ordinary memory.
+    """Do the same with the two functions of an instruction.
 
     Parameters
     ----------
@@ -60,6 +66,8 @@ def check_functions(
     meaning, function : PrimFunc
     target : Target
     seed : int
+    runs : bool
+        Whether this machine runs code of the target; otherwise only operands are compared, and code is made.
 
     Raises
     ------
@@ -77,22 +85,31 @@ def check_functions(
     )
     with _code_of(name, implementation):
         compiled = tvm.compile(module, target)
+    if not runs:
+        return
     rng = np.random.default_rng(seed)
-    operands = [random_values(rng, access.shape, access.dtype) for access in flow.operands]
-    results = []
-    for entry in functions:
-        tensors = [tvm.runtime.tensor(values) for values in operands]
-        compiled[entry](*tensors)
-        results.append(tensors[2].numpy())
-    # One rounding instead of two is what a fused multiply-add is for.
-    exact = np.issubdtype(results[0].dtype, np.integer)
-    far = results[0] != results[1] if exact else ~_near(*results)
-    if far.any():
-        where = tuple(int(at[0]) for at in np.nonzero(far))
-        raise EmbeddingError(
-            f"the row of {name} is wrong: on random data its meaning gives {results[0][where]} at "
-            f"{list(where)}, and {implementation} gives {results[1][where]}"
-        )
+    for draw in (random_values, extreme_values):
+        operands = [draw(rng, access.shape, access.dtype) for access in flow.operands]
+        results = [_run(compiled[entry], operands) for entry in functions]
+        if np.issubdtype(results[0].dtype, np.integer):
+            far = results[0] != results[1]
+        else:
+            sums = _run(compiled["meaning"], [np.abs(values) for values in operands])
+            far = ~_near(*results, sums, flow.macs // max(results[0].size, 1))
+        if far.any():
+            where = tuple(int(at[0]) for at in np.nonzero(far))
+            raise EmbeddingError(
+                f"the row of {name} is wrong: on random data its meaning gives {results[0][where]} at "
+                f"{list(where)}, and {implementation} gives {results[1][where]}"
+            )
+
+
+def _run(function: Any, operands: Sequence[NDArray]) -> NDArray:
+    """Run one of the functions; gives the result, which is the last operand."""
+    tensors = [tvm.runtime.tensor(values) for values in operands]
+    function(*tensors)
+    result: NDArray = tensors[2].numpy()
+    return result
 
 
 _GLOBAL = ("global", "global", "global")
@@ -100,36 +117,46 @@ _GLOBAL = ("global", "global", "global")
 
 @contextmanager
 def _code_of(name: str, implementation: str) -> Iterator[None]:
-    """Say of which row no code can be made, with the first line of what TVM says."""
+    """Say of which row no code can be made, with the first line of what TVM says, and what a colon leads to."""
     try:
         yield
     except Exception as error:  # TVM's errors have no common type
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        first = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
         raise EmbeddingError(f"no code can be made of the row of {name} ({implementation}): {first}") from error
 
 
-def _near(first: NDArray, second: NDArray) -> NDArray:
-    """Compare element by element, as close as sums of the type in another order and rounding are."""
-    rtol = {"float16": 4e-3, "bfloat16": 3e-2}.get(str(first.dtype), 1e-5)
-    first, second = (values.astype("float64") for values in (first, second))
-    near: NDArray = np.isclose(first, second, rtol=rtol, atol=rtol / 10, equal_nan=True)
-    return near
+def _near(first: NDArray, second: NDArray, sums: NDArray, terms: int) -> NDArray:
+    """Compare element by element, as close as sums in another order and with fewer or more roundings are.
+
+    Parameters
+    ----------
+    first, second : array
+    sums : array
+        Of the absolute values of all terms: what a rounding is relative to.
+    terms : int
+        Products that each element sums up.
+    """
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}.get(str(first.dtype), 2.0**-24)
+    first, second, sums = (values.astype("float64") for values in (first, second, sums))
+    return np.abs(first - second) <= 2 * (terms + 1) * rounding * sums
 
 
 def _require_features(instruction: Instruction, target: tvm.target.Target) -> None:
-    """Refuse what the code generator would end the process over, or the processor.
-
-    Names that are no features of a CPU (those of accelerators) are not looked at.
-    """
+    """Refuse what the code generator would end the process over, or the processor."""
     names = [name for name in instruction.requires if name in FEATURES.values()]
-    offered = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)} if names else set()
     flags = processor_flags()
-    for where, features in (("the target", offered), ("this machine", features_of(flags))):
-        if where == "this machine" and not are_known(flags):
-            continue
-        missing = [name for name in names if name not in features]
+    here = [] if not are_known(flags) else [name for name in names if name not in features_of(flags)]
+    for where, missing in (("the target", lacks(names, target)), ("this machine", here)):
         if missing:
             raise EmbeddingError(f"{instruction.name} requires {', '.join(missing)}, which {where} does not have")
+
+
+def lacks(requires: Sequence[str], target: tvm.target.Target) -> list[str]:
+    """List the features that a target lacks; names that are no features of a CPU are not looked at."""
+    names = [name for name in requires if name in FEATURES.values()]
+    offered = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)} if names else set()
+    return [name for name in names if name not in offered]
 
 
 def _require_operands(name: str, flow: Dataflow, function: Any) -> None:
@@ -160,3 +187,14 @@ def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) 
 
         return values.astype(ml_dtypes.bfloat16)
     return values.astype(dtype)
+
+
+def extreme_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray:
+    """Draw the ends of an integer type, where sums saturate or wrap; of floats, values of several magnitudes."""
+    if dtype.startswith(("int", "uint")):
+        limits = np.iinfo(dtype)
+        ends = [max(limits.min, -(1 << 20)), min(limits.max, 1 << 20)]
+        return rng.choice(ends, shape).astype(dtype)
+    return (random_values(rng, shape, "float32") * np.exp2(rng.integers(-3, 4, shape))).astype(
+        random_values(rng, (1,), dtype).dtype
+    )

@@ -249,8 +249,12 @@ def quantized(operator: Dataflow, instruction: Instruction) -> Dataflow:
     Raises
     ------
     EmbeddingError
-        If the instruction sums up in fewer than 32 bits, which sums of a whole operator exceed.
+        If the operator is of other types than float32, which nothing quantises, or the instruction sums up in fewer
+        than 32 bits, which sums of a whole operator exceed.
     """
+    others = [access.dtype for access in operator.operands if access.dtype != "float32"]
+    if others:
+        raise EmbeddingError(f"{operator.name} computes in {others[0]}; only products of float32 are quantised")
     types = [access.dtype for access in instruction_dataflow(instruction).operands]
     if tvm.DataType(types[2]).bits < 32:
         raise EmbeddingError(f"{instruction.name} sums up in {types[2]}, which a quantised {operator.name} exceeds")

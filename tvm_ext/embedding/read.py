@@ -15,6 +15,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import SBlock
 
 from tvm_ext.embedding.dataflow import Access, Axis, Dataflow
+from tvm_ext.embedding.types import holds, holds_product
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
 
@@ -121,7 +122,26 @@ class _Reader:
         factors = [_without_casts(product.a), _without_casts(product.b)] if isinstance(product, prim.Mul) else []
         if len(factors) != 2 or not all(isinstance(factor, tvm.ir.TensorLoad) for factor in factors):
             raise self._error("what it sums up is no product of two elements of tensors")
+        for value, factor in zip((product.a, product.b), factors, strict=True):
+            self._require_wider(value, str(factor.source.dtype))
+        types = [_dtype(factor) for factor in factors]
+        if _dtype(product) != _dtype(total) and not holds_product(_dtype(product), types[0], types[1]):
+            raise self._error(
+                f"it multiplies {' and '.join(types)} in {_dtype(product)}, which rounds or wraps before the sum in "
+                f"{_dtype(total)}"
+            )
+        self._require_wider(products[0], _dtype(product))
         return factors[0], factors[1]
+
+    def _require_wider(self, value: Any, source: str) -> None:
+        """Refuse casts that change a value on its way from ``source``."""
+        chain = [source]
+        while isinstance(value, prim.Cast):
+            chain.insert(1, _dtype(value))
+            value = value.value
+        for before, after in itertools.pairwise(chain):
+            if not holds(after, before):
+                raise self._error(f"it converts {before} to {after}, which changes values")
 
     def _split_axes(self, indices: Sequence[Sequence[Any]]) -> dict[Any, Any]:
         """Make the axes, divided where an index divides them; gives the value of each axis of the block."""
@@ -166,6 +186,11 @@ class _Reader:
 
     def _error(self, why: str) -> EmbeddingError:
         return EmbeddingError(f"block {str(self.block.name_hint)!r}: {why}")
+
+
+def _dtype(value: Any) -> str:
+    """Type of an expression's value."""
+    return str(value.ty.dtype)
 
 
 def _without_casts(value: Any) -> Any:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule, ScheduleError, TensorIntrin
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_ext.embedding.check_apart import check_apart
 from tvm_ext.embedding.dataflow import Access
 from tvm_ext.embedding.embedding import Embedding
 from tvm_ext.embedding.program import STRICT, relaxed
@@ -50,7 +52,8 @@ def embedding_space(*instructions: Instruction | str) -> ms.space_generator.Post
     Raises
     ------
     EmbeddingError
-        If a name is not registered, no code is made of a row, or what an intrinsic means cannot be read.
+        If a name is not registered, no code is made of a row, or what an intrinsic means cannot be read. When tuning
+        begins, if meaning and implementation disagree on random data, or the target lacks what a row requires.
     """
     stock = ms.schedule_rule.ScheduleRule.create("llvm")
     first = next(at for at, rule in enumerate(stock) if isinstance(rule, ms.schedule_rule.MultiLevelTiling))
@@ -91,6 +94,12 @@ def _row(instruction: Instruction | str) -> Instruction:
     )
 
 
+def _compare(row: Instruction, target: tvm.target.Target) -> None:
+    """Refuse an instruction whose implementation does something else than its meaning says."""
+    intrinsic = TensorIntrin.get(row.name if row.emit is None else tensor_intrinsic(row))
+    check_apart(row.name, row.implementation, intrinsic.desc, intrinsic.impl, target, row.requires, row.tiles)
+
+
 @derived_object
 class _EmbeddingRule(ms.schedule_rule.PyScheduleRule):
     """Offers a sketch for each way in which an instruction fits a block; others stay as they are."""
@@ -100,7 +109,8 @@ class _EmbeddingRule(ms.schedule_rule.PyScheduleRule):
         self.rows = rows
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        pass
+        for row in self.rows:
+            _compare(row, context.target)
 
     def apply(self, sch: Schedule, block: SBlockRV) -> list[Schedule]:
         found = [

@@ -16,6 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IndexMap
 
 from tvm_ext.embedding.embedding import Embedding
+from tvm_ext.embedding.solver import element_order
 from tvm_ext.embedding.strategy import Loop, strategy
 from tvm_ext.errors import EmbeddingError
 from tvm_ext.schedules.instructions.instruction import Instruction
@@ -85,6 +86,8 @@ def lay_out_anew(sch: Schedule, block: SBlockRV, embedding: Embedding, row: Inst
     copies = _index_by_axes(sch, block)
     if cut is not None:
         _inline_producers(sch, block)
+    for number in range(3):
+        _order_lanes(sch, block, embedding, number)
     for number, copy in enumerate(copies):
         sch.set_scope(copy, 0, row.homes[number if not embedding.swapped else 1 - number])
         copy_in_parallel(sch, copy)
@@ -116,6 +119,29 @@ def _index_by_axes(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
     copies = [sch.reindex(block, ("read", number)) for number in range(2)]
     sch.reindex(block, ("write", 0))
     return copies
+
+
+def _order_lanes(sch: Schedule, block: SBlockRV, embedding: Embedding, number: int) -> None:
+    """Put the lanes of an operand of the instruction, which lie as its axes go, in the order that it reads them in."""
+    order = element_order(embedding.instruction, number)
+    if order == sorted(order):
+        return
+    places = [sorted(order).index(axis) for axis in order]
+
+    def index_map(*place: Any) -> list[Any]:
+        outer, lanes = place[: -len(order)], place[-len(order) :]
+        return [*outer, *(lanes[at] for at in places)]
+
+    buffer = ("write", 0) if number == 2 else ("read", _read_of(sch, block, embedding.operand(number)))
+    sch.transform_layout(block, buffer, index_map)
+
+
+def _read_of(sch: Schedule, block: SBlockRV, operand: int) -> int:
+    """Find which of a block's reads is that of one of its factors: what it adds to is none."""
+    return [
+        at for at, read in enumerate(sch.get(block).reads)
+        if not read.source.same_as(sch.get(block).writes[0].source)
+    ][operand]  # fmt: skip
 
 
 def _inline_producers(sch: Schedule, block: SBlockRV) -> None:

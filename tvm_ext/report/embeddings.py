@@ -113,7 +113,7 @@ def embed_model(
 ) -> tuple[EmbeddedOperator, ...]:
     """Embed the instructions of a target into every multiply-accumulate operator of a model.
 
-    Instructions of integers take operators of floats as quantising would leave them.
+    Instructions of integers take operators of float32 as quantising would leave them.
 
     Parameters
     ----------

@@ -88,7 +88,8 @@ def _planned(
         at = embedding.operand(factor)
         homes[at] = _home(found, factor, sources[at], tile, instruction)
         if homes[at] == "stored":
-            copied[factor] = _copied_cycles(found.operands[at], sources[at], embedding, machine)
+            wanted = embedding.instruction.operands[factor].dtype
+            copied[factor] = _copied_cycles(found.operands[at], sources[at], embedding, wanted, machine)
         elif homes[at] == "direct" and sources[at] in MADE_CYCLES:
             copied[factor] = _made_cycles(found.operands[at], sources[at], machine)
     types = [access.dtype for access in embedding.instruction.operands]
@@ -125,8 +126,8 @@ def _home(found: Strategy, factor: int, source: Source, tile: EmbeddedTile, inst
     return "stored" if factor == 1 and rows >= PACKED_ROWS else "direct"
 
 
-def _copied_cycles(stored: Stored, source: Source, embedding: Embedding, machine: Machine) -> float:
-    """Cycles of storing a factor anew, once."""
+def _copied_cycles(stored: Stored, source: Source, embedding: Embedding, dtype: str, machine: Machine) -> float:
+    """Cycles of storing a factor anew, once, in the type that the instruction takes."""
     shape = stored.access.shape
     strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
     moves = [
@@ -145,6 +146,8 @@ def _copied_cycles(stored: Stored, source: Source, embedding: Embedding, machine
     elif source != "spread" and any(other == 1 for other, _ in moves):
         kind = "interleaved" if run in (2, 4) and moves[-1][0] == 1 else "tiles"
     lanes = machine.lanes(stored.access.dtype)
+    if kind == "interleaved" and (machine.lanes(dtype) < lanes or _lacks_rows(stored, embedding)):
+        kind = "interleaved by elements"
     return MADE_CYCLES.get(source, 1.0) * copied_cycles(stored.elements, kind, lanes, run)
 
 
@@ -154,6 +157,13 @@ def _is_filled_up(stored: Stored, embedding: Embedding) -> bool:
     if lane is None:
         return False
     return embedding.operator.axes[embedding.digits[lane[0]][lane[1]].axis].extent == 1
+
+
+def _lacks_rows(stored: Stored, embedding: Embedding) -> bool:
+    """Whether some of what lies on the last lane of a factor is padding."""
+    lane = stored.dimensions[-1].lane
+    axis = embedding.digits[lane[0]][lane[1]].axis if lane is not None else -1
+    return axis >= 0 and embedding.padded[axis] != embedding.operator.axes[axis].extent
 
 
 def _made_cycles(stored: Stored, source: Source, machine: Machine) -> float:
@@ -182,6 +192,9 @@ WINDOW_LANES = {"uint8": 0.68, "int8": 0.5}
 """The same share, by the type of data, in kernels of windows of single channels of 8-bit integers, measured on Zen 5:
 hand-written ones, and where there are none."""
 
+WINDOW_LANES_LAST = 0.4
+"""The same with channels last, measured on Zen 4: along channels, without a copy."""
+
 BEYOND_ALL = 1e15
 """Cycles that every kernel stays below."""
 
@@ -194,10 +207,22 @@ def window_cost(machine: Machine) -> Callable[[Dataflow], float]:
     def cost(operator: Dataflow) -> float:
         if not is_measured or not _is_window_of_bytes(operator):
             return BEYOND_ALL
-        share = WINDOW_LANES[operator.inputs[0].dtype]
+        data = operator.inputs[0]
+        share = WINDOW_LANES[data.dtype] if data.column(_channel(operator)) == _SECOND else WINDOW_LANES_LAST
         return CALL_CYCLES + operator.macs / (machine.lanes("float32") * share)
 
     return cost
+
+
+_SECOND, _LAST = (0, 1, 0, 0), (0, 0, 0, 1)
+"""How the data of a picture moves from one channel to the next: channels second, or last."""
+
+
+def _channel(operator: Dataflow) -> int:
+    """Find the only axis that all operands move in; -1 where there is none, or there are several."""
+    walked = [at for at, axis in enumerate(operator.axes) if axis.extent > 1]
+    channels = [at for at in walked if all(access.uses(at) for access in operator.operands)]
+    return channels[0] if len(channels) == 1 else -1
 
 
 def _is_window_of_bytes(operator: Dataflow) -> bool:
@@ -206,8 +231,8 @@ def _is_window_of_bytes(operator: Dataflow) -> bool:
     if data.dtype not in WINDOW_LANES or weights.dtype != "int8" or len(data.shape) != 4 or len(weights.shape) != 4:
         return False
     walked = [at for at, axis in enumerate(operator.axes) if axis.extent > 1]
-    channels = [at for at in walked if all(access.uses(at) for access in operator.operands)]
-    return len(channels) == 1 and data.column(channels[0]) == (0, 1, 0, 0) and all(data.uses(at) for at in walked)
+    channel = _channel(operator)
+    return channel >= 0 and data.column(channel) in (_SECOND, _LAST) and all(data.uses(at) for at in walked)
 
 
 def _vectors_along(operator: Dataflow) -> str:
