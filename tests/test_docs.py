@@ -36,6 +36,19 @@ def test_the_page_of_torch_compile_runs() -> None:
     assert tuple(names["probabilities"].shape) == (3, 10)
 
 
+def test_the_page_of_embeddings_runs_and_an_instruction_is_at_most_15_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, block in enumerate(blocks := python_blocks("embedding.md")):
+        (row,) = re.findall(r"^\w+ = Instruction\(\n.*?^\)", block, re.DOTALL | re.MULTILINE)
+        assert len(row.splitlines()) <= 15
+        names: dict[str, Any] = {}
+        exec(compile(block, f"embedding.md, block {number + 1}", "exec"), names)
+        assert names["ranked"] if number == 0 else "my.eight" in str(names["schedule"].trace)
+    assert len(blocks) == 2
+
+
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_links_between_pages_and_files(page: str) -> None:
     text = (DOCS / page).read_text()

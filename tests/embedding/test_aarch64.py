@@ -111,7 +111,7 @@ def test_sketches_are_exact(name: str, row: Instruction, runner: Path, tmp_path:
     shapes = [tuple(int(extent) for extent in param.ty.shape) for param in mod["main"].params]
     rng = np.random.default_rng(2)
     operands: list[Any] = [rng.integers(-128, 128, shape, "int8") for shape in shapes[:2]]
-    result = expected(*operands, shapes[2][-1])
+    result = expected(operands[0], operands[1], shapes[2][-1])
     functions: dict[str, Any] = {}
     for at, sketch in enumerate(found):
         made = drawn(mod, sketch, at + 1)["main"]
