@@ -17,9 +17,10 @@ test test-slow: export PYTHONDONTWRITEBYTECODE =
 test test-slow: export TVM_THREAD_POOL_SPIN_COUNT ?= 0
 
 test: $(VENV)/.installed zoo
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not long" $(ARGS)
 
 test-slow: $(VENV)/.installed zoo
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "long and not slow" $(ARGS)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # Random models, drawn by NNSmith, in all combinations of options; what fails is kept in fuzz_failures/.

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 import tvm_ext
+from scripts.long_tests import GROUP, LONG_TESTS
 from tests.commands import Commands
 from tests.modules import Mlp
 from tests.zoo import get
@@ -35,6 +36,15 @@ def pytest_configure() -> None:
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as ``long`` what ``make test`` leaves out to stay short; ``scripts/long_tests.py`` writes the list."""
+    long = set(LONG_TESTS.read_text().splitlines())
+    for item in items:
+        if GROUP.sub("", item.nodeid) in long:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
