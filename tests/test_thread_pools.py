@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -137,3 +140,41 @@ def test_workers_keep_nothing_and_hand_errors_on() -> None:
 def test_a_worker_may_call_again() -> None:
     found = in_a_thread(lambda: threads.with_pool(lambda: threading.get_ident()) == threading.get_ident())
     assert found is True
+
+
+@pytest.mark.slow
+def test_a_busy_machine_delays_neither_kernels_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(threads.SPIN_COUNT, raising=False)
+    # With TVM's own count, each of 300,000 turns of a thread without work waits for a time slice of the other programs.
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        started = time.monotonic()
+        output_of(f"{MODEL}\nfor _ in range(20): run()", TVM_NUM_THREADS="2")
+        assert time.monotonic() - started < 120
+    finally:
+        for program in busy:
+            program.kill()
+            program.wait()
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_threads_without_work_sleep_soon_unless_the_user_says_otherwise(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(threads.SPIN_COUNT, raising=False)
+    source = f"""{MODEL}
+run()
+import subprocess, sys
+print(os.environ.get("TVM_THREAD_POOL_SPIN_COUNT"))
+child = "import os; print(os.environ['TVM_THREAD_POOL_SPIN_COUNT'])"
+print(subprocess.check_output([sys.executable, "-c", child], text=True))
+"""
+    variables = {} if given is None else {threads.SPIN_COUNT: given}
+    seen, inherited = output_of(source, **variables).split()
+    if given is None:
+        assert seen == "None"
+        assert int(inherited) <= threads.SPINS
+    else:
+        assert seen == inherited == given

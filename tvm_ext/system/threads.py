@@ -29,6 +29,12 @@ VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 ONE_EACH, SHARED = -2, -3
 """Ways to bind threads that the runtime knows: each to a processor of its own, or all to all of them."""
 
+SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT"
+"""How often a thread of the pool gives way before it sleeps; the runtime reads it when it makes its first pool."""
+
+SPINS = 2000
+"""About a millisecond where nothing else runs, which bridges what lies between the kernels of a model."""
+
 MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
 """Pools of threads other than the main one: of workers, and as many again that such threads asked for."""
 
@@ -190,6 +196,7 @@ def _make_pool() -> None:
     configure = tvm_ffi.get_global_func("runtime.config_threadpool")
     count = threads()
     cores = _one_of_each_core()
+    _let_threads_sleep()
     try:
         if count == len(cores) and next(_first) == 0:
             configure(ONE_EACH, count, [str(cpu) for cpu in cores])
@@ -203,6 +210,28 @@ def _make_pool() -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     _pool.process = os.getpid()
+
+
+@lru_cache(maxsize=1)
+def _let_threads_sleep() -> None:
+    """Bound how long threads without work spin, unless the user's environment says it.
+
+    TVM lets them give way 300,000 times, 0.1 s on an idle machine. Where other programs want the processors, each time
+    takes a time slice of theirs: kernels then wait for one at every turn, and a process that ends, which waits for its
+    threads, for minutes. There they sleep at once.
+    """
+    if SPIN_COUNT not in os.environ:
+        # Not `os.environ`, which stays as the user left it; the runtime asks the C library.
+        os.putenv(SPIN_COUNT, "0" if _is_busy() else str(SPINS))
+
+
+def _is_busy() -> bool:
+    """Whether other threads want all the processors there are at this moment."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return running - 1 >= (os.cpu_count() or 1)
 
 
 def _is_main() -> bool:
