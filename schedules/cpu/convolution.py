@@ -20,6 +20,7 @@ from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.intrinsics import bfloat16_intrinsic
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.prologue import inline_prologue
+from tvm_ext.schedules.cpu.staged_epilogue import holds_function, stage_sums
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.knobs import divide
@@ -184,11 +185,15 @@ def _apply_tile(
         mark_simd(schedule, out.lane, int(schedule.get(out.lane).extent))
     else:
         schedule.vectorize(out.lane)
-    for loop in (column, vector):
-        schedule.unroll(loop)
     is_part = tile.reduction_parts > 1
+    staged = holds_function(schedule, store)
+    if not staged:
+        for loop in (column, vector):
+            schedule.unroll(loop)
     if is_part:
         conv, row, strip = _sum_in_parts(schedule, conv, group, tile, transposed)
+    elif staged:
+        stage_sums(schedule, conv, strip)
     schedule.compute_at(conv, strip, preserve_unit_loops=True)
     schedule.set_scope(conv, 0, "local")
     # The loops above come first: task, group, row, strip; and of a part, which it is.

@@ -28,6 +28,7 @@ from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import STAGING_ATTRIBUTE, TILE_ATTRIBUTE, tile_loops
+from tvm_ext.schedules.simd.transcendental import expands
 from tvm_ext.schedules.simd.vector import broadcast, choose, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
 
@@ -70,12 +71,16 @@ def holds_extremes_in_vectors(loop: Any) -> bool:
 
 
 def _holds_lanewise_function(loop: Any) -> bool:
-    """Whether TVM's vectoriser is to make vectors of a loop that calls a function which it has only for one lane."""
+    """Whether TVM's vectoriser is to make vectors of a loop that calls a function which it has only for one lane.
+
+    Transcendental functions are such: of whole vectors they are computed with instructions that pick entries of tables,
+    of a lane, which TVM would widen afterwards, without.
+    """
     if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, prim.IntImm):
         return False
 
     def interrupt(call: Any) -> Any:
-        return tvm_ffi.VisitInterrupt(True) if imported(call) in LANEWISE else None
+        return tvm_ffi.VisitInterrupt(True) if imported(call) in LANEWISE or expands(call) else None
 
     return tvm_ffi.structural_walk(loop.body, [(tvm.ir.Call, interrupt)]) is not None
 

@@ -64,7 +64,7 @@ def expand(call: Any, isa: str = "") -> Any:
     name = call.op.name.removeprefix("tirx.")
     if name == "pow":
         return _power(call.args[0], float(_constant_exponent(call) or 0.0))
-    function = partial(_FUNCTIONS[name], isa=isa) if name in ("exp", "erf") else _FUNCTIONS[name]
+    function = partial(_FUNCTIONS[name], isa=isa) if name in ("exp", "erf", "sigmoid") else _FUNCTIONS[name]
     if element_type(call) == "float32":
         return function(call.args[0])
     lanes = lanes_of(call)
@@ -212,11 +212,34 @@ def _tanh(value: Any) -> Any:
     return names.around(excess / (excess + constant_like(2.0, value)))
 
 
-def _sigmoid(value: Any) -> Any:
+def _sigmoid(value: Any, isa: str = "") -> Any:
+    if isa == "avx512" and lanes_of(value) == AVX512_LANES:
+        return _sigmoid_by_table(value)
     names = Bindings()
     clamped = _clamp(names, names.bind("value", value), -89.0, 87.0)
     one = constant_like(1.0, value)
     return names.around(one / (one + _exp_of_moderate(constant_like(0.0, value) - clamped)))
+
+
+def _sigmoid_by_table(value: Any) -> Any:
+    """Compute ``1 / (1 + exp(-x))`` in vectors of AVX-512 without a division, which takes as long as ``exp``.
+
+    The reciprocal is found to 14 bits by an instruction, and twice as many by one step of Newton's method. Of an
+    infinite sum it is zero, which that step would multiply with infinity: the limit of its correction, which any number
+    is above, takes the place of what is no number then.
+    """
+    names = Bindings()
+    one = constant_like(1.0, value)
+    total = names.bind("total", one + _exp_by_table(constant_like(0.0, value) - value))
+    unmasked = tirx.const(-1, "int16")
+    wide = wide_type("float32", AVX512_LANES)
+    zero = constant_like(0.0, value)
+    about = tirx.call_llvm_pure_intrin(wide, "llvm.x86.avx512.rcp14.ps.512", total, zero, unmasked)
+    about = names.bind("about", about)
+    least = constant_like(-0.5, value)
+    correction = names.bind("correction", one - total * about)
+    correction = prim.Select(correction > least, correction, least)
+    return names.around(about * correction + about)
 
 
 def _log_parts(names: Bindings, value: Any) -> tuple[Any, Any]:

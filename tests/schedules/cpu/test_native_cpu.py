@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tvm
@@ -14,6 +19,7 @@ from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.errors import PerformanceWarning
 from tvm_ext.schedules.cpu.machine import forget_machines, machine_of
 from tvm_ext.schedules.cpu.native_cpu import NativeCpu, describe, native_cpu
+from tvm_ext.system import threads
 from tvm_ext.system.cpu_features import FEATURES
 from tvm_ext.system.host import processor_flags
 from tvm_ext.target import resolve_target
@@ -93,6 +99,82 @@ def test_a_part_of_a_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_baseline(native_target())
+
+
+@pytest.fixture
+def nothing_was_said() -> Iterator[None]:
+    """Begin as a process does that has not warned of idle cores, and leave it so."""
+    cpu_target._warn_of_idle_cores.cache_clear()
+    yield
+    cpu_target._warn_of_idle_cores.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_was_said")
+def test_one_core_of_several_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = native_target()
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {5})
+    with pytest.warns(PerformanceWarning, match="may run on one of the 8 processors .* results are right"):
+        warn_if_baseline(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_baseline(target)
+
+
+@pytest.mark.usefixtures("nothing_was_said")
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"OMP_NUM_THREADS": "1"}, True),
+        ({"OMP_NUM_THREADS": "4"}, False),
+        ({"OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}, False),  # who says it to TVM means it
+        ({}, False),
+    ],
+)
+def test_a_variable_that_leaves_cores_idle_is_told(
+    settings: dict[str, str], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = native_target()
+    for name in ("OMP_NUM_THREADS", "TVM_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cpu_target, "physical_cores", lambda: 4)
+    monkeypatch.setattr(threads, "physical_cores", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_if_baseline(target)
+    assert [str(warning.message).startswith("OMP_NUM_THREADS=1 leaves TVM one of 4 cores") for warning in caught] == [
+        True
+    ] * told
+
+
+def test_one_processor_computes_what_several_do(tmp_path: Path) -> None:
+    """A process that is kept to one processor, of which TVM is told nothing."""
+    script = tmp_path / "one.py"
+    script.write_text(
+        "import numpy as np, tvm_ext\n"
+        "from tvm import relax\n"
+        "from tests.schedules.kernels import graph\n"
+        "weight = np.random.default_rng(0).standard_normal((129, 257)).astype('float32')\n"
+        "module = graph(lambda b, x: b.emit(relax.op.matmul(x, relax.const(weight))), [((65, 129), 'float32')])\n"
+        "x = np.random.default_rng(1).standard_normal((65, 129)).astype('float32')\n"
+        "(result,) = tvm_ext.compile(module).run([x]).values()\n"
+        "np.testing.assert_allclose(result, x.astype('float64') @ weight, rtol=1e-4, atol=1e-4)\n",
+        encoding="utf-8",
+    )
+    kept = os.sched_getaffinity(0)
+    if len(kept) == 1:
+        pytest.skip("this process is kept to one processor")
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=environment, check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, {min(kept)}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("may run on one of the") == 1
 
 
 def test_a_machine_is_known_by_its_native_name() -> None:

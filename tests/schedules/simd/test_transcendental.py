@@ -15,6 +15,7 @@ from tests.schedules.kernels import TARGETS, assembly, compile_graph
 from tests.schedules.simd.test_loops import lowered, marked, run
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.piecewise import ERF_WIDTHS
 from tvm_ext.schedules.simd.polynomial import interpolate
@@ -99,6 +100,38 @@ def test_exp_by_a_permutation_of_powers() -> None:
     finite = np.isfinite(x) & np.isfinite(result)
     ordered = result[finite][np.argsort(x[finite])]
     assert (np.diff(ordered) >= -2e-7 * ordered[1:]).all()  # never falls by more than the rounding
+
+
+@pytest.mark.skipif(machine_of(TARGETS["native"]).isa != "avx512", reason="this machine has no AVX-512")
+def test_sigmoid_without_division() -> None:
+    x = np.concatenate([inputs(), np.linspace(-104.5, 104.5, COUNT, dtype=np.float32)])
+    source = te.placeholder(x.shape, "float32", "source")
+    func = te.create_prim_func([source, te.compute(x.shape, lambda i: tirx.sigmoid(source[i]), name="sigmoid")])
+    kernel = lowered(marked(func, "sigmoid", 16))
+    assert "rcp14" in str(kernel)
+    result = run(kernel, [x], x.shape, "float32", "native")
+    with np.errstate(invalid="ignore"):
+        exact = FUNCTIONS["sigmoid"][0](x.astype(np.float64).clip(-700, 700))
+    normal = exact >= np.finfo(np.float32).tiny
+    assert relative_error(result, exact)[normal].max() <= 2.5e-7
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(x))
+    small = ~normal & ~np.isnan(x)
+    assert np.abs(result[small] - exact[small]).max() < 7e-39
+    np.testing.assert_array_equal(result[np.isinf(x)], x[np.isinf(x)] > 0)
+
+
+@pytest.mark.skipif(machine_of(TARGETS["native"]).isa != "avx512", reason="this machine has no AVX-512")
+@pytest.mark.parametrize(("name", "part"), [("exp", "vpermi2var"), ("sigmoid", "rcp14"), ("erf", "permvar")])
+def test_loops_left_to_tvms_vectoriser_use_tables_too(name: str, part: str) -> None:
+    x = np.random.default_rng(0).normal(0, 3, (33, 16)).astype(np.float32)
+    source = te.placeholder(x.shape, "float32", "source")
+    func = te.create_prim_func([source, te.compute(x.shape, lambda i, j: getattr(tirx, name)(source[i, j]), name="f")])
+    schedule = new_schedule(func)
+    schedule.vectorize(schedule.get_loops(schedule.get_sblock("f"))[-1])
+    kernel = lowered(schedule)
+    assert part in str(kernel)
+    result = run(kernel, [x], x.shape, "float32", "native")
+    np.testing.assert_allclose(result, FUNCTIONS[name][0](x.astype(np.float64)), rtol=3e-7)
 
 
 @pytest.mark.parametrize(

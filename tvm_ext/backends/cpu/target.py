@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+from functools import lru_cache
 
 import tvm
 
@@ -13,7 +15,7 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.native_cpu import native_cpu
 from tvm_ext.system.cgroup import cpu_quota
 from tvm_ext.system.native_log import captured_stderr
-from tvm_ext.system.threads import physical_cores
+from tvm_ext.system.threads import physical_cores, threads
 
 NATIVE = "native"
 
@@ -32,7 +34,7 @@ def warn_if_baseline(target: tvm.target.Target) -> None:
     """Warn of an LLVM target that names no processor: its code uses what every processor of the architecture has.
 
     And of one for another architecture that does not say how many cores to divide the work among, and of this machine
-    where it lacks what makes code fast: vectors of 256 bits, or a whole core.
+    where it lacks what makes code fast: vectors of 256 bits, a whole core, or all cores but one.
     """
     names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
     if target.kind.name != "llvm":
@@ -74,6 +76,24 @@ def _warn_of_host(target: tvm.target.Target, architecture: str) -> None:
         warn(
             f"the control group of this process allows {quota:g} of a processor, so it is stopped for a part of the "
             "time and single runs take much longer than the median; allow a whole one or more"
+        )
+    _warn_of_idle_cores()
+
+
+@lru_cache(maxsize=1)
+def _warn_of_idle_cores() -> None:
+    """Warn, once a process, where kernels run on one core of a machine that has more, and nobody asked TVM for that."""
+    allowed, online = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    consequence = "kernels are not divided among cores: results are right, and models may take several times as long"
+    if allowed == 1 < online:
+        warn(
+            f"this process may run on one of the {online} processors of this machine, so {consequence}; allow it more "
+            "(taskset, cpuset of the container) before TVM is loaded"
+        )
+    elif threads() == 1 < physical_cores() and "TVM_NUM_THREADS" not in os.environ:
+        warn(
+            f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves TVM one of {physical_cores()} cores, so "
+            f"{consequence}; set TVM_NUM_THREADS={physical_cores()}, which goes before it, or 1 to keep to one"
         )
 
 
