@@ -45,14 +45,6 @@ def test_slices_with_steps_that_are_computed(step: int) -> None:
     check(model, feeds)
 
 
-def test_a_computed_step_of_zero_takes_nothing() -> None:
-    model = graph(
-        "g (float[n,3] x, int64[1] s) => (float[k,3] y) { y = Slice(x, a, b, a, s) }", a=np.array([0]), b=np.array([9])
-    )
-    found = tvm_ext.compile(model, dynamic="*").run({"x": rows(7, 3), "s": np.array([0])})
-    assert found["y"].shape == (0, 3)
-
-
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 def test_padding_by_widths_that_are_computed(mode: str) -> None:
     model = graph(f'g (float[n,5] x, int64[4] p) => (float[a,b] y) {{ y = Pad<mode = "{mode}">(x, p) }}', opset=19)

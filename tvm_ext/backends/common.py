@@ -40,6 +40,7 @@ from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
+from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.shapes.batch_loop import batch_loops
@@ -52,7 +53,7 @@ MOST_WORK, MOST_WORK_FOR_LIMIT = 1.1, 1.5
 
 def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Bring a module into the form that is compiled: no training, no branches inside, constants folded."""
-    return inference_form(arithmetic=[*rewritten(options), *flushed(options)])
+    return inference_form([without_value_checks()], arithmetic=[*rewritten(options), *flushed(options)])
 
 
 def inference_form(

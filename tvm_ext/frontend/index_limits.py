@@ -56,6 +56,17 @@ def with_limits(inputs: Sequence[TensorSpec], limits: Sequence[Limits]) -> tuple
     return tuple(replace(spec, limits=limit) for spec, limit in zip(inputs, limits, strict=True))
 
 
+def unchanged_source(bb: relax.BlockBuilder, var: relax.Var) -> relax.Var:
+    """Give the variable whose integers another one holds, all of them as they are; the variable itself otherwise."""
+    while True:
+        value = bb.lookup_binding(var)
+        if _name(value) not in _UNCHANGED or not isinstance(value.args[0], relax.Var):
+            return var
+        if not _is_whole_number(value.args[0]) or not _holds_all(var, value.args[0]):
+            return var
+        var = value.args[0]
+
+
 class _Finder:
     def __init__(self, mod: tvm.IRModule) -> None:
         self._functions, main = mod.functions, mod["main"]

@@ -105,6 +105,11 @@ class Step:
         if is_symbolic(size) and not self.at_least(size, 0):
             self.assume(f"{size} >= 0")
 
+    def needs_at_least(self, size: Element, number: int) -> None:
+        """Note that an extent must not be less than a number, where that is not plain."""
+        if is_symbolic(size) and not self.at_least(size, number):
+            self.assume(f"{size} >= {number}")
+
     def at_least(self, size: Element, number: int) -> bool:
         """Whether a size is proved to be at least a number."""
         return is_dim(size) and bounds(dim_of(size), self.limits)[0] >= number

@@ -167,6 +167,9 @@ def split(step: Step) -> list[Fact]:
             step.assume(f"({data[axis]}) % {count} == 0")
         rest = dim_of(data[axis]) - dim_of(part) * (count - 1) if is_dim(part) else NOT_CONSTANT
         parts = [part] * (count - 1) + [rest if "num_outputs" in step.operator.attributes else part]
+        step.needs_extent(rest)
+    elif parts is not None and all(isinstance(part, int | np.integer) for part in parts):
+        step.needs_equal(data[axis], sum(int(part) for part in parts))  # type: ignore[arg-type]
     if parts is None or len(parts) != count:
         return [Fact((*data[:axis], NOT_CONSTANT, *data[axis + 1 :]), NOT_CONSTANT)] * count
     value = step.fact(0).value
@@ -205,6 +208,12 @@ def pad(step: Step) -> list[Fact]:
     for place, axis in enumerate(axes):
         parts = (data[axis], pads[place], pads[place + len(axes)])
         result[axis] = sum(map(dim_of, parts)) if all(map(is_dim, parts)) else NOT_CONSTANT
+        widths = [int(width) for width in parts[1:] if isinstance(width, int | np.integer)]
+        if len(widths) == 2:
+            reflects = step.attribute("mode", b"constant") in (b"reflect", "reflect") and max(widths) > 0
+            step.needs_at_least(
+                data[axis], (max(widths) + 1 if reflects else 0) - sum(min(width, 0) for width in widths)
+            )
     return of_shape(tuple(result))
 
 

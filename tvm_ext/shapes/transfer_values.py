@@ -125,6 +125,8 @@ def top_k(step: Step) -> list[Fact]:
     if axis is None:
         return [ANYTHING] * 2
     taken = count[0] if count else NOT_CONSTANT
+    if isinstance(taken, int | np.integer):
+        step.needs_at_least(data[axis], int(taken))
     return of_shape((*data[:axis], taken, *data[axis + 1 :])) * 2
 
 

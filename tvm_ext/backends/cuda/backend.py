@@ -40,6 +40,7 @@ from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, protect_cancell
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.transposed_phases import transposed_phases
+from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cuda import RULES, TF32_RULES
 from tvm_ext.schedules.cuda.finish import finish_kernels
@@ -55,7 +56,8 @@ a vector; at 64 registers a thread, full occupancy halves."""
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     rounded = "float32" if options.precision == "tf32" else options.precision
     return common.inference_form(
-        integers=integer_arithmetic(),
+        [without_value_checks()],
+        integer_arithmetic(),
         arithmetic=[
             decompose_attention(),
             attention_kernels(rounded),

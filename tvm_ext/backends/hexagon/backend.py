@@ -20,6 +20,7 @@ from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.exact_reductions import infinite_identities
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.phases import PHASES
 from tvm_ext.schedules.instructions.rows import VMPA, VMPA_WORDS, VMPY, VMPY_SPLAT, VMPY_WORDS, VRMPY
 
@@ -28,7 +29,7 @@ VTCM = "global.vtcm"
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [check_elements(), *inference_form(integers=hvx_kernels())]
+    return [check_elements(), *inference_form([without_value_checks()], hvx_kernels())]
 
 
 def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

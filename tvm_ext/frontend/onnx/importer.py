@@ -34,6 +34,7 @@ from tvm_ext.frontend.onnx.support import (
     is_supported,
     unsupported_error,
 )
+from tvm_ext.frontend.onnx.value_checks import with_checked_values
 from tvm_ext.frontend.onnx.values import element_count, element_type, known_shape
 from tvm_ext.frontend.relax.check import error_line
 from tvm_ext.frontend.relax.indexing import clip_indices
@@ -74,15 +75,18 @@ class OnnxImporter(ControlFlowConverter):
     prepared : PreparedModel
     source : str
         Begins the error message.
+    checks_values : bool
+        Whether computed indices, lengths, counts and steps are looked at when the model runs.
     """
 
     _nodes: dict[str, Any]
 
-    def __init__(self, prepared: PreparedModel, source: str) -> None:
+    def __init__(self, prepared: PreparedModel, source: str, checks_values: bool = True) -> None:
         super().__init__(shape_dict={}, dtype_dict={})
         self.bb = OriginBuilder()
         self._prepared = prepared
         self._source = source
+        self._checks_values = checks_values
         self._failures: list[UnsupportedNode] = []
         self._open: dict[str, Any] = {}  # variables of open dimensions
         self._known: KnownExtents | None = None
@@ -236,7 +240,9 @@ class OnnxImporter(ControlFlowConverter):
             # TVM's converters count the elements of a sequence, and take some from its end.
             inputs[0] = relax.Tuple([relax.TupleGetItem(inputs[0], index) for index in range(len(inputs[0].ty.fields))])
         if node.name in self._always_run:
-            check_indices(node, inputs)
+            known = self._known
+            needs = () if known is None else (lambda axis, least: known.needs_at_least(node.input[0], axis, least),)
+            check_indices(node, inputs, *needs)
         attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
         extents = computed_extents(self.bb, node, inputs, attributes)
         if extents is not None:
@@ -244,6 +250,9 @@ class OnnxImporter(ControlFlowConverter):
         inputs[:] = with_tensors(self.bb, node, inputs)
         if self._known is not None:
             inputs[:] = self._known.aligned(self.bb, node, inputs)
+        if self._checks_values:
+            fed = self._inputs.values() if node.name in self._always_run else ()
+            with_checked_values(self.bb, node, self._prepared.labels[node.name], inputs, fed)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         narrow = self._onnx_dtype(node.output[0]) if node.op_type == "QuantizeLinear" else ""
         if narrow in WHOLE_BYTES and attributes.get("output_dtype"):

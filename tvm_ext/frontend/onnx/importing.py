@@ -75,7 +75,10 @@ def import_onnx(
         asked = {name: OpenDimension(name, 0)}
         if _decides_by_size(loaded, input_shapes, asked):
             return _import_open(loaded, input_shapes, verify, asked)
-        first, second = (_import(loaded, sample_shapes(input_shapes, images), verify) for images in SAMPLES)
+        # Kernels would keep the two from being joined.
+        first, second = (
+            _import(loaded, sample_shapes(input_shapes, images), verify, checks_values=False) for images in SAMPLES
+        )
         return with_open_batch(first, second, name)
     except UnicodeDecodeError:  # protobuf looks at the bytes of a name when it is first read
         raise ModelError(f"{source}: a name in the model is not valid text; the file is damaged") from None
@@ -116,11 +119,12 @@ def _import(
     input_shapes: Mapping[str, Sequence[Any]] | None,
     verify: bool,
     dynamic: Mapping[str, OpenDimension] | None = None,
+    checks_values: bool = True,
 ) -> ImportedModel:
     prepared = prepare(loaded, input_shapes, is_supported, converter_types, dynamic)
     if verify:
         verify_prepared(loaded, prepared)
-    importer = OnnxImporter(prepared, loaded.source)
+    importer = OnnxImporter(prepared, loaded.source, checks_values)
     mod = importer.run()
     faults = [
         UnsupportedNode(origin_of(call.variable, mod), "", f"its Relax operator {call.operator}: {call.reason}")

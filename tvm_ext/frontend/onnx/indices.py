@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,21 @@ ALONG_AN_AXIS = frozenset(["Gather", "GatherElements", "Scatter", "ScatterElemen
 BY_PLACE = frozenset(["GatherND", "ScatterND"])
 """Operators whose second input holds indices: along one axis, or one for each axis in its last dimension."""
 
+_ANY = 1 << 62
+"""An extent that every index lies in."""
 
-def check_indices(node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
+
+def check_indices(
+    node: onnx.NodeProto, inputs: Sequence[Any], needs: Callable[[int, int], None] = lambda axis, least: None
+) -> None:
     """Compare constant indices with the extents of what they point into.
 
     Parameters
     ----------
     node : onnx.NodeProto
     inputs : sequence of relax.Expr or None
+    needs : callable
+        Told of an axis whose extent is open, and of the least extent that the indices lie in.
 
     Raises
     ------
@@ -42,10 +49,16 @@ def check_indices(node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
         sides = extents[first : first + values.shape[-1]] if values.ndim else []
         if not sides or len(sides) != values.shape[-1]:
             return  # of a wrong shape, which the converter says
-        limits = np.array(sides, "int64")
+        for place, side in enumerate(sides):
+            if side is None:
+                needs(first + place, _least(values[..., place]))
+        limits = np.array([_ANY if side is None else side for side in sides], "int64")
     else:
         axis = settings.get("axis", 0)
         if not -len(extents) <= axis < len(extents):
+            return
+        if extents[axis] is None:
+            needs(axis % len(extents), _least(values))
             return
         limits = np.array(extents[axis], "int64")
     outside = (values < -limits) | (values >= limits)
@@ -55,11 +68,16 @@ def check_indices(node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
         raise ModelError(f"its constant index {found} is out of range for a dimension of {extent}")
 
 
-def _extents(value: Any) -> list[int] | None:
-    """Extents of a tensor; None where one is not known."""
+def _least(values: np.ndarray) -> int:
+    """Give the extent of the shortest axis that has all of these places."""
+    return int(max(values.max() + 1, -values.min()))
+
+
+def _extents(value: Any) -> list[int | None] | None:
+    """Extents of a tensor, None for one that is open; None where not even their number is known."""
     if isinstance(value, relax.ShapeExpr):
         return [len(value.values)]
     shape = getattr(getattr(value, "ty", None), "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(dim, tvm.tirx.IntImm) for dim in shape):
+    if not isinstance(shape, relax.ShapeExpr):
         return None
-    return [int(dim) for dim in shape]
+    return [int(dim) if isinstance(dim, tvm.tirx.IntImm) else None for dim in shape]

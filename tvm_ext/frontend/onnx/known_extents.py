@@ -93,6 +93,12 @@ class KnownExtents:
             f"{100 * found.known_operators:.0f} % of the operators ({classes}; dimensions: {kinds})"
         )
 
+    def needs_at_least(self, name: str, axis: int, least: int) -> None:
+        """Note that an extent of a tensor must not be less than a number, where that is not plain."""
+        dims = self.found.facts.get(name, Fact()).dims
+        if axis < len(dims) and isinstance(dims[axis], Symbolic) and not can_prove(self._extent(dims[axis]) >= least):
+            self._needed.append(f"{dims[axis]} >= {least}")
+
     def aligned(self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
         """Give the operands of an operator that wants equal extents the same expressions for them.
 

@@ -21,6 +21,8 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import SBlock, SBlockRealize
 
+from tvm_ext.passes.value_checks import is_value_check
+
 CONCATENATE_ATTRIBUTE = "tvm_ext.joins_parts"
 """Attribute of a concatenation whose operands are already where the result is: the arena drops its calls."""
 
@@ -101,6 +103,8 @@ def kernel_access(func: tirx.PrimFunc) -> KernelAccess:
         for operand in range(results[0])
         if _runs_in_place(func, operand, result, found, analyzer)
     )
+    if is_value_check(func):  # which looks like a copy, and would be left out as one
+        return KernelAccess(results, in_place)
     joined = _joined(func, found.stores[results[0]], analyzer) if len(results) == 1 else None
     slices = _slices(func, found, analyzer) if results[0] == 1 else ()
     return KernelAccess(results, in_place, _parts(func, joined), slices, joined)

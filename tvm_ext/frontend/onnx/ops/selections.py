@@ -15,12 +15,15 @@ from tvm_ext.frontend.onnx.ops import operator_level
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, add, astype, constant, dtype_of, emit, reshape
 from tvm_ext.frontend.onnx.ops.extents import (
     as_tensor,
+    can_prove,
     counted,
     is_computed_shape,
+    is_number,
     number,
     reshape_to_computed,
     reshape_to_extents,
     slice_by_extents,
+    taken_as,
 )
 
 
@@ -358,7 +361,8 @@ class TopK(Converter):
         elif dtype in cls.as_others:
             inputs[0] = astype(bb, emit(bb, inputs[0]), cls.as_others[dtype])
         version, count = 11 if len(inputs) > 1 and inputs[1] is not None else 1, None
-        if version == 11 and node.array(inputs[1]) is None:
+        asked = node.array(inputs[1]) if version == 11 else None
+        if version == 11 and not cls._has_enough(node, inputs):
             count, inputs[1] = counted(node, bb, inputs[1]), constant([-1], "int64")  # all of them, in order
         found = bb.emit(onnx_frontend.TopK.get_converter(version)(bb, inputs, attributes, node.parameters))
         values, places = (bb.emit(relax.TupleGetItem(found, index)) for index in range(2))
@@ -367,9 +371,21 @@ class TopK(Converter):
             values, places = (
                 emit(bb, slice_by_extents(bb, part, [zero], [count], [axis])) for part in (values, places)
             )
+            if asked is not None:  # each run finds out whether there were as many
+                whole = [number(int(asked.ravel()[0])) if at == axis else dim for at, dim in enumerate(values.ty.shape)]
+                values, places = (taken_as(bb, part, whole) for part in (values, places))
         if dtype == "uint64":
             values = bb.emit(relax.op.bitwise_xor(values, turned))
         return relax.Tuple([astype(bb, values, dtype), places])
+
+    @staticmethod
+    def _has_enough(node: Node, inputs: Any) -> bool:
+        """Whether there are as many elements as are asked for, whatever the sizes; TVM's kernel would read beyond."""
+        asked, shape = node.array(inputs[1]), inputs[0].ty.shape
+        if asked is None or shape is None:
+            return asked is not None
+        extent = shape[node.axis("axis", len(shape), -1)]
+        return is_number(extent) or can_prove(extent >= number(int(asked.ravel()[0])))
 
 
 class Compress(Converter):

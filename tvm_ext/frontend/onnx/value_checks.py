@@ -1,0 +1,224 @@
+"""Checks at run time that computed indices, lengths, counts and steps are what their operator takes.
+
+Such a value is handed through a small kernel that looks at all of it once, and ends the run with a sentence if it is
+not allowed. Kernels bound what they read anyway (see :mod:`tvm_ext.passes.bounded_indices`), but an answer that is made
+of other elements than those asked for is worse than none; onnxruntime refuses it, too.
+
+before: ``y = R.take(table, indices)``
+after:  ``y = R.take(table, R.call_tir(check_values, (indices,)))``
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir.expr import StringImm
+
+from tvm_ext.frontend.index_limits import unchanged_source
+from tvm_ext.frontend.onnx.graph import domain_of
+from tvm_ext.frontend.onnx.indices import ALONG_AN_AXIS, BY_PLACE
+from tvm_ext.frontend.onnx.ops.extents import can_prove, normal
+from tvm_ext.passes.value_checks import VALUE_CHECK
+from tvm_ext.relax_utils import OPAQUE
+
+RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
+_POSITIONS = {
+    **dict.fromkeys((*ALONG_AN_AXIS, *BY_PLACE, "Pad", "TopK"), 1),
+    **dict.fromkeys(RECURRENT, 4),
+    "Range": 2,
+    "Slice": 4,
+}
+"""Which input of an operator is looked at."""
+
+Element = Callable[..., Any]
+"""Gives an element of the value as int64, by its indices."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a value has to be.
+
+    Attributes
+    ----------
+    holds : callable
+        Makes, of what gives elements, the indices of one, and ``extents``, the condition on it.
+    said : str
+        The condition in words, behind "its input 'k' must hold".
+    extents : sequence of tvm.tirx.Expr
+        What the condition compares with.
+    """
+
+    holds: Callable[[Element, Sequence[Any], Sequence[Any]], Any]
+    said: str
+    extents: Sequence[Any] = ()
+
+
+def with_checked_values(bb: relax.BlockBuilder, node: onnx.NodeProto, label: str, inputs: list[Any], fed: Any) -> None:
+    """Put a checked value in the place of an input that an operator takes for places, lengths, counts or steps.
+
+    Parameters
+    ----------
+    label : str
+        What to call the node.
+    inputs : list of relax.Expr or None
+        Changed in place.
+    fed : collection of relax.Var
+        Inputs of the model whose values are compared with known limits when they are handed over.
+    """
+    position = _POSITIONS.get(node.op_type) if domain_of(node) == "" else None
+    if position is None or position >= len(inputs):
+        return
+    value = inputs[position]
+    if not isinstance(value, relax.Var) or not isinstance(value.ty, relax.TensorType) or value.ty.shape is None:
+        return  # a constant, or an extent, which are looked at beforehand
+    shape = getattr(getattr(inputs[0], "ty", None), "shape", None)
+    data = list(shape) if isinstance(shape, relax.ShapeExpr) else None
+    settings = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    requirement = _requirement(node, settings, data, value, inputs)
+    if requirement is None or (_has_limits(node, data, settings) and unchanged_source(bb, value) in fed):
+        return
+    message = f"{label}: its input {node.input[position]!r} must hold {requirement.said}"
+    inputs[position] = _checked(bb, value, requirement, message)
+
+
+def _requirement(
+    node: onnx.NodeProto, settings: dict[str, Any], data: list[Any] | None, value: relax.Var, inputs: list[Any]
+) -> Requirement | None:
+    if node.op_type in ("Range", "Slice"):
+        if not str(value.ty.dtype).startswith(("int", "uint")):
+            return None
+        return Requirement(lambda element, at, extents: element(*at) != 0, "no step of 0")
+    if data is None:
+        return None
+    rank, table = len(data), node.input[0]
+    if node.op_type in BY_PLACE:
+        count = value.ty.shape[-1] if len(value.ty.shape) else None
+        first = int(settings.get("batch_dims", 0))
+        if not isinstance(count, tirx.IntImm) or not 0 < int(count) <= rank - first:
+            return None
+
+        def is_place(element: Element, at: Sequence[Any], extents: Sequence[Any]) -> Any:
+            extent = extents[-1]
+            for axis in reversed(range(len(extents) - 1)):
+                extent = tirx.Select(at[-1] == axis, extents[axis], extent)
+            return tirx.all(element(*at) >= -extent, element(*at) < extent)
+
+        said = f"places in {table!r} of shape [{', '.join(map(_spelled, data))}]"
+        return Requirement(is_place, said, data[first : first + int(count)])
+    axis = int(settings.get("axis", -1 if node.op_type == "TopK" else 0))
+    if node.op_type == "Pad":
+        return _padding(settings, data, value, inputs, table)
+    if node.op_type in RECURRENT:
+        axis = 1 if settings.get("layout", 0) and rank > 1 else 0
+    if not -rank <= axis < rank:
+        return None
+    extent = data[axis % rank]
+    along = f"dimension {axis % rank} of {table!r}, which is {_spelled(extent)}"
+    if node.op_type == "TopK" or node.op_type in RECURRENT:
+        what = "a count from 0 to" if node.op_type == "TopK" else "lengths from 0 to"
+        return Requirement(_is_count, f"{what} {along}", [extent])
+    return Requirement(
+        _is_index,
+        f"indices into {along}: from -{_spelled(extent)} to {_spelled(extent - 1)}",
+        [extent],
+    )
+
+
+def _is_count(element: Element, at: Sequence[Any], extents: Sequence[Any]) -> Any:
+    return tirx.all(element(*at) >= 0, element(*at) <= extents[0])
+
+
+def _is_index(element: Element, at: Sequence[Any], extents: Sequence[Any]) -> Any:
+    return tirx.all(element(*at) >= -extents[0], element(*at) < extents[0])
+
+
+def _padding(
+    settings: dict[str, Any], data: list[Any], value: relax.Var, inputs: list[Any], table: str
+) -> Requirement | None:
+    """Require that not more is cut off than there is, and that reflections end inside the tensor."""
+    axes: Any = range(len(data))
+    if len(inputs) > 3 and inputs[3] is not None:
+        if not isinstance(inputs[3], tvm.ir.GenericConst):
+            return None
+        axes = [int(axis) % len(data) for axis in inputs[3].value.numpy().ravel()]
+    count = len(axes)
+    if len(value.ty.shape) != 1 or not can_prove(value.ty.shape[0] == 2 * count) or not count:
+        return None
+    reflects = settings.get("mode", b"constant") == b"reflect"
+
+    def fits(element: Element, at: Sequence[Any], extents: Sequence[Any]) -> Any:
+        place = tirx.floormod(at[0], count)
+        extent = extents[-1]
+        for number in reversed(range(count - 1)):
+            extent = tirx.Select(place == number, extents[number], extent)
+        zero = tirx.const(0, "int64")
+        rest = extent + tirx.min(element(place), zero) + tirx.min(element(place + count), zero)
+        return tirx.all(rest >= 0, tirx.Or(element(at[0]) <= 0, element(at[0]) < rest)) if reflects else rest >= 0
+
+    what = "widths less than the extents that are reflected, and" if reflects else "widths that"
+    spelled = ", ".join(map(_spelled, data))
+    return Requirement(
+        fits,
+        f"{what} take away no more than there is, of {table!r} of shape [{spelled}]",
+        [data[axis] for axis in axes],
+    )
+
+
+def _has_limits(node: onnx.NodeProto, data: list[Any] | None, settings: dict[str, Any]) -> bool:
+    """Whether an input of the model in this place would have limits (see :mod:`tvm_ext.frontend.index_limits`)."""
+    if data is None or node.op_type not in ALONG_AN_AXIS | RECURRENT:
+        return False
+    axis = int(bool(settings.get("layout", 0))) if node.op_type in RECURRENT else int(settings.get("axis", 0))
+    return isinstance(data[axis], tirx.IntImm) and int(data[axis]) > 0
+
+
+def _spelled(extent: Any) -> str:
+    found = normal(extent)
+    if isinstance(found, tirx.IntImm):
+        return str(int(found))
+    return re.sub(r"(?:T\.int64)?\((-?\w+)\)", r"\1", str(found))
+
+
+def _checked(bb: relax.BlockBuilder, value: relax.Var, requirement: Requirement, message: str) -> Any:
+    shape, dtype = list(value.ty.shape), str(value.ty.dtype)
+
+    def check(values: Any, checked: Any, extents: Sequence[Any]) -> Any:
+        faults = tirx.decl_buffer([1], "int32", "faults", scope="local")
+        at = [tirx.Var(f"i{axis}", "int64") for axis in range(len(shape))]
+        none, zero = tirx.const(0, "int32"), tirx.const(0, "int64")
+
+        def element(*place: Any) -> Any:
+            return tirx.BufferLoad(values, list(place)).astype("int64")
+
+        found = tirx.BufferLoad(faults, [zero])
+        fault = tirx.Select(requirement.holds(element, at, extents), none, tirx.const(1, "int32"))
+        body: Any = tirx.SeqStmt(
+            [
+                tirx.BufferStore(checked, tirx.BufferLoad(values, at), at),
+                tirx.BufferStore(faults, tirx.bitwise_or(found, fault), [zero]),
+            ]
+        )
+        for place, extent in reversed(list(zip(at, values.shape, strict=True))):
+            body = tirx.For(place, zero, extent, tirx.ForKind.SERIAL, body)
+        refused = tirx.AssertStmt(found == none, StringImm("AssertionError"), [StringImm(message)])
+        return tirx.SeqStmt([tirx.AllocBuffer(faults), tirx.BufferStore(faults, none, [zero]), body, refused])
+
+    def copied(source: te.Tensor, extents: list[Any]) -> te.Tensor:
+        return te.extern(
+            [list(source.shape)],
+            [source],
+            lambda ins, outs: check(ins[0], outs[0], extents),
+            dtype=dtype,
+            name="check_values",
+        )
+
+    attributes = {VALUE_CHECK: True, "tirx.is_scheduled": True, "op_pattern": OPAQUE}
+    return bb.emit_te(
+        copied, value, list(requirement.extents), primfunc_name_hint="check_values", primfunc_attrs=attributes
+    )
