@@ -182,3 +182,32 @@ def test_tvm_names_its_attributes_as_we_read_them() -> None:
     assert isinstance(mod, tvm.IRModule)
     assert list(mod["main"].attrs["tir_var_upper_bound"].values()) == [6]
     assert list(mod["main"].attrs["tir_var_lower_bound"].values()) == [3]
+
+
+class _Chosen(torch.nn.Module):
+    """The three boxes of the highest scores, and elements at places that count from the end, too."""
+
+    def forward(
+        self, boxes: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        best = torch.topk(scores, 3, 1).indices
+        chosen = torch.gather(boxes, 1, best[..., None].expand(-1, -1, 4))
+        return chosen, boxes[:, rows], boxes[rows % boxes.shape[0], rows]
+
+
+def test_places_along_open_dimensions() -> None:
+    count, places = torch.export.Dim("count", min=3, max=200), torch.export.Dim("places", min=2, max=50)
+    batch = torch.export.Dim("batch", min=2, max=9)
+
+    def arguments(images: int, boxes: int, rows: int) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(boxes)
+        places = torch.randint(-boxes, boxes, (rows,))
+        return torch.randn(images, boxes, 4), torch.randn(images, boxes), places
+
+    open_dims = ({0: batch, 1: count}, {0: batch, 1: count}, {0: places})
+    program = torch.export.export(_Chosen(), arguments(2, 7, 5), dynamic_shapes=open_dims)
+    compiled = tvm_ext.compile(program)
+    for sizes in ((2, 3, 2), (3, 7, 17), (9, 127, 33), (4, 200, 50)):
+        given = arguments(*sizes)
+        for want, got in zip(_Chosen()(*given), compiled.run(given).values(), strict=True):
+            np.testing.assert_array_equal(got, want.numpy())

@@ -24,13 +24,25 @@ def static_size(value: Any, axis: int) -> int:
     return int(size)
 
 
-def counted_from_start(emit: Callable[[Any], Any], index: Any, size: int) -> Any:
-    """Turn negative positions into those counted from the start, as int64."""
+def size_tensor(emit: Callable[[Any], Any], value: Any, axis: int) -> Any:
+    """Size of a dimension as a scalar of int64, a constant where it is known."""
+    size = value.ty.shape[axis]
+    if isinstance(size, tvm.tirx.IntImm):
+        return relax.const(int(size), "int64")
+    return emit(relax.op.reshape(emit(relax.op.shape_to_tensor(relax.ShapeExpr([size]))), []))
+
+
+def counted_from_start(emit: Callable[[Any], Any], index: Any, size: Any) -> Any:
+    """Turn negative positions into those counted from the start, as int64; ``size`` as :func:`size_tensor` gives it."""
     if isinstance(index, tvm.ir.GenericConst):
         values = index.value.numpy().astype("int64")
-        return relax.const(np.where(values < 0, values + size, values), "int64")
+        if isinstance(size, tvm.ir.GenericConst):
+            values = np.where(values < 0, values + size.value.numpy(), values)
+        if not np.any(values < 0):
+            return relax.const(values, "int64")
+        index = relax.const(values, "int64")
     if str(index.ty.dtype) != "int64":
         index = emit(relax.op.astype(index, "int64"))
-    turned = emit(relax.op.add(index, relax.const(size, "int64")))
+    turned = emit(relax.op.add(index, size))
     negative = emit(relax.op.less(index, relax.const(0, "int64")))
     return emit(relax.op.where(negative, turned, index))

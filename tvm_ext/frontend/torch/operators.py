@@ -17,7 +17,7 @@ import tvm
 from torch.fx import Node
 from tvm import relax
 
-from tvm_ext.frontend.torch.arguments import argument, counted_from_start, static_size
+from tvm_ext.frontend.torch.arguments import argument, counted_from_start, size_tensor, static_size
 from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, floor_quotient, of_c_library
 from tvm_ext.frontend.torch.bounds import BOUNDS
 from tvm_ext.frontend.torch.divisors import DIVISORS
@@ -60,7 +60,7 @@ def index_tensors(importer: Any, node: Node) -> Any:
     axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]
     if any(dtype_of(node.args[1][axis]) in (torch.bool, torch.uint8) for axis in axes):
         raise NotImplementedError("with a mask as index, the shape of the result depends on values")
-    sizes = [static_size(data, axis) for axis in axes]
+    sizes = [size_tensor(emit, data, axis) for axis in axes]
     indices = [
         counted_from_start(emit, importer.env[node.args[1][axis]], size) for axis, size in zip(axes, sizes, strict=True)
     ]
@@ -68,12 +68,13 @@ def index_tensors(importer: Any, node: Node) -> Any:
         return emit(relax.op.take(data, indices[0], axes[0], mode="clip"))
     position = indices[0]
     for index, size in zip(indices[1:], sizes[1:], strict=True):
-        scaled = emit(relax.op.multiply(position, relax.const(size, "int64")))
+        scaled = emit(relax.op.multiply(position, size))
         position = emit(relax.op.add(scaled, index))
     rank = len(data.ty.shape)
     rest = [axis for axis in range(rank) if axis not in axes]
     leading = emit(relax.op.permute_dims(data, [*axes, *rest]))
-    flat = emit(relax.op.reshape(leading, [math.prod(sizes), *(data.ty.shape[axis] for axis in rest)]))
+    dims = data.ty.shape
+    flat = emit(relax.op.reshape(leading, [math.prod(dims[axis] for axis in axes), *(dims[axis] for axis in rest)]))
     taken = emit(relax.op.take(flat, position, 0, mode="clip"))
     if axes != list(range(axes[0], axes[-1] + 1)):
         return taken
@@ -89,7 +90,11 @@ def gather(importer: Any, node: Node) -> Any:
     data, axis, index = importer.env[node.args[0]], node.args[1], importer.env[node.args[2]]
     axis %= len(data.ty.shape)
     index = index if str(index.ty.dtype) == "int64" else emit(relax.op.astype(index, "int64"))
-    bounded = emit(relax.op.clip(index, 0, static_size(data, axis) - 1))
+    if isinstance(data.ty.shape[axis], tvm.tirx.IntImm):
+        bounded = emit(relax.op.clip(index, 0, static_size(data, axis) - 1))
+    else:
+        last = emit(relax.op.subtract(size_tensor(emit, data, axis), relax.const(1, "int64")))
+        bounded = emit(relax.op.maximum(emit(relax.op.minimum(index, last)), relax.const(0, "int64")))
     return emit(relax.op.gather_elements(data, bounded, axis))
 
 

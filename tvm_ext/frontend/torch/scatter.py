@@ -50,7 +50,7 @@ def index_put(importer: Any, node: Node) -> Any:
     shape, sizes = list(data.ty.shape), [static_size(data, axis) for axis in axes]
     position: Any = None
     for axis, size in zip(axes, sizes, strict=True):
-        index = counted_from_start(emit, places[axis], size)
+        index = counted_from_start(emit, places[axis], relax.const(size, "int64"))
         if position is None:
             position = index
         else:

@@ -224,8 +224,6 @@ class MatMulNBits(Converter):
         bits, size = node.integer("bits", 4), node.integer("block_size", 32)
         if bits not in (2, 4, 8):
             node.refuse(f"weights of {bits} bits are not supported, only 2, 4 and 8")
-        if order is not None:
-            node.refuse("reordered weights (input g_idx) are not supported")
         if columns < 1 or depth < 1 or size < 1:
             node.refuse(f"N {columns}, K {depth} and block_size {size} describe no weights; expected numbers above 0")
         blocks = -(-depth // size)
@@ -248,9 +246,22 @@ class MatMulNBits(Converter):
             if middle.dtype == np.uint8:
                 middle = _unpack(middle.reshape(columns, -1), bits)[:, :blocks]
             middle = middle.reshape(columns, blocks, 1).astype("float32")
-        weights = ((levels - middle) * scale).reshape(columns, blocks * size)[:, :depth]
+        if order is not None:
+            weights = _regrouped(node, levels.reshape(columns, -1)[:, :depth], scale, middle, order)
+        else:
+            weights = ((levels - middle) * scale).reshape(columns, blocks * size)[:, :depth]
         product = bb.emit(relax.op.matmul(a, constant(np.ascontiguousarray(weights.T), dtype_of(a))))
         return product if bias is None else add(bb, product, known(node, bias))
+
+
+def _regrouped(node: Node, levels: np.ndarray, scale: np.ndarray, middle: Any, order: Any) -> np.ndarray:
+    """Weights whose rows have their block in ``g_idx``, and not in turn."""
+    found, (depth, blocks) = node.constant(order, "g_idx").ravel(), (levels.shape[1], scale.shape[1])
+    if found.size < depth or np.any((found < 0) | (found >= blocks)):
+        node.refuse(f"input g_idx has {found.size} elements; expected {depth} from 0 to {blocks - 1}")
+    block = found[:depth].astype("int64")
+    points = middle if np.ndim(middle) == 0 else middle[:, block, 0]
+    return np.asarray((levels - points) * scale[:, block, 0])
 
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
