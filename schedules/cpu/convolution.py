@@ -186,7 +186,7 @@ def _apply_tile(
     else:
         schedule.vectorize(out.lane)
     is_part = tile.reduction_parts > 1
-    staged = holds_function(schedule, store)
+    staged = is_plain and not is_part and holds_function(schedule, store)
     if not staged:
         for loop in (column, vector):
             schedule.unroll(loop)

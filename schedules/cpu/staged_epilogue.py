@@ -1,8 +1,10 @@
-"""Epilogues with transcendental functions: the sums of a register tile go through a small buffer.
+"""Transcendental functions behind the first convolution of a network: its sums go through a small buffer.
 
-Written out for a whole tile, such an epilogue has more values at once than there are registers, as LLVM computes the
-same step of all of them together: for 28 vectors of ``x * sigmoid(x)`` it writes 85 to the stack. From a buffer that
-stays in the L1 cache a loop takes one vector after the other, with the constants in registers.
+Written out for a whole register tile, such an epilogue has more values at once than there are registers, as LLVM
+computes the same step of all of them together: for 28 vectors of ``x * sigmoid(x)`` it writes 85 to the stack. From a
+buffer that stays in the L1 cache a loop takes one vector after the other, with the constants in registers. Behind three
+channels of 224 x 224 to 32 that takes 0.94 of the time on Zen 4, 0.77 as code for AVX2. Behind other convolutions and
+products, tried on Zen 4, it takes 0.95 to 1.08 of it, so these write their epilogues out.
 """
 
 from __future__ import annotations
