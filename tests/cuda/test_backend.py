@@ -130,6 +130,12 @@ def test_running_without_a_gpu_is_refused() -> None:
     [
         ({"kind": "cuda", "arch": "sm_61"}, "'sm_61' is no architecture .* no code for GPUs before Turing.*sm_75"),
         ({"kind": "cuda", "arch": "sm_95"}, "'sm_95' is no architecture .*did you mean sm_90"),
+        ({"kind": "cuda", "arch": "sm_101x"}, "'sm_101x' is no architecture .*did you mean sm_110.*known are sm_75"),
+        ({"kind": "cuda", "arch": "sm_101"}, "'sm_101' is no architecture .*did you mean sm_110"),
+        ({"kind": "cuda", "arch": "sm_80a"}, "suffix a begins with sm_90, f with sm_100.; did you mean sm_80"),
+        ({"kind": "cuda", "arch": "sm_90f"}, "suffix a begins with sm_90, f with sm_100.; did you mean sm_90"),
+        ({"kind": "cuda", "arch": "sm_100af"}, "'sm_100af' is no architecture .*did you mean sm_100"),
+        ("nvidia/foo", "unknown target 'nvidia/foo'.*did you mean nvidia/"),
         ({"kind": "cuda", "arch": "hopper"}, "invalid CUDA arch: -arch=hopper"),
         ({"kind": "cuda", "arch": "sm_90", "model": "h1"}, "field model: no figures of 'h1' are known; known are t4"),
         ({"kind": "cuda", "arch": "sm_90", "model": "a100"}, "a100 is of architecture sm_80, the target says sm_90"),
@@ -139,6 +145,11 @@ def test_running_without_a_gpu_is_refused() -> None:
 def test_wrong_targets(target: Any, message: str) -> None:
     with pytest.raises(TargetError, match=message):
         resolve_target(target)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_121a"])
+def test_architectures_with_a_suffix(arch: str) -> None:
+    assert machine_of(resolve_target({"kind": "cuda", "arch": arch})).compute == int(arch[3:].rstrip("af"))
 
 
 def test_options_of_other_targets() -> None:

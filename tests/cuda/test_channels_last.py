@@ -58,6 +58,24 @@ def test_the_same_numbers_in_another_order() -> None:
     np.testing.assert_allclose(run(after, x), expected, rtol=0, atol=1e-2 * np.abs(expected).max())
 
 
+def test_phases_of_a_transposed_convolution_are_stacked() -> None:
+    """TVM's pass that orders channels fails on ``stack``: such a network stays as it is, and on tensor cores."""
+    random = np.random.default_rng(0)
+    before, middle = (random.standard_normal((64, 64, 3, 3)).astype("float16") for _ in range(2))
+    across = random.standard_normal((64, 64, 4, 4)).astype("float16")  # whose phases read different pixels
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        x = bb.emit(op.nn.conv2d(x, relax.const(before), padding=1))
+        x = bb.emit(op.nn.conv2d_transpose(x, relax.const(across), strides=2, padding=1))
+        return op.nn.conv2d(x, relax.const(middle), padding=1)
+
+    mod = graph(build, [((1, 64, 28, 28), "float16")])
+    lowered, _, _ = lower(mod, resolve_target("nvidia/h100"), PipelineOptions())
+    kernels = [func for func in lowered.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    rules = [str((kernel.attrs or {}).get(RULE_ATTRIBUTE, "")) for kernel in kernels]
+    assert sum(rule in ("cuda.tensor_matmul", "cuda.warpgroup_matmul") for rule in rules) >= 3
+
+
 @pytest.mark.parametrize(
     ("mod", "target"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 import tvm
 
@@ -11,8 +12,14 @@ from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.cuda.machine import LIMITS, PRODUCTS, compute_capability, machine_of
 
-KNOWN_ARCHITECTURES = (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+KNOWN_ARCHITECTURES = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 """Compute capabilities that code is made for: those of the CUDA toolkit 13, which left older ones behind."""
+
+RENAMED = {101: 110}
+"""What the CUDA toolkit 13 calls by another number than those before."""
+
+FIRST_OF_SUFFIX = {"": 0, "a": 90, "f": 100}
+"""By suffix of an architecture, which stands for code that no later one runs: where it begins."""
 
 SMALLEST_OF_PRECISION = {"float32": 0, "tf32": 80, "float16": 75, "bfloat16": 80}
 """By precision: the first compute capability whose arithmetic has the type."""
@@ -30,12 +37,20 @@ def complete_cuda(target: tvm.target.Target) -> tvm.target.Target:
     """
     arch, model = str(target.attrs.get("arch", "")), str(target.attrs.get("model", ""))
     compute = compute_capability(arch)
-    if compute not in KNOWN_ARCHITECTURES:
+    suffix = arch.removeprefix(f"sm_{compute}")
+    if compute not in KNOWN_ARCHITECTURES or compute < FIRST_OF_SUFFIX.get(suffix, compute + 1):
         known = [f"sm_{number}" for number in KNOWN_ARCHITECTURES]
-        near = [] if 0 < compute < min(LIMITS) else difflib.get_close_matches(arch, known, n=1, cutoff=0.6)
-        older = " (the CUDA toolkit 13 makes no code for GPUs before Turing)" if 0 < compute < min(LIMITS) else ""
+        digits = re.match(r"sm_(\d+)", arch)
+        number = int(digits[1]) if digits else 0
+        meant = f"sm_{RENAMED.get(number, number)}"
+        near = [meant] if meant in known else difflib.get_close_matches(arch, known, n=1, cutoff=0.6)
+        why = ""
+        if 0 < compute < min(LIMITS):
+            near, why = [], " (the CUDA toolkit 13 makes no code for GPUs before Turing)"
+        elif compute in KNOWN_ARCHITECTURES:
+            why = " (the suffix a begins with sm_90, f with sm_100)"
         raise TargetError(
-            f"target field arch: {arch!r} is no architecture that code is made for{older}"
+            f"target field arch: {arch!r} is no architecture that code is made for{why}"
             f"{f'; did you mean {near[0]}?' if near else ''}; known are {', '.join(known)}"
         )
     by_name = {row.name: row for row in PRODUCTS}
