@@ -122,7 +122,7 @@ def _code_of(name: str, implementation: str) -> Iterator[None]:
         yield
     except Exception as error:  # TVM's errors have no common type
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        first = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+        first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
         raise EmbeddingError(f"no code can be made of the row of {name} ({implementation}): {first}") from error
 
 

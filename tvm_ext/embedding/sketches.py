@@ -109,7 +109,7 @@ class _EmbeddingRule(ms.schedule_rule.PyScheduleRule):
         self.rows = rows
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        for row in self.rows:
+        for row in self.rows if context.target is not None else ():
             _compare(row, context.target)
 
     def apply(self, sch: Schedule, block: SBlockRV) -> list[Schedule]:
