@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tests.c_sources.test_models import LEVELS, assert_close
+from tests.schedules.kernels import TARGETS, graph
 from tvm_ext.backends.c.compiled import CModel, build
 from tvm_ext.backends.c.sources import identifier
 from tvm_ext.backends.c.statements import without_unused
 from tvm_ext.backends.c.vectors import divide_vectors
+from tvm_ext.schedules.cpu.machine import machine_of
 
 STRICT = ["CFLAGS=-std=c11 -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=undefined"]
 
@@ -59,6 +62,28 @@ def test_functions_are_defined_for_every_number_and_type(tmp_path: Path) -> None
     with np.errstate(all="ignore"):
         expected = tvm_ext.compile(mod).run(arrays)
     assert_close(run_strictly(tmp_path, tvm_ext.compile(mod, emit="c"), arrays), expected)
+
+
+@pytest.mark.parametrize("instructions", [False, True])
+def test_functions_with_and_without_the_instructions_of_avx512(tmp_path: Path, instructions: bool) -> None:
+    if instructions and machine_of(TARGETS["native"]).isa != "avx512":
+        pytest.skip("this machine has no AVX-512")
+    functions = (relax.op.exp, relax.op.sigmoid, relax.op.erf)
+    module = graph(
+        lambda builder, x: relax.Tuple([builder.emit(function(x)) for function in functions]), [((3, 37), "float32")]
+    )
+    x = np.random.default_rng(0).standard_normal((3, 37)).astype("float32") * 9
+    x[1, :4] = [np.nan, np.inf, -np.inf, -100]
+    written = tvm_ext.compile(module, {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 1}, emit="c")
+    assert isinstance(written, CModel)
+    written.write_to(tmp_path)
+    build(tmp_path, "gcc", ["CFLAGS=-std=c11 -O1 -Wno-psabi" + " -march=skylake-avx512" * instructions])
+    found = written.run_program(tmp_path, [x]).values()
+    with np.errstate(over="ignore"):
+        wide = x.astype("float64")
+        expected = (np.exp(wide), 1 / (1 + np.exp(-wide)), np.vectorize(math.erf)(wide))
+    for result, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-6, atol=2e-38)
 
 
 @pytest.mark.parametrize("level", LEVELS)

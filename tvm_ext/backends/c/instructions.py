@@ -74,6 +74,9 @@ def instruction(helpers: Helpers, name: str, result: CType, operands: Sequence[C
         # The smaller in size of two; of a value that is no number, the other one.
         lanes = ", ".join(f"fabsf(a[{lane}]) < fabsf(b[{lane}]) ? a[{lane}] : b[{lane}]" for lane in range(16))
         return made(_under("__AVX512DQ__", "(f32x16)_mm512_range_ps((__m512)a, (__m512)b, 2)", f"(f32x16){{{lanes}}}"))
+    if name == "llvm.x86.avx512.rcp14.ps.512":  # about the reciprocal; the exact one will do as well
+        lanes = ", ".join(f"1.0f / a[{lane}]" for lane in range(16))
+        return made(_under("__AVX512F__", "(f32x16)_mm512_rcp14_ps((__m512)a)", f"(f32x16){{{lanes}}}"))
     found = re.fullmatch(r"llvm\.aarch64\.neon\.(s|us)dot\.v4i32\.v16i8", name)
     if found is not None:
         return made(_neon_dot(found[1] == "us"))
