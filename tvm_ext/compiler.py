@@ -133,7 +133,7 @@ def compile(
     kind: type[CompiledModel] = CompiledModel
     try:
         if standalone is not None:
-            executable, noted, kind = standalone(lowered, resolved)
+            executable, noted, kind = standalone(lowered, resolved, parsed)
         elif emit != LIBRARY:
             name = Path(imported.source).stem
             executable, noted, kind = backend_of(resolved).emits[emit](lowered, resolved, name)
@@ -167,11 +167,11 @@ def check_emit(emit: str, target: tvm.target.Target, options: PipelineOptions | 
     ------
     OptionError
     """
-    known = [LIBRARY, *backend_of(target).emits]
+    backend = backend_of(target)
+    known = [LIBRARY, *backend.emits]
     if emit not in known:
-        raise OptionError(
-            f"option emit: {emit!r} cannot be made for target {target.kind.name}; candidates are {', '.join(known)}"
-        )
+        name = backend.name if backend.standalone is not None else target.kind.name
+        raise OptionError(f"option emit: {emit!r} cannot be made for target {name}; candidates are {', '.join(known)}")
     if emit != LIBRARY and options is not None and options.precision != "float32":
         raise OptionError(
             f"option precision: C sources compute in float32, not in {options.precision}; leave the option out, or "

@@ -44,7 +44,9 @@ def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tu
     backend = backend_of(target)
     if options.calibration is not None and not backend.calibrated:
         takers = " and ".join(row.name.upper() for row in BACKENDS if row.calibrated)
-        raise OptionError(f"calibration data is for {takers} targets; target {target.kind.name} computes in floats")
+        name = backend.name if backend.standalone is not None else target.kind.name
+        quantized = "takes models that are quantised" if backend.standalone is not None else "computes in floats"
+        raise OptionError(f"calibration data is for {takers} targets; target {name} {quantized}")
     backend.check_options(target, options)
     enabled = [phase for phase in PHASES if phase.name not in options.disable]
     chain = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ from tests.hexagon.fixed_point_reference import run_fixed_point
 from tests.quantized.qdq_graphs import QdqGraph
 from tvm_ext.backends.hexagon.packer import pack
 from tvm_ext.backends.hexagon.toolchain import LLD, TOOLS, Found, compile_file, find
-from tvm_ext.errors import CompileError, MissingPackageError
+from tvm_ext.errors import CompileError, MemoryLimitError, MissingPackageError, OptionError
 
 pytestmark = needs_emulator
 
@@ -80,6 +81,28 @@ def test_a_model_beyond_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         CompileError, match=r"needs 7\.2 GiB and a Hexagon program has 3 GiB of addresses; make the input"
     ):
         tvm_ext.compile(float_model("Relu", (31, 1000, 31250)), TARGET)
+
+
+def test_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken, and nothing was made of it."""
+    arena = tvm_ext.compile(convolution()[0], TARGET, memory_limit="1MB").executable.plan.arena
+    tvm_ext.compile(convolution()[0], TARGET, memory_limit=arena)
+    monkeypatch.setattr("tvm_ext.backends.hexagon.model.program.packed_kernels", lambda *_: pytest.fail("packed"))
+    with pytest.raises(MemoryLimitError, match=r"limit .*: inputs, .* of the Hexagon program take .*; raise the limit"):
+        tvm_ext.compile(convolution()[0], TARGET, memory_limit=arena - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "float16"}, "target hexagon give a model"),
+        ({"cuda_graphs": True}, "not for target hexagon"),
+        ({"emit": "c"}, "'c' cannot be made for target hexagon"),
+    ],
+)
+def test_refused_options_name_the_target(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        tvm_ext.compile(convolution()[0], TARGET, **options)
 
 
 def test_a_packet_that_the_assembler_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,12 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.run(inputs)[name], value)
     with pytest.raises(TargetError, match=r"run --emulate`, or load it with tvm_ext\.[\w.]+\.load_hexagon\(folder\)"):
         tvm_ext.load(folder)
+    metadata = (folder / "metadata.json").read_text()
+    for edited in ('"float16"', '"int32"'):
+        (folder / "metadata.json").write_text(metadata.replace('"float32"', edited))
+        with pytest.raises(ModelError, match=r"is damaged, inputs and outputs are not those of model\.so"):
+            load_hexagon(folder)
+    (folder / "metadata.json").write_text(metadata)
     content = bytearray((folder / "model.so").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "model.so").write_bytes(bytes(content))

@@ -1,8 +1,9 @@
-"""The Python of docs/hexagon.md runs, with values for the names that it leaves to the reader."""
+"""The Python and the commands of docs/hexagon.md run, with values for the names that the page leaves to the reader."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import tvm
 
 import tvm_ext
+from tests.commands import Commands
 from tests.hexagon.emulated import TARGET, needs_emulator
 from tests.quantized.qdq_graphs import QdqGraph
 from tvm_ext.schedules.hexagon.code import Code
@@ -48,3 +50,19 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (names["selection"].choice, names["selection"].cost) == ((1, 1), 86644 + 45484)
     assert (names["packed"].verified.keys(), names["packed"].refused) == ({"copy"}, ())
     assert names["program"].kernels == ("copy",)
+
+
+@needs_emulator
+def test_the_commands_of_the_page_run(commands: Commands, tmp_path: Path) -> None:
+    """In their order, in one folder; tuning has tests of its own, but was to write where a model was already."""
+    graph = QdqGraph((1, 3, 5, 7))
+    onnx.save(graph.model(graph.quantized(graph.conv(graph.quantized("x"), 3, 4))), tmp_path / "model.onnx")
+    np.save(tmp_path / "image.npy", graph.input()["x"])
+    lines = re.findall(r"^\$ tvm-ext (.*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["hexagon", "compile", "run", "hexagon", "hexagon", "tune"]
+    written = [words[words.index("-o") + 1] for words in map(str.split, lines) if "-o" in words]
+    assert len(set(written)) == len(written) == 2
+    for line in lines[:-1]:
+        done = commands(*shlex.split(line, comments=True), cwd=tmp_path, seconds=600)
+        assert (done.code, done.stderr) == (0, ""), line
+    assert (tmp_path / "calls.png").is_file()

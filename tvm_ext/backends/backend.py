@@ -22,10 +22,10 @@ from tvm_ext.schedules.rule import Refusal, ScheduleRule
 PhasePasses = Callable[["Backend", tvm.target.Target, PipelineOptions], Sequence[tvm.transform.Pass]]
 """Lists the passes of a phase, in order."""
 
-Standalone = Callable[[tvm.IRModule, tvm.target.Target], tuple[Any, dict[str, Any], type]]
+Standalone = Callable[[tvm.IRModule, tvm.target.Target, PipelineOptions], tuple[Any, dict[str, Any], type]]
 
 Emit = Callable[[tvm.IRModule, tvm.target.Target, str], tuple[Any, dict[str, Any], type]]
-"""As :data:`Standalone`, and takes the name of the model."""
+"""As :data:`Standalone`, with the name of the model instead of the options."""
 
 Choices = Sequence[Sequence[Any]]
 """Of each sampling instruction of a schedule what it may decide."""
@@ -125,8 +125,15 @@ OR_CPUS = {"bfloat16": " and for x86 CPUs with AVX512-BF16"}
 """By precision: what besides CUDA has it."""
 
 
-def in_float32(target: tvm.target.Target, options: PipelineOptions) -> None:
+def in_float32(target: tvm.target.Target, options: PipelineOptions, name: str = "") -> None:
     """Refuse options that only some targets have: a precision besides float32, and CUDA graphs.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+    options : PipelineOptions
+    name : str
+        What messages call the target; its kind by default.
 
     Raises
     ------
@@ -135,10 +142,10 @@ def in_float32(target: tvm.target.Target, options: PipelineOptions) -> None:
     if options.precision != "float32":
         raise OptionError(
             f"option precision: {options.precision} is for CUDA targets{OR_CPUS.get(options.precision, '')}; for "
-            f"target {target.kind.name} give a model that is in that type, or leave the option out"
+            f"target {name or target.kind.name} give a model that is in that type, or leave the option out"
         )
     if options.cuda_graphs:
-        raise OptionError(f"option cuda_graphs is for CUDA targets, not for target {target.kind.name}")
+        raise OptionError(f"option cuda_graphs is for CUDA targets, not for target {name or target.kind.name}")
 
 
 @dataclass(frozen=True)
@@ -193,9 +200,9 @@ class Backend:
     independent_kernels : bool
         Whether kernels may be compiled in several modules, which are linked afterwards.
     standalone : callable, optional
-        For processors that TVM's virtual machine does not run on: makes, of a module as the phase ``lower`` leaves it
-        and the target, what runs it; what to note of it under the row's name in the metadata, with the command that
-        runs it as ``run_with``; and the class of compiled models that takes both.
+        For processors that TVM's virtual machine does not run on: makes, of a module as the phase ``lower`` leaves it,
+        the target and the options, what runs it; what to note of it under the row's name in the metadata, with the
+        command that runs it as ``run_with``; and the class of compiled models that takes both.
     emits : mapping from str to Emit
         What can be made of a model besides a library, by what the caller says it wants: from a module as the phase
         before ``finalize`` leaves it.

@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.backends.backend import Backend, CountingMeasurer
+from tvm_ext.backends.backend import Backend, CountingMeasurer, in_float32
 from tvm_ext.backends.common import COMMON, Passes, inference_form, lower
 from tvm_ext.backends.hexagon.embedded_cost import packet_cost
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
@@ -38,12 +38,15 @@ def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions
     return [*lower(backend, target, options), *kernels]
 
 
-def _standalone(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, dict[str, Any], type]:
+def _standalone(
+    mod: tvm.IRModule, target: tvm.target.Target, options: PipelineOptions
+) -> tuple[Any, dict[str, Any], type]:
     # Artifacts and the emulator are for those who compile for Hexagon only.
     from tvm_ext.backends.hexagon.model.compiled import HexagonModel
     from tvm_ext.backends.hexagon.model.program import model_program
 
-    program = model_program(mod, target)
+    limit = None if options.memory_limit is None else int(options.memory_limit)
+    program = model_program(mod, target, limit)
     scalar = [step for step in program.plan.steps if not step.is_vector]
     notes = {
         "run_with": "tvm-ext run --emulate",
@@ -115,6 +118,7 @@ HEXAGON = Backend(
     legalizations=FLOAT_LEGALIZATIONS,
     complete=complete,
     instructions=_instructions,
+    check_options=lambda target, options: in_float32(target, options, "hexagon"),
     measurer=_measurer,
     profile_with="tvm-ext hexagon profile",
     standalone=_standalone,

@@ -25,6 +25,9 @@ from tvm_ext.backends.hexagon.model.program import ModelProgram, Plan
 from tvm_ext.errors import ModelError
 from tvm_ext.inputs import check_array, match_names, numpy_dtype
 
+_TENSORS = "tensors"
+"""Field of the plan: names, shapes and types of inputs and outputs, which the metadata say, too."""
+
 _PROGRAM, _PLAN, _CONSTANTS, _TEXT = "program.elf", "plan.json", "constants.bin", "kernels.s"
 
 
@@ -113,7 +116,11 @@ class HexagonModel(CompiledModel):
     def _write(self, partial: Path) -> None:
         library = partial / LIBRARY
         program: ModelProgram = self.executable
-        head = {"kernels": program.program.kernels, "processor": program.program.processor}
+        head = {
+            _TENSORS: _tensors(self.metadata),
+            "kernels": program.program.kernels,
+            "processor": program.program.processor,
+        }
         with zipfile.ZipFile(library, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(_PROGRAM, program.program.image)
             archive.writestr(_PLAN, json.dumps(head | program.plan.to_json()))
@@ -147,6 +154,14 @@ def load_hexagon(folder: str | os.PathLike[str]) -> HexagonModel:
             plan = json.loads(archive.read(_PLAN))
             program = Program(archive.read(_PROGRAM), tuple(plan["kernels"]), plan["processor"])
             constants, text = archive.read(_CONSTANTS), archive.read(_TEXT).decode()
-        return HexagonModel(ModelProgram(program, Plan.from_json(plan), constants, text), metadata)
+        described = plan.get(_TENSORS)
+        found = ModelProgram(program, Plan.from_json(plan), constants, text)
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ModelError(f"{library} is damaged ({error}); {REMEDY}") from None
+    if described is not None and described != _tensors(metadata):  # bytes would be taken for others
+        raise ModelError(f"{path} is damaged, inputs and outputs are not those of {LIBRARY}; {REMEDY}")
+    return HexagonModel(found, metadata)
+
+
+def _tensors(metadata: Mapping[str, Any]) -> list[Any]:
+    return [metadata["inputs"], metadata["outputs"]]

@@ -23,8 +23,9 @@ from tvm_ext.backends.hexagon.packer.pack import Packed, packed_kernels
 from tvm_ext.backends.hexagon.target import VECTOR_BYTES, processor
 from tvm_ext.backends.hexagon.toolchain import LLD, MissingFunctionError
 from tvm_ext.backends.hexagon.toolchain import program as tool
-from tvm_ext.errors import CompileError, UnsupportedOperatorError
+from tvm_ext.errors import CompileError, MemoryLimitError, UnsupportedOperatorError
 from tvm_ext.graph.origins import nodes_of_kernels, with_nodes, words_of
+from tvm_ext.graph.units import bytes_text
 from tvm_ext.memory.arena import plan_arena
 from tvm_ext.relax_utils import constant, static_shape
 
@@ -166,7 +167,7 @@ class ModelProgram:
         return script
 
 
-def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
+def model_program(mod: tvm.IRModule, target: tvm.target.Target, limit: int | None = None) -> ModelProgram:
     """Make the program of a model.
 
     Parameters
@@ -174,9 +175,13 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
     mod : tvm.IRModule
         As the phase ``lower`` leaves it.
     target : tvm.target.Target
+    limit : int, optional
+        Bytes that inputs, intermediate tensors and results may take.
 
     Raises
     ------
+    MemoryLimitError
+        If they take more.
     UnsupportedOperatorError
         If it needs a virtual machine: branches, open extents, operators without a kernel.
     CompileError
@@ -194,6 +199,11 @@ def model_program(mod: tvm.IRModule, target: tvm.target.Target) -> ModelProgram:
         raise CompileError(
             f"the model needs {gibibytes:.1f} GiB and a Hexagon program has {MOST_BYTES / 2**30:.0f} GiB of addresses; "
             "make the input smaller"
+        )
+    if limit is not None and plan.arena > limit:
+        raise MemoryLimitError(
+            f"memory limit {bytes_text(limit)}: inputs, intermediate tensors and results of the Hexagon program take "
+            f"{bytes_text(plan.arena)}; raise the limit, or make the input smaller"
         )
     used = {step.kernel for step in plan.steps}
     kernels = {
