@@ -3,9 +3,9 @@
 Run: python scripts/bench_memory.py [--part PART] [--quick] [--json PATH] [--plots FOLDER] [NAMES ...]
 
 ``--part planned`` plans the networks of the zoo beside stock TVM and an arena as TensorFlow Lite makes it, ``--part
-bounds`` finds what no plan with the kernels of that arena can do without, ``--part cells`` plans irregular cells,
-``--part c`` writes the zoo as C sources, builds and runs them. Without a part, orders and arenas of irregular graphs
-are measured.
+patched`` with a tenth more arithmetic, ``--part bounds`` finds what no plan with the kernels of that arena can do
+without, ``--part cells`` plans irregular cells, ``--part c`` writes the zoo as C sources, builds and runs them. Without
+a part, orders and arenas of irregular graphs are measured.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def summarise(rows: Sequence[dict[str, Any]], searches: Sequence[dict[str, Any]]
     return {key: round(value, 4) for key, value in summary.items()}
 
 
-KINDS = {"planned": planned.NETS, "cells": planned.CELLS, "bounds": planned.BOUNDS}
+KINDS = {"planned": planned.NETS, "patched": planned.PATCHED, "cells": planned.CELLS, "bounds": planned.BOUNDS}
 """Parts that plan models, and what kind of row each gives."""
 
 
@@ -193,11 +193,7 @@ def measure_part(options: argparse.Namespace) -> None:
     if options.part == "c":
         rows, summary = c_sources.measure(names, not options.no_latency, options.keep)
     else:
-        rows, summary = planned.measure(
-            {"planned": planned.NETS, "cells": planned.CELLS, "bounds": planned.BOUNDS}[options.part],
-            names,
-            options.keep,
-        )
+        rows, summary = planned.measure(KINDS[options.part], names, options.keep)
     store(path, "memory", rows, summary, part=options.part)
     for key, value in summary.items():
         print(f"{key}: {value}")
@@ -207,9 +203,7 @@ def main() -> None:
     """Measure, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="graphs to measure (default: all)")
-    parser.add_argument(
-        "--part", choices=["planned", "cells", "bounds", "c"], help="what to measure instead of irregular graphs"
-    )
+    parser.add_argument("--part", choices=[*KINDS, "c"], help="what to measure instead of irregular graphs")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--no-latency", action="store_true", help="do not time the modules")
     add_keep_option(parser)

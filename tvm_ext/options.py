@@ -68,9 +68,10 @@ class PipelineOptions:
     patches : str
         Whether stages of a network of images run strip by strip, so that their tensors are never there as a whole; rows
         between strips are computed twice; also, whether slices of a convolution's channels are convolutions of their
-        own, and whether feed-forward blocks and attentions run in groups of hidden features and heads. ``auto``: where
-        ``memory_limit`` demands it, for at most half again as much arithmetic; ``always``: wherever it lowers the peak
-        for a tenth more; ``off``.
+        own, and whether feed-forward blocks and attentions run in groups of hidden features and heads. ``auto``: strips
+        and slices on a CPU, where they lower the peak and take, by estimate, no time that could be measured; all of it
+        where ``memory_limit`` demands it, for at most half again as much arithmetic; ``always``: wherever it lowers the
+        peak for a tenth more; ``off``.
     on_chip_memory : int or str, optional
         Bytes of a memory on the chip, such as ``"256KB"``. With ``memory="optimal"`` the order of the kernels is then
         the one that moves the least to and from the memory off the chip, instead of the one with the least peak.
@@ -150,8 +151,8 @@ class PipelineOptions:
     patches: Patches = _option(
         "choice",
         "auto",
-        "Which stages run strip by strip to need less memory: what --memory-limit demands; always, for a tenth more "
-        "arithmetic; or none.",
+        "Which stages run strip by strip to need less memory: those that take no longer so, and what --memory-limit "
+        "demands; always, for a tenth more arithmetic; or none.",
         *get_args(Patches),
     )
     on_chip_memory: int | str | None = _option(

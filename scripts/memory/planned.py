@@ -35,7 +35,7 @@ from tvm_ext.statistics import StatisticsInstrument
 from tvm_ext.target import resolve_target
 
 ALIGNMENT = 64
-NETS, CELLS, BOUNDS = "net", "cell", "bound"
+NETS, PATCHED, CELLS, BOUNDS = "net", "patched", "cell", "bound"
 PLANNED = ("vectorize", "finalize")
 """Phases behind the plan of memory."""
 
@@ -80,16 +80,20 @@ def with_kernels(imported: ImportedModel) -> int:
 
 
 def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, Any]:
-    """Plan a model every way."""
+    """Plan a model beside stock TVM: by default and beside an arena by size, or in patches; cells as ``optimal``."""
     target = resolve_target(None)
-    patched, in_patches = None, None
-    if kind == NETS:
-        patched, in_patches, _ = lower(imported.mod, target, PipelineOptions(patches="always", disable=PLANNED))
-    ours = in_patches
-    if patched is None or _is_divided(patched):  # otherwise it is the default one
-        _, ours, _ = lower(imported.mod, target, PipelineOptions(disable=PLANNED))
-    # Of networks the default is measured; irregular cells are those that another order and rewriting are for.
-    optimal = lower(imported.mod, target, PipelineOptions(memory="optimal"))[1] if kind == CELLS else None
+    stock = StatisticsInstrument()
+    with target, tvm.transform.PassContext(instruments=[stock]):
+        relax.get_pipeline("default")(imported.mod)
+    assert stock.statistics is not None
+    row: dict[str, Any] = {"name": name, "kind": kind, "stock": stock.statistics.planned_bytes}
+    if kind == CELLS:
+        return row | {"planned_optimal": _planned(imported, memory="optimal")[1]}
+    mod, planned = _planned(imported)
+    row |= {"planned": planned, "arithmetic": _arithmetic(mod), "divided": _divided(mod)}
+    if kind == PATCHED:
+        patched, in_patches = _planned(imported, patches="always")
+        return row | {"in_patches": in_patches, "arithmetic_in_patches": _arithmetic(patched)}
     modules: dict[str, tvm.IRModule] = {}
     lower(
         imported.mod,
@@ -97,22 +101,15 @@ def measure_model(kind: str, name: str, imported: ImportedModel) -> dict[str, An
         PipelineOptions(memory="stock", winograd=False, inverted_residuals=False, disable=PLANNED),
         after_phase=lambda phase, mod: modules.update({phase.name: mod}),
     )
-    stock = StatisticsInstrument()
-    with target, tvm.transform.PassContext(instruments=[stock]):
-        relax.get_pipeline("default")(imported.mod)
-    assert ours is not None
-    assert stock.statistics is not None
-    return {
-        "name": name,
-        "kind": kind,
-        "planned": ours.planned_bytes,
-        "planned_optimal": optimal.planned_bytes if optimal is not None else None,
-        "with_kernels": with_kernels(imported) if name in ("mobilenet_v2", "unet") else None,
-        "stock": stock.statistics.planned_bytes,
-        "in_patches": in_patches.planned_bytes if in_patches is not None else None,
-        "arithmetic_in_patches": _arithmetic(patched),
-        "greedy_by_size": sum(_greedy_arenas(modules["schedule"])),
-    }
+    with_scratch = with_kernels(imported) if name in ("mobilenet_v2", "unet") else None
+    return row | {"with_kernels": with_scratch, "greedy_by_size": sum(_greedy_arenas(modules["schedule"]))}
+
+
+def _planned(imported: ImportedModel, **options: Any) -> tuple[tvm.IRModule, int]:
+    """Lower a model to its plan, and give the bytes."""
+    mod, statistics, _ = lower(imported.mod, resolve_target(None), PipelineOptions(**options, disable=PLANNED))
+    assert statistics is not None
+    return mod, statistics.planned_bytes
 
 
 def bound_model(name: str, imported: ImportedModel) -> dict[str, Any]:
@@ -138,16 +135,14 @@ def bound_model(name: str, imported: ImportedModel) -> dict[str, Any]:
     return {"name": name, "kind": BOUNDS, "least": least, "greedy_by_size": sum(_greedy_arenas(mod))}
 
 
-def _is_divided(mod: tvm.IRModule) -> bool:
-    """Whether anything in a module is computed in parts for the sake of memory."""
-    decisions = memory_decisions(mod).values()
-    return any(not {"patches", "sliced_convolutions", "groups"}.isdisjoint(decision) for decision in decisions)
+def _divided(mod: tvm.IRModule) -> list[str]:
+    """List what is computed in parts for the sake of memory."""
+    ways = ("patches", "sliced_convolutions", "groups")
+    return [way for way in ways if any(way in decision for decision in memory_decisions(mod).values())]
 
 
-def _arithmetic(mod: tvm.IRModule | None) -> float | None:
-    """Give the arithmetic of a module that runs in patches, as a multiple of what it is without."""
-    if mod is None:
-        return None
+def _arithmetic(mod: tvm.IRModule) -> float:
+    """Give the arithmetic of a module, as a multiple of what it is where nothing runs in patches."""
     return prod(
         note["arithmetic"] for decision in memory_decisions(mod).values() for note in decision.get("patches", ())
     )
@@ -177,16 +172,20 @@ def measure(kind: str, only: Sequence[str], keep: Path | None = None) -> tuple[l
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Reduce the rows to geometric means, and the bytes of two networks, in millions."""
-    nets = [row for row in rows if row["kind"] == "net" and row["planned"] and row["stock"] and row["greedy_by_size"]]
-    irregular = [row for row in rows if row["kind"] == "cell"]
+    nets = [row for row in rows if row["kind"] == NETS and row["planned"] and row["stock"] and row["greedy_by_size"]]
+    irregular = [row for row in rows if row["kind"] == CELLS]
     summary: dict[str, float] = {}
     if nets:
         summary["planned_vs_stock"] = _mean([row["planned"] / row["stock"] for row in nets])
         summary["planned_vs_stock_worst"] = max(row["planned"] / row["stock"] for row in nets)
         summary["planned_vs_tflite_like"] = _mean([row["planned"] / row["greedy_by_size"] for row in nets])
         summary["planned_nets"] = len(nets)
-        summary["planned_patched_vs_stock"] = _mean([row["in_patches"] / row["stock"] for row in nets])
-        patched = [row for row in nets if row["in_patches"] < row["planned"]]
+        summary["divided_nets"] = sum(bool(row["divided"]) for row in nets)
+        summary["divided_arithmetic_worst"] = max(row["arithmetic"] for row in nets)
+    in_patches = [row for row in rows if row["kind"] == PATCHED and row["planned"] and row["stock"]]
+    if in_patches:
+        summary["planned_patched_vs_stock"] = _mean([row["in_patches"] / row["stock"] for row in in_patches])
+        patched = [row for row in in_patches if row["in_patches"] < row["planned"]]
         summary["patched_nets"] = len(patched)
         if patched:
             summary["patched_vs_stock_of_these"] = _mean([row["in_patches"] / row["stock"] for row in patched])

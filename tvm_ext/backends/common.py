@@ -14,6 +14,7 @@ from tvm_ext.backends.backend import Backend, PhasePasses
 from tvm_ext.database.tuned_schedules import tuned_schedules
 from tvm_ext.errors import TargetError
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
+from tvm_ext.memory.part_costs import PartCosts
 from tvm_ext.memory.relax.arena import arena
 from tvm_ext.memory.relax.feature_groups import run_in_groups
 from tvm_ext.memory.relax.isolate_concatenations import fuse_for_arena, isolate_concatenations
@@ -43,6 +44,7 @@ from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
 from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
+from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.shapes.batch_loop import batch_loops
 
 Passes = list[tvm.transform.Pass]
@@ -110,7 +112,8 @@ def dispatch(backend: Backend, target: tvm.target.Target, options: PipelineOptio
 def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Decide about concatenations on the module as the phases up to fusion lower it."""
     in_patches = options.patches == "always" or (options.patches == "auto" and options.memory_limit is not None)
-    if options.memory == "stock" or not (in_patches or options.memory == "optimal"):
+    costs = None if in_patches or options.patches == "off" else _part_costs(backend, target, options)
+    if options.memory == "stock" or not (in_patches or costs is not None or options.memory == "optimal"):
         return []
     phases = ("layout", "legalize", "fuse")
     lowering = [item for phase in phases for item in backend.passes(phase, target, options)]
@@ -118,18 +121,29 @@ def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOption
     scheduled = [*lowering, *backend.passes("schedule", target, options)]
     method: Method = "optimal" if options.memory == "optimal" else "greedy"
     passes: Passes = []
-    if in_patches:
+    if in_patches or costs is not None:
         limit = 0 if options.memory_limit is None else int(options.memory_limit)
-        most_work = MOST_WORK if options.patches == "always" else MOST_WORK_FOR_LIMIT
+        most_work = MOST_WORK_FOR_LIMIT if options.patches == "auto" and limit else MOST_WORK
         scheduled_peak = peak_on_trial(scheduled, method)
         passes += [
-            run_in_patches(peak_on_trial(lowering, method), most_work, limit),
+            run_in_patches(peak_on_trial(lowering, method), most_work, limit, costs),
             slice_convolutions(scheduled_peak, limit),
-            run_in_groups(scheduled_peak, limit),
         ]
+        # Groups were not shown to take no measurable time: they are for those who ask for less memory.
+        passes += [run_in_groups(scheduled_peak, limit)] if in_patches else []
     if options.memory == "optimal":
         passes.append(memory_rewriting(lowering, partial=options.memory_rewriting))
     return passes
+
+
+def _part_costs(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> PartCosts | None:
+    """Say what running in parts costs, where that is known and sums may be taken in another order."""
+    machine = None if backend.machine is None else backend.machine(target)
+    if not isinstance(machine, Machine) or (options.memory == "optimal" and not options.memory_rewriting):
+        return None
+    cores = machine.cores
+    kernel_seconds = machine.call_seconds + (machine.fork_seconds if cores > 1 else 0.0)
+    return PartCosts(cores * machine.flops, kernel_seconds, cores * machine.l3_bandwidth, machine.l2)
 
 
 def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm_ext.errors import GraphError
+from tvm_ext.memory.part_costs import PartCosts
 
 STRIPS = (2, 3, 4, 6, 8, 12, 16)
 """Numbers of strips that are tried."""
@@ -57,6 +58,10 @@ class RowNode:
         Multiplications and additions for a row.
     in_place : bool
         Whether the result may take the place of an operand that dies.
+    is_kernel : bool
+        Whether a kernel begins here: what is computed element by element is merged into another one.
+    weight_bytes : int
+        Of its constants.
     """
 
     name: str
@@ -65,6 +70,8 @@ class RowNode:
     row_bytes: int
     row_work: float = 0.0
     in_place: bool = False
+    is_kernel: bool = False
+    weight_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -265,6 +272,18 @@ def plan_patches(
     found = [plan for plan in plans(nodes, inputs, input_bytes) if plan.peak < before and plan.work <= most_work]
     # Of segments that cost the same the longest: what follows a convolution element by element is computed with it.
     return sorted(found, key=lambda plan: (max(plan.peak, limit), plan.work, len(plan.strips), plan.first - plan.last))
+
+
+def seconds_of(nodes: Sequence[RowNode], costs: PartCosts) -> float:
+    """Estimate the seconds of a function, at least."""
+    return costs.arithmetic_seconds(sum(node.rows * node.row_work for node in nodes))
+
+
+def more_seconds(plan: PatchPlan, nodes: Sequence[RowNode], costs: PartCosts) -> float:
+    """Estimate how much longer a function takes with a plan."""
+    segment, again = nodes[plan.first : plan.last + 1], len(plan.strips) - 1
+    kernels, weights = sum(node.is_kernel for node in segment), sum(node.weight_bytes for node in segment)
+    return (plan.work - 1) * seconds_of(nodes, costs) + again * costs.again_seconds(kernels, weights)
 
 
 def verify_patches(plan: PatchPlan, nodes: Sequence[RowNode], extents: Mapping[str, int]) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax import op
 
 from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.compiler import lower
 from tvm_ext.errors import MemoryLimitError, OptionError
+from tvm_ext.memory.part_costs import FREE, PartCosts
 from tvm_ext.memory.relax.limit import memory_decisions
+from tvm_ext.memory.relax.patches import run_in_patches
 from tvm_ext.options import PipelineOptions
 from tvm_ext.target import resolve_target
 
@@ -131,6 +134,69 @@ def test_a_limit_asks_for_strips() -> None:
         PipelineOptions(memory="stock", patches="always")
     with pytest.raises(MemoryLimitError):
         lower(mod, target, PipelineOptions(memory="optimal", memory_limit=limit, patches="off"))
+
+
+SLOW_CORES = PartCosts(flops=1e6, kernel_seconds=1e-6, bandwidth=1e9, near=1 << 20)
+"""Beside whose arithmetic nothing else counts."""
+
+
+def fewer_by_length(mod: tvm.IRModule) -> int:
+    """Count less memory the more operators there are, so that every plan is taken."""
+    return 10**6 - len(mod["main"].body.blocks[0].bindings)
+
+
+@pytest.mark.parametrize(
+    ("costs", "is_free"),
+    [
+        (SLOW_CORES, True),
+        (PartCosts(flops=1e6, kernel_seconds=1.0, bandwidth=1e9, near=1 << 20), False),
+        (PartCosts(flops=1e6, kernel_seconds=1e-6, bandwidth=1e3, near=0), False),
+    ],
+    ids=["arithmetic alone", "slow calls", "weights from far away"],
+)
+def test_what_takes_no_time_is_not_asked_for(costs: PartCosts, is_free: bool) -> None:
+    """Without a limit strips are made where neither halos, nor calls, nor weights read anew take measurable time."""
+    mod = net((96, 33), channels=7)
+    strips = run_in_patches(fewer_by_length, 1.1, costs=costs)(mod)
+    assert tvm_ffi.structural_equal(strips["main"], mod["main"]) != is_free
+    if is_free:
+        assert all(note["arithmetic"] <= 1 + FREE for note in decided(strips))
+        value = np.random.default_rng(2).standard_normal((1, 3, 96, 33)).astype("float32")
+        found = results_of(lowered(strips, patches="off"), [value])[0]
+        np.testing.assert_allclose(found, results_of(lowered(mod, patches="off"), [value])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("groups", "is_free"), [(1, True), (12, False)])
+def test_convolutions_in_groups_stay_whole(groups: int, is_free: bool) -> None:
+    """They are one kernel with their neighbours, and take longer in strips: nobody gets that without asking for it."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 255, 17), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: Any = x
+            for channels, count, stride in ((12, 1, 1), (12, groups, 1), (12, groups, 1), (4, 1, 2)):
+                weight = np.ones((channels, int(y.ty.shape[1]) // count, 3, 3), "float32")
+                y = op.nn.conv2d(y, relax.const(weight), strides=stride, padding=1, groups=count)
+                y = builder.emit(op.nn.relu(builder.emit(y)))
+            result = builder.emit_output(op.mean(y, axis=[2, 3]))
+        builder.emit_func_output(result)
+    mod = relax.transform.Normalize()(builder.get())
+    strips = run_in_patches(fewer_by_length, 1.1, costs=SLOW_CORES)(mod)
+    assert tvm_ffi.structural_equal(strips["main"], mod["main"]) != is_free
+    assert not tvm_ffi.structural_equal(run_in_patches(fewer_by_length, 1.1)(mod)["main"], mod["main"])
+
+
+def test_strips_by_default() -> None:
+    """Large images run strip by strip without being asked to; ``off`` is obeyed, and so is an exact ``optimal``."""
+    mod, target = net((256, 224), channels=32), resolve_target(None)
+    by_default, whole = lower(mod, target, PipelineOptions()), lower(mod, target, PipelineOptions(patches="off"))
+    assert by_default[1] is not None
+    assert whole[1] is not None
+    assert decided(by_default[0])
+    assert not decided(whole[0])
+    assert by_default[1].planned_bytes < 0.9 * whole[1].planned_bytes
+    exact = lower(mod, target, PipelineOptions(memory="optimal", memory_rewriting=False))[0]
+    assert not decided(exact)
 
 
 def test_what_cannot_be_cut_stays() -> None:

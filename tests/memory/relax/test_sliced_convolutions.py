@@ -59,10 +59,11 @@ def test_slices_that_overlap_stay() -> None:
 
 
 def test_where_it_helps() -> None:
-    """In patches the parts are taken where that lowers the peak, or a limit asks for it; the default is as it was."""
+    """The parts are taken where that lowers the peak, by default as in patches; a limit that leaves room does not."""
     mod = spectrum(258, 0, 129)
     value = np.random.default_rng(2).standard_normal((1, 1, 64)).astype("float32")
-    whole, parts = lowered(mod), lowered(mod, patches="always")
+    whole, parts = lowered(mod, patches="off"), lowered(mod, patches="always")
+    assert memory_decisions(lowered(mod))["main"]["sliced_convolutions"]
     note = memory_decisions(parts)["main"]["sliced_convolutions"]
     assert note["slices"] == 2
     assert note["after"] < note["before"]

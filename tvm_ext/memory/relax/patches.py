@@ -11,14 +11,15 @@ the image, sums are taken in another order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import tvm
 from tvm import relax
 
-from tvm_ext.memory.patches import PatchPlan, plan_patches, verify_patches
-from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, row_graph, rows_of
+from tvm_ext.memory.part_costs import FREE, PartCosts
+from tvm_ext.memory.patches import PatchPlan, more_seconds, plan_patches, profile, seconds_of, verify_patches
+from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, has_special_kernels, is_convolution, row_graph, rows_of
 from tvm_ext.memory.relax.trial import room_for
 from tvm_ext.relax_utils import static_shape
 
@@ -28,12 +29,19 @@ PATCHES_ATTRIBUTE = "tvm_ext.patches"
 SEGMENTS = 3
 """Segments that are looked for, one after the other, each where most is alive then."""
 
-TRIALS = 3
-"""Plans of a segment that are lowered on trial."""
+TRIALS, FREE_TRIALS = 3, 2
+"""Plans of a segment that are lowered on trial; of the first one, where nobody asked for less memory (then one)."""
+
+WORTH_A_TRIAL = 0.9
+"""Part of the peak, on paper, that a plan which nobody asked for may need."""
 
 
 def run_in_patches(
-    peak_of: Callable[[tvm.IRModule], int | None], most_work: float, limit: int = 0, function: str = "main"
+    peak_of: Callable[[tvm.IRModule], int | None],
+    most_work: float,
+    limit: int = 0,
+    costs: PartCosts | None = None,
+    function: str = "main",
 ) -> tvm.transform.Pass:
     """Make the pass; it works on operators, before layout and legalisation.
 
@@ -45,22 +53,36 @@ def run_in_patches(
         Arithmetic that is allowed, as a multiple of what there is.
     limit : int
         Bytes below which nothing more is asked for.
+    costs : PartCosts, optional
+        Of the machine, where only what takes no measurable time is wanted.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RunInPatches")
     def _patches(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         global_var = next((var for var in mod.get_global_vars() if var.name_hint == function), None)
-        if global_var is None or not isinstance(mod[global_var], relax.Function) or row_graph(mod[global_var]) is None:
+        if global_var is None or not isinstance(mod[global_var], relax.Function):
+            return mod
+        graph = row_graph(mod[global_var])
+        if graph is None or (costs is not None and not _has_single_precision(graph)):
             return mod
         room = room_for(mod[global_var], limit)
-        peak, work, notes = peak_of(mod), 1.0, []
+        spare = FREE * seconds_of(graph.nodes, costs) if costs is not None else 0.0
+        peak: int | None = None
+        work, notes = 1.0, []
         for _ in range(SEGMENTS):
             graph = row_graph(mod[global_var])
-            if graph is None or peak is None or peak <= room:
+            if graph is None:
                 break
             offered = partial(plan_patches, graph.nodes, graph.inputs, graph.input_bytes, most_work / work)
             # What is enough on paper may not be when it is lowered; then the lowest peak is what helps.
             offers = offered(room)[:TRIALS] + (offered()[:1] if room else [])
+            if costs is not None:
+                offers = _free(offered(), max(profile(graph.nodes)), graph, costs, spare)
+            peak = peak_of(mod) if peak is None and offers else peak
+            if peak is None or peak <= room:
+                break
+            if costs is not None:  # kernels may need less than operators
+                offers = _free(offers, peak, graph, costs, spare)[: 1 if notes else FREE_TRIALS]
             best: tuple[int, tvm.IRModule, PatchPlan] | None = None
             for plan in offers:
                 verify_patches(plan, graph.nodes, graph.extents)
@@ -74,6 +96,7 @@ def run_in_patches(
                 break
             lowered, mod, plan = best
             work *= plan.work
+            spare -= more_seconds(plan, graph.nodes, costs) if costs is not None else 0.0
             notes.append({"strips": len(plan.strips), "operators": plan.last - plan.first + 1}
                          | {"before": peak, "after": lowered, "arithmetic": round(plan.work, 4)})  # fmt: skip
             peak = lowered
@@ -84,6 +107,25 @@ def run_in_patches(
         return updated
 
     return _patches
+
+
+def _free(plans: Sequence[PatchPlan], peak: int, graph: RowGraph, costs: PartCosts, spare: float) -> list[PatchPlan]:
+    """List the plans that take no measurable time, and lower a peak by enough to be worth lowering the function."""
+    enough = WORTH_A_TRIAL * peak
+    special = [has_special_kernels(binding.value) for binding in graph.bindings]
+    return [
+        plan
+        for plan in plans
+        if plan.peak <= enough
+        and not any(special[plan.first : plan.last + 1])
+        and more_seconds(plan, graph.nodes, costs) <= spare
+    ]
+
+
+def _has_single_precision(graph: RowGraph) -> bool:
+    """Whether all convolutions are of the type that costs are known of."""
+    convolutions = [binding.var for binding in graph.bindings if is_convolution(binding.value)]
+    return all(str(variable.ty.dtype) == "float32" for variable in convolutions)
 
 
 def _applied(mod: tvm.IRModule, global_var: tvm.ir.GlobalVar, graph: RowGraph, plan: PatchPlan) -> tvm.IRModule:
