@@ -168,8 +168,8 @@ def split(step: Step) -> list[Fact]:
         rest = dim_of(data[axis]) - dim_of(part) * (count - 1) if is_dim(part) else NOT_CONSTANT
         parts = [part] * (count - 1) + [rest if "num_outputs" in step.operator.attributes else part]
         step.needs_extent(rest)
-    elif parts is not None and all(isinstance(part, int | np.integer) for part in parts):
-        step.needs_equal(data[axis], sum(int(part) for part in parts))  # type: ignore[arg-type]
+    elif (lengths := step.numbers(1, "split")) is not None:
+        step.needs_equal(data[axis], sum(lengths))
     if parts is None or len(parts) != count:
         return [Fact((*data[:axis], NOT_CONSTANT, *data[axis + 1 :]), NOT_CONSTANT)] * count
     value = step.fact(0).value
