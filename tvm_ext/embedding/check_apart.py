@@ -60,7 +60,7 @@ def check_apart(
     EmbeddingError
         If they disagree, no code can be made of them, the target lacks a feature, or it is no CPU.
     """
-    if target.kind.name != "llvm":
+    if "cpu" not in target.keys:
         raise EmbeddingError(
             f"{name}: embeddings are tuned on CPUs (target llvm), and the target is {target.kind.name}"
         )

@@ -95,7 +95,7 @@ def check_functions(
             far = results[0] != results[1]
         else:
             sums = _run(compiled["meaning"], [np.abs(values) for values in operands])
-            far = ~_near(*results, sums, flow.macs // max(results[0].size, 1))
+            far = ~_near(results[0], results[1], sums, flow.macs // max(results[0].size, 1))
         if far.any():
             where = tuple(int(at[0]) for at in np.nonzero(far))
             raise EmbeddingError(
