@@ -1,21 +1,25 @@
 """Tuning on packet counts: what HVX has no kernel for gets schedules with fewer packets, and models are compiled so."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import tvm
+from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tests.hexagon.emulated import TARGET, needs_emulator
 from tvm_ext.backends.hexagon.tuning import PacketTuner
+from tvm_ext.cli.tune import command
 from tvm_ext.errors import TuningError
 from tvm_ext.schedules.hexagon.panels import FOUR
 from tvm_ext.schedules.hexagon.product import product
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune
+from tvm_ext.tuning.result import KernelResult, TuningResult
 
 RANDOM = np.random.default_rng(0)
 
@@ -93,3 +97,23 @@ def test_a_file_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "packets.json").write_text("{}")
     with pytest.raises(TuningError, match="remove it to begin anew"):
         tune(tvm_ext.import_model(product_of_floats()).mod, TARGET, tmp_path, 4, recipe("random"))
+
+
+def test_what_is_tried_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of minutes, its output no terminal, had no line before its end."""
+
+    def two_batches(*_: object, progress: Callable[[TuningResult], None], **__: object) -> TuningResult:
+        result = TuningResult([KernelResult("softmax", 1, 0, before=2e-6)])
+        progress(result)
+        result.kernels[0].trials = 3
+        result.curve.append((1.0, 3, 1.5e-6))
+        progress(result)
+        return result
+
+    monkeypatch.setattr("tvm_ext.tuning.tune", two_batches)
+    monkeypatch.setattr("tvm_ext.cli.tune.LINE_SECONDS", 0.0)
+    onnx.save(product_of_floats(), tmp_path / "model.onnx")
+    arguments = [str(tmp_path / "model.onnx"), "--target", "hexagon-v67", "--work-dir", "tuned", "--trials", "4"]
+    lines = CliRunner().invoke(command, arguments, catch_exceptions=False).output.splitlines()
+    assert lines[0].endswith("model.onnx gets up to 4 trials for hexagon-v67, by packets, counted by the emulator")
+    assert lines[1:3] == ["  kernels  softmax", "  trying   3 of 4 trials, 1,500 packets"]

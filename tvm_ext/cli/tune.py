@@ -181,8 +181,12 @@ def command(
         if as_json:
             print_json({"network": _network_document(network)})
         return
+    if not as_json:
+        where = "this machine" if tracker is None else f"servers {key}"
+        how = f"times on {where}" if counts is None else counts(resolved).name
+        click.echo(f"{work_dir}: {model} gets up to {trials} trials for {target}, by {how}")
     with (
-        _display(trials, quiet=as_json) as progress,
+        _display(trials, shown, quiet=as_json) as progress,
         nullcontext() if counts is not None else _measurer(threads, tracker, key) as measurer,
     ):
         result = tune(
@@ -225,6 +229,13 @@ def command(
         click.echo(f"  no chart: {reason}; give it more --trials")
     if output is not None:
         click.echo(f"  compiled {output}")
+
+
+LINE_SECONDS = 10.0
+"""Between two lines about a run whose output is no terminal."""
+
+LISTED = 6
+"""Kernels that are named when a run begins."""
 
 
 def _tell(network: NetworkResult) -> None:
@@ -297,10 +308,13 @@ def _document(result: TuningResult) -> dict[str, Any]:
 
 
 @contextmanager
-def _display(trials: int, quiet: bool) -> Iterator[Callable[[TuningResult], None]]:
-    """Show trials done and the sum of the best times on stderr, when it is a terminal."""
-    if quiet or not sys.stderr.isatty():
+def _display(trials: int, shown: Callable[[float], str], quiet: bool) -> Iterator[Callable[[TuningResult], None]]:
+    """Show trials done and the sum of the best times on stderr, when it is a terminal; else in lines, now and then."""
+    if quiet:
         yield lambda result: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(trials, shown)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -310,7 +324,30 @@ def _display(trials: int, quiet: bool) -> Iterator[Callable[[TuningResult], None
         task = bar.add_task("kernels", total=trials)
 
         def show(result: TuningResult) -> None:
-            latest = f"{result.curve[-1][2] * 1e3:.3f} ms" if result.curve else "first candidates"
-            bar.update(task, completed=result.trials + result.resumed, description=latest)
+            bar.update(task, completed=result.trials + result.resumed, description=_latest(result, shown))
 
         yield show
+
+
+class _Lines:
+    """Says what is tried on stdout: the kernels first, then how far the run is, every :data:`LINE_SECONDS`."""
+
+    def __init__(self, trials: int, shown: Callable[[float], str]) -> None:
+        self._trials, self._shown, self._last = trials, shown, 0.0
+
+    def __call__(self, result: TuningResult) -> None:
+        if not self._last:
+            named = ", ".join(kernel.name for kernel in result.kernels[:LISTED])
+            more = f" and {len(result.kernels) - LISTED} more" if len(result.kernels) > LISTED else ""
+            click.echo(f"  kernels  {named}{more}")
+        elif time.perf_counter() - self._last < LINE_SECONDS:
+            return
+        else:
+            done = result.trials + result.resumed
+            click.echo(f"  trying   {done} of {self._trials} trials, {_latest(result, self._shown)}")
+        self._last = time.perf_counter()
+        sys.stdout.flush()
+
+
+def _latest(result: TuningResult, shown: Callable[[float], str]) -> str:
+    return shown(result.curve[-1][2]) if result.curve else "first candidates"

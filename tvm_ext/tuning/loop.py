@@ -77,7 +77,7 @@ def tune(
     store_features : bool
         See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
     progress : callable
-        Called after every batch.
+        Called when the kernels are known, and after every batch.
 
     Raises
     ------
@@ -104,6 +104,7 @@ def tune(
         outcome = TuningResult(search.kernels, beside=beside)
         outcome.resumed, outcome.others = search.resume(folder, database)
         if search.is_pending(trials):
+            progress(outcome)
             search.run(Request(trials, recipe, seed, batch), Course(outcome, progress, start))
     outcome.seconds["total"] = time.perf_counter() - start
     if all(result.best is None for result in search.kernels):
