@@ -23,7 +23,7 @@ from tvm_ext.system.host import processor_flags
 from tvm_ext.system.tiles import request_tiles
 
 TUNED = "llvm"
-"""The kind of target that spaces with embeddings are for: MetaSchedule's own rules of this kind are the rest of them."""
+"""What spaces with embeddings are for: the rest of them are the rules that MetaSchedule has for this kind of target."""
 
 SECONDS = 300.0
 """What the comparison may take: a few seconds, of which the import of TVM is most, on a busy machine."""
