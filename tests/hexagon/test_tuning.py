@@ -9,6 +9,8 @@ import pytest
 import tvm
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
+from tvm import te
+from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext
 from tests.hexagon.emulated import TARGET, needs_emulator
@@ -19,6 +21,7 @@ from tvm_ext.schedules.hexagon.panels import FOUR
 from tvm_ext.schedules.hexagon.product import product
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune
+from tvm_ext.tuning.counted_metaschedule import builder_and_runner, design_space
 from tvm_ext.tuning.result import KernelResult, TuningResult
 
 RANDOM = np.random.default_rng(0)
@@ -83,6 +86,27 @@ def test_what_was_measured_before_a_run_is_stopped_is_kept(
     assert fewest == min(packets for packets, _ in counts if packets is not None)
     again = tune(mod, TARGET, tmp_path, 5, recipe("random", batch=3, initial=3))
     assert (again.resumed, again.trials) == (3, 2)
+
+
+@needs_emulator
+def test_metaschedule_searches_on_packets(tmp_path: Path) -> None:
+    """Its own search, with our builder and runner: what is recorded is what the schedule is counted at again."""
+    left, right = (te.placeholder(shape, "float32", name) for name, shape in (("a", (3, 17)), ("b", (17, 7))))
+    along = te.reduce_axis((0, 17), "k")
+    product = te.compute((3, 7), lambda i, j: te.sum(left[i, along] * right[along, j], along), "product")
+    func = te.create_prim_func([left, right, product])
+    tuner = PacketTuner(TARGET, lambda mod: mod)
+    builder, runner = builder_and_runner(tuner)
+    database = ms.tune_tir(
+        func, TARGET, str(tmp_path), 4, num_trials_per_iter=4, builder=builder, runner=runner, strategy="replay-trace",
+        space=design_space(func, tuner), cost_model="random", num_tuning_cores=1, seed=1,
+    )  # fmt: skip
+    records = [record for record in database.get_all_tuning_records() if record.run_secs]
+    assert len(records) == 4
+    best = min(records, key=lambda record: float(record.run_secs[0]))
+    schedule = tvm.s_tir.Schedule(best.workload.mod)
+    best.trace.apply_to_schedule(schedule, remove_postproc=False)
+    assert tuner.count(schedule.mod["main"])[0] == round(float(best.run_secs[0]) * tuner.clock)
 
 
 def test_kernels_of_hvx_leave_nothing_to_choose() -> None:
