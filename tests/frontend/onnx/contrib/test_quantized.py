@@ -14,7 +14,7 @@ from tests.frontend.onnx.ops.harness import (
     run_onnxruntime,
 )
 from tests.frontend.onnx.ops.test_integer import assert_close_integers, integers, weights
-from tvm_ext.errors import ModelError, UnsupportedOperatorError
+from tvm_ext.errors import ModelError
 
 pytest.importorskip("onnxruntime")
 
@@ -152,19 +152,6 @@ def test_product_with_packed_weights(bits, points, depth):
     np.testing.assert_allclose(found, values["A"] @ weights.T, rtol=1e-4, atol=1e-4)
     if bits == 4 and points != "float":
         np.testing.assert_allclose(run_onnxruntime(model, {"A": values["A"]})[0], found, rtol=1e-4, atol=1e-4)
-
-
-def test_reordered_weights_are_refused():
-    values = {
-        "A": np.zeros((2, 16), "float32"),
-        "B": np.zeros((3, 1, 8), "uint8"),
-        "scales": np.ones(3, "float32"),
-        "zero_points": None,
-        "g_idx": np.zeros(16, "int32"),
-    }
-    model = node_model("MatMulNBits", values, ["Y"], {"K": 16, "N": 3, "bits": 4, "block_size": 16}, domain=DOMAIN)
-    with pytest.raises(UnsupportedOperatorError, match=r"reordered weights \(input g_idx\) are not supported"):
-        import_with_converters(model)
 
 
 def test_incomplete_concatenation_is_named():
