@@ -58,7 +58,7 @@ def test_operators_of_many_axes_end(row: Instruction) -> None:
     operator = quantized(
         flow(
             "C[a,b,c,d,e,g] += A[a,g,i,b+j,c+k,d+l,e+m] * B[g,i,j,k,l,m]",
-            a=3, b=5, c=7, d=5, e=6, g=3, i=3, j=3, k=2, l=3, m=2,
+            "float32", "float32", a=3, b=5, c=7, d=5, e=6, g=3, i=3, j=3, k=2, l=3, m=2,
         ),
         row,
     )  # fmt: skip
