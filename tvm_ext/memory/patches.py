@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from tvm_ext.errors import GraphError
 from tvm_ext.memory.part_costs import PartCosts
@@ -184,7 +185,13 @@ def cuts_of(nodes: Sequence[RowNode], inputs: Sequence[str]) -> dict[int, str]:
     return cuts
 
 
-def plans(nodes: Sequence[RowNode], inputs: Mapping[str, int], input_bytes: Mapping[str, int]) -> Iterator[PatchPlan]:
+def plans(
+    nodes: Sequence[RowNode],
+    inputs: Mapping[str, int],
+    input_bytes: Mapping[str, int],
+    most_work: float = inf,
+    below: float = inf,
+) -> Iterator[PatchPlan]:
     """Yield what can run strip by strip, around the operator at which most is alive.
 
     Parameters
@@ -193,6 +200,10 @@ def plans(nodes: Sequence[RowNode], inputs: Mapping[str, int], input_bytes: Mapp
         A function, in the order in which it runs.
     inputs, input_bytes : mapping of str to int
         Rows, and bytes of a row, of its parameters that are no constants.
+    most_work : float
+        Arithmetic that is allowed, as a multiple of what there is.
+    below : float
+        Bytes that the peak must stay below.
     """
     whole = profile(nodes)
     if not whole:
@@ -212,6 +223,8 @@ def plans(nodes: Sequence[RowNode], inputs: Mapping[str, int], input_bytes: Mapp
                 continue
             outside = max([*whole[: begin + 1], *whole[end + 1 :]], default=0)
             base = 0 if source in inputs else extents[source] * row_bytes[source]
+            if max(outside, base + segment[-1].nbytes) >= below:  # however many strips
+                continue
             for count in STRIPS:
                 if count * 2 > segment[-1].rows:
                     break
@@ -227,8 +240,11 @@ def plans(nodes: Sequence[RowNode], inputs: Mapping[str, int], input_bytes: Mapp
                     for node in segment
                     if node.name in strip
                 ) - sum(node.rows * node.row_work for node in segment)
+                if 1 + work / total > most_work:
+                    continue
                 peak = max(outside, base + _peak(segment, strips, source, row_bytes))
-                yield PatchPlan(begin + 1, end, source, tuple(strips), peak, 1 + work / total)
+                if peak < below:
+                    yield PatchPlan(begin + 1, end, source, tuple(strips), peak, 1 + work / total)
 
 
 def _peak(segment: Sequence[RowNode], strips: Sequence[Ranges], source: str, row_bytes: Mapping[str, int]) -> int:
@@ -257,6 +273,7 @@ def plan_patches(
     input_bytes: Mapping[str, int],
     most_work: float,
     limit: int = 0,
+    below: float = inf,
 ) -> list[PatchPlan]:
     """List plans that are worth a trial, the best first.
 
@@ -267,9 +284,11 @@ def plan_patches(
     limit : int
         Bytes that are enough: of the plans that stay below, those with least arithmetic are the best; otherwise, those
         with the lowest peak.
+    below : float
+        Bytes that the peak must stay below; at least it is lower than without strips.
     """
-    before = max(profile(nodes), default=0)
-    found = [plan for plan in plans(nodes, inputs, input_bytes) if plan.peak < before and plan.work <= most_work]
+    below = min(below, max(profile(nodes), default=0))
+    found = plans(nodes, inputs, input_bytes, most_work, below)
     # Of segments that cost the same the longest: what follows a convolution element by element is computed with it.
     return sorted(found, key=lambda plan: (max(plan.peak, limit), plan.work, len(plan.strips), plan.first - plan.last))
 
@@ -284,6 +303,26 @@ def more_seconds(plan: PatchPlan, nodes: Sequence[RowNode], costs: PartCosts) ->
     segment, again = nodes[plan.first : plan.last + 1], len(plan.strips) - 1
     kernels, weights = sum(node.is_kernel for node in segment), sum(node.weight_bytes for node in segment)
     return (plan.work - 1) * seconds_of(nodes, costs) + again * costs.again_seconds(kernels, weights)
+
+
+def more_kernels(plan: PatchPlan, nodes: Sequence[RowNode]) -> int:
+    """Count the kernels that a plan adds: strips whose tensors have the same rows share theirs."""
+    kernels = [node for node in nodes[plan.first : plan.last + 1] if node.is_kernel]
+    found = 0
+    for node in kernels:
+        reads = [name for name, _ in node.reads]
+        shapes = {
+            tuple(_cut(strip[name], strip[name][0] == 0) for name in (node.name, *reads))
+            for strip in plan.strips
+            if node.name in strip
+        }
+        found += len(shapes) - 1
+    return found
+
+
+def _cut(rows: tuple[int, int], is_first: bool) -> tuple[int, bool]:
+    """Tell what the kernels of a strip depend on: how many rows, and whether padding stands above them."""
+    return rows[1] - rows[0], is_first
 
 
 def verify_patches(plan: PatchPlan, nodes: Sequence[RowNode], extents: Mapping[str, int]) -> None:

@@ -18,7 +18,15 @@ import tvm
 from tvm import relax
 
 from tvm_ext.memory.part_costs import FREE, PartCosts
-from tvm_ext.memory.patches import PatchPlan, more_seconds, plan_patches, profile, seconds_of, verify_patches
+from tvm_ext.memory.patches import (
+    PatchPlan,
+    more_kernels,
+    more_seconds,
+    plan_patches,
+    profile,
+    seconds_of,
+    verify_patches,
+)
 from tvm_ext.memory.relax.row_graph import ROWS, RowGraph, has_special_kernels, is_convolution, row_graph, rows_of
 from tvm_ext.memory.relax.trial import room_for
 from tvm_ext.relax_utils import static_shape
@@ -29,11 +37,14 @@ PATCHES_ATTRIBUTE = "tvm_ext.patches"
 SEGMENTS = 3
 """Segments that are looked for, one after the other, each where most is alive then."""
 
-TRIALS, FREE_TRIALS = 3, 2
-"""Plans of a segment that are lowered on trial; of the first one, where nobody asked for less memory (then one)."""
+TRIALS = 3
+"""Plans of a segment that are lowered on trial; one where nobody asked for less memory."""
 
-WORTH_A_TRIAL = 0.9
+WORTH_A_TRIAL = 2 / 3
 """Part of the peak, on paper, that a plan which nobody asked for may need."""
+
+MORE_KERNELS = 0.25
+"""Kernels that strips which nobody asked for may add, as a part of what there are: each is scheduled and compiled."""
 
 
 def run_in_patches(
@@ -74,15 +85,18 @@ def run_in_patches(
             if graph is None:
                 break
             offered = partial(plan_patches, graph.nodes, graph.inputs, graph.input_bytes, most_work / work)
-            # What is enough on paper may not be when it is lowered; then the lowest peak is what helps.
-            offers = offered(room)[:TRIALS] + (offered()[:1] if room else [])
-            if costs is not None:
-                offers = _free(offered(), max(profile(graph.nodes)), graph, costs, spare)
+            if costs is None:
+                # What is enough on paper may not be when it is lowered; then the lowest peak is what helps.
+                offers = offered(room)[:TRIALS] + (offered()[:1] if room else [])
+            else:
+                on_paper = max(profile(graph.nodes))
+                enough = WORTH_A_TRIAL * (on_paper if peak is None else min(on_paper, peak))
+                offers = _free(offered(below=enough), graph, costs, spare)
             peak = peak_of(mod) if peak is None and offers else peak
             if peak is None or peak <= room:
                 break
             if costs is not None:  # kernels may need less than operators
-                offers = _free(offers, peak, graph, costs, spare)[: 1 if notes else FREE_TRIALS]
+                offers = [plan for plan in offers if plan.peak < WORTH_A_TRIAL * peak][:1]
             best: tuple[int, tvm.IRModule, PatchPlan] | None = None
             for plan in offers:
                 verify_patches(plan, graph.nodes, graph.extents)
@@ -109,15 +123,15 @@ def run_in_patches(
     return _patches
 
 
-def _free(plans: Sequence[PatchPlan], peak: int, graph: RowGraph, costs: PartCosts, spare: float) -> list[PatchPlan]:
-    """List the plans that take no measurable time, and lower a peak by enough to be worth lowering the function."""
-    enough = WORTH_A_TRIAL * peak
+def _free(plans: Sequence[PatchPlan], graph: RowGraph, costs: PartCosts, spare: float) -> list[PatchPlan]:
+    """List the plans that take no measurable time when they run, and little when they are compiled."""
     special = [has_special_kernels(binding.value) for binding in graph.bindings]
+    most = MORE_KERNELS * sum(node.is_kernel for node in graph.nodes)
     return [
         plan
         for plan in plans
-        if plan.peak <= enough
-        and not any(special[plan.first : plan.last + 1])
+        if not any(special[plan.first : plan.last + 1])
+        and more_kernels(plan, graph.nodes) <= most
         and more_seconds(plan, graph.nodes, costs) <= spare
     ]
 
