@@ -3,9 +3,10 @@
 before: ``t = conv(x); u = conv(t); y = pool(u)``
 after:  ``y = concat(pool(conv(conv(x[rows of strip 0]))), pool(conv(conv(x[rows of strip 1]))), ...)``
 
-What is worth it is decided on plain data (:mod:`tvm_ext.memory.patches`), and confirmed by lowering on trial. Each
-result is computed of the same numbers in the same way; where a kernel of a strip is divided in another way than that of
-the image, sums are taken in another order.
+What is worth it is decided on plain data (:mod:`tvm_ext.memory.patches`), and confirmed by lowering on trial: the whole
+function where less memory is asked for, the segment alone where nobody did. Each result is computed of the same numbers
+in the same way; where a kernel of a strip is divided in another way than that of the image, sums are taken in another
+order.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ SEGMENTS = 3
 TRIALS = 3
 """Plans of a segment that are lowered on trial; one where nobody asked for less memory."""
 
-WORTH_A_TRIAL = 2 / 3
+WORTH_A_TRIAL = 0.9
 """Part of the peak, on paper, that a plan which nobody asked for may need."""
 
-MORE_KERNELS = 0.25
-"""Kernels that strips which nobody asked for may add, as a part of what there are: each is scheduled and compiled."""
+MORE_KERNELS, FEW_KERNELS = 0.25, 6
+"""Kernels that strips which nobody asked for may add: as a part of what there are, and always; each is compiled."""
 
 
 def run_in_patches(
@@ -88,20 +89,19 @@ def run_in_patches(
             if costs is None:
                 # What is enough on paper may not be when it is lowered; then the lowest peak is what helps.
                 offers = offered(room)[:TRIALS] + (offered()[:1] if room else [])
+                peak = peak_of(mod) if peak is None and offers else peak
+                if peak is None or peak <= room:
+                    break
             else:
-                on_paper = max(profile(graph.nodes))
-                enough = WORTH_A_TRIAL * (on_paper if peak is None else min(on_paper, peak))
-                offers = _free(offered(below=enough), graph, costs, spare)
-            peak = peak_of(mod) if peak is None and offers else peak
-            if peak is None or peak <= room:
-                break
-            if costs is not None:  # kernels may need less than operators
-                offers = [plan for plan in offers if plan.peak < WORTH_A_TRIAL * peak][:1]
+                peak = max(profile(graph.nodes))
+                offers = _free(offered(below=WORTH_A_TRIAL * peak), graph, costs, spare)[:1]
+                if not all(_helps_alone(graph, plan, peak_of) for plan in offers):
+                    break
             best: tuple[int, tvm.IRModule, PatchPlan] | None = None
             for plan in offers:
                 verify_patches(plan, graph.nodes, graph.extents)
                 tried = _applied(mod, global_var, graph, plan)
-                lowered = peak_of(tried)
+                lowered = peak_of(tried) if costs is None else plan.peak
                 if lowered is not None and lowered < (peak if best is None else best[0]):
                     best = lowered, tried, plan
                     if lowered <= room or not room:
@@ -126,7 +126,7 @@ def run_in_patches(
 def _free(plans: Sequence[PatchPlan], graph: RowGraph, costs: PartCosts, spare: float) -> list[PatchPlan]:
     """List the plans that take no measurable time when they run, and little when they are compiled."""
     special = [has_special_kernels(binding.value) for binding in graph.bindings]
-    most = MORE_KERNELS * sum(node.is_kernel for node in graph.nodes)
+    most = max(MORE_KERNELS * sum(node.is_kernel for node in graph.nodes), FEW_KERNELS)
     return [
         plan
         for plan in plans
@@ -146,20 +146,52 @@ def _applied(mod: tvm.IRModule, global_var: tvm.ir.GlobalVar, graph: RowGraph, p
     """Put the strips of a plan in the place of its segment."""
     func = mod[global_var]
     builder = relax.BlockBuilder()
-    result = graph.bindings[plan.last].var
     with builder.function(global_var.name_hint, func.params, attrs=dict(func.attrs.items()) if func.attrs else None):
         with builder.dataflow():
             for binding in graph.bindings[: plan.first]:
                 builder.emit_normalized(binding)
-            strips = [_strip(builder, graph, plan, number) for number in range(len(plan.strips))]
-            whole = builder.normalize(relax.op.concat(strips, axis=_row_axis(result)))
-            builder.emit_normalized(relax.VarBinding(result, whole))
+            _emit_strips(builder, graph, plan)
             for binding in graph.bindings[plan.last + 1 :]:
                 builder.emit_normalized(binding)
         builder.emit_func_output(func.body.body)
     updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
     updated.update_func(global_var, builder.get()[global_var.name_hint])
     return updated
+
+
+def _helps_alone(graph: RowGraph, plan: PatchPlan, peak_of: Callable[[tvm.IRModule], int | None]) -> bool:
+    """Whether strips lower the peak of their segment, which is lowered by itself: the rest of a network is the same."""
+    whole, strips = (peak_of(_alone(graph, plan, in_strips)) for in_strips in (False, True))
+    # Results do not count there; that of strips is alive with all of them.
+    return whole is not None and strips is not None and strips + graph.nodes[plan.last].nbytes < whole
+
+
+def _alone(graph: RowGraph, plan: PatchPlan, in_strips: bool) -> tvm.IRModule:
+    """Make a function of a segment, from its source to its result."""
+    source, result = graph.variables[plan.source], graph.bindings[plan.last].var
+    is_local = isinstance(source, relax.DataflowVar)
+    parameter = relax.Var("source", source.ty) if is_local else source
+    builder = relax.BlockBuilder()
+    with builder.function("main", [parameter]):
+        with builder.dataflow():
+            if is_local:
+                builder.emit_normalized(relax.VarBinding(source, parameter))
+            if in_strips:
+                _emit_strips(builder, graph, plan)
+            else:
+                for binding in graph.bindings[plan.first : plan.last + 1]:
+                    builder.emit_normalized(binding)
+            given = builder.emit_output(result)
+        builder.emit_func_output(given)
+    return builder.get()
+
+
+def _emit_strips(builder: relax.BlockBuilder, graph: RowGraph, plan: PatchPlan) -> None:
+    """Emit the strips of a segment, and its result put together."""
+    result = graph.bindings[plan.last].var
+    strips = [_strip(builder, graph, plan, number) for number in range(len(plan.strips))]
+    whole = builder.normalize(relax.op.concat(strips, axis=_row_axis(result)))
+    builder.emit_normalized(relax.VarBinding(result, whole))
 
 
 def _strip(builder: relax.BlockBuilder, graph: RowGraph, plan: PatchPlan, number: int) -> relax.Var:
