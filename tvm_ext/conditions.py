@@ -28,6 +28,8 @@ _NODES = (
 
 _FUNCTIONS = {"min": min, "max": max}
 
+_NOT_LINEAR = (ast.Compare, ast.BoolOp, ast.Not, ast.Call, ast.FloorDiv, ast.Mod)
+
 
 def names_of(condition: str) -> frozenset[str]:
     """Collect the dimensions that a condition speaks of.
@@ -53,6 +55,23 @@ def computed(term: str, known: Mapping[str, Any]) -> Any:
     )  # _parsed lets nothing but arithmetic through
 
 
+@lru_cache(maxsize=4096)
+def solved_for(term: str) -> tuple[str, int, int] | None:
+    """Give ``("n", 4, 1)`` of a term such as ``4*n + 1``: a name, a positive factor, and what is added.
+
+    None of a term that is not linear in a single name, and of what is no term.
+    """
+    try:
+        code, names = _parsed(term)
+    except ValueError:
+        return None
+    if len(names) != 1 or any(isinstance(node, _NOT_LINEAR) for node in ast.walk(ast.parse(term, mode="eval"))):
+        return None
+    (name,) = names
+    first, second, third = (int(eval(code, {"__builtins__": {}}, {name: value})) for value in range(3))
+    return (name, second - first, first) if third - second == second - first > 0 else None
+
+
 def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int]) -> None:
     """Check the extents of the inputs that were given.
 
@@ -70,20 +89,51 @@ def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], ext
     InputError
         If one does not hold; the message names the inputs, the extents and the condition.
     """
-    for spec in specs:
-        for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, str) and not dim.isidentifier():
-                _check_computed(spec, axis, dim, extents)
+    computed_dims = [
+        (spec, axis, dim)
+        for spec in specs
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str) and not dim.isidentifier()
+    ]
+    known_extents = dict(extents)
+    for spec, axis, dim in computed_dims:
+        _solve(spec, axis, dim, known_extents)
+    for spec, axis, dim in computed_dims:
+        _check_computed(spec, axis, dim, known_extents)
     for condition in conditions:
         code, names = _parsed(condition)
-        known = {name: extents[name] for name in sorted(names)}
+        known = {name: known_extents[name] for name in sorted(names)}
         if not _value(code, known):
-            concerned = [spec.name for spec in specs if names & set(spec.shape)]
+            concerned = [spec.name for spec in specs if names & _symbols(spec)]
             found = " and ".join(f"{name} = {extent}" for name, extent in known.items())
             raise InputError(
                 f"input {', '.join(concerned)}: {found} where the model was exported under the condition {condition}; "
                 "give other extents, or export the model anew with example inputs like these"
             )
+
+
+def _symbols(spec: TensorSpec) -> set[str]:
+    """Names of dimensions of an input, those in computed ones among them."""
+    dims = {dim for dim in spec.shape if isinstance(dim, str)}
+    return dims | {terms[0] for dim in dims if (terms := solved_for(dim)) is not None}
+
+
+def _solve(spec: TensorSpec, axis: int, dim: str, extents: dict[str, int]) -> None:
+    """Read the value of a name that is no extent itself from an extent that is computed from it."""
+    terms = solved_for(dim)
+    if terms is None or terms[0] in extents:
+        return
+    name, factor, added = terms
+    extents[name], rest = divmod(extents[dim] - added, factor)
+    if rest or extents[name] < 0:
+        found, limits = extents[dim], spec.ranges[axis] if spec.ranges else None
+        low, high = limits or (0, None)
+        until = "" if high is None else f" to {high - (high - added) % factor}"
+        what = f"a multiple of {factor}" if not added else f"{dim} for a whole number {name}"
+        least = added + factor * max(0, -((added - low) // factor))
+        raise InputError(
+            f"input {spec.name}: dimension {axis} must be {what}, {least}{until or ' or more'}, found {found}"
+        )
 
 
 def _check_computed(spec: TensorSpec, axis: int, dim: str, extents: Mapping[str, int]) -> None:

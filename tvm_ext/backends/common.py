@@ -29,6 +29,7 @@ from tvm_ext.memory.relax.trial import peak_on_trial
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.decompose_attention import decompose_attention
+from tvm_ext.passes.derived_extents import derived_extents
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
 from tvm_ext.passes.flush_denormals import flush_constants
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
@@ -252,6 +253,7 @@ def finalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
         relax.transform.LowerAllocTensor(),
         relax.transform.KillAfterLastUse(),
         relax.transform.LowerRuntimeBuiltin(),
+        derived_extents(),
         relax.transform.ComputePrimValue(),
         relax.transform.VMShapeLower(),
         keep_returned(),

@@ -80,8 +80,24 @@ def output_specs(mod: tvm.IRModule, names: Sequence[str], source: str) -> tuple[
 
 
 def _returned(mod: tvm.IRModule) -> list[Any]:
-    returned = mod["main"].ret_ty
-    return list(returned.fields) if isinstance(returned, relax.TupleType) else [returned]
+    """List the types of what ``main`` returns; TVM drops extents of symbols that no extent of an input is itself."""
+    main = mod["main"]
+    known = {symbol for param in main.params for symbol in _symbols(param.ty)}
+
+    def fields(ty: Any) -> list[Any]:
+        return list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
+
+    return [
+        computed if getattr(field, "shape", True) is None and (symbols := _symbols(computed)) and symbols <= known
+        else field
+        for field, computed in zip(fields(main.ret_ty), fields(main.body.body.ty), strict=True)
+    ]  # fmt: skip
+
+
+def _symbols(ty: Any) -> set[Any]:
+    shape = getattr(ty, "shape", None)
+    dims = shape.values if isinstance(shape, relax.ShapeExpr) else []
+    return {symbol for dim in dims for symbol in tvm.tirx.analysis.undefined_vars(dim)}
 
 
 def _spec(name: str, ty: Any, what: str, source: str) -> TensorSpec:

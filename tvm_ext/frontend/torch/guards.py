@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tvm_ext.conditions import names_of
+from tvm_ext.conditions import names_of, solved_for
 from tvm_ext.errors import ModelError
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -43,21 +43,23 @@ def guards(program: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) 
 
 
 def require_bound(inputs: Sequence[TensorSpec], source: str) -> None:
-    """Refuse extents that are computed from a symbol which is no extent of an input itself.
+    """Refuse extents that are computed from a symbol which no extent tells.
 
     Raises
     ------
     ModelError
-        If there is such an extent; a compiled module reads the values of symbols from the shapes of its inputs.
+        If there is such an extent; a compiled module reads the values of symbols from the shapes of its inputs, where
+        an extent is the symbol, or a multiple of it and a number.
     """
-    symbols = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str) and dim.isidentifier()}
+    dims = [dim for spec in inputs for dim in spec.shape if isinstance(dim, str)]
+    symbols = {dim for dim in dims if dim.isidentifier()} | {terms[0] for dim in dims if (terms := solved_for(dim))}
     for spec in inputs:
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and not _symbols(dim) <= symbols:
                 missing = ", ".join(sorted(_symbols(dim) - symbols))
                 raise ModelError(
                     f"{source}: axis {axis} of input {spec.name!r} is {dim}, and no input has the extent {missing} "
-                    "itself; export it with torch.export.Dim.AUTO there, or with a Dim of its own"
+                    "itself or a multiple of it; export it with torch.export.Dim.AUTO there, or with a Dim of its own"
                 )
 
 
