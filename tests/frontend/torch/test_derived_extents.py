@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tvm_ext  # noqa: E402
-from tvm_ext.errors import InputError  # noqa: E402
+from tvm_ext.errors import InputError, UnsupportedOperatorError  # noqa: E402
 
 EXTENT = torch.export.Dim("s", min=6, max=64)
 SIZES = (6, 7, 17, 31, 33, 64)
@@ -157,3 +157,14 @@ def test_a_multiple_and_one_more() -> None:
     wrong = r"input x: dimension 0 must be 1 \+ 2 \* \w+ for a whole number \w+, 7 to 41, found 10"
     with pytest.raises(InputError, match=wrong):
         model.run({"x": np.zeros(10, "float32"), "y": np.zeros(8, "float32")})
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return (x[:, 1::2] - y).cumsum(1)
+
+
+def test_extents_that_cannot_be_proved_equal() -> None:
+    auto, given = torch.export.Dim.AUTO, (torch.randn(3, 8), torch.randn(3, 4))
+    with pytest.raises(UnsupportedOperatorError, match=r"cumsum.*TVM does not know that its operand 'sub\w*' has the"):
+        compiled(Halves(), given, ({1: auto}, {1: auto}))

@@ -204,13 +204,25 @@ class _Importer(ExportedProgramImporter):
             except _NoStandInError:  # a node inside a branch
                 raise
             except Exception as error:  # TVM's converters use assertions and exceptions of all kinds
-                fault = error_line(error)
+                fault = self._shape_fault(node) or error_line(error)
             if fault:
                 self.faults[f"{label}: {fault}"] = node.name
                 result = self._stand_in(node.meta.get("val"))
             return result
 
         return convert_node
+
+    def _shape_fault(self, node: torch.fx.Node) -> str | None:
+        """Say of which operand TVM lost the shape, which converters find out by accident."""
+        for operand in node.all_input_nodes:
+            ty, traced = getattr(self.env.get(operand), "ty", None), operand.meta.get("val")
+            if isinstance(ty, relax.TensorType) and ty.shape is None and isinstance(traced, torch.Tensor):
+                shape = ", ".join(map(str, traced.shape))
+                return (
+                    f"TVM does not know that its operand {operand.name!r} has the shape [{shape}], as it cannot prove "
+                    "open extents equal; export the program with these dimensions fixed"
+                )
+        return None
 
     def _stand_in(self, expected: Any) -> Any:
         """Give zeros in place of what could not be converted, to find what else cannot."""
