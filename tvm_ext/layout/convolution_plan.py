@@ -7,7 +7,6 @@ The rules of :mod:`tvm_ext.layout.relax.convolution` turn a plan into kernels;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd, prod
 from typing import Literal
 
@@ -25,6 +24,7 @@ from tvm_ext.schedules.cpu.winograd import winograd_outputs
 from tvm_ext.schedules.cpu.winograd_division import WinogradExtents, choose_strips, strip_tile
 
 FLOAT_BYTES = 4
+
 
 NARROW_COSTS = ((1, 1.0), (2, 1.3), (4, 2.0))
 """Parts of a vector that a block may have, and what a lane costs at least: narrow vectors need more instructions."""
@@ -185,7 +185,6 @@ def blocks_of(
     return (block_in, block_out) if block_out else None
 
 
-@lru_cache(1024)  # once for blocks, choices and modules on trial
 def plan_convolution(
     shape: ConvolutionShape,
     machine: Machine,
@@ -260,9 +259,11 @@ def winograd_plan(shape: ConvolutionShape, machine: Machine, outputs: int) -> Co
     """Plan Winograd's algorithm with so many outputs of a tile along an axis; None where it is not for the shape."""
     fast = _plan_winograd(shape, machine, False, outputs)
     lanes = machine.lanes("float32")
-    if fast is None:
-        return None
-    return ConvolutionPlan("winograd", lanes, lanes, _count(shape.out_channels, lanes), winograd=fast)
+    return (
+        None
+        if fast is None
+        else ConvolutionPlan("winograd", lanes, lanes, _count(shape.out_channels, lanes), winograd=fast)
+    )
 
 
 def _reduction(shape: ConvolutionShape, block_in: int, bfloat16: bool) -> tuple[bool, int, int]:
@@ -357,7 +358,6 @@ def _count(channels: int, block: int) -> int:
     return -(-channels // block)
 
 
-@lru_cache(1024)
 def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wanted: int = 0) -> WinogradPlan | None:
     """Plan Winograd's algorithm over rows and columns, if it pays or so many outputs are ``wanted``."""
     if shape.kernel[-2:] != (KERNEL, KERNEL) or any(step != 1 for step in (*shape.strides, *shape.dilation)):
