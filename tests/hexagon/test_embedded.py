@@ -117,4 +117,4 @@ def test_costs_are_packets_and_sums_of_16_bits_take_nothing_quantised() -> None:
     offers = backend_of(TARGET).instructions(TARGET)
     assert {offer.unit for offer in offers} == {"packets"}
     with pytest.raises(EmbeddingError, match=r"hexagon\.vmpa sums up in int16, which a quantised operator exceeds"):
-        quantized(OPERATORS["product"], rows.VMPA)
+        quantized(flow("C[m,n] += A[m,k] * B[k,n]", "float32", "float32", m=37, n=10, k=9), rows.VMPA)

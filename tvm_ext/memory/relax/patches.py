@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -80,7 +81,8 @@ def run_in_patches(
         room = room_for(mod[global_var], limit)
         spare = FREE * seconds_of(graph.nodes, costs) if costs is not None else 0.0
         peak: int | None = None
-        work, notes = 1.0, []
+        work = 1.0
+        notes: list[dict[str, Any]] = []
         for _ in range(SEGMENTS):
             graph = row_graph(mod[global_var])
             if graph is None:

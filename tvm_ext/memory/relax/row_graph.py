@@ -100,7 +100,7 @@ def _node(binding: Any, names: Mapping[Any, str]) -> RowNode | None:
         return RowNode(name, tuple((operand, None) for operand in operands), 1, 0)
     rows, row_bytes = _rows(shape, binding.var)
     reaches = _reaches(value, shape)
-    is_view = isinstance(value, relax.Call) and value.op.name == "relax.reshape"
+    is_view = isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.reshape")
     if reaches is None:
         return RowNode(
             name, tuple((operand, None) for operand in operands), rows, row_bytes, in_place=is_view
