@@ -44,6 +44,8 @@ class Machine:
     fetches_once : bool
         Whether several cores that read more than the caches hold, each line once, do so faster when it is fetched as
         such (non-temporal), which keeps it from the last cache. Other CPUs may have lost it when it is read.
+    fetches_near : bool
+        Whether lines from memory are best fetched into the L1 cache; else into the L2 cache.
     l1, l2, l3 : int
         Data cache sizes in bytes: L1 and L2 of one core, L3 as shared.
     shares_l3 : bool
@@ -82,6 +84,7 @@ class Machine:
     fuses: bool = True
     slow_loads: bool = False
     fetches_once: bool = False
+    fetches_near: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20
@@ -262,7 +265,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
             row, l1=known.l1 << 10, l2=known.l2 << 10, **_own_part(known.l3 << 10, own), clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
             l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, slow_loads=known.slow_loads,
-            fetches_once=known.fetches_once,
+            fetches_once=known.fetches_once, fetches_near=known.fetches_near,
             memory_bandwidth=known.memory_bandwidth or row.memory_bandwidth,
         )  # fmt: skip
     if mcpu == native_cpu().name:

@@ -45,10 +45,9 @@ FETCHED_AHEAD = 1 << 10
 """Bytes ahead of what is computed with that are fetched, at least: memory takes as long to answer as that takes."""
 
 NEAR_PART = 2
-"""The next rows are fetched into the L1 cache if one part in so many of it holds them and those that are computed with.
+"""The next rows may be fetched into the L1 cache if one part in so many of it holds them and those computed with.
 
-Measured on Zen 5, in turns with fetches into the L2 cache: layer norm takes 0.91 to 0.93 of the time on two cores and
-0.98 to 1.00 on one, softmax 0.86 to 0.99 on two and 0.93 to 1.01 on one; rows of 32 KiB 1.03.
+Measured on Zen 5, in turns with fetches into the L2 cache: rows of 32 KiB take 1.03 of the time.
 """
 
 ROWS_TOGETHER = 2
@@ -183,7 +182,8 @@ def _next_row(
         return None
     size = next(iter(found.values()))
     distance = length * together * -(-FETCHED_AHEAD // (size * length * together))
-    return NextRow(tuple(found), distance, size, near=2 * size * distance <= machine.l1 // NEAR_PART)
+    fits = 2 * size * distance <= machine.l1 // NEAR_PART
+    return NextRow(tuple(found), distance, size, near=machine.fetches_near and fits)
 
 
 def _is_one_of(access: Any, buffers: list[Any]) -> bool:

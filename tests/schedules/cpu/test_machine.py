@@ -167,6 +167,7 @@ def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch
     assert (found.l1, found.l2, found.l3) == (known.l1 << 10, known.l2 << 10, known.l3 << 10)
     assert (found.isa, found.units) == ("avx2" if client else "avx512" if server else "neon", known.units)
     assert (found.slow_loads, found.fetches_once) == (known.slow_loads, known.fetches_once)
+    assert found.fetches_near == known.fetches_near
     assert found.flops == 2 * found.lanes("float32") * known.units * known.clock
     assert found.l2_bandwidth == (known.l2_bytes * known.clock or Machine("", 0, 0).l2_bandwidth)
     assert machine.machine_of(resolve_target({**target.export(), "num-cores": 64})).cores == 64
