@@ -33,6 +33,7 @@ from scripts.graph_search import graph_part
 from scripts.pretrained_replay import pretrained_part
 from scripts.results import add_json_option, add_keep_option, result_path, store
 from scripts.rule_cost import rule_cost_part
+from scripts.rule_spaces import rule_spaces_part
 from scripts.stock_space import stock_space_part
 from scripts.vta_landscapes import TABLE, template
 from tvm_ext.backends.description import KernelDescription
@@ -318,6 +319,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "graph-bound": graph_bound_part,
     "stock-space": stock_space_part,
     "rule-cost": rule_cost_part,
+    "rule-spaces": rule_spaces_part,
 }
 
 

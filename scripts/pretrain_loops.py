@@ -18,6 +18,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +112,21 @@ def measure(keep: Path, turns: int, seed: int) -> None:
             if name not in spaces:
                 spaces[name] = LoopNestSpaces(make(), one_core_target())
             sketch, vector, schedule = spaces[name].random(rng)
-            seconds = _seconds(schedule.mod, best.get(name))
+            seconds = apart(partial(_timed, schedule.mod, best.get(name)), COMPILING)
             if seconds is not None:
                 best[name] = min(seconds, best.get(name, seconds))
             add_row(keep, {"kernel": name, "sketch": sketch, "choices": list(vector), "seconds": seconds})
         print(f"turn {turn + 1} of {turns}", flush=True)
 
 
-def _seconds(mod: tvm.IRModule, best: float | None) -> float | None:
-    """Compile and time in a process of its own, which may take so much of the processor and no more."""
+def apart(timed: Callable[[], float], seconds: int) -> float | None:
+    """Compile and time in a process of its own, which may take so many seconds of the processor and no more."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (COMPILING, COMPILING + 1))
-            os.write(writing, repr(_timed(mod, best)).encode())
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+            os.write(writing, repr(timed()).encode())
         finally:
             os._exit(0)
     os.close(writing)

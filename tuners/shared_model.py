@@ -183,4 +183,5 @@ def structure(space: ConfigSpace) -> Structure:
     """Give what spaces have in common whose measurements can be learnt from together."""
     features = zip(space.knobs, space.choice_features, strict=True)
     knobs = tuple((knob.name, rows.shape[1]) for knob, rows in features)
-    return ((space.family, 0), *knobs) if space.family else knobs
+    numbers = tuple((name, len(row)) for name in ("context", "processor") if (row := getattr(space, name)))
+    return (((space.family, 0),) if space.family else ()) + knobs + numbers

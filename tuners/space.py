@@ -58,6 +58,9 @@ class ConfigSpace:
         better; infinite where it expects nothing to work.
     family : str
         Which rule made the space: what is learnt of one family says nothing of another.
+    context, processor : sequence of float
+        Numbers of the kernel, and of the processor it is for, which tell spaces of one family apart. Cost models that
+        are trained beforehand see them.
 
     Attributes
     ----------
@@ -76,10 +79,13 @@ class ConfigSpace:
         default: Sequence[int] | None = None,
         cost: Callable[[np.ndarray], np.ndarray] | None = None,
         family: str = "",
+        context: Sequence[float] = (),
+        processor: Sequence[float] = (),
     ) -> None:
         if not knobs:
             raise TuningError("the space has no knobs, so there is nothing to tune")
         self.knobs, self.cost, self.family = tuple(knobs), cost, family
+        self.context, self.processor = tuple(map(float, context)), tuple(map(float, processor))
         names = [knob.name for knob in self.knobs]
         if len(set(names)) < len(names):
             raise TuningError(f"knobs must have different names, found {', '.join(names)}")

@@ -21,7 +21,8 @@ from tvm_ext.layout.choices import CHOICES, read_choices, write_choices
 from tvm_ext.options import PipelineOptions
 from tvm_ext.target import resolve_target
 from tvm_ext.tuning import whole_network
-from tvm_ext.tuning.whole_network import TRIED, Trial, network_offers, tune_network
+from tvm_ext.tuning.joint_choices import Trial
+from tvm_ext.tuning.whole_network import TRIED, network_offers, tune_network
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +45,15 @@ def test_a_search_goes_on_where_it_was(imported, tmp_path: Path) -> None:
 
 def test_what_is_faster_is_kept_and_followed(imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compare(self, rows, seconds):
-        return [Trial(dict(row), 0.8 if "rows" in row.values() else 1.1) for row in rows]
+        counts = [(list(row.values()).count("rows"), len(row)) for row in rows]
+        return [Trial(dict(row), 0.9**by * 1.1 ** (all_ - by)) for row, (by, all_) in zip(rows, counts, strict=True)]
 
     monkeypatch.setattr(whole_network._Networks, "compare", compare)
     write_choices(tmp_path, {"of another model": "x"})
     found = tune_network(imported, native_target(), tmp_path, 100)
     alike = [offer for offer in found.offers if "rows" in offer.options and offer.default != "rows"]
     assert alike
-    assert found.ratio == 0.8
+    assert found.ratio == pytest.approx(0.9 ** len(alike))
     assert found.chosen == {offer.key: "rows" for offer in alike}
     assert read_choices(tmp_path) == {"of another model": "x", **found.chosen}
     compiled = tvm_ext.compile(imported, work_dir=tmp_path)
@@ -87,23 +89,6 @@ def test_a_network_that_computes_something_else_is_left_out(imported, tmp_path: 
 def _begun(folder: Path) -> Path:
     open_database(folder)
     return folder
-
-
-def test_together_takes_all_the_surest_and_the_best() -> None:
-    trials = [
-        Trial({"a": "1"}, 0.9),
-        Trial({"a": "2"}, 0.85),
-        Trial({"b": "1"}, 0.99),
-        Trial({"c": "1"}, 1.0),
-        Trial({"d": "1"}, None, "refused"),
-        Trial({"e": "1"}, 0.97),
-    ]
-    assert whole_network._together(trials) == [
-        {"a": "2", "b": "1", "e": "1"},
-        {"a": "2", "e": "1"},
-        {"a": "2"},
-    ]
-    assert whole_network._together([]) == []
 
 
 def test_bad_input(imported, tmp_path: Path) -> None:

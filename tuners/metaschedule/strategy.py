@@ -19,6 +19,7 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TuningError, TvmExtWarning, warn
 from tvm_ext.schedules.rule import Cost, tunable_cost, tunable_with
+from tvm_ext.tuners.metaschedule.numbers import Numbers, numbers_of
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import Remake, TraceSpace
 from tvm_ext.tuners.pretrained.loop_nests import LoopNestModel
@@ -129,10 +130,10 @@ class TunerStrategy(PySearchStrategy):
         self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
         self._rng = np.random.default_rng(self.seed)
         self._given: list[int] = []
-        cost, remake = self._cost(), self._remake()
+        cost, remake, numbers = self._cost(), self._remake(), self._numbers()
         for number, schedule in enumerate(design_spaces):
             try:
-                space = TraceSpace.of(schedule, self.mod, cost, remake)
+                space = TraceSpace.of(schedule, self.mod, cost, remake, numbers)
             except TuningError:
                 continue
             # Not the built-in hash of a string, which differs from process to process.
@@ -205,6 +206,11 @@ class TunerStrategy(PySearchStrategy):
         if self.mod is None or target is None:
             return None
         return partial(tunable_with, self.mod["main"], target, backend_of(target).rules)
+
+    def _numbers(self) -> Numbers:
+        """Give the numbers of kernel and processor that cost models which were trained beforehand look at."""
+        target = None if self.context is None else self.context.target
+        return ((), ()) if self.mod is None or target is None else numbers_of(self.mod, target)
 
     def _oracle(self, space: TraceSpace) -> Oracle | None:
         """Ask the target's row what it says of scheduled kernels; None where it runs all, or the recipe does not ask.

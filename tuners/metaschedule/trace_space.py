@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import Instruction, Trace
 
 from tvm_ext.errors import TuningError
 from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, Cost
+from tvm_ext.tuners.metaschedule.numbers import Numbers
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
 
 # Locations: -2 inlines, -1 is the root, others count loops. One that a block does not have is taken as the next before
@@ -49,7 +50,12 @@ class TraceSpace:
 
     @classmethod
     def of(
-        cls, schedule: Schedule, mod: tvm.IRModule, cost: Cost | None = None, remake: Remake | None = None
+        cls,
+        schedule: Schedule,
+        mod: tvm.IRModule,
+        cost: Cost | None = None,
+        remake: Remake | None = None,
+        numbers: Numbers = ((), ()),
     ) -> TraceSpace:
         """Read the space off a schedule of ``mod``.
 
@@ -59,6 +65,8 @@ class TraceSpace:
             What the rule estimates; left out where the first knobs are not all factors.
         remake : callable, optional
             Makes schedules of other picks; without it picks are no knobs.
+        numbers : Numbers
+            Of the kernel and of the processor; see :func:`.numbers_of`.
 
         Raises
         ------
@@ -81,8 +89,9 @@ class TraceSpace:
         if not knobs:
             raise TuningError("the schedule samples nothing: its trace has no decisions that could be tuned")
         # A rule estimates its own knobs: those of its picks, or of a kernel that it prepared.
-        estimates = bool(picks and remake is not None) or PREPARED_ATTRIBUTE in (mod["main"].attrs or {})
-        space = ConfigSpace(knobs, default, _costs(knobs, cost) if estimates else None)
+        rule = str((mod["main"].attrs or {}).get(PREPARED_ATTRIBUTE, ""))
+        estimates = bool(picks and remake is not None) or bool(rule)
+        space = ConfigSpace(knobs, default, _costs(knobs, cost) if estimates else None, rule, *numbers)
         return cls(mod, trace, sampling, space, remake if picks else None)
 
     def schedule(self, vector: Sequence[int]) -> Schedule | None:

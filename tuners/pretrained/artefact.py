@@ -40,11 +40,14 @@ class Trained:
         unsaid of the logarithm of a configuration's relative speed, and to the logarithm of the odds that it works.
     costs : bool
         Whether the cost was known when they were trained.
+    processors : tuple
+        Numbers of the processors that they were trained on (:attr:`.ConfigSpace.processor`); none if that says nothing.
     """
 
     speed: Any
     works: Any
     costs: bool
+    processors: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,10 @@ class Pretrained:
         found = self.trained.get(structure(space))
         if found is None:
             knobs = ", ".join(knob.name for knob in space.knobs)
-            raise TuningError(f"no space with knobs {knobs} was seen in training")
+            of_rule = f" of the schedule rule {space.family}" if space.family else ""
+            raise TuningError(f"no space{of_rule} with knobs {knobs} was seen in training")
+        if found.processors and space.processor not in found.processors:
+            raise TuningError("no kernel of such a processor was seen in training")
         if found.costs != (space.cost is not None):
             raise TuningError("the cost that a rule tells was not treated alike in training and in this space")
         return found
@@ -95,6 +101,7 @@ class Pretrained:
         tables: dict[str, Any] = {}
         for number, (kind, trees) in enumerate(self.trained.items()):
             row: dict[str, Any] = {"structure": [list(knob) for knob in kind], "costs": trees.costs}
+            row["processors"] = [list(numbers) for numbers in trees.processors]
             for name in ("speed", "works"):
                 raw = bytes(getattr(trees, name).save_raw("ubj"))
                 tables[f"{name}_{number}"] = np.frombuffer(raw, dtype=np.uint8)
@@ -123,7 +130,8 @@ class Pretrained:
             for number, row in enumerate(about["families"]):
                 kind = tuple((str(name), int(width)) for name, width in row["structure"])
                 speed, works = (_booster(arrays[f"{name}_{number}"], row[name]) for name in ("speed", "works"))
-                trained[kind] = Trained(speed, works, bool(row["costs"]))
+                processors = tuple(tuple(map(float, numbers)) for numbers in row.get("processors", ()))
+                trained[kind] = Trained(speed, works, bool(row["costs"]), processors)
             return cls(trained, about["notes"])
         except DAMAGES as error:
             raise TuningError(

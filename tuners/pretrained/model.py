@@ -38,11 +38,12 @@ class PretrainedModel(SharedModel):
         return self.costs or self.trained is not None or super().informed
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
-        """Give the features of :class:`.SharedModel`, and the logarithm of the speed that the cost says."""
-        features = super().features(space, vectors)
-        if not self.costs:
-            return features
-        return np.concatenate([features, self._speeds(space, vectors)[:, None]], axis=1)
+        """Give the features of :class:`.SharedModel`, the space's numbers, and the speed by its cost."""
+        numbers = np.array([*space.context, *space.processor], dtype=np.float32)
+        parts = [super().features(space, vectors), np.tile(numbers, (len(vectors), 1))]
+        if self.costs:
+            parts.append(self._speeds(space, vectors)[:, None])
+        return np.concatenate(parts, axis=1)
 
     def known(self, features: np.ndarray) -> np.ndarray | None:
         """Add what the cost says, and the trees."""

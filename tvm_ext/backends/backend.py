@@ -169,6 +169,9 @@ class Backend:
         Passes that a scheduled kernel still needs before code is generated, when it is compiled by itself.
     machine : callable, optional
         Describes the processor of a target to rules and planners.
+    numbers : callable
+        Of a target, what tells its processor apart from others for cost models that were trained on kernels of several;
+        nothing where none was.
     check_options : callable
         Refuses options that a target of this kind does not have, with an ``OptionError``.
     rounding : callable, optional
@@ -216,6 +219,7 @@ class Backend:
     legalizations: Mapping[str, Callable] | None = field(default=None, repr=False)
     kernel_passes: Callable[[], Sequence[tvm.transform.Pass]] = tuple
     machine: Callable[[tvm.target.Target], Machine | GpuMachine] | None = None
+    numbers: Callable[[tvm.target.Target], tuple[float, ...]] = lambda target: ()
     check_options: Callable[[tvm.target.Target, PipelineOptions], None] = in_float32
     rounding: Callable[[tvm.IRModule], dict[str, Any]] | None = None
     instructions: Callable[[tvm.target.Target], Sequence[Offer]] = lambda target: ()

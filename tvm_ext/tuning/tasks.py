@@ -16,6 +16,7 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.schedules.rule import prepare_kernels, tunable_cost, tunable_schedule, tunable_with
 from tvm_ext.system.compile_lock import one_at_a_time
+from tvm_ext.tuners.metaschedule.numbers import numbers_of
 from tvm_ext.tuners.metaschedule.strategy import median_seconds
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.shared_model import Peers
@@ -118,7 +119,7 @@ def _space(mod: tvm.IRModule, target: tvm.target.Target) -> TraceSpace | None:
         schedule = tunable_schedule(mod["main"], target, rules)
         cost = tunable_cost(mod["main"], target, rules)
         remake = partial(tunable_with, mod["main"], target, rules)
-        return None if schedule is None else TraceSpace.of(schedule, mod, cost, remake)
+        return None if schedule is None else TraceSpace.of(schedule, mod, cost, remake, numbers_of(mod, target))
     except TuningError:
         return None  # nothing to choose
     except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too

@@ -1,8 +1,9 @@
 """Search over choices of a whole network: how each convolution and product is computed, and what is fused.
 
 Kernels have few and good tiles; what is left to gain lies between them. A choice is measured in the whole network, with
-the conversions of layouts and the fusion that come of it, in turns with the network as the machine model has it. What
-looks faster is put together; the best networks are timed in turns once more, the default among them.
+the conversions of layouts and the fusion that come of it, in turns with the network as the machine model has it, and so
+are two choices of convolutions that follow one another. What is best together by that is planned
+(:mod:`tvm_ext.tuning.joint_choices`); the best networks are timed in turns once more, the default among them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from tvm_ext.errors import OptionError, TargetError, TvmExtError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.inputs import random_inputs
 from tvm_ext.layout.choices import CHOICES, FUSE, PROLOGUES, Offer, read_choices, write_choices
+from tvm_ext.layout.relax.neighbours import neighbouring_convolutions
 from tvm_ext.layout.relax.offers import offers_of
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.system.compile_lock import one_at_a_time
+from tvm_ext.tuning.joint_choices import Trial, next_network, to_confirm
 
 TRIED = "choices_tried.jsonl"
 """File in the folder: the networks that were measured, so that a search that was stopped goes on."""
@@ -45,32 +48,13 @@ ROUNDS, SECONDS = 12, 1.0
 CONFIRMED = 4
 """The last comparison takes so many times as long."""
 
-LOOKS_FASTER, IS_SURE, IS_FASTER = 0.995, 0.98, 0.99
-"""Ratio of latencies from which on a choice is taken into a network, is one of the surest, and replaces the default."""
+IS_SURE, IS_FASTER = 0.98, 0.99
+"""Ratio of latencies from which on a choice is one of the surest, and a network replaces the default."""
 
 AGREES = 1e-3
 """Results may differ by so much of their largest magnitude."""
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One network that was measured.
-
-    Attributes
-    ----------
-    chosen : mapping from key to option
-        Where it differs from the machine model.
-    ratio : float or None
-        Its latency over the default's, the median of turns; None where it could not be used.
-    reason : str
-        Why it could not.
-    """
-
-    chosen: Mapping[str, str]
-    ratio: float | None
-    reason: str = ""
 
 
 @dataclass
@@ -82,7 +66,7 @@ class NetworkResult:
     offers : tuple of Offer
         What there was to choose.
     trials : list of Trial
-        Networks with one choice changed.
+        Networks with one choice changed, or two of neighbours.
     finals : list of Trial
         Networks that were timed last, in turns with the default.
     chosen : mapping from key to option
@@ -101,7 +85,6 @@ class NetworkResult:
     resumed: int = 0
 
 
-@one_at_a_time
 def network_offers(mod: tvm.IRModule, target: tvm.target.Target, options: PipelineOptions) -> tuple[Offer, ...]:
     """List what could be chosen for a module, most work first.
 
@@ -110,19 +93,30 @@ def network_offers(mod: tvm.IRModule, target: tvm.target.Target, options: Pipeli
     TargetError
         If the target is no CPU of this machine's kind.
     """
+    return _surveyed(mod, target, options)[0]
+
+
+@one_at_a_time
+def _surveyed(
+    mod: tvm.IRModule, target: tvm.target.Target, options: PipelineOptions
+) -> tuple[tuple[Offer, ...], tuple[tuple[str, str], ...]]:
+    """List what could be chosen, and keys of convolutions that follow one another."""
     backend = backend_of(target)
     if not (backend.rules and backend.runs_here) or backend.measurer is not None:
         raise TargetError(
             f"target {backend.name}: choices of whole networks are measured on CPUs; use a target of kind llvm"
         )
     check_runs_here(target)
+    neighbours: tuple[tuple[str, str], ...] = ()
     with target, tvm.transform.PassContext():
         for phase, phase_pass in phase_passes(target, replace(options, work_dir=None)):
+            if phase.name == "layout":
+                neighbours = neighbouring_convolutions(mod)
             if phase.name == "legalize":
                 break
             mod = phase_pass(mod)
     found = sorted(offers_of(mod), key=lambda offer: -offer.work)
-    return (*found, *_of_options(options))
+    return (*found, *_of_options(options)), neighbours
 
 
 def _of_options(options: PipelineOptions) -> Iterator[Offer]:
@@ -155,7 +149,7 @@ def tune_network(
         Of a tuning database, which is begun if there is none; the kernels of all networks get its schedules.
     variants : int
         Networks to compile over all runs, beside the default and the last comparison: choices of the operators with the
-        most arithmetic come first.
+        most arithmetic come first, and every fourth network changes two convolutions that follow one another.
     options : PipelineOptions
         Those the model will be compiled with.
     inputs : mapping from name to array, optional
@@ -181,7 +175,7 @@ def tune_network(
         raise OptionError(f"variants is {variants}; expected 0 or more networks to compile")
     if any(not isinstance(extent, int) for spec in imported.inputs for extent in spec.shape):
         raise OptionError("a search over the whole network needs fixed extents: give --input-shape for each input")
-    offers = network_offers(imported.mod, target, options)
+    offers, neighbours = _surveyed(imported.mod, target, options)
     result = NetworkResult(offers)
     folder = Path(work_dir)
     open_database(folder)
@@ -190,19 +184,20 @@ def tune_network(
     kept = {key: option for key, option in read_choices(folder).items() if key not in keys}
     networks = _Networks(imported, target, folder, options, kept, inputs, clock, seconds)
     known = _read_tried(folder, networks.name)
-    for key, option in _singles(offers):
-        if len(result.trials) >= variants:
+    while len(result.trials) < variants:
+        chosen = next_network(offers, neighbours, result.trials)
+        if chosen is None:
             break
-        trial = known.get(((key, option),))
+        trial = known.get(tuple(sorted(chosen.items())))
         if trial is None:
-            trial = networks.measure({key: option})
+            trial = networks.measure(chosen)
             with locked(folder):
                 append(folder / TRIED, json.dumps({"network": networks.name} | asdict(trial)))
         else:
             result.resumed += 1
         result.trials.append(trial)
         progress(result)
-    result.finals = networks.compare(_together(result.trials), seconds * CONFIRMED)
+    result.finals = networks.compare(to_confirm(offers, result.trials, IS_SURE), seconds * CONFIRMED)
     fastest = min(
         (trial for trial in result.finals if trial.ratio is not None),
         key=lambda trial: trial.ratio or 1.0,
@@ -213,32 +208,6 @@ def tune_network(
     if result.chosen or (folder / CHOICES).exists():
         write_choices(folder, kept | dict(result.chosen))
     return result
-
-
-def _singles(offers: Sequence[Offer]) -> Iterator[tuple[str, str]]:
-    """One choice at a time: of the options of the pipeline, then of each operator, those with the most work first."""
-    for offer in sorted(offers, key=lambda offer: (offer.work > 0, -offer.work)):
-        for option in offer.options:
-            if option != offer.default:
-                yield offer.key, option
-
-
-def _together(trials: Sequence[Trial]) -> list[dict[str, str]]:
-    """Put choices together that were faster each: all of them, the surest, and the best of all.
-
-    Of an operator the fastest choice is taken. What choices of different operators do to one another is left to the
-    last comparison.
-    """
-    best: dict[str, tuple[float, str]] = {}
-    for trial in trials:
-        if trial.ratio is not None and len(trial.chosen) == 1:
-            ((key, option),) = trial.chosen.items()
-            best[key] = min(best.get(key, (LOOKS_FASTER, "")), (trial.ratio, option))
-    faster = {key: row for key, row in best.items() if row[1]}
-    ranked = sorted(faster, key=lambda key: faster[key])
-    found = [ranked, [key for key in ranked if faster[key][0] < IS_SURE], ranked[:1]]
-    unique = dict.fromkeys(tuple(sorted(keys)) for keys in found if keys)
-    return [{key: faster[key][1] for key in keys} for keys in unique]
 
 
 class _Networks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, cast, get_args
 
@@ -196,6 +197,15 @@ def _finalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     return [*common.finalize(backend, target, options), restrict_lone_buffers()]
 
 
+def _numbers(target: tvm.target.Target) -> tuple[float, ...]:
+    """Give lanes and registers, and whether one instruction multiplies and adds.
+
+    Caches and cores are left to what the rules estimate: the cost model that ships was trained on one machine's.
+    """
+    machine = machine_of(target)
+    return (math.log2(machine.lanes("float32")), float(machine.vector_registers), float(machine.fuses))
+
+
 PHASES = {
     **COMMON,
     "canonicalize": _canonicalize,
@@ -224,6 +234,7 @@ CPU = Backend(
     kernel_passes=lambda: (vector_code(), tile_state(), fixed_vectors()),
     refuses=tile_refusal,
     machine=machine_of,
+    numbers=_numbers,
     check_options=check_precision,
     rounding=rounding,
     instructions=instructions,
