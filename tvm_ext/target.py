@@ -98,6 +98,11 @@ def _spell(config: str | dict[str, Any]) -> str:
     return json.dumps(config, default=str) if isinstance(config, dict) else config
 
 
+# TVM's names of the types of a target's fields -> in words.
+_TYPES = {
+    "Array<str>": 'a list of strings, such as ["+avx2", "+fma"]', "int": "a whole number", "str": "a string",
+    "bool": "true or false",
+}  # fmt: skip
 _CPUS, _GPUS = [NATIVE, "llvm"], ["nvidia/h100", "cuda"]
 # What people call processors -> what they mean.
 _EVERYDAY = {
@@ -121,6 +126,10 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0].split(". Target creation")[0] if lines else type(error).__name__
         unknown, _, known = reason.partition("'. Known options: ")
+        if wrong := re.search(r"Option '(\S+)': expected type '(.+?)' but got", reason):
+            field, wanted = wrong[1], _TYPES.get(wrong[2], wrong[2])
+            holder = config["host"] if str(error).count("config dict failed") > 1 else config
+            return f"target field {field}: {json.dumps(holder.get(field), default=str)} is not {wanted}"
         near = difflib.get_close_matches(unknown.rpartition("'")[2], re.findall("'([^']+)'", known), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"target {_spell(config)} is not valid: {reason}{hint or f'; known kinds are {kinds}'}"

@@ -7,6 +7,7 @@ of the row of the instruction set.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -232,7 +233,27 @@ def machine_of(target: tvm.target.Target) -> Machine:
 
 def is_this_cpu(target: tvm.target.Target) -> bool:
     """Whether the figures that were measured on this machine are those of an LLVM target."""
-    return str(target.attrs.get("mcpu", "")) == native_cpu().name
+    config = {key: target.attrs.get(key) for key in ("mtriple", "mcpu", "mattr")}
+    return _is_measured(str(config["mcpu"] or ""), _row(_features(config)))
+
+
+def _is_measured(mcpu: str, row: Machine) -> bool:
+    """Whether code is for this CPU with the vectors that it was measured with: a target may leave some of them out."""
+    native = native_cpu()
+    return mcpu == native.name and row == _row(_features({"mcpu": native.name, "mattr": native.features}))
+
+
+def _features(config: Mapping[str, Any]) -> frozenset[str]:
+    target = tvm.target.Target({"kind": "llvm", **{key: value for key, value in config.items() if value}})
+    return frozenset(map(str, tvm.target.codegen.llvm_get_cpu_features(target)))
+
+
+def _row(features: frozenset[str]) -> Machine:
+    """Find the row of an instruction set, with the registers that programs of 32 bits have on Arm."""
+    row = next(machine for needed, machine in ROWS if needed <= features)
+    if row.isa == "neon" and "d32" in features:
+        row = replace(row, vector_registers=14, fuses="vfp4" in features)
+    return row
 
 
 def for_weights(machine: Machine, nbytes: int) -> Machine:
@@ -247,15 +268,8 @@ def forget_machines() -> None:
 
 @lru_cache(maxsize=64)
 def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
-    config: dict[str, object] = {"kind": "llvm"}
-    if triple:
-        config["mtriple"] = triple
-    if mcpu:
-        config["mcpu"] = mcpu
-    if mattr:
-        config["mattr"] = mattr.split(",")
-    features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
-    row = next(machine for needed, machine in ROWS if needed <= features)
+    row = _row(_features({"mtriple": triple, "mcpu": mcpu, "mattr": mattr.split(",") if mattr else []}))
+    native = _is_measured(mcpu, row)
     known = KNOWN_CPUS.get(mcpu)
     if known is not None:
         lanes = row.lanes("float32")
@@ -272,7 +286,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
         caches = _host_caches()
         own = physical_cores() * L3_OF_CORE
         row = replace(row, l1=caches.get(1, row.l1), l2=caches.get(2, row.l2), **_own_part(caches.get(3, row.l3), own))
-        measured = read_calibration(FIGURES)
+        measured = read_calibration(FIGURES) if native else None
         if measured is not None:
             changes: dict[str, Any] = {**measured.figures, "calibrated": measured.date}
             row = replace(row, **changes)

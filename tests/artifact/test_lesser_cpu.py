@@ -39,6 +39,10 @@ def test_features_that_a_target_is_without_are_not_needed(monkeypatch: pytest.Mo
     assert not lesser_cpu({"kind": "llvm", "mcpu": "sandybridge", "mattr": ["-avx"]})
     assert not lesser_cpu({"kind": "llvm", "mcpu": "cortex-a76", "mtriple": "aarch64-linux-gnu"})
     assert "fma4" in lesser_cpu({"kind": "llvm", "mcpu": "bdver1"})
+    assert "compiled for a CPU with +avx2, whose avx, avx2 " in lesser_cpu({"kind": "llvm", "mattr": ["+avx2"]})
+    assert "avx512f" in lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "amd64-linux-gnu"})
+    assert not lesser_cpu({"kind": "llvm"})
+    assert not lesser_cpu({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+i8mm"]})
     monkeypatch.setattr(device_errors, "processor_flags", frozenset)
     assert not lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})  # nothing is known of this machine
 

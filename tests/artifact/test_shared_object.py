@@ -100,7 +100,34 @@ class TestCompiler:
         cross.chmod(0o755)
         assert find_compiler("s390x-linux-gnu") == str(cross)
 
-    @pytest.mark.parametrize("triple", ["arm64-apple-darwin", "x86_64-pc-windows-msvc", "arm64-apple-ios17.0"])
+    @pytest.mark.parametrize(
+        ("triple", "toolchain"),
+        [
+            ("armv7l-linux-gnueabihf", "arm-linux-gnueabihf"),
+            ("thumbv7-unknown-linux-gnueabi", "arm-linux-gnueabi"),
+            ("ppc64le-linux-gnu", "powerpc64le-linux-gnu"),
+            ("i386-pc-linux-gnu", "i686-linux-gnu"),
+            ("riscv64-linux", "riscv64-linux-gnu"),
+        ],
+    )
+    def test_cross_compilers_as_distributions_call_them(
+        self, triple: str, toolchain: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(MissingPackageError, match=rf"looked for {toolchain}-g\+\+.*Debian: g\+\+-{toolchain}\)"):
+            find_compiler(triple)
+
+    def test_another_c_library_is_no_package_of_debian(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(MissingPackageError, match=r"for aarch64-linux-musl-g\+\+\); install one, or name it"):
+            find_compiler("aarch64-linux-musl")
+
+    @pytest.mark.parametrize(
+        "triple",
+        ["arm64-apple-darwin", "x86_64-pc-windows-msvc", "arm64-apple-ios17.0", "aarch64-linux-android24", "wasm32"],
+    )
     def test_another_system_needs_a_compiler_that_is_named(
         self, triple: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 import tvm_ext.bench.calibrate
+import tvm_ext.system.host
 from tests.zoo import get
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.main import run
+from tvm_ext.errors import TvmExtWarning
 from tvm_ext.schedules.cpu.calibration import VARIABLE, Calibration, identity, write_calibration
 from tvm_ext.schedules.cpu.machine import FIGURES, forget_machines, machine_of
 from tvm_ext.system.files import exclusive
@@ -102,6 +105,21 @@ def other_machine(path: Path) -> None:
     figures = dict.fromkeys(FIGURES, 1.0)
     known = {"format": 1, "machine": {"cpu": "another"}, "date": "2020-02-02T02:02:02+00:00", "figures": figures}
     path.write_text(json.dumps(known), encoding="utf-8")
+
+
+def test_a_busy_machine_is_told(path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvm_ext.system.host, "waiting_seconds", lambda: 7.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(["calibrate"]) == 0
+    waited = iter(range(0, 10**9, 10**6))
+    monkeypatch.setattr(tvm_ext.system.host, "waiting_seconds", lambda: next(waited))
+    with pytest.warns(TvmExtWarning, match=r"^other programs had the processor for 100% of .*; run this again on an"):
+        assert run(["calibrate"]) == 0
+    other_machine(path)
+    with pytest.warns(TvmExtWarning, match=r"did not fit: .* measured anew .*; other programs had the processor for"):
+        renew_calibration(None, quiet=True)
+    assert len(measured) == 3
 
 
 @pytest.fixture

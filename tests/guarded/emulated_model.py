@@ -82,7 +82,8 @@ def run_model(
     lines = [describe_tensor(array, folder / f"input{number}") for number, array in enumerate(inputs)]
     (folder / "job").write_text("".join(line + "\n" for line in lines))
     command = _EMULATOR.command(runner, artifact / LIBRARY, folder / "job", folder / "results")
-    environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+    # Threads that wait give way many times before they sleep, which takes minutes where the machine is busy.
+    environment = {"TVM_THREAD_POOL_SPIN_COUNT": "0", **os.environ, "TVM_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, f"code {done.returncode}: {done.stderr[-300:]}"
     results, position = (folder / "results").read_bytes(), 0

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.system.cpu_features import missing_features
-from tvm_ext.system.host import processor_flags
+from tvm_ext.system.host import architecture_of, processor_flags
 
 _SAYINGS: tuple[tuple[str, str], ...] = (
     (
@@ -86,14 +86,15 @@ def lesser_cpu(target: Mapping[str, Any]) -> str:
         The target as metadata has it.
     """
     triple = str(target.get("mtriple", ""))
-    if "mcpu" not in target or (triple and triple.partition("-")[0] != platform.machine()):
+    if triple and architecture_of(triple) != platform.machine():
         return ""
     config = {"kind": target["kind"], **{name: target[name] for name in ("mcpu", "mattr", "mtriple") if name in target}}
     needed = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
     missing = missing_features(needed, processor_flags())
     if not missing:
         return ""
+    name = target.get("mcpu") or f"a CPU with {', '.join(map(str, target.get('mattr', ())))}"
     return (
-        f"the model was compiled for {target['mcpu']}, whose {', '.join(missing)} this machine's CPU lacks; compile it "
-        "for --target native on this machine"
+        f"the model was compiled for {name}, whose {', '.join(missing)} this machine's CPU lacks; compile it for "
+        "--target native on this machine"
     )

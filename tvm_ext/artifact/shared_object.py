@@ -20,12 +20,11 @@ import tvm
 
 from tvm_ext.errors import CompileError, MissingPackageError
 from tvm_ext.system.cleanup import end_children
+from tvm_ext.system.host import architecture_of
 
 SYMBOL = "__tvm_ffi__library_bin"
 """Where TVM's loader looks for everything that is not code: weights, virtual machine instructions, GPU kernels."""
 
-# Architecture in a target triple -> as `uname -m` spells it, where they differ.
-_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 # What compilers and linkers say, and the error number behind it.
 _DISK_ERRORS = {
     "No space left on device": errno.ENOSPC,
@@ -75,8 +74,11 @@ def write_library(executable: Any, path: Path, workspace: Path, triple: str = ""
     _run([compiler, *flags, "-o", str(path), *options, *map(str, files)], workspace)
 
 
-_OTHER_SYSTEMS = ("darwin", "macos", "ios", "windows", "win32", "mingw", "freebsd", "wasi", "emscripten")
+_OTHER_SYSTEMS = ("darwin", "macos", "ios", "windows", "win32", "mingw", "freebsd", "android", "wasi", "emscripten")
 """Operating systems that LLVM's triples begin to name with."""
+
+# What the architecture in a target triple begins with -> what GNU's cross compilers are called after.
+_TOOLCHAINS = {"arm": "arm", "thumb": "arm", "i386": "i686", "i486": "i686", "i586": "i686", "ppc64le": "powerpc64le"}
 
 
 def find_compiler(triple: str = "") -> str:
@@ -87,13 +89,12 @@ def find_compiler(triple: str = "") -> str:
     MissingPackageError
         If there is none; the message names the program that was looked for.
     """
-    architecture = triple.partition("-")[0]
-    machine = _MACHINES.get(architecture, architecture)
+    machine = architecture_of(triple)
     is_other = bool(machine) and machine != platform.machine()
     if machine == "hexagon":
         names = ["hexagon-clang++"]
     elif is_other:
-        names = [f"{machine}-linux-gnu-g++"]
+        names = [f"{_toolchain(triple)}-g++"]
     else:
         names = ["g++", "clang++", "c++"]
     chosen = os.environ.get("CXX", "")
@@ -110,17 +111,27 @@ def find_compiler(triple: str = "") -> str:
         if found := shutil.which(name):
             return found
     where = f" for {triple}" if triple else ""
-    package = f" (Debian: g++-{machine.replace('_', '-')}-linux-gnu)" if names[-1].endswith("-linux-gnu-g++") else ""
+    named = names[-1].removesuffix("-g++")
+    package = f" (Debian: g++-{named.replace('_', '-')})" if "-linux-gnu" in named else ""
     raise MissingPackageError(
         f"the library cannot be linked: no C++ compiler{where} on PATH (looked for {', '.join(names)}); "
         f"install one{package}, or name it in the environment variable CXX"
     )
 
 
+def _toolchain(triple: str) -> str:
+    """Name GNU's cross compilers for a Linux triple, as ``arm-linux-gnueabihf`` for ``armv7l-linux-gnueabihf``."""
+    _, *rest = triple.split("-")
+    machine = architecture_of(triple)
+    machine = next((name for start, name in _TOOLCHAINS.items() if machine.startswith(start)), machine)
+    environment = next((part for part in rest if part.startswith(("gnu", "musl"))), "gnu")
+    return f"{machine}-linux-{environment}"
+
+
 def _is_of_another_system(triple: str) -> bool:
     """Whether a target triple names an operating system that is not Linux, which this package runs on."""
-    _, *rest = triple.split("-")
-    return any(part.startswith(_OTHER_SYSTEMS) for part in rest)
+    machine, *rest = triple.split("-")
+    return machine.startswith("wasm") or any(part.startswith(_OTHER_SYSTEMS) for part in rest)
 
 
 def _compiles_for_this_machine(compiler: str) -> bool:
@@ -129,8 +140,7 @@ def _compiles_for_this_machine(compiler: str) -> bool:
         said = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    architecture = said.stdout.strip().partition("-")[0]
-    return _MACHINES.get(architecture, architecture) == platform.machine()
+    return architecture_of(said.stdout.strip()) == platform.machine()
 
 
 def host_modules(module: Any) -> Iterator[Any]:

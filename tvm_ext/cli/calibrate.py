@@ -19,6 +19,9 @@ from tvm_ext.errors import TvmExtWarning
 ROUNDS = 3
 """Whose median counts: what else runs on the machine can slow down all runs of one."""
 
+DISTURBED = 0.1
+"""Share of the time in which other programs had the processor, from which on the figures are doubtful."""
+
 _UNITS = {
     "clock": ("GHz", 1e9),
     "flops": ("GFLOP/s", 1e9),
@@ -38,7 +41,7 @@ _UNITS = {
 def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: bool) -> None:
     """Measure clock, arithmetic, bandwidths and threads of this machine, for compilations for its CPU."""
     from tvm_ext.bench.record import check_writable
-    from tvm_ext.errors import OptionError, OutputError
+    from tvm_ext.errors import OptionError, OutputError, warn
     from tvm_ext.schedules.cpu.calibration import VARIABLE, calibration_path
     from tvm_ext.schedules.cpu.machine import FIGURES, machine_of
     from tvm_ext.target import resolve_target
@@ -71,7 +74,9 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
     check_writable(path)
     with step_display(quiet=as_json) as report, _no_warning():
         before = {name: float(getattr(machine_of(target), name)) for name in FIGURES}
-        figures = _measure(path, rounds, report)
+        figures, disturbance = _measure(path, rounds, report)
+    if disturbance:
+        warn(f"{disturbance}; run this again on an idle machine", TvmExtWarning)
     _answer(figures, before, str(path), as_json)
 
 
@@ -104,12 +109,12 @@ def renew_calibration(target: Any, quiet: bool = False) -> None:
             if fault is None:
                 return  # another command has measured meanwhile
             with step_display(quiet) as report, _no_warning():
-                _measure(path, ROUNDS, lambda step: report(f"measure this machine anew: {step}"))
+                _, disturbance = _measure(path, ROUNDS, lambda step: report(f"measure this machine anew: {step}"))
     except OutputError:
         return
     warn(
         f"the calibration {path} did not fit: {fault}; this machine was measured anew in {elapsed(start)} (set "
-        f"{VARIABLE} to an empty value to compile with the shipped figures)",
+        f"{VARIABLE} to an empty value to compile with the shipped figures){disturbance and '; '}{disturbance}",
         TvmExtWarning,
     )
 
@@ -122,18 +127,26 @@ def _no_warning() -> Iterator[None]:
         yield
 
 
-def _measure(path: Path, rounds: int, report: Callable[[str], None]) -> dict[str, float]:
-    """Measure this machine, and keep the figures in a file."""
+def _measure(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[dict[str, float], str]:
+    """Measure this machine, and keep the figures in a file; say if other programs were in the way."""
     from tvm_ext.bench.calibrate import calibrate
     from tvm_ext.schedules.cpu import RULES
     from tvm_ext.schedules.cpu.calibration import Calibration, write_calibration
     from tvm_ext.schedules.cpu.machine import forget_machines
+    from tvm_ext.system.host import waiting_seconds
     from tvm_ext.target import resolve_target
 
+    start, waited = time.perf_counter(), waiting_seconds()
     figures = calibrate(resolve_target(None), RULES, rounds, report)
+    share = min(1.0, (waiting_seconds() - waited) / (time.perf_counter() - start))
     write_calibration(path, Calibration(figures, datetime.now(UTC).isoformat(timespec="seconds")))
     forget_machines()
-    return figures
+    if share <= DISTURBED:
+        return figures, ""
+    return figures, (
+        f"other programs had the processor for {share:.0%} of the time in which this machine was measured, so kernels "
+        "may be compiled for a slower one, and not be divided among threads"
+    )
 
 
 def _answer(figures: Mapping[str, float], before: Mapping[str, float], origin: str, as_json: bool) -> None:

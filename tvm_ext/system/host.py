@@ -57,10 +57,28 @@ def machine() -> dict[str, Any]:
     }
 
 
+# Architecture in a target triple -> as `uname -m` spells it, where they differ.
+_ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
+
+
+def architecture_of(triple: str) -> str:
+    """Return the architecture of a target triple, as ``platform.machine`` spells it; empty for an empty triple."""
+    named = triple.partition("-")[0]
+    return _ARCHITECTURES.get(named, named)
+
+
 def processor_flags() -> frozenset[str]:
     """Read the flags of the first processor, as ``/proc/cpuinfo`` spells them; none where there is no such file."""
     fields = _cpuinfo()
     return frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
+def waiting_seconds() -> float:
+    """Return for how long the calling thread was ready to run, and other programs had the processors; 0 if unknown."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tvm
 
+from tests.cpu import IS_X86
 from tests.zoo import get
 from tvm_ext.compiler import compile as compile_model
 from tvm_ext.errors import OutputError, TvmExtWarning
@@ -22,7 +23,7 @@ from tvm_ext.schedules.cpu.calibration import (
     write_calibration,
 )
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
-from tvm_ext.schedules.cpu.machine import FIGURES, Machine, forget_machines, machine_of
+from tvm_ext.schedules.cpu.machine import FIGURES, Machine, forget_machines, is_this_cpu, machine_of
 from tvm_ext.schedules.cpu.native_cpu import native_cpu
 from tvm_ext.target import resolve_target
 
@@ -66,6 +67,13 @@ def test_what_is_written_is_read(path: Path) -> None:
     assert machine.calibrated == MEASURED.date
     other = machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4"}))
     assert (other.clock, other.calibrated) == (DEFAULT.clock, "")
+    if IS_X86:  # without its vectors this CPU computes another number of operations a second
+        narrow = tvm.target.Target({"kind": "llvm", "mcpu": native_cpu().name, "mattr": ["-sse4.1"]})
+        assert machine_of(narrow).calibrated == ""
+        assert not is_this_cpu(narrow)
+    plain = tvm.target.Target({"kind": "llvm", "mcpu": native_cpu().name, "mattr": list(native_cpu().features)})
+    assert machine_of(plain).calibrated == MEASURED.date
+    assert is_this_cpu(plain)
 
 
 def test_an_artifact_says_what_it_was_compiled_with(path: Path) -> None:

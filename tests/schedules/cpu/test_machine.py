@@ -154,6 +154,12 @@ def test_cpus_of_other_machines(
     assert (found.isa, found.vector_bits, found.dot_product, found.cores) == expected
 
 
+@pytest.mark.parametrize(("mcpu", "fuses"), [("cortex-a7", True), ("cortex-a9", False), ("cortex-a53", True)])
+def test_arm_programs_of_32_bits_have_half_the_registers(mcpu: str, fuses: bool) -> None:
+    found = machine.machine_of(resolve_target({"kind": "llvm", "mtriple": "armv7l-linux-gnueabihf", "mcpu": mcpu}))
+    assert (found.isa, found.vector_registers, found.fuses) == ("neon", 14, fuses)
+
+
 @pytest.mark.parametrize("name", sorted(KNOWN_CPUS))
 def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "native_cpu", lambda: NativeCpu("another"))

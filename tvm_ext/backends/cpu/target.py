@@ -142,11 +142,17 @@ def _check_features(target: tvm.target.Target, triple: str) -> None:
 
     LLVM lets the last one win, and what it implies: ``-avx2`` after ``+avx512f`` takes both away.
     """
-    asked = [str(feature) for feature in target.attrs.get("mattr", ())]
+    asked = [feature for entry in target.attrs.get("mattr", ()) for feature in str(entry).split(",") if feature]
+    for feature in asked:
+        if not feature.startswith(("+", "-")):  # LLVM would take the feature away
+            raise TargetError(
+                f"target field mattr: {feature!r} does not say whether the processor has it; write '+{feature}' or "
+                f"'-{feature}'"
+            )
     features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)}
     for feature in asked:
         name = feature.lstrip("+-")
-        if feature.startswith(("+", "-")) and (name in features) != feature.startswith("+"):
+        if (name in features) != feature.startswith("+"):
             others = [other for other in asked if other[:1] != feature[:1]]
             if others:
                 raise TargetError(
