@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 
 from tvm.tirx import PrimFunc
 
@@ -161,6 +161,11 @@ class Instruction:
         (:mod:`tvm_ext.schedules.instructions.tile_parts`).
     prepare : callable, optional
         What a process does once before it runs one; raises :class:`EmbeddingError` where that is refused.
+
+    Raises
+    ------
+    EmbeddingError
+        If a field is not what it says here.
     """
 
     name: str
@@ -174,9 +179,34 @@ class Instruction:
     tiles: bool = False
     prepare: Callable[[], None] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what no search, kernel or cost could take."""
+        checks = {
+            "name": (isinstance(self.name, str) and bool(self.name), "a name"),
+            "meaning": (callable(self.meaning), "a formula, as multiply_add gives it, or what gives a PrimFunc"),
+            "emit": (self.emit is None or callable(self.emit), "what gives a PrimFunc for three scopes, or None"),
+            "requires": (_are_names(self.requires), "a tuple of names of features"),
+            "homes": (_are_names(self.homes) and len(self.homes) == 3, "the scopes of two factors and a result"),
+            "cycles": (_is_number(self.cycles) and self.cycles > 0, "a number above 0"),
+            "latency": (_is_number(self.latency) and self.latency >= 0, "a number from 0 on"),
+        }
+        for name, (holds, expected) in checks.items():
+            if not holds:
+                raise EmbeddingError(
+                    f"the row of {self.name!r} has {name}={getattr(self, name)!r}; expected {expected}"
+                )
+
     def function(self) -> PrimFunc:
         """Return the meaning as a function on buffers in ordinary memory."""
         return self.meaning(("global", "global", "global"))
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, str) and part for part in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
 def macs(meaning: Meaning) -> int:

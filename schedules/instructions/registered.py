@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm_ffi
 from tvm.s_tir import TensorIntrin
 
@@ -42,6 +44,12 @@ def instruction_named(name: str) -> Instruction:
     return found
 
 
+def _parts(instruction: Instruction) -> tuple[Any, Any]:
+    """Write what an instruction means, and what carries it out; None where a code generator of its own does."""
+    homes, emit = instruction.homes, instruction.emit
+    return instruction.meaning(homes), None if emit is None else emit(homes)
+
+
 def tensor_intrinsic(instruction: Instruction) -> str:
     """Register an instruction as a tensor intrinsic, unless it is there, and return its name.
 
@@ -49,7 +57,7 @@ def tensor_intrinsic(instruction: Instruction) -> str:
     ------
     EmbeddingError
         If the row has no implementation to make code of, or one that a process must prepare for, or a different row
-        of that name was registered before.
+        of that name ships or was registered before.
     """
     if instruction.emit is None:
         raise EmbeddingError(f"no code is made of {instruction.name}: its row has no implementation")
@@ -62,14 +70,16 @@ def tensor_intrinsic(instruction: Instruction) -> str:
     name = f"tvm_ext.embedding.{instruction.name}"
     if _INTRINSICS.get(name) is instruction:
         return name
-    parts = instruction.meaning(instruction.homes), instruction.emit(instruction.homes)
+    parts = _parts(instruction)
     known = TensorIntrin.get(name, allow_missing=True)
-    if known is None:
-        TensorIntrin.register(name, *parts)
-    elif not all(map(tvm_ffi.structural_equal, (known.desc, known.impl), parts)):
+    others = [(known.desc, known.impl)] if known is not None else []
+    others += [_parts(row) for row in ROWS if row.name == instruction.name and row is not instruction]
+    if not all(all(map(tvm_ffi.structural_equal, other, parts)) for other in others):
         raise EmbeddingError(
             f"there is another tensor intrinsic of an instruction named {instruction.name}; give this one a name of "
             "its own"
         )
+    if known is None:
+        TensorIntrin.register(name, *parts)
     _INTRINSICS[name] = instruction
     return name

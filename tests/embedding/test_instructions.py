@@ -7,6 +7,7 @@ import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,6 +158,38 @@ def test_another_row_of_a_name_is_not_taken_for_the_first() -> None:
     assert tensor_intrinsic(replace(rows.fma(256, False), name="test.corrected")) == name  # the same once more
     with pytest.raises(EmbeddingError, match=r"another tensor intrinsic of an instruction named test\.corrected"):
         tensor_intrinsic(replace(first, emit=_adds_twice))
+
+
+def test_another_row_of_the_name_of_one_that_ships_is_refused() -> None:
+    """It once was registered, and every compilation after it failed that wanted the one that ships."""
+    assert tensor_intrinsic(rows.fma(256, False)) == "tvm_ext.embedding.x86.fma.256.lanes"  # the same, made anew
+    with pytest.raises(EmbeddingError, match=r"another tensor intrinsic of an instruction named x86\.mulps\.lanes"):
+        tensor_intrinsic(replace(rows.fma(256, False), name="x86.mulps.lanes"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("name", "", "a name"),
+        ("meaning", None, "a formula, as multiply_add gives it"),
+        ("emit", 5, "what gives a PrimFunc for three scopes, or None"),
+        ("requires", "avx2", "a tuple of names of features"),
+        ("homes", ("global", "global"), "the scopes of two factors and a result"),
+        ("cycles", 0, "a number above 0"),
+        ("cycles", "1", "a number above 0"),
+        ("latency", -1, "a number from 0 on"),
+    ],
+)
+def test_a_field_that_is_none_is_refused(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(EmbeddingError, match=rf"has {field}=.*; expected {expected}"):
+        replace(OWN, **{field: value})
+
+
+@pytest.mark.parametrize(("spelt", "feature"), [("avx512_vnni", "avx512vnni"), ("SSE4_1", "sse4.1")])
+def test_a_feature_in_another_spelling_is_refused(spelt: str, feature: str) -> None:
+    row = replace(rows.pmaddwd(128, True), requires=(spelt,))
+    with pytest.raises(EmbeddingError, match=f"'{spelt}' is no feature of a CPU as LLVM spells it; write '{feature}'"):
+        check_instruction(row, tvm.target.Target("llvm"))
 
 
 def test_sums_of_half_precision_are_compared_as_closely_as_they_are_rounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from tvm_ext.backends.cpu.embedded import window_cost
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.embedding.relax.embed_operators import NOTES_ATTRIBUTE, embed_operators
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import OptionError, PerformanceWarning
 from tvm_ext.graph.decisions import layout_decisions
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
@@ -71,6 +72,9 @@ CASES: dict[str, tuple[Op, list[tuple[tuple[int, ...], str]], list[tuple[tuple[i
         lambda x, w: nn.conv2d(x, w, padding=1, groups=32, out_dtype="int32"), [((1, 32, 5, 7), "uint8")],
         [((64, 1, 3, 3), "int8")],
     ),
+    "padded groups of 17": (  # the outputs of a group do not fit one tile behind lanes that are padded
+        lambda x, w: nn.conv2d(x, w, groups=17), [((2, 34, 5, 7), "float32")], [((289, 2, 3, 1), "float32")],
+    ),
     "int8 channels last": (
         lambda x, w: nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI", out_dtype="int32"),
         [((1, 5, 7, 68), "uint8")], [((33, 1, 1, 68), "int8")],
@@ -104,7 +108,8 @@ def module(op: Op, inputs: list[Any], constants: list[Any], epilogue: bool = Fal
 
 def run(mod: tvm.IRModule, inputs: list[Any], **options: Any) -> NDArray:
     target = native_target()
-    with target:
+    with target, warnings.catch_warnings():
+        warnings.simplefilter("error", PerformanceWarning)  # a rule that fails leaves slow loops
         executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("tvm_ext", winograd=False, **options))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     given = [tvm.runtime.tensor(draw(*item, at)) for at, item in enumerate(inputs)]
@@ -192,6 +197,15 @@ def test_operators_that_cannot_be_embedded_keep_the_ordinary_route() -> None:
     kept = embed_operators(offers)(module(op, inputs, []))
     assert "not embedded" in str(kept.attrs[NOTES_ATTRIBUTE])
     assert "float64" in str(kept.attrs[NOTES_ATTRIBUTE])
+
+
+def test_the_reason_is_that_of_the_kernels_that_were_refused() -> None:
+    """Instructions fit 17 groups of 17 outputs; what cannot be done is a kernel around them."""
+    _, offers = cpu("znver4")
+    kept = embed_operators(offers)(module(*CASES["padded groups of 17"]))
+    note = str(kept.attrs[NOTES_ATTRIBUTE])
+    assert "results behind the lanes of x86.fma.512.lanes, some of which are padding, do not fit one tile" in note
+    assert "the target makes no kernels" not in note
 
 
 def test_the_option_is_checked() -> None:

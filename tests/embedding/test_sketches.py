@@ -174,6 +174,13 @@ def test_unknown_intrinsics_are_refused() -> None:
         embedding_rule("test.missing")
 
 
+def test_what_is_no_instruction_is_refused() -> None:
+    with pytest.raises(EmbeddingError, match="there is no instruction to embed; give rows, or names"):
+        embedding_space()
+    with pytest.raises(EmbeddingError, match="list is no instruction; give rows, or names"):
+        embedding_space([rows.fma(256, True)])  # type: ignore[arg-type]
+
+
 def test_rows_without_an_implementation_are_refused() -> None:
     with pytest.raises(EmbeddingError, match=r"no code is made of hexagon\.vrmpy"):
         embedding_rule(rows.VRMPY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -147,16 +148,32 @@ def _require_features(instruction: Instruction, target: tvm.target.Target) -> No
     names = [name for name in instruction.requires if name in FEATURES.values()]
     flags = processor_flags()
     here = [] if not are_known(flags) else [name for name in names if name not in features_of(flags)]
-    for where, missing in (("the target", lacks(names, target)), ("this machine", here)):
+    for where, missing in (("the target", lacks(instruction.requires, target)), ("this machine", here)):
         if missing:
             raise EmbeddingError(f"{instruction.name} requires {', '.join(missing)}, which {where} does not have")
 
 
 def lacks(requires: Sequence[str], target: tvm.target.Target) -> list[str]:
-    """List the features that a target lacks; names that are no features of a CPU are not looked at."""
+    """List the features that a target lacks; names that are no features of a CPU are not looked at.
+
+    Raises
+    ------
+    EmbeddingError
+        If one of these is a feature in another spelling: ``avx512_vnni``, as Linux has it, would require nothing.
+    """
+    spelt = {_plain(feature): feature for feature in FEATURES.values()}
+    for name in requires:
+        feature = spelt.get(_plain(name), name)
+        if feature != name:
+            raise EmbeddingError(f"{name!r} is no feature of a CPU as LLVM spells it; write {feature!r}")
     names = [name for name in requires if name in FEATURES.values()]
     offered = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)} if names else set()
     return [name for name in names if name not in offered]
+
+
+def _plain(name: str) -> str:
+    """Strip a name of what different spellings of it differ in."""
+    return re.sub(r"[-_.]", "", name).lower()
 
 
 def _require_operands(name: str, flow: Dataflow, function: Any) -> None:

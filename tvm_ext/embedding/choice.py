@@ -200,13 +200,16 @@ def _plans(operator: Dataflow, offer: Offer, sources: tuple[Source, Source]) -> 
     assert offer.plan is not None
     instruction = instruction_dataflow(offer.instruction)
     embeddings = solve(operator, instruction, _settings(operator))
-    refused = ""
+    planned, refused = 0, ""
     for embedding in sorted(embeddings, key=lambda item: item.macs)[:MOST_PLANS]:
         try:
-            yield offer.plan(embedding, sources)
+            plan = offer.plan(embedding, sources)
         except EmbeddingError as error:
             refused = str(error)
-    if refused and not embeddings:
+            continue
+        planned += 1
+        yield plan
+    if refused and not planned:
         raise EmbeddingError(refused)
 
 

@@ -52,7 +52,8 @@ def embedding_space(*instructions: Instruction | str) -> ms.space_generator.Post
     Raises
     ------
     EmbeddingError
-        If a name is not registered, no code is made of a row, or what an intrinsic means cannot be read. When tuning
+        If there is none, a name is not registered, no code is made of a row, or what an intrinsic means cannot be
+        read. When tuning
         begins, if meaning and implementation disagree on random data, or the target lacks what a row requires.
     """
     stock = ms.schedule_rule.ScheduleRule.create("llvm")
@@ -66,6 +67,8 @@ def embedding_space(*instructions: Instruction | str) -> ms.space_generator.Post
 
 def embedding_rule(*instructions: Instruction | str) -> ms.schedule_rule.ScheduleRule:
     """Make the schedule rule alone; parameters and errors are those of :func:`embedding_space`."""
+    if not instructions:
+        raise EmbeddingError("there is no instruction to embed; give rows, or names of registered tensor intrinsics")
     rows = tuple(_row(instruction) for instruction in instructions)
     for row in rows:
         instruction_dataflow(row)
@@ -82,6 +85,11 @@ def _row(instruction: Instruction | str) -> Instruction:
     if isinstance(instruction, Instruction):
         tensor_intrinsic(instruction)  # says so if no code is made of it
         return instruction
+    if not isinstance(instruction, str):
+        raise EmbeddingError(
+            f"{type(instruction).__name__} is no instruction; give rows, or names of registered tensor intrinsics, one "
+            "by one"
+        )
     intrinsic = TensorIntrin.get(instruction, allow_missing=True)
     if intrinsic is None:
         raise EmbeddingError(

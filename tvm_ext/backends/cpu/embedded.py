@@ -27,6 +27,7 @@ from tvm_ext.schedules.cpu.embedded_tile import Copy, EmbeddedTile, copied_cycle
 from tvm_ext.schedules.cpu.intrinsics import dot_product
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.tile_registers import SLOT_CYCLES, tile_block
+from tvm_ext.schedules.embedded_form import EmbeddedForm
 from tvm_ext.schedules.instructions.instruction import Instruction
 
 MADE_CYCLES = {"padded": 1.5, "spread": 3.0}
@@ -81,6 +82,7 @@ def _planned(
         tile = tile_block(loops, steps, instruction, fixed, form.innermost_lane == 0)
     else:
         tile = embedded_tile(loops, steps, machine, fixed, left_lanes, not form.lanes_lie_together)
+        _require_whole_behind_lanes(form, start, tile, instruction)
     found = rounded(start, {numbers[at]: extent for at, extent in tile.rounded(loops).items()})
     homes: list[Home] = ["direct", "direct"]
     copied = [0.0, 0.0]
@@ -106,6 +108,31 @@ def _planned(
     computing = tile.slots * (SLOT_CYCLES if instruction.tiles else instruction.cycles)
     cycles = CALL_CYCLES + max(computing, streamed) + copying
     return KernelPlan(found, (homes[0], homes[1]), cycles)
+
+
+def _require_whole_behind_lanes(
+    form: EmbeddedForm, start: Strategy, tile: EmbeddedTile, instruction: Instruction
+) -> None:
+    """Refuse a part of a tile behind lanes of which some are padding: TVM finds no bounds for what a task computes.
+
+    Such as 17 groups of 17 outputs, groups on 16 lanes: results ``[2, 16, 17]`` of 289, outputs one at a time.
+
+    Raises
+    ------
+    EmbeddingError
+        If there is one.
+    """
+    access = start.embedding.operator.output
+    whole = {tile.column: tile.columns, tile.vector: tile.vectors}
+    for parts, extent in zip(form.result, access.shape, strict=True):
+        lane = next((at for at, part in enumerate(parts) if part.lane >= 0), len(parts))
+        behind = [part for part in parts[lane + 1 :] if part.loop >= 0 and part.extent > 1]
+        if prod(part.extent for part in parts) > extent and any(
+            whole.get(part.loop, 1) < part.extent for part in behind
+        ):
+            raise EmbeddingError(
+                f"results behind the lanes of {instruction.name}, some of which are padding, do not fit one tile"
+            )
 
 
 def _moves_in_result(embedding: Embedding, axis: int) -> bool:
