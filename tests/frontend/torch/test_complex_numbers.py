@@ -60,6 +60,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, a: torch.view_as_real(torch.view_as_complex(x) * torch.polar(torch.ones_like(a), a)),
         (random(3, 5, 2), random(3, 5)),
     ),
+    "moved to the device where they are": (  # torch asserts of complex numbers what it asserts of others
+        lambda x, a: torch.view_as_real(torch.view_as_complex(x) * torch.polar(torch.ones_like(a), a).to(x.device)),
+        (random(3, 5, 2), random(3, 5)),
+    ),
     "magnitudes": (lambda x: torch.fft.rfft(x).abs(), (random(3, 17),)),
     "of a vector": (lambda x: torch.fft.irfft(torch.fft.fft(torch.fft.ifft(x)).conj()[:4] * x[:4]), (random(7),)),
     "angles": (lambda x: torch.fft.rfft(x, n=20).angle(), (random(3, 17),)),

@@ -31,6 +31,9 @@ Pair = tuple[Node, Node]
 aten = torch.ops.aten
 
 
+_ASSERTIONS = (aten._assert_tensor_metadata.default,)
+"""What holds of each exported program by its types."""
+
 BILINEAR = (aten.mul.Tensor, aten.mm.default, aten.bmm.default)
 
 
@@ -133,6 +136,8 @@ class _Rewriter:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._add_input(node, given[node.name])
+            elif node.op == "call_function" and node.target in _ASSERTIONS and not node.users:
+                continue
             elif node.op == "call_function" and self._touches_complex(node):
                 self._rewrite(node)
             else:

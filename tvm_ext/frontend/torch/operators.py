@@ -21,6 +21,7 @@ from tvm_ext.frontend.torch.arguments import argument, counted_from_start, size_
 from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, floor_quotient, of_c_library
 from tvm_ext.frontend.torch.bounds import BOUNDS
 from tvm_ext.frontend.torch.divisors import DIVISORS
+from tvm_ext.frontend.torch.experts import EXPERTS
 from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
 from tvm_ext.frontend.torch.products import PRODUCTS
@@ -302,6 +303,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **ARITHMETIC,
     **BOUNDS,
     **DIVISORS,
+    **EXPERTS,
     **LOOPS,
     **ORDER,
     **PRODUCTS,

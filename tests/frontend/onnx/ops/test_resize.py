@@ -220,6 +220,15 @@ def test_operator_set_10_of_any_scale(mode, scales):
     check_with_onnxruntime(node_model("Resize", values, ["Y"], {"mode": mode}, ("scales",), opset=10), values)
 
 
+@pytest.mark.parametrize("nearest", ["floor", "ceil", "round_prefer_floor"])
+def test_centres_of_tensorflow(nearest):
+    """Of operator sets 11 and 12 only; converted detectors of TensorFlow have it."""
+    x = np.random.default_rng(8).standard_normal((1, 2, 7, 9)).astype("float32")
+    attributes = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": nearest}
+    model, values = model_of(x, attributes, sizes=[1, 2, 14, 4], scales=[], roi=np.zeros(0, "float32"), opset=11)
+    check_with_onnxruntime(model, values)
+
+
 def test_corners_are_as_far_apart_as_there_are_elements():
     """As PyTorch exports ``interpolate(scale_factor=1.7, align_corners=True)``; 11 * 1.7 is 18.7."""
     x = np.random.default_rng(7).standard_normal((1, 2, 11, 13)).astype("float32")

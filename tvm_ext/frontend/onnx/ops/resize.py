@@ -20,7 +20,7 @@ from tvm_ext.frontend.onnx.ops.open_resize import open_axes, resized
 
 _STOCK_OPSET = 18
 _STOCK_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
-_COORDINATES = (*_STOCK_COORDINATES, "half_pixel_symmetric", "tf_crop_and_resize")
+_COORDINATES = (*_STOCK_COORDINATES, "half_pixel_symmetric", "tf_crop_and_resize", "tf_half_pixel_for_nn")
 _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -97,6 +97,8 @@ def coordinates(
             return position * (inputs - 1) / (outputs - 1) if outputs > 1 else np.zeros(1, dtype)
         case "asymmetric":
             return position / ratio
+        case "tf_half_pixel_for_nn":  # of operator sets 11 and 12; its centres are half a pixel off
+            return (position + half) / ratio
         case "pytorch_half_pixel" if outputs == 1:
             return np.zeros(1, dtype)
         case "half_pixel_symmetric":

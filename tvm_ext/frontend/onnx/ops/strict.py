@@ -276,6 +276,17 @@ class ReduceLogSumExp(Converter):
         return result if keep else relax.op.squeeze(result, places)
 
 
+class Unique(Converter):
+    """Distinct elements; without an axis those of the tensor as a vector, which is what the inverse has places for."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the distinct elements, and where and how often each is found."""
+        x = emit(bb, inputs[0])
+        operands = onnx_frontend.onnx_input([x if "axis" in node.attributes else bb.emit(relax.op.flatten(x))])
+        return onnx_frontend.Unique.get_converter(11)(bb, operands, dict(node.attributes), node.parameters)
+
+
 class Binarizer(Converter):
     """1 where an element is above the threshold, else 0."""
 
@@ -301,7 +312,7 @@ class ArrayFeatureExtractor(Converter):
 
 _OPERATORS = (
     CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax,
-    ReduceMean, ReduceMin, ReduceSumSquare,
+    ReduceMean, ReduceMin, ReduceSumSquare, Unique,
 )  # fmt: skip
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
 CONVERTERS |= {("ai.onnx.ml", operator.__name__): operator for operator in (ArrayFeatureExtractor, Binarizer)}

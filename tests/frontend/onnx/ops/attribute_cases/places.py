@@ -72,14 +72,23 @@ def collect(draw: Draw) -> None:
         types=("float32",),
     )
     draw.case("Compress", {"X": draw.normal(4, 3), "c": np.array([True, False, True])}, {"axis": 0}, ("c",))
-    draw.case(
-        "Unique",
-        {"X": np.array([2, 1, 1, 3, 2.0], "float32")},
-        {},
-        (),
-        outs=("Y", "A", "B", "D"),
-        types=("float32", "int64", "int64", "int64"),
-    )
+    matrix = np.array([[2, 1, 1], [3, 2, 1], [2, 1, 1]], "float32")
+    for x, attributes in (
+        (np.array([2, 1, 1, 3, 2.0], "float32"), {}),
+        (matrix, {}),
+        (matrix, {"sorted": 0}),
+        (matrix, {"axis": 0}),
+        (matrix, {"axis": -1, "sorted": 0}),
+        (np.array(2, "float32"), {}),
+    ):
+        draw.case(
+            "Unique",
+            {"X": x},
+            attributes,
+            (),
+            outs=("Y", "A", "B", "D"),
+            types=("float32", "int64", "int64", "int64"),
+        )
     draw.case("NonZero", {"X": np.round(draw.normal(3, 4))}, types=("int64",))
     draw.case("Range", {"s": np.array(1), "l": np.array(10), "d": np.array(3)}, {}, ("s", "l", "d"))
     draw.case(
