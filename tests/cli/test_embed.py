@@ -22,8 +22,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return helper.make_tensor(name, TensorProto.FLOAT, shape, rng.standard_normal(shape).astype("f").ravel())
 
     nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1]),
-        helper.make_node("Conv", ["a", "w2"], ["b"], group=16),
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1], name="stem"),
+        helper.make_node("Conv", ["a", "w2"], ["b"], group=16, name="each[0]"),
         helper.make_node("GlobalAveragePool", ["b"], ["c"]),
         helper.make_node("Flatten", ["c"], ["d"]),
         helper.make_node("MatMul", ["d", "w3"], ["y"]),
@@ -48,6 +48,7 @@ def test_json_names_mapping_rewrites_and_reasons(model: Path, capsys: pytest.Cap
     assert {part["axis"] for part in choice["best"]["mapping"]["z"]} <= {"rc", "ry", "rx"}
     assert choice["best"]["cycles"] <= choice["others"][0]["cycles"]
     assert choice["others"][0]["lost_by"] >= 1
+    assert stem["nodes"] == ["Conv node 'stem'"]
     assert "finds no axis of its kind" in depthwise["reason"]
     assert product["chosen"] == "vta.gemm.1x16x16"
     assert product["instructions"][0]["best"]["features"][-1] in ("reorder", "fuse")
@@ -64,7 +65,9 @@ def test_rewriting_finds_what_it_can(model: Path, capsys: pytest.CaptureFixture[
     assert "matches the instruction vta.gemm.1x16x16" in depthwise["reason"]
     assert product["chosen"] == "vta.gemm.1x16x16"
     assert run(arguments) == 0
-    assert "2 of 3 multiply-accumulate kernels have an embedding" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 of 3 multiply-accumulate kernels have an embedding" in out
+    assert "(Conv node 'each[0]'): no embedding:" in out
     assert run([*arguments[:-1], "bottom-up"]) != 0
     assert "top-down" in capsys.readouterr().err
 

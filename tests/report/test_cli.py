@@ -82,5 +82,6 @@ def test_embeddings_are_drawn_when_asked_for(model, capsys):
     assert '<section id="embeddings">' in page
     assert page.count('class="axis"') + page.count('class="axis summed"') >= 6  # three axes on either side
     assert 'class="maps"' in page
+    assert "</code><br>" in page.partition('<section id="embeddings">')[2]  # the node of the model
     assert run(model) == 0
     assert 'id="embeddings"' not in (model.parent / "net.html").read_text()

@@ -68,9 +68,11 @@ def command(
 
 def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from tvm_ext.bench.table import wide_console
     from tvm_ext.embedding.ranking import stored_macs
+    from tvm_ext.graph.origins import with_nodes
     from tvm_ext.graph.units import bytes_text
     from tvm_ext.report.embeddings import stored_bytes
 
@@ -88,7 +90,7 @@ def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
         item = best.best
         embedding = item.strategy.embedding
         table.add_row(
-            operator.kernel,
+            Text(with_nodes(operator.kernel, operator.nodes, shown=1)),
             str(operator.calls),
             best.instruction + (" (quantised)" if best.instruction in operator.quantized else ""),
             str(len(best.ranked)),
@@ -101,12 +103,13 @@ def _print(model: Path, found: tuple[EmbeddedOperator, ...]) -> None:
     if covered:
         console.print(table)
     for operator in found:
+        name = with_nodes(operator.kernel, operator.nodes, shown=1)
         if operator.reason:
-            console.print(f"{operator.kernel}: no embedding: {operator.reason}", markup=False)
+            console.print(f"{name}: no embedding: {operator.reason}", markup=False)
         elif operator.best is not None and len(operator.best.ranked) > 1:
             first, second = operator.best.ranked[:2]
             console.print(
-                f"{operator.kernel}: next best takes {second.cost / max(first.cost, 1):.2f} times as long: "
+                f"{name}: next best takes {second.cost / max(first.cost, 1):.2f} times as long: "
                 f"{second.strategy.embedding}",
                 markup=False,
             )

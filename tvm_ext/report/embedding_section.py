@@ -11,6 +11,9 @@ from tvm_ext.graph.units import bytes_text
 from tvm_ext.report.embeddings import EmbeddedOperator, stored_bytes
 from tvm_ext.report.html import code_text, html_table, number_cell, text_cell
 
+NODES = 3
+"""Nodes of the model that are named below a kernel."""
+
 BOX, HEIGHT, GAP, BETWEEN = 84, 22, 6, 110
 """Width and height of a box, and what is between two, above each other and beside each other: pixels."""
 
@@ -46,7 +49,8 @@ def embedding_section(operators: Sequence[EmbeddedOperator]) -> str:
 
 def _kernel(operator: EmbeddedOperator) -> list[str]:
     calls = number_cell(f"{operator.calls:,}", operator.calls)
-    return [text_cell(code_text(operator.kernel), operator.kernel), calls]
+    nodes = "".join(f"<br>{escape(word)}" for word in operator.nodes[:NODES])
+    return [text_cell(code_text(operator.kernel) + nodes, operator.kernel), calls]
 
 
 def embedding_drawing(embedding: Embedding) -> str:

@@ -18,6 +18,7 @@ from tvm_ext.embedding.ranking import Ranked, stored_macs
 from tvm_ext.embedding.read import instruction_dataflow, read_products
 from tvm_ext.errors import EmbeddingError, TargetError
 from tvm_ext.frontend import ImportedModel
+from tvm_ext.graph.origins import all_origins, bindings_of, telling
 from tvm_ext.target import resolve_target
 
 _OTHERS = 3
@@ -32,6 +33,8 @@ class EmbeddedOperator:
     kernel : str
         Name of its function.
     block : str
+    nodes : tuple of str
+        Words for the nodes of the model that its calls come from, as far as they are known.
     calls : int
         How often the model calls it.
     operator : Dataflow or None
@@ -46,6 +49,7 @@ class EmbeddedOperator:
 
     kernel: str
     block: str
+    nodes: tuple[str, ...]
     calls: int
     operator: Dataflow | None
     reason: str
@@ -64,6 +68,7 @@ class EmbeddedOperator:
         return {
             "kernel": self.kernel,
             "block": self.block,
+            "nodes": list(self.nodes),
             "calls": self.calls,
             "dataflow": None if self.operator is None else str(self.operator),
             "reason": self.reason,
@@ -150,17 +155,18 @@ def embed_model(
     found = []
     for variable, func in sorted(legalized.functions.items(), key=lambda item: item[0].name_hint):
         name = variable.name_hint
-        if not isinstance(func, tvm.tirx.PrimFunc) or not calls.get(name):
+        if not isinstance(func, tvm.tirx.PrimFunc) or name not in calls:
             continue
         for block, operator in read_products(func).items():
             progress(f"embed {name}")
-            found.append(_embedded(name, block, calls[name], operator, offers, engine, seconds))
+            found.append(_embedded(name, block, *calls[name], operator, offers, engine, seconds))
     return tuple(found)
 
 
 def _embedded(
     kernel: str,
     block: str,
+    nodes: tuple[str, ...],
     calls: int,
     operator: Dataflow | EmbeddingError,
     offers: Any,
@@ -168,7 +174,7 @@ def _embedded(
     seconds: float,
 ) -> EmbeddedOperator:
     if isinstance(operator, EmbeddingError):
-        return EmbeddedOperator(kernel, block, calls, None, str(operator))
+        return EmbeddedOperator(kernel, block, nodes, calls, None, str(operator))
     choices, converted = [], set()
     for offer in offers:
         taken = operator
@@ -183,7 +189,7 @@ def _embedded(
     # What has other types does not say anything of the operator.
     near = [at for at, offer in enumerate(offers) if _is_float_instruction(offer) == _is_float(operator)]
     reason = "" if any(choice.ranked for choice in choices) else choices[near[0] if near else 0].reason
-    return EmbeddedOperator(kernel, block, calls, operator, reason, tuple(choices), frozenset(converted))
+    return EmbeddedOperator(kernel, block, nodes, calls, operator, reason, tuple(choices), frozenset(converted))
 
 
 def _is_float(operator: Dataflow) -> bool:
@@ -194,16 +200,22 @@ def _is_float_instruction(offer: Offer) -> bool:
     return _is_float(instruction_dataflow(offer.instruction))
 
 
-def _calls(mod: tvm.IRModule) -> dict[str, int]:
-    """Count the calls of each kernel."""
+def _calls(mod: tvm.IRModule) -> dict[str, tuple[tuple[str, ...], int]]:
+    """List the nodes that the calls of each kernel come from, and count its calls."""
     counts: dict[str, int] = {}
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, relax.Call) and expr.args and isinstance(expr.args[0], tvm.ir.GlobalVar):
-            name = expr.args[0].name_hint
-            counts[name] = counts.get(name, 0) + 1
-
+    nodes: dict[str, list[str]] = {}
     for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    return counts
+        if not isinstance(func, relax.Function):
+            continue
+        origins = all_origins(func)
+
+        def visit(expr: Any) -> None:
+            if isinstance(expr, relax.Call) and expr.args and isinstance(expr.args[0], tvm.ir.GlobalVar):
+                name = expr.args[0].name_hint
+                counts[name] = counts.get(name, 0) + 1
+
+        relax.analysis.post_order_visit(func, visit)
+        for binding in bindings_of(func.body):
+            if isinstance(binding.value, relax.Call) and isinstance(binding.value.args[0], tvm.ir.GlobalVar):
+                nodes.setdefault(binding.value.args[0].name_hint, []).extend(telling(origins[binding.var]))
+    return {name: (tuple(dict.fromkeys(nodes.get(name, ()))), count) for name, count in counts.items()}
