@@ -228,6 +228,11 @@ def test_target_crosses_as_json() -> None:
     assert str(resolve_target(text)) == str(resolve_target({"kind": "llvm", "mcpu": "core-avx2", "num-cores": 3}))
 
 
+def test_emulated_targets_are_refused() -> None:
+    with pytest.raises(TargetError, match=r"target hexagon: .* `tvm-ext hexagon profile` counts what they execute"):
+        bench_target("hexagon-v67")
+
+
 def test_output_errors_take_the_worst() -> None:
     reference = [np.array([0.0, 2.0]), np.array([0.0, 20.0])]  # standard deviations 1 and 10
     assert output_errors([reference[0], reference[1] + 1], reference) == pytest.approx((1.0, 0.1))

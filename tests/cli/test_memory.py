@@ -46,6 +46,23 @@ def test_without_a_run_nothing_is_measured(cell: Path, capsys: pytest.CaptureFix
     assert {plan["measured"] for plan in json.loads(capsys.readouterr().out)["plans"]} == {None}
 
 
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("hexagon-v67", [], "target hexagon: its programs have a place for every tensor"),
+        ("hexagon-v67", ["--no-run"], "`tvm-ext compile` says how many bytes they take"),
+        ("hexagon-v67", ["--pareto"], "target hexagon: its programs have a place for every tensor"),
+        ('{"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mattr": ["+d"]}', [], "with --no-run it is only planned"),
+    ],
+)
+def test_targets_that_do_not_run_here(
+    cell: Path, target: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that there was an unexpected error in TVM, after minutes of planning."""
+    assert run(["memory", str(cell), "--target", target, *options]) == 6
+    assert words in capsys.readouterr().err
+
+
 def test_compiled_with_a_plan_it_runs(cell: Path, tmp_path: Path) -> None:
     outputs = []
     for name in ("stock", "arena", "optimal"):

@@ -1,5 +1,9 @@
 """Tuning on packet counts: what HVX has no kernel for gets schedules with fewer packets, and models are compiled so."""
 
+import os
+import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +17,15 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext
+from tests.commands import Commands
 from tests.hexagon.emulated import TARGET, needs_emulator
 from tvm_ext.backends.hexagon.tuning import PacketTuner
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.cli.tune import command
-from tvm_ext.errors import TuningError
+from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.schedules.hexagon.panels import FOUR
 from tvm_ext.schedules.hexagon.product import product
+from tvm_ext.tuners.metaschedule.intrinsics import PACKAGE
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune
 from tvm_ext.tuning.counted_metaschedule import builder_and_runner, design_space
@@ -62,6 +69,15 @@ def test_fewer_packets_and_the_same_numbers(tmp_path: Path) -> None:
         assert sum(layer.counts.packets for layer in after) < sum(layer.counts.packets for layer in before)
 
 
+@pytest.mark.parametrize("name", ["file", "file/folder", "file/folder/below"])
+def test_a_folder_that_cannot_be_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was noticed when all kernels had been scheduled and counted, which takes a minute or more."""
+    monkeypatch.setattr(PacketTuner, "kernels", lambda *_: pytest.fail("counted"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=f"cannot write the database in .*{name}: "):
+        tune(tvm_ext.import_model(product_of_floats()).mod, TARGET, tmp_path / name, 4, recipe("random"))
+
+
 @needs_emulator
 @pytest.mark.parametrize(("stop", "seconds"), [(KeyboardInterrupt, 60), (SystemExit, 0)])
 def test_what_was_measured_before_a_run_is_stopped_is_kept(
@@ -86,6 +102,46 @@ def test_what_was_measured_before_a_run_is_stopped_is_kept(
     assert fewest == min(packets for packets, _ in counts if packets is not None)
     again = tune(mod, TARGET, tmp_path, 5, recipe("random", batch=3, initial=3))
     assert (again.resumed, again.trials) == (3, 2)
+
+
+@needs_emulator
+def test_an_interrupted_command_is_gone_on_with(commands: Commands, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a batch: one line, soon, and the next run counts what was tried."""
+    onnx.save(product_of_floats(), tmp_path / "model.onnx")
+    folder, tuner = tmp_path / "tuned", PacketTuner(TARGET, lambda mod: mod)
+    arguments = "tune", tmp_path / "model.onnx", "--target", "hexagon-v67", "--work-dir", folder, "--batch", "500"
+    running = commands.start(*arguments, "--trials", "500")
+    deadline = time.monotonic() + 100
+    while sum(trials for _, trials in tuner.known(folder).values()) < 2:
+        assert running.process.is_alive(), running.read("stderr")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    start = time.monotonic()
+    os.kill(running.pid, signal.SIGINT)
+    result = running.wait(60)
+    assert (result.code, result.stderr) == (130, "tvm-ext: interrupted\n")
+    assert time.monotonic() - start < 20
+    ((_, tried),) = tuner.known(folder).values()
+    assert 2 <= tried < 500
+    again = commands(*arguments, "--trials", str(tried + 2))
+    assert (again.code, again.stderr) == (0, "")
+    assert ": 2 trials in " in again.stdout
+    assert f", {tried} resumed" in again.stdout
+
+
+@needs_emulator
+def test_only_what_hexagon_needs_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context of MetaSchedule imports the tensor intrinsics of all targets, a minute before the first trial."""
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    monkeypatch.delattr(tvm.s_tir, "tensor_intrin", raising=False)
+    mod = tvm_ext.import_model(product_of_floats()).mod
+    counter = backend_of(TARGET).measurer
+    assert counter is not None
+    tuner = counter(TARGET)
+    (kernel,) = tuner.kernels(mod)
+    (schedule, *_) = tuner.sketches(kernel.func).values()
+    assert tuner.count(schedule.mod["main"])[0]
+    assert PACKAGE not in sys.modules
 
 
 @needs_emulator

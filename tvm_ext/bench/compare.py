@@ -121,7 +121,12 @@ def bench_target(target: str | Mapping[str, Any] | None) -> tuple[str, str]:
     """
     resolved = resolve_target(target)
     backend, device = backend_of(resolved), device_of(resolved)
-    if backend.check_here is None or backend.standalone is not None:
+    if backend.standalone is not None:
+        raise TargetError(
+            f"target {backend.name}: its programs do not run on this machine; `{backend.profile_with}` counts what "
+            "they execute"
+        )
+    if backend.check_here is None:
         raise TargetError(
             f"target {resolved.kind.name}: bench measures on CPUs and GPUs of CUDA; give a target of kind llvm, "
             "such as native, or cuda"

@@ -79,7 +79,8 @@ def command(
         print_json({"outputs": rows, "seconds": seconds, "check": [vars(error) for error in errors]})
     else:
         kind = "given" if inputs else f"random (seed {seed})"
-        click.echo(f"{artifact}: ran on {kind} inputs in {seconds * 1e3:.2f} ms (first run, not warmed up)")
+        what = "under the emulator (not the processor's time)" if emulate else "(first run, not warmed up)"
+        click.echo(f"{artifact}: ran on {kind} inputs in {seconds * 1e3:.2f} ms {what}")
         if runner is not None:
             click.echo(f"  {runner.programs} programs on the board at {device}, {runner.seconds * 1e3:.2f} ms there")
         for row in rows:

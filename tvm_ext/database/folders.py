@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tvm_ext.database.files import (
 from tvm_ext.database.repair import is_sound, repair
 from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, record_json, spelt
 from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
+from tvm_ext.system.cleanup import temporary_folder
 from tvm_ext.system.files import require_regular, write_atomically
 from tvm_ext.version import __version__
 
@@ -38,6 +40,7 @@ __all__ = [
     "WORKLOADS",
     "begun_by",
     "best_seconds",
+    "check_database",
     "confirmed_records",
     "note_confirmed",
     "note_version",
@@ -47,6 +50,27 @@ __all__ = [
     "records_of",
     "replace_times",
 ]
+
+
+def check_database(folder: Path) -> None:
+    """Say whether a database can be written to a folder, before the work that it is for; nothing is left behind.
+
+    Raises
+    ------
+    OutputError
+        If the folder, or the nearest one above it that there is, cannot be written.
+    TuningError
+        If a database that is there was written by another TVM.
+    """
+    place = folder.absolute()
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    try:
+        with temporary_folder(place, folder.name):
+            pass
+    except OSError as error:
+        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+    _check_version(folder)
 
 
 def open_database(folder: Path) -> SharedDatabase:

@@ -19,6 +19,7 @@ from tvm_ext.errors import OptionError
 from tvm_ext.frontend import ImportedModel
 from tvm_ext.graph.units import bytes_text
 from tvm_ext.options import PipelineOptions
+from tvm_ext.report.memory_plans import require_planned
 from tvm_ext.system.pictures import picture
 from tvm_ext.system.threads import use_all_cores
 from tvm_ext.target import resolve_target
@@ -93,11 +94,14 @@ def measure_pareto(
         If the model has inputs of open sizes, for which bytes and times depend on what comes.
     CompileError
         If a way cannot be compiled.
+    TargetError
+        If the target has a plan of its own, or is not this machine.
     """
     use_all_cores()
     if any(not isinstance(extent, int) for spec in imported.inputs for extent in spec.shape):
         raise OptionError("--pareto: the model has inputs of open sizes; give each a shape (--input-shape)")
     resolved = resolve_target(target)
+    require_planned(resolved, runs=True)
     functions, planned = [], []
     for name, options in WAYS:
         progress(name)

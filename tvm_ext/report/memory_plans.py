@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import prod
@@ -11,8 +12,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import generate_code, lower
-from tvm_ext.errors import CompileError
+from tvm_ext.errors import CompileError, TargetError
 from tvm_ext.frontend import ImportedModel
 from tvm_ext.graph import DataflowGraph, Order, given_order, liveness
 from tvm_ext.memory.relax.graph import LIVENESS, MemoryReader, planned_graph
@@ -112,13 +114,38 @@ def compare_plans(
     ------
     CompileError
         If a size is only known at run time, or TVM cannot compile the model.
+    TargetError
+        If the target has a plan of its own, or is to be run and is not this machine.
     """
     resolved = resolve_target(target)
+    require_planned(resolved, bool(measure))
     found = []
     for name, summary, options in VARIANTS:
         progress(name)
         found.append(_plan(model, resolved, name, summary, options, name in measure))
     return tuple(found)
+
+
+def require_planned(target: tvm.target.Target, runs: bool) -> None:
+    """Refuse a target whose programs are planned in another way, or that cannot be run where it is to be.
+
+    Raises
+    ------
+    TargetError
+        It says what to do instead.
+    """
+    backend = backend_of(target)
+    if backend.standalone is not None:
+        raise TargetError(
+            f"target {backend.name}: its programs have a place for every tensor, which these plans do not decide; "
+            "`tvm-ext compile` says how many bytes they take"
+        )
+    triple = str(target.attrs.get("mtriple", "") or "")
+    if runs and triple and triple.partition("-")[0] != platform.machine():
+        raise TargetError(
+            f"target {triple}: the model is run to count what it takes, and this machine is {platform.machine()}; "
+            "with --no-run it is only planned"
+        )
 
 
 def _plan(

@@ -15,7 +15,7 @@ import tvm
 
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.database.files import announced
-from tvm_ext.database.folders import note_version, open_database
+from tvm_ext.database.folders import check_database, note_version, open_database
 from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.layout.choices import read_choices
 from tvm_ext.options import PipelineOptions
@@ -92,6 +92,7 @@ def tune(
         If there is a measurer, or store features, for a target that is tuned by counting.
     """
     start = time.perf_counter()
+    check_database(Path(work_dir))
     if read_choices(Path(work_dir)):  # of a search over the whole network: they decide which kernels there are
         options = replace(options, work_dir=str(work_dir))
     search = _search_of(mod, target, options, measurer, store_features)

@@ -26,6 +26,7 @@ from tvm_ext.database.files import locked
 from tvm_ext.database.folders import open_database
 from tvm_ext.errors import TuningError
 from tvm_ext.system.files import write_atomically
+from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 
 TRIALS = "packets.json"
 """File in the folder of a tuning database: the fewest packets of each kernel, and how many candidates were tried."""
@@ -97,10 +98,11 @@ class PacketTuner(PacketMeasurer):
         return found
 
     def _sketched(self, func: tirx.PrimFunc) -> Iterator[Schedule]:
-        context = ms.TuneContext(
-            tvm.IRModule({"main": func}), target=self.target, space_generator=_space(), search_strategy="replay-trace",
-            task_name="main", rand_state=1, num_threads=1,
-        )  # fmt: skip
+        with only_tensor_intrinsics():
+            context = ms.TuneContext(
+                tvm.IRModule({"main": func}), target=self.target, space_generator=_space(),
+                search_strategy="replay-trace", task_name="main", rand_state=1, num_threads=1,
+            )  # fmt: skip
         for schedule in context.generate_design_space():
             if any(inst in schedule.trace.decisions for inst in schedule.trace.insts):
                 yield schedule
@@ -198,7 +200,8 @@ def _space() -> ms.space_generator.SpaceGenerator:
 
 def _finished(schedule: Schedule, target: tvm.target.Target) -> Schedule | None:
     """Carry out what a schedule only notes; None where that cannot be."""
-    context = ms.TuneContext(schedule.mod, target=target, num_threads=1)
+    with only_tensor_intrinsics():
+        context = ms.TuneContext(schedule.mod, target=target, num_threads=1)
     schedule.enter_postproc()
     processors = (
         ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteParallelVectorizeUnroll(),
