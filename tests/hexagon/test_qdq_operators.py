@@ -7,6 +7,8 @@ import pytest
 
 from tests.hexagon.emulated import needs_emulator
 from tests.hexagon.qdq_operators import MATRICES, PICTURES, ROWS, SHAPES, Make, draw_case, run_cases
+from tvm_ext.backends.hexagon.code import assembly
+from tvm_ext.backends.hexagon.packer.pack import Packed
 
 QUICK: tuple[tuple[str, dict[str, Make], tuple[int, ...]], ...] = (
     ("linear", PICTURES, (1, 3, 7, 17)),
@@ -22,14 +24,15 @@ QUICK: tuple[tuple[str, dict[str, Make], tuple[int, ...]], ...] = (
 @pytest.fixture(autouse=True)
 def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    # Packets are those of LLVM but where most of a model's are: packing takes most of the time.
-    monkeypatch.setattr("tvm_ext.backends.hexagon.model.program.SHARE", 0.3)
     monkeypatch.setattr("tvm_ext.backends.hexagon.packer.choice.EFFORT", 5)
 
 
 @needs_emulator
 @pytest.mark.parametrize(("activations", "target"), [("uint8", "hexagon-v67"), ("int8", "hexagon-v73")])
-def test_a_few_operators(activations: str, target: str) -> None:
+def test_a_few_operators(activations: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With LLVM's packets: packing takes most of the time, and has tests of its own."""
+    plain = "tvm_ext.backends.hexagon.model.program.packed_kernels"
+    monkeypatch.setattr(plain, lambda mod, target, share: Packed(assembly(mod, target)))
     cases = [draw_case(name, makes[name], shape, activations) for name, makes, shape in QUICK]
     assert all(np.unique(case.expected).size > 10 for case in cases)
     assert run_cases(cases, target) == []
