@@ -1,7 +1,8 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
 Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--glimpse-bound]
-[--pretrained] [--graph] [--graph-bound] [--stock-space] [--rule-cost] [--quick] [--workers N] [--json PATH]
+[--pretrained] [--graph] [--graph-bound] [--stock-space] [--rule-cost] [--rule-spaces] [--quick] [--workers N]
+[--json PATH]
 
 All parts without a choice. Nothing is measured on this machine but the time of presampling, whole networks and TVM's
 design space (by the processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other

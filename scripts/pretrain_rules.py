@@ -1,15 +1,14 @@
-"""Measure configurations of the schedule rules' own spaces, and train the cost model for them that ships.
+"""Measure configurations of the schedule rules' own spaces, and train a cost model on them.
 
 Run: python scripts/pretrain_rules.py measure [--keep FILE] [--turns N] [--seed N]
-     python scripts/pretrain_rules.py train [--keep FILE] [-o ARTEFACT]
-     python scripts/pretrain_rules.py check [--keep FILE]
+     python scripts/pretrain_rules.py train [--keep FILE] -o ARTEFACT
 
 ``measure`` goes over the kernels of ``pretrain_loops.py`` again and again, for each of three instruction sets, one
 configuration a turn: a random one, the one that the rule thinks best of many random ones, a change of the rule's own
 choice, or a change of the fastest so far. It is compiled and timed in turns with the rule's own choice in a process of
 its own, by the processor time of one thread, so that other work disturbs little. A line of the file is kernel,
-instruction set, choices, and the time as a multiple of that of the rule's own choice. ``check`` trains without a fifth
-of the kernels at a time and ranks those.
+instruction set, choices, and the time as a multiple of that of the rule's own choice.
+``bench_hardware_aware.py --rule-spaces`` says how well kernels are ordered that were not trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,20 +30,18 @@ os.environ["TVM_NUM_THREADS"] = "1"
 import numpy as np
 import tvm
 
-from scripts.pretrain_loops import apart, kernels, one_core_target
+from scripts.pretrain_loops import apart, kernels
 from scripts.results import add_row, read_rows
 from tvm_ext.errors import TuningError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.tuners.measure.code import build
 from tvm_ext.tuners.measure.measurer import arguments_of
 from tvm_ext.tuners.pretrained.artefact import LOOP_NESTS, Pretrained, Trained
-from tvm_ext.tuners.pretrained.model import PretrainedModel
 from tvm_ext.tuners.space import Vector
 from tvm_ext.tuning.pretraining import Groups, add_measurements, train_groups
 from tvm_ext.tuning.tasks import Task, kernels_to_tune
 
 KEPT = ROOT / "docs/results/rule_spaces.jsonl"
-ARTEFACT = ROOT / "tuners/pretrained/cpu_kernels.npz"
 COMPILING = 20
 """Seconds of the processor that compiling and timing a candidate may take."""
 
@@ -62,11 +59,16 @@ OTHERS = 3
 """One in so many kernels is measured for other instruction sets as well."""
 
 
+MEASURED_ON = "znver4"
+"""The processor that was measured on, which runs all three instruction sets; LLVM's names of two levels of x86-64."""
+
+PROCESSORS = {"avx512": MEASURED_ON, "avx2": "x86-64-v3", "sse4": "x86-64-v2"}
+
+
 def targets() -> dict[str, tvm.target.Target]:
-    """Give instruction sets, with one core each: this machine's, and two levels of x86-64."""
-    levels = {"avx2": "x86-64-v3", "sse4": "x86-64-v2"}
-    others = {name: tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1}) for name, cpu in levels.items()}
-    return {"native": one_core_target(), **others}
+    """Give targets of one core by their instruction sets."""
+    rows = {name: {"kind": "llvm", "mcpu": cpu, "num-cores": 1} for name, cpu in PROCESSORS.items()}
+    return {name: tvm.target.Target(row) for name, row in rows.items()}
 
 
 @dataclass
@@ -159,34 +161,40 @@ class RuleKernel:
         return tuple(knob.choices.index(choice) for knob, choice in zip(knobs, row, strict=True))
 
 
+def measured_kernels() -> dict[tuple[str, str], Callable[[], tvm.IRModule]]:
+    """Name the kernels that are measured, with the instruction set."""
+    makers = kernels()
+    some = dict(list(makers.items())[::OTHERS])
+    return {
+        (name, kind): make
+        for kind in PROCESSORS
+        for name, make in (makers if PROCESSORS[kind] == MEASURED_ON else some).items()
+    }
+
+
 def known_kernels(
-    rows: Sequence[dict[str, Any]],
-    makers: dict[str, Callable[[], tvm.IRModule]],
-    kinds: Sequence[str] = ("native", "avx2", "sse4"),
+    rows: Sequence[dict[str, Any]], makers: Mapping[tuple[str, str], Callable[[], tvm.IRModule]]
 ) -> dict[tuple[str, str], RuleKernel]:
-    """Make the kernels, by name and instruction set, with what the rows say of them."""
-    found = {}
-    for kind, target in targets().items():
-        for name, make in makers.items() if kind in kinds else ():
-            kernel = RuleKernel.of(make, target)
-            if kernel is None:
-                continue
-            for row in rows:
-                if (row["kernel"], row["target"]) == (name, kind):
-                    vector = kernel.vector(row["choices"])
-                    if vector is not None:
-                        kernel.known[vector] = row["ratio"]
-            found[name, kind] = kernel
+    """Make kernels, with what the rows say of them; those without anything to choose are left out."""
+    known: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        known.setdefault((row["kernel"], row["target"]), []).append(row)
+    found, processors = {}, targets()
+    for key, make in makers.items():
+        kernel = RuleKernel.of(make, processors[key[1]])
+        if kernel is not None:
+            for row in known.get(key, ()):
+                vector = kernel.vector(row["choices"])
+                if vector is not None:
+                    kernel.known[vector] = row["ratio"]
+            found[key] = kernel
     return found
 
 
 def measure(keep: Path, turns: int, seed: int) -> None:
     """Measure one configuration of every kernel, so many times; lines are added to the file."""
     rng = np.random.default_rng(seed)
-    makers = kernels()
-    rows = read_rows(keep)
-    found = known_kernels(rows, makers, ["native"])
-    found |= known_kernels(rows, dict(list(makers.items())[::OTHERS]), ["avx2", "sse4"])
+    found = known_kernels(read_rows(keep), measured_kernels())
     print(f"{len(found)} kernels, {sum(len(kernel.known) for kernel in found.values())} measurements", flush=True)
     for turn in range(turns):
         for (name, kind), kernel in found.items():
@@ -214,7 +222,7 @@ def groups_of(found: Iterable[RuleKernel]) -> Groups:
 
 def train(keep: Path, output: Path) -> None:
     """Train on all kernels, and write the artefact with the trees for loop nests that it holds."""
-    trained, notes = train_groups(groups_of(known_kernels(read_rows(keep), kernels()).values()))
+    trained, notes = train_groups(groups_of(known_kernels(read_rows(keep), measured_kernels()).values()))
     try:
         before = Pretrained.load(output)
     except TuningError:
@@ -227,56 +235,21 @@ def train(keep: Path, output: Path) -> None:
     print(f"{output}: {output.stat().st_size / 1024:.0f} KiB")
 
 
-def check(keep: Path, folds: int = 5) -> dict[str, float]:
-    """Rank kernels that were left out, by the cost alone and with trees: correlations of ranks, speed of the first."""
-    found = known_kernels(read_rows(keep), kernels())
-    names = sorted({name for name, _ in found})
-    rows: list[tuple[float, float, float, float]] = []
-    for fold in range(folds):
-        out = set(names[fold::folds])
-        trained, _ = train_groups(groups_of(kernel for (name, _), kernel in found.items() if name not in out))
-        artefact = Pretrained(trained)
-        for (name, kind), kernel in found.items():
-            space = kernel.task.space.space
-            if name not in out or len(kernel.known) < 8:
-                continue
-            try:
-                trees = artefact.of(space)
-            except TuningError as error:
-                print(f"{name} {kind}: {error}")
-                continue
-            vectors, scores = measured(kernel)
-            row: list[float] = []
-            for model in (PretrainedModel(costs=trees.costs), PretrainedModel(costs=trees.costs, trained=trees)):
-                known = model.informed
-                predicted = model.predict(model.features(space, vectors)) if known else np.ones(len(scores))
-                order = [np.argsort(np.argsort(values)) for values in (predicted, scores)]
-                row += [float(np.corrcoef(*order)[0, 1]), float(scores[np.argmax(predicted)] / scores.max())]
-            rows.append((row[0], row[1], row[2], row[3]))
-            told = " ".join(f"{value:.2f}" for value in row)
-            print(f"{name} {kind}: {told}; own {1 / scores.max():.3f} of {len(scores)}")
-    means = np.mean(rows, axis=0)
-    keys = ("rank_correlation_cost", "first_cost", "rank_correlation", "first")
-    summary = {key: round(float(value), 3) for key, value in zip(keys, means, strict=True)} | {"kernels": len(rows)}
-    print(summary)
-    return summary
-
-
 def main() -> int:
-    """Measure, train or check."""
+    """Measure or train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=["measure", "train", "check"])
+    parser.add_argument("command", choices=["measure", "train"])
     parser.add_argument("--keep", type=Path, default=KEPT, help="file of the measurements")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", type=Path, default=ARTEFACT)
+    parser.add_argument("-o", "--output", type=Path, help="file for train; what else it holds is kept")
     arguments = parser.parse_args()
     if arguments.command == "measure":
         measure(arguments.keep, arguments.turns, arguments.seed)
-    elif arguments.command == "train":
-        train(arguments.keep, arguments.output)
+    elif arguments.output is None:
+        parser.error("train needs -o FILE; tuners/pretrained/cpu_kernels.npz is the one that ships")
     else:
-        check(arguments.keep)
+        train(arguments.keep, arguments.output)
     return 0
 
 

@@ -228,10 +228,13 @@ class PretrainedRecipe(Recipe):
         What was trained; that of the package if left out.
     costs : bool
         Whether the cost that a schedule rule estimates is heard, where a space tells it.
+    trees : bool
+        Whether what was trained is looked for at all.
     """
 
     artefact: Pretrained | None = None
     costs: bool = True
+    trees: bool = True
 
     @property
     def shares(self) -> bool:
@@ -248,6 +251,9 @@ class PretrainedRecipe(Recipe):
     ) -> Tuner:
         """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
         costs = self.costs and space.cost is not None
+        if not self.trees:
+            parts = replace(as_recipe(self), cost_model=lambda: PretrainedModel(costs=costs))
+            return parts.tuner(space, seed, peers, oracle, description)
         try:
             model = PretrainedModel(trained=(self.artefact or shipped()).of(space), costs=costs)
             remarks = []
@@ -333,6 +339,8 @@ RECIPES |= {
     "sa_as_pretrained": PretrainedRecipe(_short_annealing, _adaptive, pool=4, refined_share=0.5),
     "chameleon_pretrained": PretrainedRecipe(_short_agent, _adaptive, pool=4, refined_share=0.5),
     "evolution_pretrained": PretrainedRecipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
+    # With the rule's own cost, and nothing that was trained before.
+    "evolution_expected": PretrainedRecipe(_evolution, initialiser=LocalInitialiser, batch=16, initial=16, trees=False),
     # A schedule a prediction: few of them, in small generations.
     "evolution_loops": LoopNestRecipe(_small_evolution, initialiser=LocalInitialiser, batch=16, initial=16),
     # Ahn, dissertation, UC San Diego, 2022, chapter 4; batches half as large as annealing's, as the first ones count.
@@ -372,7 +380,7 @@ def with_artefact(row: Recipe, name: str, path: Path) -> PretrainedRecipe:
     TuningError
         If no cost model can be read from the file.
     """
-    if not isinstance(row, PretrainedRecipe):
-        takers = ", ".join(key for key, other in RECIPES.items() if isinstance(other, PretrainedRecipe))
+    if not (isinstance(row, PretrainedRecipe) and row.trees):
+        takers = ", ".join(key for key, other in RECIPES.items() if isinstance(other, PretrainedRecipe) and other.trees)
         raise OptionError(f"tuner {name!r} has no use for a pretrained cost model; {takers} have")
     return replace(row, artefact=Pretrained.load(path))

@@ -250,3 +250,15 @@ def test_errors(tmp_path: Path) -> None:
     flat = graph(lambda bb, x: relax.op.reshape(x, (4,)), [((2, 2), "float32")])
     with pytest.raises(TuningError, match="nothing to tune"):
         tune(flat, native_target(), tmp_path / "new", 8, recipe("random"))
+
+
+def test_a_run_says_that_nothing_was_left_to_try(measurer: Measurer, tmp_path: Path) -> None:
+    weights = relax.const(np.ones((16, 8, 1, 1), "float32"), "float32")
+    mod = graph(lambda bb, x: relax.op.nn.conv2d(x, weights), [((1, 8, 3, 3), "float32")])
+    run = {"batch": 16, "measurer": measurer}
+    result = tune(mod, native_target(), tmp_path, 2000, recipe("random"), **run)
+    assert 0 < result.trials < 2000
+    (note,) = result.notes
+    left = 2000 - result.trials
+    assert note == f"{left} of 2000 trials were not needed: the kernels have no configuration that was not tried"
+    assert tune(mod, native_target(), tmp_path, 1, recipe("random"), **run).notes == []

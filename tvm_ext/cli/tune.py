@@ -64,7 +64,11 @@ NOISY = 0.05
     show_default=True,
     help="Networks that --graph compiles and times, those of earlier runs included.",
 )
-@click.option("--tuner", help="Which tuner searches. [default: evolution_shared; validity_expected for VTA]")
+@click.option(
+    "--tuner",
+    help="Which tuner searches. [default: evolution_expected on CPUs, validity_expected for VTA, evolution_shared "
+    "elsewhere; evolution_pretrained with --pretrained]",
+)
 @click.option(
     "--pretrained",
     type=click.Path(path_type=Path),
@@ -146,7 +150,7 @@ def command(
     if tracker is not None and threads is not None:
         raise click.UsageError("--threads is for this machine; give it to tvm-ext serve on the others")
     resolved = resolve_target(target)
-    tuner = tuner or backend_of(resolved).tuner
+    tuner = tuner or (backend_of(resolved).tuner if pretrained is None else "evolution_pretrained")
     row = recipe(tuner)
     if pretrained is not None:
         row = with_artefact(row, tuner, pretrained)

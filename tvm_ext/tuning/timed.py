@@ -109,6 +109,7 @@ class TimedSearch(Search):
                 strategies = self._strategies(request)
                 self._tune(request, strategies, measurer, course)
                 outcome.note(note for strategy in strategies for note in strategy.notes)
+                outcome.note(_left_over(strategies, request.trials))
                 model = sum(strategy.model_seconds for strategy in strategies)
                 searched = sum(strategy.search_seconds for strategy in strategies) - model
                 seconds = {"search": searched, "model": model}
@@ -203,6 +204,14 @@ class TimedSearch(Search):
             raise OutputError(
                 f"cannot write the database in {self._folder}: {text}; free some space or use another folder"
             ) from None
+
+
+def _left_over(strategies: Sequence[TunerStrategy], trials: int) -> list[str]:
+    """Say where spaces were searched to their end before the trials were spent."""
+    left = min((strategy.budget.left for strategy in strategies if strategy.budget is not None), default=0)
+    if left < 1:
+        return []
+    return [f"{left} of {trials} trials were not needed: the kernels have no configuration that was not tried"]
 
 
 def _default_seconds(task: Task, database: SharedDatabase) -> float | None:

@@ -239,6 +239,7 @@ CPU = Backend(
     rounding=rounding,
     instructions=instructions,
     check_here=check_runs_here,
+    tuner="evolution_expected",
     loop_nests_known=True,
     runs_here=True,
     shares_storage=True,
