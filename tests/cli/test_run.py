@@ -8,6 +8,7 @@ import pytest
 
 import tvm_ext
 from tests.commands import Commands, real_command
+from tests.cpu import needs_avx512_bf16
 from tests.modules import Several
 from tests.zoo import get
 from tvm_ext.artifact.compiled_model import load
@@ -81,6 +82,15 @@ def test_check_that_fails(commands: Commands, artifact: Path, mlp_path: Path) ->
     result = commands("run", artifact, "--check", mlp_path, "--tolerance", "0")
     result.error(8, "output 'y' differs from the reference by", "the tolerance is 0")
     assert "check y" in result.stdout
+
+
+@needs_avx512_bf16
+def test_a_check_of_a_model_that_rounds_says_so(commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    tvm_ext.compile(mlp_path, precision="bfloat16", input_shapes=get("tiny_mlp").input_shapes()).save(tmp_path / "model")
+    result = commands("run", tmp_path / "model", "--check", mlp_path)
+    result.error(8, "products and convolutions of this model have operands that are off by up to 0.2%", "--tolerance")
+    assert commands("run", tmp_path / "model", "--check", mlp_path, "--tolerance", "0.05").code == 0
 
 
 def test_check_against_another_model(commands: Commands, artifact: Path) -> None:

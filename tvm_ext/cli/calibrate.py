@@ -76,7 +76,7 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
         before = {name: float(getattr(machine_of(target), name)) for name in FIGURES}
         figures, disturbance = _measure(path, rounds, report)
     if disturbance:
-        warn(f"{disturbance}; run this again on an idle machine", TvmExtWarning)
+        warn(disturbance, TvmExtWarning)
     _answer(figures, before, str(path), as_json)
 
 
@@ -145,7 +145,7 @@ def _measure(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[di
         return figures, ""
     return figures, (
         f"other programs had the processor for {share:.0%} of the time in which this machine was measured, so kernels "
-        "may be compiled for a slower one, and not be divided among threads"
+        "may be compiled for a slower one, and not be divided among threads; run 'tvm-ext calibrate' when it is idle"
     )
 
 

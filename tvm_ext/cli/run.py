@@ -54,7 +54,7 @@ def command(
     from tvm_ext.artifact.compiled_model import load
     from tvm_ext.backends.hexagon.model.compiled import load_hexagon
     from tvm_ext.backends.vta.board.offloaded import open_runner
-    from tvm_ext.errors import OptionError
+    from tvm_ext.errors import CheckError, OptionError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
@@ -90,7 +90,16 @@ def command(
                 f"  check {error.name}: largest absolute error {error.absolute:.3g}, "
                 f"relative to the standard deviation {error.relative:.3g}"
             )
-    require_agreement(errors, tolerance)
+    try:
+        require_agreement(errors, tolerance)
+    except CheckError as error:
+        rounding = compiled.metadata["decisions"].get("precision")
+        if rounding is None:
+            raise
+        raise CheckError(
+            f"{error}, and {rounding['rounded_calls']} products and convolutions of this model have operands that are "
+            f"off by up to {rounding['operand_error']:.1%}, as its precision was chosen; give --tolerance what you allow"
+        ) from None
 
 
 def _require_number(value: float) -> float:
