@@ -87,7 +87,8 @@ def test_check_that_fails(commands: Commands, artifact: Path, mlp_path: Path) ->
 @needs_avx512_bf16
 def test_a_check_of_a_model_that_rounds_says_so(commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    tvm_ext.compile(mlp_path, precision="bfloat16", input_shapes=get("tiny_mlp").input_shapes()).save(tmp_path / "model")
+    shapes = get("tiny_mlp").input_shapes()
+    tvm_ext.compile(mlp_path, precision="bfloat16", input_shapes=shapes).save(tmp_path / "model")
     result = commands("run", tmp_path / "model", "--check", mlp_path)
     result.error(8, "products and convolutions of this model have operands that are off by up to 0.2%", "--tolerance")
     assert commands("run", tmp_path / "model", "--check", mlp_path, "--tolerance", "0.05").code == 0

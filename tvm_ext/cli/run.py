@@ -98,7 +98,7 @@ def command(
             raise
         raise CheckError(
             f"{error}, and {rounding['rounded_calls']} products and convolutions of this model have operands that are "
-            f"off by up to {rounding['operand_error']:.1%}, as its precision was chosen; give --tolerance what you allow"
+            f"off by up to {rounding['operand_error']:.1%}, as its precision was chosen; allow more by --tolerance"
         ) from None
 
 

@@ -17,7 +17,7 @@ after:  ``not isnan(x) and not isnan(y)``
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
-after:  ``isnan(x) ? x : max(x, y)``
+after:  ``isnan(x) ? nan : max(x, y)``        (of ``isnan(x) ? x : x > y ? x : y`` LLVM makes one choice)
 
 A NaN that a relu swallows is an error that nobody sees; numpy, PyTorch and onnxruntime hand it on.
 """
@@ -366,9 +366,9 @@ def _extreme(expression: Any, mutator: Any) -> Any:
     if _is_cheap(second) and not _is_cheap(first):
         first, second = second, first
     if _is_cheap(first):
-        return prim.Select(tirx.isnan(first), first, kind(first, second))
+        return prim.Select(tirx.isnan(first), constant_like(math.nan, first), kind(first, second))
     name = tvm.ir.Var("value", first.ty)
-    return prim.Let(name, first, prim.Select(tirx.isnan(name), name, kind(name, second)))
+    return prim.Let(name, first, prim.Select(tirx.isnan(name), constant_like(math.nan, name), kind(name, second)))
 
 
 def _checked_extreme(expression: Any, mutator: Any) -> Any:

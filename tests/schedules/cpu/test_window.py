@@ -41,6 +41,19 @@ def test_maxima_are_of_vectors(cpu: str, padding: tuple[int, ...]) -> None:
     assert "fcmp uno float" not in function[0]
 
 
+@pytest.mark.parametrize("cpu", ["x86-64-v2", *WIDTHS])
+def test_maxima_take_the_instruction_for_them(cpu: str) -> None:
+    """LLVM made two comparisons and a choice where NaN was handed on as the operand that it was found in."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    assembly = (
+        tvm.compile(pooling((1, 16, 27, 27)), target, relax_pipeline="tvm_ext").mod.imports[0].inspect_source("asm")
+    )
+    function = re.search(r"^max_pool\w*_compute_:.*?^\.Lfunc_end", assembly, re.DOTALL | re.MULTILINE)
+    assert function is not None
+    maxima, comparisons = (len(re.findall(rf"\sv?{name}ps\s", function[0])) for name in ("max", r"cmp\w*"))
+    assert 0 < comparisons <= maxima
+
+
 @pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1)], ids=["inside", "padded"])
 @pytest.mark.parametrize("side", [7, 17, 33])
 def test_every_window_with_nan_gives_nan(padding: tuple[int, ...], side: int) -> None:
