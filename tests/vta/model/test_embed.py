@@ -184,6 +184,46 @@ def test_the_option_says_whether(embed: str) -> None:
     assert error < 0.05
 
 
+def quantised(e: Emitter, x: Any, scale: float) -> Any:
+    """Through 8 bits and back, as models are that were quantised before."""
+    step, zero = relax.const(np.float32(scale)), relax.const(0, "int8")
+    integers = e.emit(relax.op.quantize(x, step, zero, axis=0, out_dtype="int8"))
+    return e.emit(relax.op.dequantize(integers, step, zero, axis=0))
+
+
+def widely(e: Emitter, x: Any) -> Any:
+    return e.emit(relax.op.nn.conv2d(x, e.constant(16, 16, 3, 3), padding=2, dilation=2))
+
+
+def test_operators_of_quantised_models_keep_their_scales() -> None:
+    def body(e: Emitter, x: Any) -> Any:
+        x = quantised(e, x, 2**-5)
+        x = quantised(e, biased(e, widely(e, x), 1, 16, 1, 1), 2**-3)
+        return quantised(e, widely(e, x), 2**-2)
+
+    mod = Emitter().module((1, 16, 9, 11), body)
+    model = offload(mod, load_config("sim"), COSTS, None, SLOW)  # without calibration data
+    assert sum("the matrix unit was embedded into it" in note for note in model.notes) == 2, model.notes
+    assert [model.network.fractions[integer.layer.name] for integer in model.network.layers] == [3, 2]
+    x = np.random.default_rng(5).standard_normal((1, 16, 9, 11)).astype("float32")
+    apart = np.abs(run(model.mod, x) - run(mod, x)) / 2**-2
+    assert apart.mean() < 0.5
+    assert apart.max() <= 3  # weights are rounded to 8 bits
+
+
+def test_what_a_quantised_model_leaves_in_floats_is_not_embedded() -> None:
+    def body(e: Emitter, x: Any) -> Any:
+        x = quantised(e, x, 2**-5)
+        return quantised(e, e.emit(relax.op.add(widely(e, x), x)), 2**-2)
+
+    mod = Emitter().module((1, 16, 9, 11), body)
+    model = offload(mod, load_config("sim"), COSTS, None, SLOW)
+    assert not model.partition.on_vta
+    assert any("quantises other tensors than its data and its result" in note for note in model.notes), model.notes
+    x = np.random.default_rng(5).standard_normal((1, 16, 9, 11)).astype("float32")
+    assert np.isfinite(run(model.mod, x)).all()
+
+
 def test_embedded_operators_are_among_the_layers_to_tune() -> None:
     shape, body = CASES["dilated between layers"]
     found = layers_on_vta(Emitter().module(shape, body), load_config("sim"), COSTS, SLOW)

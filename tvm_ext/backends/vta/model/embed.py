@@ -10,7 +10,7 @@ the operator stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ def embed_layers(
     host: HostSpeed,
     skip: Collection[str] = (),
     everything: bool = False,
+    fractions: MutableMapping[relax.Var, int] | None = None,
 ) -> tuple[tvm.IRModule, dict[str, relax.Var], dict[str, str]]:
     """Write operators as convolutions for VTA where that should be faster than the CPU.
 
@@ -56,6 +57,9 @@ def embed_layers(
         Identifiers of operators that stay as they are.
     everything : bool
         Whether those that a rule takes are embedded as well, and those that the CPU may be faster at.
+    fractions : mapping, optional
+        Of a quantised model: variable to the bits after its binary point. Those of the new function are added. Only
+        operators whose data and result have some are embedded.
 
     Returns
     -------
@@ -82,13 +86,16 @@ def embed_layers(
         except EmbeddingError as error:
             reasons[name] = str(error)
     uses = _Uses.of(function)
-    choice, slow = _choose(operators, uses, costs, None if everything else host)
+    choice, slow = _choose(operators, uses, costs, None if everything else host, fractions or {})
     reasons |= {names[variable]: reason for variable, reason in slow.items()}
     if not choice.ways:
         return mod, {}, reasons
-    rewriter = _Rewriter(mod, operators, choice, uses)
+    rewriter = _Rewriter(mod, operators, choice, uses, fractions or {})
     global_var = mod.get_global_var("main")
     rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+    if fractions:
+        kept = {rewriter.visit_expr(variable): bits for variable, bits in fractions.items()}
+        fractions.update(kept | rewriter.fractions)
     found = {names[variable]: made for variable, made in rewriter.convolutions.items()}
     return rewriter.builder_.finalize(), found, reasons
 
@@ -158,13 +165,26 @@ class _Choice:
 
 
 def _choose(
-    operators: Mapping[Any, Embeddable], uses: _Uses, costs: CycleCosts, host: HostSpeed | None
+    operators: Mapping[Any, Embeddable],
+    uses: _Uses,
+    costs: CycleCosts,
+    host: HostSpeed | None,
+    fractions: Mapping[relax.Var, int],
 ) -> tuple[_Choice, dict[Any, str]]:
     """Choose convolutions for operators, and leave out those that the CPU is faster at (``host``; None: it is not)."""
     left, slow = list(operators), dict[Any, str]()
     while True:
         choice = _choice_of({variable: operators[variable] for variable in left}, uses)
         slower = {} if host is None else _slower(choice, operators, uses, costs, host)
+        if fractions:
+            slower |= dict.fromkeys(
+                [
+                    variable
+                    for variable, chain in choice.chains.items()
+                    if operators[variable].data not in fractions or chain[-1] not in fractions
+                ],
+                "the model quantises other tensors than its data and its result",
+            )
         if not slower:
             return choice, slow
         slow |= slower
@@ -238,7 +258,14 @@ def _moved(way: Way, call: relax.Call, operand: Any, packed: Any = None) -> rela
 class _Rewriter(PyExprMutator):
     """Puts convolutions in the place of operators; biases and bounds that follow move in front of the unpacking."""
 
-    def __init__(self, mod: tvm.IRModule, operators: Mapping[Any, Embeddable], choice: _Choice, uses: _Uses) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        operators: Mapping[Any, Embeddable],
+        choice: _Choice,
+        uses: _Uses,
+        known: Mapping[relax.Var, int],
+    ) -> None:
         super().__init__(mod)
         self.builder_ = OriginBuilder(mod)
         self.operators = operators
@@ -248,6 +275,9 @@ class _Rewriter(PyExprMutator):
         self.inside = {variable: anchor for anchor, chain in choice.chains.items() for variable in chain}
         """Variable of a chain to that of its operator."""
         self.packed: dict[Any, relax.Var] = {}
+        self.known = known
+        self.fractions: dict[relax.Var, int] = {}
+        """Of what is stored for VTA, as of what it is stored from."""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Replace an operator, and what follows it."""
@@ -266,6 +296,8 @@ class _Rewriter(PyExprMutator):
                 assert moved is not None  # the chain ends before what cannot move
                 made = self.builder_.emit(moved)
             self.packed[anchor] = made
+            if binding.var in self.known:
+                self.fractions[made] = self.known[binding.var]
             if not binding.var.same_as(chain[-1]) or self.choice.kept(anchor, self.uses):
                 return
             kernel = self.builder_.add_func(unpacking(way.layer), "unpack_for_host")
@@ -283,6 +315,8 @@ class _Rewriter(PyExprMutator):
             kernel = self.builder_.add_func(operator.packing(layer), "pack_for_vta")
             shape = relax.TensorType(layer.plain(0)[1], "float32")
             data = self.builder_.emit(relax.call_tir(kernel, [self.visit_expr(operator.data)], shape))
+            if operator.data in self.known:
+                self.fractions[data] = self.known[operator.data]
         weights = relax.const(operator.weights(layer))
         strides = (conv.stride, conv.horizontal.stride)
         return self.builder_.emit(

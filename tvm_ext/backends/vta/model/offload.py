@@ -94,7 +94,7 @@ def offload(
     embed : str
         ``uncovered``: the matrix unit is embedded into operators that no rule takes, dilated convolutions or those of
         one dimension (:mod:`tvm_ext.backends.vta.model.embed`), where that is faster than the CPU; ``all``: into those
-        that a rule takes, too; ``off``: into none. Models that are quantised already have none.
+        that a rule takes, too; ``off``: into none. In models that are quantised already data and result must be.
 
     Returns
     -------
@@ -115,14 +115,15 @@ def offload(
     skip: set[str] = set()
     reasons: dict[str, str] = {}
     plain = read_graph(floats["main"], config.batch)
-    while embed != "off" and not fixed and has_solver():
+    while embed != "off" and has_solver():
+        known = dict(fixed)
         written, found, left = embed_layers(
-            floats, plain.refused, config, costs, host or HostSpeed(), skip, everything=embed == "all"
+            floats, plain.refused, config, costs, host or HostSpeed(), skip, embed == "all", known
         )
         reasons |= left
         if not found:
             break
-        model = move(written, fixed)
+        model = move(written, known)
         missed = _missed(model.graph, model.partition, found)
         if not missed:
             names = {variable: name for name, variable in model.graph.variables.items()}
@@ -241,8 +242,9 @@ def layers_on_vta(
     refused = read_graph(floats["main"], config.batch).refused
     while True:
         written, found = floats, dict[str, relax.Var]()
-        if not fixed and has_solver():
-            written, found, _ = embed_layers(floats, refused, config, costs, host or HostSpeed(), skip)
+        if has_solver():
+            known = dict(fixed)
+            written, found, _ = embed_layers(floats, refused, config, costs, host or HostSpeed(), skip, fractions=known)
         graph = _unfolded(read_graph(written["main"], config.batch), config.block)
         times = layer_times(graph.nodes, config, costs, host)
         partition = plan_partition(graph.nodes, graph.outputs, config, costs, host, times=times)
