@@ -16,6 +16,7 @@ from tvm_ext.frontend.onnx.ops import (
     extents,
     gathered,
     integer,
+    learners,
     normalization,
     operator_level,
     pieces,
@@ -25,6 +26,7 @@ from tvm_ext.frontend.onnx.ops import (
     spectral,
     strict,
     training,
+    trees,
     windows,
 )
 
@@ -49,6 +51,8 @@ _FAMILIES = (
     training,
     gathered,
     extents,
+    learners,
+    trees,
 )
 
 CONVERTERS: dict[tuple[str, str], type] = {
