@@ -67,6 +67,12 @@ def test_a_cpu_that_llvm_does_not_know() -> None:
     assert machine_of(resolve_target({"kind": "llvm", "mcpu": found.name, "mattr": list(found.features)})).isa == "avx2"
 
 
+@needs_x86
+def test_leading_zeros_are_not_counted_by_an_instruction_that_is_withheld() -> None:
+    """A CPU without it takes it for another one, with another result, and none is refused."""
+    assert describe("haswell", flags_of("haswell") - {"abm"}) == NativeCpu("haswell", ("-lzcnt",))
+
+
 def test_without_flags_the_guess_stands() -> None:
     assert describe("generic", set()) == NativeCpu("generic")
     assert describe("generic", {"unheard_of"}) == NativeCpu("generic")
