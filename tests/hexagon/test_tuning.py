@@ -183,7 +183,7 @@ def test_what_is_tried_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     """A run of minutes, its output no terminal, had no line before its end."""
 
     def two_batches(*_: object, progress: Callable[[TuningResult], None], **__: object) -> TuningResult:
-        result = TuningResult([KernelResult("softmax", 1, 0, before=2e-6)])
+        result = TuningResult([KernelResult("softmax", 1, 0, before=2e-6)], beside="process 7")
         progress(result)
         result.kernels[0].trials = 3
         result.curve.append((1.0, 3, 1.5e-6))
@@ -197,3 +197,5 @@ def test_what_is_tried_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     lines = CliRunner().invoke(command, arguments, catch_exceptions=False).output.splitlines()
     assert lines[0].endswith("model.onnx gets up to 4 trials for hexagon-v67, by packets, counted by the emulator")
     assert lines[1:3] == ["  kernels  softmax", "  trying   3 of 4 trials, 1,500 packets"]
+    # Counts are as exact beside other runs as alone, unlike times.
+    assert lines[-1] == "  beside   process 7 was tuning into this folder, too: what both measured is kept"

@@ -219,8 +219,10 @@ def command(
     shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     click.echo(f"  time     {shares}")
     if result.beside:
-        click.echo(f"  beside   {result.beside} was tuning into this folder, too: what both measured is kept, and what")
-        click.echo("           they measured at once on one machine is less exact")
+        ending = ", and what" if counts is None else ""
+        click.echo(f"  beside   {result.beside} was tuning into this folder, too: what both measured is kept{ending}")
+        if counts is None:
+            click.echo("           they measured at once on one machine is less exact")
     for note in result.notes:
         click.echo(f"  note     {note}")
     if result.noise:
