@@ -103,6 +103,31 @@ def test_a_model_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(json.dumps(found.to_json()))["profile"]["runs"] == 3
 
 
+@pytest.mark.parametrize(("asked", "measured"), [("1", 1), ("64", 2)])
+def test_limits_are_of_the_threads_that_kernels_run_in(
+    asked: str, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    class Rate:
+        def __init__(self, *arguments: Any) -> None:
+            counts.append(arguments[-1])
+
+        def rate(self, _seconds: float) -> float:
+            return 1e9
+
+    monkeypatch.setenv("TVM_NUM_THREADS", asked)
+    monkeypatch.setattr(profiling, "physical_cores", lambda: 2)
+    monkeypatch.setattr(profiling, "Copy", Rate)
+    monkeypatch.setattr(profiling, "MultiplyAdds", Rate)
+    limits = profiling.measure_limits(tvm.target.Target("llvm"))
+    assert counts == [measured] * 4
+    monkeypatch.setattr(profiling, "measure_limits", lambda target: limits)
+    found = inspect_model(convolutional(), profile_runs=1)
+    assert found.profile is not None
+    assert found.profile.threads == int(asked)
+
+
 def test_inputs_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "measure_limits", lambda target: LIMITS)
     with pytest.raises(InputError):

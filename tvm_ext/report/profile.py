@@ -23,7 +23,7 @@ from tvm_ext.compiler import generate_code
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.graph.origins import calls_of_kernels, nodes_of_kernels
 from tvm_ext.report.inspection import Kernel
-from tvm_ext.system.threads import physical_cores, use_all_cores
+from tvm_ext.system.threads import physical_cores, threads, use_all_cores
 
 COPIES = (256 << 10, 4 << 20, 64 << 20)
 """Bytes of the arrays whose copying is measured: in a core's own cache, in the shared one, in memory."""
@@ -174,9 +174,9 @@ def require_profiled(target: tvm.target.Target) -> None:
 def measure_limits(target: tvm.target.Target) -> Limits:
     """Measure what the machine can do with as many threads as kernels use; takes about two seconds."""
     use_all_cores()
-    threads = physical_cores()
-    copies = [(2 * size, Copy(target, size, threads).rate(0.3)) for size in COPIES]
-    return Limits(MultiplyAdds(target, threads).rate(0.5), tuple(copies))
+    count = min(threads(), physical_cores())
+    copies = [(2 * size, Copy(target, size, count).rate(0.3)) for size in COPIES]
+    return Limits(MultiplyAdds(target, count).rate(0.5), tuple(copies))
 
 
 def profile(
@@ -225,7 +225,7 @@ def profile(
     watched = _watched_runs(machine, run, known, runs)
     best = limits or measure_limits(target)
     rows = _rows(watched, known, _layers(lowered, [name for name, _ in watched[0]]), best)
-    return Profile(seconds, tuple(rows), best, runs, physical_cores())
+    return Profile(seconds, tuple(rows), best, runs, threads())
 
 
 def _layers(lowered: tvm.IRModule, called: Sequence[str]) -> list[tuple[str, ...]]:
