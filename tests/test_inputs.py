@@ -252,3 +252,22 @@ def test_archives_are_not_unpacked_for_another_shape(tmp_path: Path) -> None:
         archive.writestr("x.npy", header.getvalue())
     with pytest.raises(InputError, match=r"input x: float32\[2,3\]: dimension 0 must be 2, found .*400000"):
         read_inputs([TensorSpec("x", (2, 3), "float32")], [str(tmp_path / "x.npz")])
+
+
+def test_random_inputs_fit_dimensions_that_are_computed() -> None:
+    declared = [
+        TensorSpec("x", (2, "4*s"), "float32", (None, (8, 64))),
+        TensorSpec("y", ("s", "2*m + 1", "s + m"), "float32"),
+    ]
+    assert [array.shape for array in random_inputs(declared).values()] == [(2, 8), (2, 3, 3)]
+    given = random_inputs(declared, dimensions={"s": 5, "m": 7})
+    assert [array.shape for array in given.values()] == [(2, 20), (5, 15, 12)]
+
+
+def test_random_inputs_hold_conditions() -> None:
+    declared = [TensorSpec("x", ("n", "m"), "float32", ((0, 9), (0, None)))]
+    found = random_inputs(declared, conditions=["m % 3 == 2", "n >= 5"])
+    assert found["x"].shape == (5, 5)
+    capped = random_inputs(declared, conditions=["m == 17 or m == 20", "n < 10"])
+    assert capped["x"].shape == (9, 17)
+    assert random_inputs(declared, conditions=["n > m", "m > n"])["x"].shape == (1, 1)

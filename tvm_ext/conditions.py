@@ -26,6 +26,10 @@ _NODES = (
     ast.Call,
 )
 
+LARGEST = 2**31 - 1
+
+_LARGEST_TRIED = 256
+
 _FUNCTIONS = {"min": min, "max": max}
 
 _NOT_LINEAR = (ast.Compare, ast.BoolOp, ast.Not, ast.Call, ast.FloorDiv, ast.Mod)
@@ -70,6 +74,74 @@ def solved_for(term: str) -> tuple[str, int, int] | None:
     (name,) = names
     first, second, third = (int(eval(code, {"__builtins__": {}}, {name: value})) for value in range(3))
     return (name, second - first, first) if third - second == second - first > 0 else None
+
+
+def smallest_extents(
+    specs: Sequence[TensorSpec], given: Mapping[str, int] | None = None, conditions: Sequence[str] = ()
+) -> dict[str, int]:
+    """Choose small extents that fit the ranges of inputs, dimensions that are computed from others, and conditions.
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+        The declared inputs.
+    given : mapping from str to int, optional
+        Dimensions that have their values.
+    conditions : sequence of str
+        What should hold; where no extents up to 256 are found, it may not.
+
+    Returns
+    -------
+    dict from str to int
+        For each dimension of an input that is no number, as it is spelled there.
+    """
+    given = given or {}
+    least, most, terms = _limits_of_symbols(specs)
+    names = [name for name in least if name not in given]
+
+    def extents(floor: int) -> dict[str, int]:
+        known = {name: min(max(least[name], floor), most[name]) for name in names} | dict(given)
+        return known | {dim: int(computed(dim, known)) for dim in terms if dim not in given}
+
+    best = extents(1)
+    for floor in range(1, _LARGEST_TRIED + 1) if conditions else ():
+        found = extents(floor)
+        if all(_holds(condition, found) for condition in conditions):
+            return found
+    return best
+
+
+def _limits_of_symbols(specs: Sequence[TensorSpec]) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Give the least (from 1 on) and the largest value of each name, and the dimensions that are computed of them."""
+    least: dict[str, int] = {}
+    most: dict[str, int] = {}
+    ranged = [
+        (dim, (spec.ranges[axis] if spec.ranges else None) or (0, None))
+        for spec in specs
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str)
+    ]
+    spelled = {dim: None if (solved := solved_for(dim)) is None else solved for dim, _ in ranged}
+    for dim, (low, high) in ranged:
+        name, factor, added = spelled[dim] or (dim, 1, 0)
+        least[name] = max(least.get(name, 1), -((added - max(low, 1)) // factor))
+        most[name] = min(most.get(name, LARGEST), LARGEST if high is None else (high - added) // factor)
+    terms = [dim for dim in spelled if not dim.isidentifier() and _is_of(dim, least)]
+    names = {name: low for name, low in least.items() if name not in terms}
+    return names, {name: most[name] for name in names}, terms
+
+
+def _is_of(dim: str, names: Mapping[str, int]) -> bool:
+    """Whether a dimension is computed from others."""
+    try:
+        return names_of(dim) <= names.keys() - {dim}
+    except ValueError:
+        return False
+
+
+def _holds(condition: str, extents: Mapping[str, int]) -> bool:
+    code, names = _parsed(condition)
+    return names <= extents.keys() and bool(_value(code, {name: extents[name] for name in names}))
 
 
 def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ma  # NumPy imports it when first used: in a run, whose import lock a forked child would wait for
 
+from tvm_ext.conditions import smallest_extents
 from tvm_ext.errors import InputError
 from tvm_ext.system.files import require_regular
 from tvm_ext.tensor_spec import TensorSpec
@@ -188,7 +189,10 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 
 def random_inputs(
-    specs: Sequence[TensorSpec], seed: int = 0, dimensions: Mapping[str, int] | None = None
+    specs: Sequence[TensorSpec],
+    seed: int = 0,
+    dimensions: Mapping[str, int] | None = None,
+    conditions: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Make up inputs: floats from a standard normal, integers and booleans 0 or 1 (0 where 1 is no index of a table).
 
@@ -200,15 +204,14 @@ def random_inputs(
         Same seed, same arrays.
     dimensions : mapping, optional
         Values of symbolic dimensions; for any that is not named 1, or what is nearest to it in its range.
+    conditions : sequence of str
+        What has to hold of the dimensions (see :mod:`tvm_ext.conditions`).
     """
     generator = np.random.default_rng(seed)
+    extents = smallest_extents(specs, dimensions, conditions)
     arrays = {}
     for spec in specs:
-        smallest = [max(1, limits[0]) if limits else 1 for limits in spec.ranges or [None] * len(spec.shape)]
-        shape = [
-            (dimensions or {}).get(dim, least) if isinstance(dim, str) else dim
-            for dim, least in zip(spec.shape, smallest, strict=True)
-        ]
+        shape = [extents[dim] if isinstance(dim, str) else dim for dim in spec.shape]
         try:
             if spec.dtype.startswith(("int", "uint", "bool")):
                 highest = 1 if spec.limits is None else min(1, spec.limits[1])

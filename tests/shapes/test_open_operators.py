@@ -165,3 +165,28 @@ def test_sizes_that_no_tensor_has_are_refused(size: list[int]) -> None:
         compiled.run({"s": np.array(size), "x": np.ones((1, 1), "float32")})
     results = compiled.run({"s": np.array([3, 5]), "x": np.ones((1, 1), "float32")})
     assert [value.shape for value in results.values()] == [(3, 5), (3, 5)]
+
+
+def test_classes_whose_number_is_an_extent_or_computed() -> None:
+    model = graph(
+        "g (float[n,m] x) => (float[n,m] y, float[n,k] z) { s = Shape(x) depth = Gather(s, one) "
+        "a = ArgMax<axis = 1, keepdims = 0>(x) y = OneHot<axis = 1>(a, depth, offon) "
+        "top = ReduceMax<keepdims = 0>(a) next = Add(top, one) z = OneHot(a, next, offon) }",
+        one=np.array(1),
+        offon=np.array([0, 1], "float32"),
+    )
+    check(model, *({"x": size} for size in ((1, 1), (3, 7), (17, 33), (31, 2))))
+
+
+def test_parts_whose_lengths_are_extents() -> None:
+    model = graph(
+        "g (float[n,m] x, float[k,m] c) => (float[k,m] y, float[q,m] z) "
+        "{ sx = Shape(x) sc = Shape(c) n = Gather(sx, zero) k = Gather(sc, zero) rest = Sub(n, k) "
+        "lengths = Concat<axis = 0>(k, rest) y, z = Split<axis = 0>(x, lengths) }",
+        zero=np.array([0]),
+    )
+    sizes = ((3, 1), (7, 7), (17, 16), (33, 2))
+    check(model, *({"x": (n, 3), "c": (k, 3)} for n, k in sizes))
+    compiled = tvm_ext.compile(model, dynamic="*")
+    with pytest.raises(InputError):
+        compiled.run({"x": np.zeros((3, 3), "float32"), "c": np.zeros((5, 3), "float32")})

@@ -102,6 +102,17 @@ COMPUTED = {
         ),
         "widths less than the extents that are reflected",
     ),
+    "Split": (
+        "g (float[n,4] x, int64[3] s) => (float[a,4] y, float[b,4] z, float[c,4] w)"
+        " { j = Neg(s) y, z, w = Split<axis = 0>(x, j) }",
+        feeds_of("s", [[-2, -1, -2], [-2, 0, -3], [-2, -1, -1], [-3, -3, 1], [-5, 0, 0], [-3, -3, -3]], x=rows(5, 4)),
+        "its input 'j' must hold lengths that add up to dimension 0 of 'x'",
+    ),
+    "OneHot": (
+        "g (int64[n] x, int64[1] d) => (float[n,m] y) { j = Neg(d) y = OneHot(x, j, offon) }",
+        feeds_of("d", [[-3], [-7], [-1], [2], [0]], x=np.array([0, 2, -1, 5, -6])),
+        "its input 'j' must hold a number of classes from 1",
+    ),
     "cutting": (
         "g (float[n,4] x, int64[4] p) => (float[m,k] y) { j = Neg(p) y = Pad(x, j) }",
         feeds_of("p", [[-2, 0, -2, 0], [2, 1, 3, 1], [3, 0, 3, 0]], x=rows(5, 4)),
@@ -114,7 +125,8 @@ COMPUTED = {
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_values(name: str, static: bool) -> None:
     text, feeds, message = COMPUTED[name]
-    constants = {key: np.array([value]) for key, value in (("zero", 0), ("four", 4)) if f" {key}" in text}
+    known = {"zero": np.array([0]), "four": np.array([4]), "offon": np.array([-1, 2], "float32")}
+    constants = {key: value for key, value in known.items() if f" {key}" in text}
     agree(graph(text, opset=18, **constants), feeds, message, static)
 
 

@@ -31,6 +31,7 @@ from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.derived_extents import derived_extents
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
+from tvm_ext.passes.extents_first import extents_first
 from tvm_ext.passes.flush_denormals import flush_constants
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
@@ -175,7 +176,7 @@ def fuse(
     grouped : Pass, optional
         What says which belong together, where that is not what the options ask for.
     """
-    merged = [relax.transform.FuseTIR(), *(behind or [])]
+    merged = [relax.transform.FuseTIR(), extents_first(), *(behind or [])]
     if grouped is None and options.fuse == "stock":
         grouped = relax.transform.FuseOps()
     elif grouped is None:

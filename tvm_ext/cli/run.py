@@ -61,7 +61,10 @@ def command(
     if output is not None:
         check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
     compiled = load_hexagon(artifact) if emulate else load(artifact)
-    arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
+    if inputs:
+        arrays = read_inputs(compiled.inputs, inputs)
+    else:
+        arrays = random_inputs(compiled.inputs, seed, conditions=compiled.conditions)
     if device is not None and not compiled.is_offloaded:
         raise OptionError(
             f"{artifact} has no programs for VTA to run at {device}; compile it for a board (--target vta-...)"

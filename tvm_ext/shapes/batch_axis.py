@@ -53,6 +53,9 @@ class ImageWise:
     reduces: bool
 
 
+_DIVISIONS = (prim.FloorDiv, prim.FloorMod, prim.Div, prim.Mod)
+
+
 def images_of(shape: Sequence[Any], batch: tirx.Var) -> Images | None:
     """Find the images in a tensor; None when it belongs to all of them.
 
@@ -76,11 +79,22 @@ def images_of(shape: Sequence[Any], batch: tirx.Var) -> Images | None:
 
 def _rows(extent: Any, batch: tirx.Var) -> int | None:
     """Give ``c`` of an extent ``c * batch``."""
+    if _is_divisor(extent, batch):
+        return None
     analyzer = tvm.sym.Analyzer()
     rows = analyzer.simplify(substitute(extent, {batch: tirx.const(1, str(batch.ty.dtype))}))
     if not isinstance(rows, prim.IntImm) or int(rows) < 1:
         return None
     return int(rows) if _is_zero(analyzer, extent - batch * rows) else None
+
+
+def _is_divisor(extent: Any, batch: tirx.Var) -> bool:
+    """Whether something is divided by the batch, or by what is computed of it: with some value that may be zero."""
+
+    def interrupt(division: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True) if uses(division.b, batch) else None
+
+    return tvm_ffi.structural_walk(extent, (_DIVISIONS, interrupt)) is not None
 
 
 def prove_image_wise(func: tirx.PrimFunc, batch: tirx.Var) -> ImageWise:

@@ -228,7 +228,7 @@ class _Networks:
         self._options = {
             name: value for name, value in vars(options).items() if name not in ("work_dir", "dump_dir", "calibration")
         }
-        self._inputs = inputs or random_inputs(imported.inputs, seed=0)
+        self._inputs = inputs or random_inputs(imported.inputs, seed=0, conditions=imported.conditions)
         self._clock, self._seconds = clock, seconds
         self.name = f"{tvm_ffi.structural_hash(imported.mod):016x}"
         self._default = self._compile({})

@@ -1,62 +1,34 @@
-"""Checks at run time that computed indices, lengths, counts and steps are what their operator takes.
+"""Checks at run time that what ONNX operators take for indices, lengths, counts or steps is that, as onnxruntime does.
 
-Such a value is handed through a small kernel that looks at all of it once, and ends the run with a sentence if it is
-not allowed. Kernels bound what they read anyway (see :mod:`tvm_ext.passes.bounded_indices`), but an answer that is made
-of other elements than those asked for is worse than none; onnxruntime refuses it, too.
-
-before: ``y = R.take(table, indices)``
-after:  ``y = R.take(table, R.call_tir(check_values, (indices,)))``
+The kernels are those of :mod:`tvm_ext.frontend.relax.value_checks`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
 import tvm
-from tvm import relax, te, tirx
-from tvm.ir.expr import StringImm
+from tvm import relax, tirx
 
 from tvm_ext.frontend.index_limits import unchanged_source
 from tvm_ext.frontend.onnx.graph import domain_of
 from tvm_ext.frontend.onnx.indices import ALONG_AN_AXIS, BY_PLACE
-from tvm_ext.frontend.onnx.ops.extents import can_prove, normal
-from tvm_ext.passes.value_checks import VALUE_CHECK
-from tvm_ext.relax_utils import OPAQUE
+from tvm_ext.frontend.onnx.ops.extents import can_prove
+from tvm_ext.frontend.relax.value_checks import Element, Requirement, checked, spelled
 
 RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
 _POSITIONS = {
-    **dict.fromkeys((*ALONG_AN_AXIS, *BY_PLACE, "Pad", "TopK"), 1),
+    **dict.fromkeys((*ALONG_AN_AXIS, *BY_PLACE, "OneHot", "Pad", "Split", "TopK"), 1),
     **dict.fromkeys(RECURRENT, 4),
     "Range": 2,
     "Slice": 4,
 }
 """Which input of an operator is looked at."""
 
-Element = Callable[..., Any]
-"""Gives an element of the value as int64, by its indices."""
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """What a value has to be.
-
-    Attributes
-    ----------
-    holds : callable
-        Makes, of what gives elements, the indices of one, and ``extents``, the condition on it.
-    said : str
-        The condition in words, behind "its input 'k' must hold".
-    extents : sequence of tvm.tirx.Expr
-        What the condition compares with.
-    """
-
-    holds: Callable[[Element, Sequence[Any], Sequence[Any]], Any]
-    said: str
-    extents: Sequence[Any] = ()
+_LARGEST_DEPTH = 2**31 - 1
+_DEPTH = f"a number of classes from 1 to {_LARGEST_DEPTH}"
 
 
 def with_checked_values(bb: relax.BlockBuilder, node: onnx.NodeProto, label: str, inputs: list[Any], fed: Any) -> None:
@@ -84,7 +56,7 @@ def with_checked_values(bb: relax.BlockBuilder, node: onnx.NodeProto, label: str
     if requirement is None or (_has_limits(node, data, settings) and unchanged_source(bb, value) in fed):
         return
     message = f"{label}: its input {node.input[position]!r} must hold {requirement.said}"
-    inputs[position] = _checked(bb, value, requirement, message)
+    inputs[position] = checked(bb, value, requirement, message)
 
 
 def _requirement(
@@ -94,6 +66,9 @@ def _requirement(
         if not str(value.ty.dtype).startswith(("int", "uint")):
             return None
         return Requirement(lambda element, at, extents: element(*at) != 0, "no step of 0")
+    if node.op_type == "OneHot":
+        most = tirx.const(_LARGEST_DEPTH, "int64")
+        return Requirement(lambda element, at, extents: tirx.all(element(*at) > 0, element(*at) <= most), _DEPTH)
     if data is None:
         return None
     rank, table = len(data), node.input[0]
@@ -109,7 +84,7 @@ def _requirement(
                 extent = tirx.Select(at[-1] == axis, extents[axis], extent)
             return tirx.all(element(*at) >= -extent, element(*at) < extent)
 
-        said = f"places in {table!r} of shape [{', '.join(map(_spelled, data))}]"
+        said = f"places in {table!r} of shape [{', '.join(map(spelled, data))}]"
         return Requirement(is_place, said, data[first : first + int(count)])
     axis = int(settings.get("axis", -1 if node.op_type == "TopK" else 0))
     if node.op_type == "Pad":
@@ -118,16 +93,33 @@ def _requirement(
         axis = 1 if settings.get("layout", 0) and rank > 1 else 0
     if not -rank <= axis < rank:
         return None
+    if node.op_type == "Split":
+        return _parts(data[axis % rank], value, f"dimension {axis % rank} of {table!r}")
     extent = data[axis % rank]
-    along = f"dimension {axis % rank} of {table!r}, which is {_spelled(extent)}"
+    along = f"dimension {axis % rank} of {table!r}, which is {spelled(extent)}"
     if node.op_type == "TopK" or node.op_type in RECURRENT:
         what = "a count from 0 to" if node.op_type == "TopK" else "lengths from 0 to"
         return Requirement(_is_count, f"{what} {along}", [extent])
     return Requirement(
         _is_index,
-        f"indices into {along}: from -{_spelled(extent)} to {_spelled(extent - 1)}",
+        f"indices into {along}: from -{spelled(extent)} to {spelled(extent - 1)}",
         [extent],
     )
+
+
+def _parts(extent: Any, value: relax.Var, along: str) -> Requirement | None:
+    """Require that lengths add up to an extent."""
+    count = value.ty.shape[0] if len(value.ty.shape) == 1 else None
+    if not isinstance(count, tirx.IntImm) or not int(count):
+        return None
+
+    def add_up(element: Element, at: Sequence[Any], extents: Sequence[Any]) -> Any:
+        total = element(tirx.const(0, "int64"))
+        for place in range(1, int(count)):
+            total = total + element(tirx.const(place, "int64"))
+        return tirx.all(element(*at) >= 0, total == extents[0])
+
+    return Requirement(add_up, f"lengths that add up to {along}, which is {spelled(extent)}", [extent])
 
 
 def _is_count(element: Element, at: Sequence[Any], extents: Sequence[Any]) -> Any:
@@ -162,10 +154,10 @@ def _padding(
         return tirx.all(rest >= 0, tirx.Or(element(at[0]) <= 0, element(at[0]) < rest)) if reflects else rest >= 0
 
     what = "widths less than the extents that are reflected, and" if reflects else "widths that"
-    spelled = ", ".join(map(_spelled, data))
+    dims = ", ".join(map(spelled, data))
     return Requirement(
         fits,
-        f"{what} take away no more than there is, of {table!r} of shape [{spelled}]",
+        f"{what} take away no more than there is, of {table!r} of shape [{dims}]",
         [data[axis] for axis in axes],
     )
 
@@ -176,49 +168,3 @@ def _has_limits(node: onnx.NodeProto, data: list[Any] | None, settings: dict[str
         return False
     axis = int(bool(settings.get("layout", 0))) if node.op_type in RECURRENT else int(settings.get("axis", 0))
     return isinstance(data[axis], tirx.IntImm) and int(data[axis]) > 0
-
-
-def _spelled(extent: Any) -> str:
-    found = normal(extent)
-    if isinstance(found, tirx.IntImm):
-        return str(int(found))
-    return re.sub(r"(?:T\.int64)?\((-?\w+)\)", r"\1", str(found))
-
-
-def _checked(bb: relax.BlockBuilder, value: relax.Var, requirement: Requirement, message: str) -> Any:
-    shape, dtype = list(value.ty.shape), str(value.ty.dtype)
-
-    def check(values: Any, checked: Any, extents: Sequence[Any]) -> Any:
-        faults = tirx.decl_buffer([1], "int32", "faults", scope="local")
-        at = [tirx.Var(f"i{axis}", "int64") for axis in range(len(shape))]
-        none, zero = tirx.const(0, "int32"), tirx.const(0, "int64")
-
-        def element(*place: Any) -> Any:
-            return tirx.BufferLoad(values, list(place)).astype("int64")
-
-        found = tirx.BufferLoad(faults, [zero])
-        fault = tirx.Select(requirement.holds(element, at, extents), none, tirx.const(1, "int32"))
-        body: Any = tirx.SeqStmt(
-            [
-                tirx.BufferStore(checked, tirx.BufferLoad(values, at), at),
-                tirx.BufferStore(faults, tirx.bitwise_or(found, fault), [zero]),
-            ]
-        )
-        for place, extent in reversed(list(zip(at, values.shape, strict=True))):
-            body = tirx.For(place, zero, extent, tirx.ForKind.SERIAL, body)
-        refused = tirx.AssertStmt(found == none, StringImm("AssertionError"), [StringImm(message)])
-        return tirx.SeqStmt([tirx.AllocBuffer(faults), tirx.BufferStore(faults, none, [zero]), body, refused])
-
-    def copied(source: te.Tensor, extents: list[Any]) -> te.Tensor:
-        return te.extern(
-            [list(source.shape)],
-            [source],
-            lambda ins, outs: check(ins[0], outs[0], extents),
-            dtype=dtype,
-            name="check_values",
-        )
-
-    attributes = {VALUE_CHECK: True, "tirx.is_scheduled": True, "op_pattern": OPAQUE}
-    return bb.emit_te(
-        copied, value, list(requirement.extents), primfunc_name_hint="check_values", primfunc_attrs=attributes
-    )

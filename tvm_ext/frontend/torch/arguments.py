@@ -24,12 +24,37 @@ def static_size(value: Any, axis: int) -> int:
     return int(size)
 
 
+def extent_of(importer: Any, size: Any) -> Any:
+    """Give an argument that stands for an extent as an expression: a number, or what nodes compute of extents.
+
+    Raises
+    ------
+    NotImplementedError
+        If it is computed from values of tensors.
+    """
+    value = importer.env[size] if isinstance(size, Node) else size
+    if isinstance(value, int):
+        return tvm.tirx.const(value, "int64")
+    if tvm.ir.is_prim_expr(value):
+        return value
+    if isinstance(value, relax.Var):
+        value = importer.block_builder.lookup_binding(value)
+    if not isinstance(value, tvm.ir.GenericConst):
+        raise NotImplementedError("an extent is computed from values of tensors, and not from extents")
+    return tvm.tirx.const(int(value.value.numpy()), "int64")
+
+
 def size_tensor(emit: Callable[[Any], Any], value: Any, axis: int) -> Any:
     """Size of a dimension as a scalar of int64, a constant where it is known."""
-    size = value.ty.shape[axis]
-    if isinstance(size, tvm.tirx.IntImm):
-        return relax.const(int(size), "int64")
-    return emit(relax.op.reshape(emit(relax.op.shape_to_tensor(relax.ShapeExpr([size]))), []))
+    return number_tensor(emit, value.ty.shape[axis])
+
+
+def number_tensor(emit: Callable[[Any], Any], extent: Any, dtype: str = "int64") -> Any:
+    """Extent as a scalar tensor, a constant where it is known."""
+    if isinstance(extent, tvm.tirx.IntImm):
+        return relax.const(int(extent), dtype)
+    scalar = emit(relax.op.reshape(emit(relax.op.shape_to_tensor(relax.ShapeExpr([extent]))), []))
+    return scalar if dtype == "int64" else emit(relax.op.astype(scalar, dtype))
 
 
 def counted_from_start(emit: Callable[[Any], Any], index: Any, size: Any) -> Any:

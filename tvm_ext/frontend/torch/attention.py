@@ -10,14 +10,16 @@ masked, which is needed for masks that are given. A row of a causal mask keeps i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the decomposition; ``others`` is asked where there is a mask, dropout, shared heads or an open extent."""
+    """Make the decomposition; ``others`` is asked where there is a mask, dropout, or shared heads."""
 
     def attention(
         query: torch.Tensor,
@@ -31,9 +33,9 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         operands = (query, key, value)
-        static = all(type(extent) is int and extent > 0 for operand in operands for extent in operand.shape)
-        same = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-        if attn_mask is not None or dropout_p or not static or not same or query.dim() < 3:
+        empty = any(type(extent) is int and not extent for operand in operands for extent in operand.shape)
+        other = attn_mask is not None or dropout_p or empty or query.dim() < 3 or type(query.shape[-1]) is not int
+        if other or not _same_leading(operands):
             return others(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )  # fmt: skip
@@ -48,3 +50,11 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
         return result.reshape(*query.shape[:-1], value.shape[-1])
 
     return attention
+
+
+def _same_leading(operands: Sequence[torch.Tensor]) -> bool:
+    """Whether batches and heads are the same, whatever the extents that are open."""
+    first, *rest = (operand.shape[:-2] for operand in operands)
+    return all(
+        len(other) == len(first) and all(map(statically_known_true, map(operator.eq, first, other))) for other in rest
+    )

@@ -21,6 +21,7 @@ from tvm_ext.frontend.relax.indexing import clip_indices
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
+from tvm_ext.frontend.torch.extent_names import named_extents
 from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
@@ -36,13 +37,14 @@ _TRACED_FROM = 2
 
 @dataclass(frozen=True)
 class Converted:
-    """A program as a Relax module, with the names it gives its inputs and outputs."""
+    """A program as a Relax module, with the names it gives its inputs and outputs; ``symbols`` are ours by torch's."""
 
     mod: tvm.IRModule
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     notes: tuple[str, ...]
     index_limits: tuple[Limits, ...]
+    symbols: Mapping[str, str]
 
 
 def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
@@ -97,7 +99,7 @@ def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Seque
     if faults:
         raise _unsupported(source, faults)
     inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
-    return Converted(mod, inputs, tuple(outputs), notes, importer.index_limits)
+    return Converted(mod, inputs, tuple(outputs), notes, importer.index_limits, importer.symbols)
 
 
 def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
@@ -136,6 +138,8 @@ class _Importer(ExportedProgramImporter):
         self.source = source
         self.nodes: dict[str, str] = {}  # names of nodes, by words for them
         self.faults: dict[str, str] = {}  # names of nodes, by what is wrong with them
+        self.symbols: dict[str, str] = {}  # names of open extents, by those that torch has
+        self.least: dict[str, int] = {}  # of these, what is more than 0
         super().__init__()
 
     @property
@@ -146,6 +150,14 @@ class _Importer(ExportedProgramImporter):
     @block_builder.setter
     def block_builder(self, builder: relax.BlockBuilder | None) -> None:
         self._builder = None if builder is None else PreciseBuilder(builder)
+
+    def create_input_vars(self, program: torch.export.ExportedProgram) -> Any:
+        """Make the inputs; called by TVM's importer."""
+        parameters, inputs, ranges = super().create_input_vars(program)
+        inputs, self.symbols = named_extents(inputs)
+        named = {self.symbols.get(name, name): limits for name, limits in ranges.items()}
+        self.least = {name: low for name, (low, _) in named.items() if low > _TRACED_FROM}
+        return parameters, inputs, named
 
     def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], Any]]:
         """Collect and wrap the converters; called by TVM's constructor."""
@@ -200,6 +212,8 @@ class _Importer(ExportedProgramImporter):
             try:
                 with promoted(self, node), self.block_builder.coming_from(span_of([label])):
                     result = (logical_converter(self, node) or converter)(node)
+                if tvm.ir.is_prim_expr(result):  # spelled as Relax does: FuseTIR compares by spelling
+                    result = tvm.sym.Analyzer().simplify(result)
                 fault = _fault(result, node)
             except _NoStandInError:  # a node inside a branch
                 raise

@@ -82,7 +82,8 @@ def import_torch(
         raise ModelError(f"a {kind} is not a PyTorch model; give a torch.nn.Module, an ExportedProgram or a .pt2 path")
     converted = convert(program, source)
     if dynamic:
-        converted = replace(converted, mod=narrowed(converted.mod, dynamic, converted.input_names, source))
+        asked = {converted.symbols.get(name, name): dimension for name, dimension in dynamic.items()}
+        converted = replace(converted, mod=narrowed(converted.mod, asked, converted.input_names, source))
     described = import_module(converted.mod)
     inputs = with_limits(_renamed(described.inputs, converted.input_names, source), converted.index_limits)
     require_bound(inputs, source)

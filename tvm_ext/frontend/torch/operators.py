@@ -23,6 +23,8 @@ from tvm_ext.frontend.torch.bounds import BOUNDS
 from tvm_ext.frontend.torch.divisors import DIVISORS
 from tvm_ext.frontend.torch.experts import EXPERTS
 from tvm_ext.frontend.torch.loops import LOOPS
+from tvm_ext.frontend.torch.open_forms import OPEN_FORMS, REFINED_OPEN_FORMS
+from tvm_ext.frontend.torch.open_resize import open_axes, resize_open
 from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
@@ -45,6 +47,13 @@ def select(importer: Any, node: Node) -> Any:
     """``x[:, i]`` with ``i`` counted from the end if negative: a slice of one, and its dimension taken off."""
     data, axis, index = importer.env[node.args[0]], node.args[1], node.args[2]
     axis %= len(data.ty.shape)
+    if not isinstance(data.ty.shape[axis], tvm.tirx.IntImm):  # a slice might be empty
+        place = relax.const(index, "int64")
+        if index < 0:
+            place = importer.block_builder.emit(
+                relax.op.add(size_tensor(importer.block_builder.emit, data, axis), place)
+            )
+        return importer.block_builder.emit(relax.op.take(data, place, axis, mode="clip"))
     start = index if index >= 0 else data.ty.shape[axis] + index
     part = importer.block_builder.emit(relax.op.strided_slice(data, [axis], [start], [start + 1]))
     return importer.block_builder.emit(relax.op.squeeze(part, [axis]))
@@ -97,20 +106,6 @@ def gather(importer: Any, node: Node) -> Any:
         last = emit(relax.op.subtract(size_tensor(emit, data, axis), relax.const(1, "int64")))
         bounded = emit(relax.op.maximum(emit(relax.op.minimum(index, last)), relax.const(0, "int64")))
     return emit(relax.op.gather_elements(data, bounded, axis))
-
-
-def unfold(importer: Any, node: Node) -> Any:
-    """``x.unfold(axis, size, step)``: windows along an axis, their elements in a new last dimension."""
-    emit = importer.block_builder.emit
-    data, (axis, size, step) = importer.env[node.args[0]], node.args[1:4]
-    rank = len(data.ty.shape)
-    axis %= rank
-    count = (static_size(data, axis) - size) // step + 1
-    places = (np.arange(count)[:, None] * step + np.arange(size)).reshape(-1)
-    taken = emit(relax.op.take(data, relax.const(places, "int64"), axis, mode="clip"))
-    shape = list(data.ty.shape)
-    windows = emit(relax.op.reshape(taken, [*shape[:axis], count, size, *shape[axis + 1 :]]))
-    return emit(relax.op.permute_dims(windows, [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]))
 
 
 # Arithmetic
@@ -256,6 +251,9 @@ def resize_nearest(stock: Callable[[Node], Any], importer: Any, node: Node) -> A
     """Nearest-neighbour resizing: whole multiples by TVM's operator, the others by gathering rows and columns."""
     emit = importer.block_builder.emit
     data, out = importer.env[node.args[0]], node.meta["val"].shape[2:]
+    opened = open_axes(importer, node, 2)
+    if opened is not None:
+        return resize_open(emit, data, opened, "nearest")
     inner = [static_size(data, axis) for axis in (2, 3)]
     if all(int(size) % length == 0 for size, length in zip(out, inner, strict=True)):
         return stock(node)
@@ -277,6 +275,10 @@ def resize_by_matrices(operator: Any, stock: Callable[[Node], Any] | None, impor
     emit = importer.block_builder.emit
     require_floats(node)
     data, out, align = importer.env[node.args[0]], node.meta["val"].shape[2:], bool(node.args[2])
+    if stock is not None:
+        opened = open_axes(importer, node, 3)
+        if opened is not None:
+            return resize_open(emit, data, opened, "linear", align)
     scales = argument(node, 3, "scale_factors")
     if isinstance(scales, int | float):  # overloads with one argument for each axis
         scales = [scales, argument(node, 4, "scales_w")]
@@ -305,6 +307,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **DIVISORS,
     **EXPERTS,
     **LOOPS,
+    **OPEN_FORMS,
     **ORDER,
     **PRODUCTS,
     **SCATTERS,
@@ -333,7 +336,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "rsub.Tensor": partial(scaled_sum, relax.op.subtract, True),
     "select.int": select,
     "sub.Tensor": partial(scaled_sum, relax.op.subtract, False),
-    "unfold.default": unfold,
     "upsample_bicubic2d.vec": resize_bicubic,
     "_upsample_bicubic2d_aa.default": partial(resize_by_matrices, torch.ops.aten._upsample_bicubic2d_aa.default, None),
     "_upsample_bilinear2d_aa.default": partial(
@@ -344,6 +346,7 @@ CONVERTERS: Mapping[str, Converter] = {
 
 REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     **REFINED_ARITHMETIC,
+    **REFINED_OPEN_FORMS,
     **REFINED_ORDER,
     **REFINED_SPECIAL,
     **REFINED_STATISTICS,

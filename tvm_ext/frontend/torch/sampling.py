@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from tvm import relax
 
+from tvm_ext.frontend.torch.open_resize import open_axes, resize_open
 from tvm_ext.frontend.torch.promotion import operator_name
 
 METHODS = ("bilinear", "nearest", "bicubic")
@@ -50,6 +51,9 @@ def resize_bicubic(importer: Any, node: Node) -> Any:
     """Bicubic resizing: rows, then columns, each the weighted sum of four that are gathered."""
     require_floats(node)
     data, out, corners = importer.env[node.args[0]], node.meta["val"].shape[2:], bool(node.args[2])
+    opened = open_axes(importer, node, 3)
+    if opened is not None:
+        return resize_open(importer.block_builder.emit, data, opened, "cubic", corners)
     scales = (node.args[3] if len(node.args) > 3 else node.kwargs.get("scale_factors")) or [None, None]
     for axis, (size, scale) in enumerate(zip(out, scales, strict=True), start=2):
         data = _cubic(importer.block_builder.emit, data, axis, int(size), scale, corners)

@@ -19,7 +19,7 @@ import tvm_ffi
 from torch.fx import Node
 from tvm import relax
 
-from tvm_ext.frontend.torch.arguments import argument, counted_from_start, static_size
+from tvm_ext.frontend.torch.arguments import argument, counted_from_start, size_tensor, static_size
 from tvm_ext.frontend.torch.promotion import dtype_of
 
 Emit = Callable[[Any], Any]
@@ -47,14 +47,15 @@ def index_put(importer: Any, node: Node) -> Any:
         if len(axes) > 1 or dtypes != [torch.bool]:
             raise NotImplementedError("with a mask among several indices, how much is written depends on values")
         return _put_by_mask(emit, data, places[axes[0]], axes[0], values, accumulate)
-    shape, sizes = list(data.ty.shape), [static_size(data, axis) for axis in axes]
+    shape = list(data.ty.shape)
     position: Any = None
-    for axis, size in zip(axes, sizes, strict=True):
-        index = counted_from_start(emit, places[axis], relax.const(size, "int64"))
+    for axis in axes:
+        size = size_tensor(emit, data, axis)
+        index = counted_from_start(emit, places[axis], size)
         if position is None:
             position = index
         else:
-            position = emit(relax.op.add(emit(relax.op.multiply(position, relax.const(size, "int64"))), index))
+            position = emit(relax.op.add(emit(relax.op.multiply(position, size)), index))
     written = list(position.ty.shape)
     count = math.prod(written)
     rest = [axis for axis in range(len(shape)) if axis not in axes]
@@ -68,7 +69,7 @@ def index_put(importer: Any, node: Node) -> Any:
     flat = data
     if len(axes) > 1:
         flat = data if order == sorted(order) else emit(relax.op.permute_dims(data, order))
-        flat = emit(relax.op.reshape(flat, [*before, math.prod(sizes), *after]))
+        flat = emit(relax.op.reshape(flat, [*before, math.prod(shape[axis] for axis in axes), *after]))
     position = emit(relax.op.reshape(position, [*[1] * len(before), count, *[1] * len(after)]))
     position = emit(relax.op.broadcast_to(position, [*before, count, *after]))
     result = _scatter(emit, flat, position, values, start, "add" if accumulate else "update")

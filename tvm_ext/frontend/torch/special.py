@@ -233,6 +233,5 @@ SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
 
 REFINED_SPECIAL: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "arange.start_step": whole_steps,
-    "slice.Tensor": slice_to_the_end,
 }
 """Those that leave to TVM's converter what it does right."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 from tvm import relax, tirx
 
-from tvm_ext.frontend.torch.arguments import argument
+from tvm_ext.frontend.torch.arguments import argument, number_tensor
 from tvm_ext.frontend.torch.promotion import relax_dtype
 
 
@@ -24,13 +24,25 @@ def variance(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     sizes = [data.ty.shape[axis] for axis in axes]
     correction = node.kwargs.get("correction")
     if not all(isinstance(size, tirx.IntImm) for size in sizes):
-        return stock(node)
+        return stock(node) if correction == 0 else _open_variance(emit, data, axes, keep, correction)
     if math.prod(int(size) for size in sizes) > (1 if correction is None else correction):
         return stock(node)
     dtype = str(data.ty.dtype)
     centred = emit(relax.op.subtract(data, emit(relax.op.mean(data, axes, keepdims=True)))) if _holds(data) else data
     squares = emit(relax.op.sum(emit(relax.op.multiply(centred, centred)), axes, keep))
     return emit(relax.op.multiply(squares, relax.const(math.inf, dtype)))  # TVM divides nothing by a constant 0
+
+
+def _open_variance(emit: Callable[[Any], Any], data: Any, axes: list[int], keep: bool, correction: float | None) -> Any:
+    """Divide by a number of elements that a run tells, less the correction."""
+    dtype = str(data.ty.dtype)
+    single = "float64" if dtype == "float64" else "float32"
+    count = number_tensor(emit, math.prod(data.ty.shape[axis] for axis in axes), single)
+    divisor = emit(relax.op.subtract(count, relax.const(1 if correction is None else correction, single)))
+    divisor = emit(relax.op.astype(emit(relax.op.maximum(divisor, relax.const(0, single))), dtype))
+    centred = emit(relax.op.subtract(data, emit(relax.op.mean(data, axes, keepdims=True))))
+    squares = emit(relax.op.sum(emit(relax.op.multiply(centred, centred)), axes, keep))
+    return emit(relax.op.divide(squares, divisor))
 
 
 def _holds(data: Any) -> bool:

@@ -20,6 +20,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     reshape,
     transpose,
 )
+from tvm_ext.frontend.onnx.ops.extents import as_tensor, counted
 
 
 class Pow(Converter):
@@ -126,7 +127,7 @@ class OneHot(Converter):
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the encoded indices."""
-        indices, depth = inputs[0], int(node.scalar(inputs[1], "depth"))
+        indices, asked = inputs[0], node.array(inputs[1])
         rank = len(node.dims(indices, "indices"))
         axis = node.axis("axis", rank + 1, -1)
         values = known(node, inputs[2])
@@ -135,12 +136,17 @@ class OneHot(Converter):
             for index in (0, 1)
         )
         index = bb.emit(relax.op.expand_dims(astype(bb, emit(bb, indices), "int64"), axis))
-        positions = np.arange(depth).reshape(-1, *[1] * (rank - axis))
+        if asked is not None:
+            depth = int(node.scalar(inputs[1], "depth"))
+            positions = np.arange(depth).reshape(-1, *[1] * (rank - axis))
+            ahead, behind = (constant(numbers, "int64") for numbers in (positions, positions - depth))
+        else:
+            extent = counted(node, bb, inputs[1])
+            ahead = bb.emit(relax.op.arange(0, extent, 1, "int64"))
+            ahead = bb.emit(relax.op.reshape(ahead, relax.ShapeExpr([extent, *[1] * (rank - axis)])))
+            behind = bb.emit(relax.op.subtract(ahead, as_tensor(bb, extent)))
         # Negative indices count from the end; those out of range match no position.
-        hit = relax.op.logical_or(
-            relax.op.equal(index, constant(positions, "int64")),
-            relax.op.equal(index, constant(positions - depth, "int64")),
-        )
+        hit = relax.op.logical_or(relax.op.equal(index, ahead), relax.op.equal(index, behind))
         return relax.op.where(hit, on, off)
 
 

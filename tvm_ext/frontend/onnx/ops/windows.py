@@ -9,8 +9,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
+from tvm_ext.frontend.onnx.ops.computed_parts import slice_at_run_time
 from tvm_ext.frontend.onnx.ops.extents import as_tensor, listed, slice_by_extents
-from tvm_ext.frontend.onnx.ops.selections import max_pool_with_indices, slice_at_run_time
+from tvm_ext.frontend.onnx.ops.selections import max_pool_with_indices
 
 _POOL_OPSET = 12
 _SLICE_OPSET = 13

@@ -1,0 +1,161 @@
+"""Padding, repetition, windows, scattering and attention over open extents: the numbers of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+import tvm_ext  # noqa: E402
+
+AUTO = torch.export.Dim.AUTO
+
+
+class Forms(torch.nn.Module):
+    """Windows of eight after padding, frames of three, a row for each sequence, and a cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = torch.nn.Parameter(torch.randn(5, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        n, t, _ = x.shape
+        whole = F.pad(x, (0, 0, 0, -t % 8), value=0.5)
+        windows = whole.reshape(n, -1, 8, 5).amax(2)
+        frames = F.pad(x, (0, 0, 2, 3)).unfold(1, 3, 2).sum(-1)
+        like = F.pad(x, (0, 0, 0, y.shape[1] - t), value=2)
+        return windows, frames, self.row.repeat(n, 1, 1) + x, like + y
+
+
+def check(module: torch.nn.Module, cases: Any, dynamic: Any) -> None:
+    model = tvm_ext.compile(torch.export.export(module.eval(), cases[-1], dynamic_shapes=dynamic))
+    for given in cases:
+        with torch.no_grad():
+            wanted = module(*given)
+        for want, found in zip(wanted, model.run([value.numpy() for value in given]).values(), strict=True):
+            shapes = [value.shape for value in given]
+            assert found.shape == tuple(want.shape), shapes
+            np.testing.assert_allclose(found, want.numpy(), rtol=1e-4, atol=1e-5, err_msg=str(shapes))
+
+
+def test_padding_repetition_and_windows() -> None:
+    # From 9 on: torch makes it a condition that there is more than one window.
+    extents = (
+        (1, 9, 3),
+        (2, 10, 10),
+        (3, 11, 9),
+        (7, 15, 12),
+        (1, 16, 5),
+        (4, 17, 17),
+        (2, 31, 64),
+        (5, 33, 2),
+        (2, 12, 21),
+    )
+    cases = [(torch.randn(n, t, 5), torch.randn(n, s, 5)) for n, t, s in extents]
+    check(Forms(), cases, ({0: AUTO, 1: AUTO}, {0: AUTO, 1: AUTO}))
+
+
+class Graph(torch.nn.Module):
+    """Messages along edges, added up and put where they belong."""
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        source, target = edges[0], edges[1]
+        total = torch.zeros_like(x).index_add(0, target, x[source])
+        pairs = torch.zeros(x.shape[0], x.shape[0]).index_put((source, target), torch.ones(()))
+        return total, pairs
+
+
+def test_sums_along_edges() -> None:
+    cases = [(torch.randn(n, 4), torch.randint(0, n, (2, e))) for n, e in ((1, 1), (3, 7), (7, 3), (17, 31), (9, 20))]
+    check(Graph(), cases, ({0: AUTO}, {1: AUTO}))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: Any, k: Any) -> Any:
+        return (F.scaled_dot_product_attention(q, k, k + 1, is_causal=self.causal),)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_without_a_mask_is_two_products_and_a_softmax(causal: bool) -> None:
+    def given(n: int, s: int, t: int) -> Any:
+        return torch.randn(n, 3, s, 8), torch.randn(n, 3, t, 8)
+
+    sizes = ((1, 1, 1), (2, 7, 31), (3, 17, 17), (1, 33, 2), (2, 64, 9))
+    cases = [given(n, s, t) for n, s, t in sizes]
+    check(Attention(causal), cases, ({0: AUTO, 2: AUTO}, {0: AUTO, 2: AUTO}))
+    program = torch.export.export(Attention(causal), cases[-1], dynamic_shapes=({0: AUTO, 2: AUTO},) * 2)
+    assert "relax.any" not in tvm_ext.import_model(program).mod.script()
+
+
+class Spread(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.var(1), x.std((0, 1), correction=2, keepdim=True), x.var(), torch.var(x, 1, correction=0)
+
+
+def test_variances_of_open_extents() -> None:
+    sizes = ((1, 2), (3, 1), (2, 7), (17, 31), (5, 33))
+    check(Spread(), [(torch.randn(n, t, 3),) for n, t in sizes], ({0: AUTO, 1: AUTO},))
+
+
+class Cut(torch.nn.Module):
+    """A convolution of even width whose last place is cut off, and places counted from both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Conv1d(5, 5, 4, padding=2)
+
+    def forward(self, x: Any) -> Any:
+        same = x + self.wide(x)[:, :, :-1]
+        rows = same.transpose(1, 2)
+        return rows[:, 0] + rows[:, -1], rows[:, 1:-2].cumsum(1), rows[:, -3:] * rows[:, :3], rows[:, 2:40]
+
+
+def test_slices_and_places_of_open_extents() -> None:
+    sizes = ((1, 6), (3, 5), (2, 7), (1, 39), (2, 38), (2, 33), (3, 9))
+    check(Cut(), [(torch.randn(n, 5, t),) for n, t in sizes], ({0: AUTO, 2: AUTO(min=4, max=100)},))
+
+
+class Rolled(torch.nn.Module):
+    """Windows that are shifted around the end, a dividing extent among what is computed."""
+
+    def forward(self, x: Any) -> Any:
+        n, t, d = x.shape
+        whole = F.pad(x, (0, 0, 0, -t % 4)).roll(-2, 1)
+        rows = whole.reshape(n, whole.shape[1] // 4, 4, d).cumsum(2)
+        return (rows.reshape(n, -1, d).roll(2, 1)[:, :t],)
+
+
+class Strided(torch.nn.Module):
+    """Extents that arithmetic on sizes and that of convolutions spell differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halved = torch.nn.Conv1d(5, 6, 3, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.halved(self.halved(x).relu()[:, :5]).transpose(1, 2)
+        n, t, d = y.shape
+        heads = y.reshape(n, t, 2, d // 2).transpose(1, 2)
+        mixed = (heads @ heads.transpose(2, 3)).softmax(-1) @ heads
+        return (mixed.transpose(1, 2).reshape(n, t, d) + torch.arange(t)[:, None],)
+
+
+def test_shifted_windows() -> None:
+    check(
+        Rolled(),
+        [(torch.randn(n, t, 3),) for n, t in ((1, 5), (2, 7), (3, 17), (1, 33), (2, 13))],
+        ({0: AUTO, 1: AUTO},),
+    )
+
+
+def test_extents_are_spelled_alike() -> None:
+    cases = [(torch.randn(n, 5, t),) for n, t in ((1, 5), (2, 7), (3, 17), (1, 33), (2, 30))]
+    check(Strided(), cases, ({0: AUTO, 2: AUTO(min=5, max=100)},))

@@ -1,0 +1,143 @@
+"""Padding, repetition, slices and windows whose extents are open: up to the next multiple, once a batch, by frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from torch.fx import Node
+from tvm import relax, tirx
+
+from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
+from tvm_ext.frontend.torch.special import slice_to_the_end
+
+Emit = Callable[[Any], Any]
+
+_END = 1 << 48
+"""More elements than an axis can have: torch spells its end as 2**63 - 1."""
+
+
+def constant_pad(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``F.pad(x, widths)``; a negative width takes elements away."""
+    if not any(isinstance(width, Node) for width in node.args[1]):
+        return stock(node)
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    value = relax.const(argument(node, 2, "value") or 0, str(data.ty.dtype))
+    widths = [extent_of(importer, width) for width in node.args[1]]
+    for place in range(0, len(widths), 2):
+        data = _padded(emit, data, len(data.ty.shape) - 1 - place // 2, *widths[place : place + 2], value)
+    return data
+
+
+def repeat(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x.repeat(counts)``, in which a count may be an extent."""
+    if not any(isinstance(count, Node) for count in node.args[1]):
+        return stock(node)
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    counts = [extent_of(importer, count) for count in node.args[1]]
+    one = tirx.const(1, "int64")
+    shape = [one] * (len(counts) - len(data.ty.shape)) + list(data.ty.shape)
+    apart = [extent for dim in shape for extent in (one, dim)]
+    spread = [extent for pair in zip(counts, shape, strict=True) for extent in pair]
+    data = emit(relax.op.broadcast_to(emit(relax.op.reshape(data, apart)), spread))
+    analyzer = tvm.sym.Analyzer()
+    whole = [analyzer.simplify(count * dim) for count, dim in zip(counts, shape, strict=True)]
+    return emit(relax.op.reshape(data, whole))
+
+
+def unfold(importer: Any, node: Node) -> Any:
+    """``x.unfold(axis, size, step)``: windows along an axis, their elements in a new last dimension."""
+    emit = importer.block_builder.emit
+    data, (axis, size, step) = importer.env[node.args[0]], node.args[1:4]
+    rank = len(data.ty.shape)
+    axis %= rank
+    shape = list(data.ty.shape)
+    if isinstance(shape[axis], tirx.IntImm):
+        count: Any = (int(shape[axis]) - size) // step + 1
+        places: Any = relax.const((np.arange(count)[:, None] * step + np.arange(size)).reshape(-1), "int64")
+    else:
+        analyzer = tvm.sym.Analyzer()
+        count = analyzer.simplify(tirx.floordiv(shape[axis] - size, step) + 1)
+        starts = emit(relax.op.multiply(emit(relax.op.arange(0, count, 1, "int64")), relax.const(step, "int64")))
+        starts = emit(relax.op.reshape(starts, [count, 1]))
+        places = emit(relax.op.add(starts, relax.const(np.arange(size).reshape(1, size), "int64")))
+        places = emit(relax.op.reshape(places, [analyzer.simplify(count * size)]))
+    taken = emit(relax.op.take(data, places, axis, mode="clip"))
+    windows = emit(relax.op.reshape(taken, [*shape[:axis], count, size, *shape[axis + 1 :]]))
+    return emit(relax.op.permute_dims(windows, [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]))
+
+
+def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x[:, a:b]`` of an open extent, as short as can be proved: ``n - 1`` for ``[:-1]`` where ``n >= 3``."""
+    data, axis = importer.env[node.args[0]], argument(node, 1, "dim", 0)
+    axis %= len(data.ty.shape)
+    size = data.ty.shape[axis]
+    if isinstance(size, tirx.IntImm) or argument(node, 4, "step", 1) != 1:
+        return stock(node)
+    given = argument(node, 2, "start") or 0, argument(node, 3, "end")
+    ends = [size if end is None else extent_of(importer, end) for end in given]
+    analyzer = _analyzer(size, *ends, least=importer.least)
+    begin, end = (_place(analyzer, end, size) for end in ends)
+    if begin is None or end is None or not analyzer.can_prove(begin <= end):
+        return slice_to_the_end(stock, importer, node)
+    if analyzer.can_prove_equal(end - begin, size):
+        return data
+    part = relax.op.strided_slice(data, [axis], [begin], [end], [tirx.const(1, "int64")], assume_inbound=True)
+    return importer.block_builder.emit(part)
+
+
+def _place(analyzer: Any, place: Any, size: Any) -> Any | None:
+    """Count a bound from the start and keep it on its axis; None where it depends on the extent how."""
+    if (isinstance(place, tirx.IntImm) and int(place) >= _END) or analyzer.can_prove(place >= size):
+        return size
+    if analyzer.can_prove(place < 0):
+        place = size + place
+        if analyzer.can_prove(place < 0):
+            return tirx.const(0, "int64")
+    if analyzer.can_prove(place >= 0) and analyzer.can_prove(place <= size):
+        return analyzer.simplify(place)
+    return None
+
+
+def _padded(emit: Emit, data: Any, axis: int, before: Any, after: Any, value: Any) -> Any:
+    analyzer = _analyzer(before, after)
+    shape = list(data.ty.shape)
+
+    def filled(extent: Any) -> list[Any]:
+        none = isinstance(extent, tirx.IntImm) and not int(extent)
+        return [] if none else [emit(relax.op.full([*shape[:axis], extent, *shape[axis + 1 :]], value))]
+
+    if analyzer.can_prove(before >= 0) and analyzer.can_prove(after >= 0):
+        parts = [*filled(before), data, *filled(after)]
+        return emit(relax.op.concat(parts, axis)) if len(parts) > 1 else data
+    # One more element is the value; it is where a place is none of the tensor's.
+    total = analyzer.simplify(shape[axis] + before + after)
+    places = emit(relax.op.arange(0, total, 1, "int64"))
+    places = emit(relax.op.subtract(places, number_tensor(emit, before)))
+    size, zero = number_tensor(emit, shape[axis]), relax.const(0, "int64")
+    inside = emit(relax.op.logical_and(emit(relax.op.greater_equal(places, zero)), emit(relax.op.less(places, size))))
+    more = emit(relax.op.concat([data, *filled(tirx.const(1, "int64"))], axis))
+    return emit(relax.op.take(more, emit(relax.op.where(inside, places, size)), axis, mode="clip"))
+
+
+def _analyzer(*expressions: Any, least: Mapping[str, int] | None = None) -> Any:
+    """Make an analyzer that knows how large extents are at least: 0, or more by their names."""
+    analyzer = tvm.sym.Analyzer()
+    for expression in expressions:
+        for variable in tirx.analysis.undefined_vars(expression):
+            low = (least or {}).get(variable.name, 0)
+            analyzer.update(variable, tvm.sym.ConstIntBound(low, tvm.sym.ConstIntBound.POS_INF), True)
+    return analyzer
+
+
+OPEN_FORMS: Mapping[str, Callable[[Any, Node], Any]] = {"unfold.default": unfold}
+"""By name of operator and overload."""
+
+REFINED_OPEN_FORMS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "constant_pad_nd.default": constant_pad,
+    "repeat.default": repeat,
+    "slice.Tensor": slice_tensor,
+}
+"""Those that leave to TVM's converter what it does right."""
