@@ -115,13 +115,13 @@ def problem_of(offers: Sequence[Offer], trials: Sequence[Trial]) -> SelectionPro
             if abs(beyond) > 1.0 - LOOKS_FASTER:
                 tables.setdefault((keys.index(first), keys.index(second)), {})[one, other] = beyond
     edges = []
-    for (first, second), beyond_of in tables.items():
+    for (source, target), beyond_of in tables.items():
         least = min(0.0, *beyond_of.values())  # costs are not negative: the same number more for all
         costs = tuple(
-            tuple(round(UNIT * (beyond_of.get((one, other), 0.0) - least)) for other in options[keys[second]])
-            for one in options[keys[first]]
+            tuple(round(UNIT * (beyond_of.get((one, other), 0.0) - least)) for other in options[keys[target]])
+            for one in options[keys[source]]
         )
-        edges.append(Edge(first, second, costs))
+        edges.append(Edge(source, target, costs))
     return SelectionProblem(operators, tuple(edges))
 
 
