@@ -98,3 +98,18 @@ def test_open_extents() -> None:
         found = compiled.run([x.numpy(), y.numpy()]).values()
         for ours, theirs in zip(found, Nearest()(x, y), strict=True):
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_largest_in_any_order() -> None:
+    """Mixtures of experts choose theirs so; of values that differ only the order is open."""
+
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            values, places = torch.topk(x, 3, dim=-1, sorted=False)
+            smallest = torch.topk(x, 2, dim=0, largest=False, sorted=False)[0]
+            return [values.sort().values, places.sort().values, x.gather(-1, places) - values, smallest.sort(0).values]
+
+    x = torch.randn(5, 17, generator=torch.Generator().manual_seed(0))
+    found = tvm_ext.compile(Chosen(), "native", example_inputs=(x,)).run([x.numpy()]).values()
+    for ours, theirs in zip(found, Chosen()(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs.numpy())

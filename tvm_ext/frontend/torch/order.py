@@ -102,6 +102,16 @@ def of_narrow_integers(stock: Callable[[Node], Any], importer: Any, node: Node) 
     return emit(relax.Tuple([emit(relax.op.astype(emit(found[0]), dtype)), emit(found[1])]))
 
 
+def largest_few(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.topk``, sorted: what is asked for without an order may be in any."""
+    given = node.args
+    node.args = (*given[:4], True) if len(given) > 4 else given
+    try:
+        return of_narrow_integers(stock, importer, node)
+    finally:
+        node.args = given
+
+
 def _found(emit: Callable[[Any], Any], data: Any, places: Any, axis: int, keep: bool) -> Any:
     values = emit(relax.op.gather_elements(data, places, axis))
     if not keep:
@@ -186,6 +196,6 @@ REFINED_ORDER: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] =
     "median.default": of_narrow_integers,
     "median.dim": of_narrow_integers,
     "sort.default": of_narrow_integers,
-    "topk.default": of_narrow_integers,
+    "topk.default": largest_few,
 }
 """Those that leave to TVM's converter what it does right."""
