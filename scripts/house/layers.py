@@ -43,7 +43,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("passes", "shapes"),
     ("schedules", "statistics", "quantized"),
     ("graph", "database", "artifact", "verify", "vta_config"),
-    ("conditions", "dynamic", "inputs"),
+    ("dynamic", "inputs"),
+    ("conditions",),
     ("relax_utils", "system", "tensor_spec", "version"),
     ("errors",),
 )
