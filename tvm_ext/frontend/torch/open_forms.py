@@ -27,7 +27,8 @@ def constant_pad(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any
     value = relax.const(argument(node, 2, "value") or 0, str(data.ty.dtype))
     widths = [extent_of(importer, width) for width in node.args[1]]
     for place in range(0, len(widths), 2):
-        data = _padded(emit, data, len(data.ty.shape) - 1 - place // 2, *widths[place : place + 2], value)
+        before, after = widths[place : place + 2]
+        data = _padded(emit, data, len(data.ty.shape) - 1 - place // 2, before, after, value)
     return data
 
 
