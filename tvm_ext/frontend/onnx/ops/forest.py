@@ -93,7 +93,8 @@ def listed_forest(node: Node, voters: str, targets: int) -> Forest:
     modes, count = node.texts("nodes_modes"), len(trees)
     lists = {name: node.integers(f"nodes_{name}") for name in ("featureids", "truenodeids", "falsenodeids")}
     thresholds, nan = numbers(node, "nodes_values"), node.integers("nodes_missing_value_tracks_true") or [0] * count
-    if len(place) != count or any(len(each) != count for each in (modes, thresholds, nan, *lists.values())):
+    lengths = {len(place), len(modes), len(thresholds), len(nan), *map(len, lists.values())}
+    if lengths != {count}:
         node.damaged(f"the attributes of its {count} nodes are of different lengths, or name a node twice")
     unknown = sorted(set(modes) - {*MODES, "LEAF"})
     if unknown:
@@ -138,7 +139,7 @@ def stored_forest(node: Node) -> Forest:
     targets, weights = node.integers("leaf_targetids"), numbers(node, "leaf_weights")
     nan = node.integers("nodes_missing_value_tracks_true") or [0] * count
     ways = [(node.integers(f"nodes_{way}nodeids"), node.integers(f"nodes_{way}leafs")) for way in ("false", "true")]
-    if any(len(each) != count for each in (splits, features, nan, *(each for way in ways for each in way))):
+    if {len(splits), len(features), len(nan), *(len(each) for way in ways for each in way)} != {count}:
         node.damaged(f"the attributes of its {count} nodes are of different lengths")
     nodes = count + len(weights)
     children = np.arange(nodes)[:, None].repeat(2, axis=1)
@@ -178,7 +179,7 @@ def _without_sets(forest: Forest, members: np.ndarray) -> Forest:
     """Take a node that looks for its value in a set for a chain of nodes, one for each member."""
     tables = {name: list(getattr(forest, name)) for name in Forest.__dataclass_fields__ if name != "roots"}
     ends = np.flatnonzero(np.isnan(members))
-    for number, index in enumerate(np.flatnonzero(forest.modes == _MEMBER)):
+    for number, index in enumerate(map(int, np.flatnonzero(forest.modes == _MEMBER))):
         start = 0 if number == 0 else ends[number - 1] + 1
         wanted = members[start : ends[number] if number < len(ends) else len(members)]
         tables["modes"][index] = _EQUAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,7 @@ class Imputer(Converter):
         """Give the input without missing values."""
         x = emit(bb, inputs[0])
         dtype = dtype_of(x)
+        values: Sequence[float]
         if "float" in dtype:
             values, missing = node.numbers("imputed_value_floats"), node.number("replaced_value_float", 0.0)
         else:
