@@ -33,9 +33,9 @@ from tvm import relax
 from scripts.results import add_row, read_rows
 from scripts.stock_space import one_core_target
 from tvm_ext.errors import TuningError
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.measure.code import build
 from tvm_ext.tuners.measure.measurer import arguments_of
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.loop_nests import LoopNestSpaces
 from tvm_ext.tuners.pretrained.artefact import LOOP_NESTS, Pretrained
 from tvm_ext.tuners.pretrained.loop_nests import LoopNestModel

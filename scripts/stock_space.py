@@ -32,11 +32,11 @@ from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 from scripts.results import add_row, read_rows
 from scripts.tuning_loops import RESNET18, WARM, apart, convolution
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.code import build
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.experiment import bootstrap_interval

@@ -27,11 +27,11 @@ from tests.zoo import get
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench.peak import MultiplyAdds
 from tvm_ext.options import PipelineOptions
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.tasks import TASKS, ConvolutionTask
 from tvm_ext.tuning import TuningResult, tune

@@ -37,13 +37,13 @@ from tvm_ext.backends.cuda.toolkit import can_compile, find_toolkit
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.rule import tunable_schedule
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.target import resolve_target
 from tvm_ext.tuners.initialisers import ValidityInitialiser
 from tvm_ext.tuners.measure.code import build
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.recipes import recipe

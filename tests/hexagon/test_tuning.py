@@ -25,7 +25,7 @@ from tvm_ext.cli.tune import command
 from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.schedules.hexagon.panels import FOUR
 from tvm_ext.schedules.hexagon.product import product
-from tvm_ext.tuners.metaschedule.intrinsics import PACKAGE
+from tvm_ext.system.tensor_intrinsics import PACKAGE
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune
 from tvm_ext.tuning.counted_metaschedule import builder_and_runner, design_space

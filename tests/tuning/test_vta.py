@@ -18,7 +18,7 @@ from tvm_ext.backends.vta.measurer import CycleMeasurer
 from tvm_ext.backends.vta.timing.costs import costs_named
 from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.errors import TuningError
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import recipe

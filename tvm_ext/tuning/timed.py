@@ -25,9 +25,9 @@ from tvm_ext.errors import OutputError, TuningError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.rule import tunable_schedule
 from tvm_ext.system.compile_lock import one_compilation
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of, device_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy, median_seconds
 from tvm_ext.tuning.confirmation import Confirmation
 from tvm_ext.tuning.result import KernelResult

@@ -97,3 +97,12 @@ def test_a_factor_that_is_no_whole_number_is_refused() -> None:
     program = torch.export.export(Repeated(1.3), given, dynamic_shapes=dynamic)
     with pytest.raises(UnsupportedOperatorError, match=r"scales an open extent by 1\.3; give the size"):
         tvm_ext.compile(program)
+
+
+def test_a_fixed_extent_takes_any_factor_beside_an_open_one() -> None:
+    module = Repeated((2.0, 1.7))
+    program = torch.export.export(module, (torch.randn(2, 3, 20, 28),), dynamic_shapes=({2: AUTO(max=300)},))
+    model = tvm_ext.compile(program)
+    for height in (1, 7, 33):
+        x = torch.randn(2, 3, height, 28)
+        np.testing.assert_allclose(next(iter(model.run([x.numpy()]).values())), module(x).numpy())

@@ -11,8 +11,8 @@ import tvm_ext
 from tests.tuners.metaschedule.kernels import matmul, tiled
 from tests.tuners.metaschedule.test_strategy import _tune, measurer
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.measure.measurer import Measurer
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 

@@ -16,8 +16,8 @@ from scripts.pretrain_loops import kernels, one_core_target
 from tests.tuners.metaschedule.kernels import matmul, tiled
 from tests.tuners.metaschedule.test_strategy import _tune, measurer
 from tvm_ext.errors import TvmExtWarning
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.measure.measurer import Measurer
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.metaschedule.loop_nests import LoopNestSpaces
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.pretrained.artefact import LOOP_NEST_FEATURES, Pretrained, shipped

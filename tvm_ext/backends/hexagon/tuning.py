@@ -26,7 +26,7 @@ from tvm_ext.database.files import locked
 from tvm_ext.database.folders import open_database
 from tvm_ext.errors import TuningError
 from tvm_ext.system.files import write_atomically
-from tvm_ext.tuners.metaschedule.intrinsics import only_tensor_intrinsics
+from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 
 TRIALS = "packets.json"
 """File in the folder of a tuning database: the fewest packets of each kernel, and how many candidates were tried."""

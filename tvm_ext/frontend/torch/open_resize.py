@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,8 @@ def resize_open(emit: Emit, data: Any, axes: Sequence[Axis], method: str, corner
 
 def _scaled(dim: Any, scale: float) -> Any:
     """Extent of a scaled axis, rounded down."""
+    if isinstance(dim, tirx.IntImm):
+        return floor(int(dim) * scale)
     if float(scale).is_integer():
         return dim * int(scale)
     whole = round(1 / scale)

@@ -12,7 +12,7 @@ def test_only_what_is_named_is_imported() -> None:
         """
         import sys
 
-        from tvm_ext.tuners.metaschedule.intrinsics import PACKAGE, only_tensor_intrinsics
+        from tvm_ext.system.tensor_intrinsics import PACKAGE, only_tensor_intrinsics
         from tvm.s_tir import TensorIntrin
 
         with only_tensor_intrinsics("x86"):
