@@ -43,6 +43,21 @@ class Views:
         return out
 
 
+@I.ir_module
+class Windows:
+    """Extents that no run can have below ``n = 4``, where one of them divides by zero."""
+
+    @R.function
+    def main(x: R.Tensor(("n",), "float32"), w: R.Tensor((3, 5), "float32")):  # type: ignore
+        n = T.int64()  # type: ignore
+        with R.dataflow():
+            a = R.broadcast_to(R.reshape(x, (1, n, 1)), (n // (n // 4), n, 3))
+            b = R.matmul(R.exp(a), w)
+            out = R.matmul(b, R.permute_dims(b, [0, 2, 1]))
+            R.output(out)
+        return out
+
+
 def views(sizes: tuple[int, int], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     n, m = sizes
     rng = np.random.default_rng(seed)
@@ -130,3 +145,13 @@ def test_threads_have_workspaces_of_their_own(model: CompiledModel) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("n", [4, 7, 17, 64])
+def test_extents_that_cannot_be(n: int) -> None:
+    """The least of the sizes that memory is planned for divides by zero."""
+    rng = np.random.default_rng(n)
+    x, w = rng.standard_normal(n).astype("float32"), rng.standard_normal((3, 5)).astype("float32")
+    (found,) = tvm_ext.compile(Windows).run([x, w]).values()
+    b = np.broadcast_to(np.exp(x)[None, :, None], (n // (n // 4), n, 3)) @ w
+    np.testing.assert_allclose(found, b @ b.transpose(0, 2, 1), rtol=1e-4, atol=1e-4)

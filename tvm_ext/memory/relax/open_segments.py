@@ -228,11 +228,9 @@ class _Function:
             tensor.name = f"{number}:{tensor.var.name}"
         sizes = {tensor.name: _bytes(tensor) for tensor in internal}
         intervals = {tensor.name: (min(tensor.steps), max(tensor.steps)) for tensor in internal}
-        samples = [
-            {name: int(_simple(substitute(size, values))) for name, size in sizes.items()}
-            for values in self._samples(sizes.values())
-        ]
-        plan = plan_open_arena(intervals, samples)
+        sampled = [_evaluated(sizes, values) for values in self._samples(sizes.values())]
+        # Any sizes make a right plan, if not a small one.
+        plan = plan_open_arena(intervals, [sample for sample in sampled if sample] or [dict.fromkeys(sizes, 1)])
         verify_open_arena(plan)
         return plan, sizes
 
@@ -370,6 +368,16 @@ def _put(expression: Any, values: Mapping[Any, Any]) -> Any:
 
 def _simple(expression: Any) -> Any:
     return tvm.sym.Analyzer().simplify(expression)
+
+
+def _evaluated(sizes: Mapping[str, Any], values: Mapping[Any, Any]) -> dict[str, int]:
+    """Give the bytes of tensors for some extents; none where no run has these, as ``3 // (3 // 4)``."""
+    try:
+        return {name: int(_simple(substitute(size, values))) for name, size in sizes.items()}
+    except tvm.error.InternalError as error:
+        if "Divide by zero" not in str(error):
+            raise
+        return {}
 
 
 def _returns_nothing(call: Any) -> bool:
