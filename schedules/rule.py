@@ -143,7 +143,8 @@ def tunable_schedule(func: PrimFunc, target: tvm.target.Target, rules: Sequence[
     Returns
     -------
     Schedule or None
-        The decisions of its trace are the rule's own choices; None when no rule takes the kernel.
+        The decisions of its trace are the rule's own choices; None when no rule takes the kernel, or the one that does
+        has no choices. A later rule that takes it as well is not asked: what it does is slower.
     """
     owner = func.attrs.get(PREPARED_ATTRIBUTE) if func.attrs else None
     for rule in rules:
@@ -152,6 +153,8 @@ def tunable_schedule(func: PrimFunc, target: tvm.target.Target, rules: Sequence[
         schedule = rule.apply(func, target, tunable=True)
         if schedule is not None:
             return schedule
+        if owner is None and rule.apply(func, target) is not None:
+            return None
     return None
 
 

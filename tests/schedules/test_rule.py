@@ -4,7 +4,14 @@ import numpy as np
 import tvm
 from tvm import te
 
-from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_rules, apply_schedule_rules, new_schedule
+from tvm_ext.schedules.rule import (
+    FAULT_ATTRIBUTE,
+    RULE_ATTRIBUTE,
+    apply_rules,
+    apply_schedule_rules,
+    new_schedule,
+    tunable_schedule,
+)
 
 TARGET = tvm.target.Target("llvm")
 
@@ -21,6 +28,20 @@ class Fails:
 
     def apply(self, func, target):  # type: ignore[no-untyped-def]
         raise RuntimeError("no such block")
+
+
+class HasNoChoices:
+    name = "has_no_choices"
+
+    def apply(self, func, target, tunable=False):  # type: ignore[no-untyped-def]
+        return None if tunable else new_schedule(func)
+
+
+class HasChoices:
+    name = "has_choices"
+
+    def apply(self, func, target, tunable=False):  # type: ignore[no-untyped-def]
+        return new_schedule(func, tunable)
 
 
 class Takes:
@@ -85,3 +106,10 @@ def test_pass_keeps_names_and_scheduled_kernels() -> None:
     out = tvm.runtime.tensor(np.zeros(8, "float32"))
     library["other"](tvm.runtime.tensor(np.arange(8, dtype="float32")), out)
     np.testing.assert_array_equal(out.numpy(), np.arange(8) + 1)
+
+
+def test_a_kernel_is_not_tuned_by_a_later_rule_than_the_one_that_schedules_it() -> None:
+    rules = [HasNoChoices(), HasChoices()]
+    assert apply_rules(kernel(), TARGET, rules).attrs[RULE_ATTRIBUTE] == "has_no_choices"
+    assert tunable_schedule(kernel(), TARGET, rules) is None
+    assert tunable_schedule(kernel(), TARGET, rules[::-1]) is not None
