@@ -328,7 +328,7 @@ def main() -> int:
     """Run the parts asked for; each has its own section in the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, part in PARTS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
+        parser.add_argument(f"--{name}", action="store_true", help=(part.__doc__ or "").replace("%", "%%"))
     parser.add_argument("--quick", action="store_true", help="two layers and three seeds")
     parser.add_argument("--layers", default=",".join(map(str, TABLE)), help="numbers of the table")
     parser.add_argument("--arms", default=",".join(ARMS), help="tuners beside the baseline")

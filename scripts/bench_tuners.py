@@ -290,7 +290,7 @@ def main() -> int:
     """Run the parts asked for; each has its own section in the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, part in PARTS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
+        parser.add_argument(f"--{name}", action="store_true", help=(part.__doc__ or "").replace("%", "%%"))
     parser.add_argument("--quick", action="store_true", help="few layers, models, trials and seeds")
     parser.add_argument("--tasks", metavar="NAMES", help="tasks on landscapes, comma-separated; all 26 by default")
     parser.add_argument("--arms", metavar="NAMES", default=",".join(ARMS), help="tuners beside the baseline")
