@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -28,13 +29,14 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench.peak import MultiplyAdds
 from tvm_ext.options import PipelineOptions
 from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
-from tvm_ext.system.threads import physical_cores
+from tvm_ext.system.threads import physical_cores, use_all_cores
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.tasks import TASKS, ConvolutionTask
 from tvm_ext.tuning import TuningResult, tune
+from tvm_ext.tuning.side_by_side import in_turns
 
 Row = dict[str, Any]
 Curve = list[tuple[float, float]]
@@ -45,6 +47,9 @@ LOOP = next(task for task in RESNET18 if task.name == "resnet18-2")
 SQUARE = tuple(task for task in RESNET18 if task.kernel == 3 and task.stride == 1 and task.size > 7)
 """The three 3 x 3 convolutions of stride 1 that are large enough for one thread to run at the peak."""
 
+
+WINNER_SECONDS = 2.0
+"""Each winner is timed so long, in turns with the others."""
 
 WARM = Timing(flush=False)
 """Shares of the peak are those of kernels whose weights are in the caches, as other engines give them."""
@@ -91,13 +96,18 @@ def loop(trials: int, seeds: int) -> list[Row]:
 
 
 def stock_loop(trials: int) -> Row:
-    """Tune the same convolution once as TVM does."""
-    curve, seconds = apart(stock_search, LOOP, trials)
+    """Tune the same convolution once as TVM does, and time what was found in turns with what ours finds."""
+    with tempfile.TemporaryDirectory() as stock, tempfile.TemporaryDirectory() as own:
+        curve, seconds = apart(stock_search, LOOP, trials, stock)
+        ours(convolution(LOOP), trials, threads=physical_cores(), folder=own)
+        found = apart(side_by_side, LOOP, {"stock": stock}, own)
     row: Row = {
         "stock_loop": LOOP.name,
         "trials": trials,
         "seconds": round(seconds, 1),
         "best_us": round(curve[-1][1] * 1e6, 1),
+        "winner_us": round(found["stock"] * 1e6, 1),
+        "our_winner_us": round(found["rules"] * 1e6, 1),
         "load_average": round(os.getloadavg()[0], 2),
     }
     print(row, flush=True)
@@ -149,11 +159,16 @@ def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[
     """Time to what TVM's search finds in ``trials`` measurements: with our rules, and in TVM's own design space."""
     rows = []
     for task in tasks:
-        mod = convolution(task)
-        stock, stock_seconds = apart(stock_search, task, trials)
-        goal, reached = stock[-1][1], _reached(stock, stock[-1][1])
-        _, _, with_rules = ours(mod, trials, threads=physical_cores())
-        same_space, _ = apart(our_search_in_stock_space, task, trials)
+        with (
+            tempfile.TemporaryDirectory() as stock_folder,
+            tempfile.TemporaryDirectory() as own_folder,
+            tempfile.TemporaryDirectory() as same_folder,
+        ):
+            stock, stock_seconds = apart(stock_search, task, trials, stock_folder)
+            goal, reached = stock[-1][1], _reached(stock, stock[-1][1])
+            _, _, with_rules = ours(convolution(task), trials, threads=physical_cores(), folder=own_folder)
+            same_space, _ = apart(our_search_in_stock_space, task, trials, same_folder)
+            winners = apart(side_by_side, task, {"stock": stock_folder, "same_space": same_folder}, own_folder)
         row: Row = {
             "same_best": task.name,
             "trials": trials,
@@ -161,7 +176,7 @@ def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[
             "stock_seconds": round(stock_seconds, 1),
             "stock_seconds_to_best": round(reached or stock_seconds, 1),
             "load_average": round(os.getloadavg()[0], 2),
-        }
+        } | {f"{name}_winner_us": round(seconds * 1e6, 1) for name, seconds in winners.items()}
         for name, curve in (("rules", with_rules), ("same_space", same_space)):
             seconds = _reached(curve, goal)
             row[f"{name}_best_us"] = round(curve[-1][1] * 1e6, 1)
@@ -174,7 +189,10 @@ def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[
 
 
 def summarise_same_best(rows: Sequence[Row]) -> dict[str, float]:
-    """Geometric means of the ratios of times, over the tasks where TVM's best was reached, and how many those are."""
+    """Geometric means of the ratios of times, over the tasks where TVM's best was reached, and how many those are.
+
+    Latencies are those of the winners in turns, and not what the searches believed of them.
+    """
     summary: dict[str, float] = {"same_best_tasks": len(rows)}
     for name, key in (("rules", "time_to_same_best"), ("same_space", "time_to_same_best_same_space")):
         ratios = [row[f"{name}_ratio"] for row in rows if row[f"{name}_reached"]]
@@ -182,7 +200,7 @@ def summarise_same_best(rows: Sequence[Row]) -> dict[str, float]:
         if ratios:
             summary[key] = round(geometric_mean(ratios), 2)
         summary[f"{name}_latency_vs_stock"] = round(
-            geometric_mean([row[f"{name}_best_us"] / row["stock_best_us"] for row in rows]), 4
+            geometric_mean([row[f"{name}_winner_us"] / row["stock_winner_us"] for row in rows]), 4
         )
     return summary
 
@@ -202,20 +220,17 @@ def whole_model(trials: int, name: str = "resnet18") -> list[Row]:
         inputs = get(name).inputs(0)
         tensors = [tvm.runtime.tensor(inputs[spec.name]) for spec in tuned.inputs]
         other = relax.VirtualMachine(tuned.executable, tvm.cpu())
-        times: dict[str, list[float]] = {"stock": [], "ours": []}
-        for _ in range(20):
-            for key, run in (("stock", machine["main"]), ("ours", other["main"])):
-                start = time.perf_counter()
-                run(*tensors)
-                times[key].append(time.perf_counter() - start)
+        stock, own_times = in_turns(
+            [partial(machine["main"], *tensors), partial(other["main"], *tensors)], 2 * WINNER_SECONDS
+        )
     row = {
         "whole_model": name,
         "trials": trials,
         "stock_seconds": round(stock_seconds, 1),
         "our_seconds": round(seconds, 1),
         "our_trials": result.trials,
-        "stock_ms": round(median(times["stock"]) * 1e3, 3),
-        "our_ms": round(median(times["ours"]) * 1e3, 3),
+        "stock_ms": round(median(stock) * 1e3, 3),
+        "our_ms": round(median(own_times) * 1e3, 3),
     }
     print(row, flush=True)
     return [row]
@@ -242,26 +257,53 @@ def ours(
     with tempfile.TemporaryDirectory() as own, Measurer(threads=threads, timing=timing) as measurer:
         result = tune(
             mod, native_target(), folder or own, trials, recipe("evolution"),
-            seed=seed, options=options, measurer=measurer, progress=note,
+            seed=seed, options=options, measurer=measurer, progress=note, confirm=False,
         )  # fmt: skip
     return result, time.perf_counter() - start, curve
 
 
-def stock_search(task: ConvolutionTask, trials: int) -> tuple[Curve, float]:
+def stock_search(task: ConvolutionTask, trials: int, folder: str) -> tuple[Curve, float]:
     """Tune one convolution as TVM does: best latency over time, and seconds of the whole call."""
     notes = _Notes()
-    with tempfile.TemporaryDirectory() as folder:
-        ms.relax_integration.tune_relax(
-            relax.get_pipeline("zero")(convolution(task)), {}, stock_target(), folder, trials,
-            measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), notes], seed=1,
-        )  # fmt: skip
+    ms.relax_integration.tune_relax(
+        relax.get_pipeline("zero")(convolution(task)), {}, stock_target(), folder, trials,
+        measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), notes], seed=1,
+    )  # fmt: skip
     return notes.curve, notes.seconds()
 
 
-def our_search_in_stock_space(task: ConvolutionTask, trials: int) -> tuple[Curve, float]:
+def side_by_side(task: ConvolutionTask, in_stock_space: dict[str, str], with_rules: str) -> dict[str, float]:
+    """Compile what searches found of a convolution, and time it in turns; medians (seconds) by name.
+
+    Parameters
+    ----------
+    in_stock_space : dict from str to str
+        Folders of searches in TVM's design space.
+    with_rules : str
+        Folder of ours, in the spaces of our rules; ``rules`` in what is given back.
+    """
+    use_all_cores()
+    mod = convolution(task)
+    executables = {"rules": tvm_ext.compile(mod, work_dir=with_rules).executable}
+    for name, folder in in_stock_space.items():
+        database = ms.database.JSONDatabase(work_dir=folder)
+        with only_tensor_intrinsics("x86"):
+            executables[name] = ms.relax_integration.compile_relax(database, mod, stock_target(), {})
+    data = tvm.runtime.tensor(
+        np.random.default_rng(0).standard_normal((1, task.inputs, task.size, task.size)).astype("float32")
+    )
+    runs = [partial(relax.VirtualMachine(made, tvm.cpu())["main"], data) for made in executables.values()]
+    first, *others = (run().numpy() for run in runs)
+    if not all(np.allclose(first, other, rtol=1e-3, atol=1e-3) for other in others):
+        raise SystemExit(f"{task.name}: what the searches found computes different results")
+    laps = in_turns(runs, len(runs) * WINNER_SECONDS)
+    return {name: median(found) for name, found in zip(executables, laps, strict=True)}
+
+
+def our_search_in_stock_space(task: ConvolutionTask, trials: int, folder: str) -> tuple[Curve, float]:
     """Tune one convolution in TVM's design space with our strategy, builder and runner."""
     notes = _Notes()
-    with tempfile.TemporaryDirectory() as folder, Measurer() as measurer:
+    with Measurer() as measurer:
         builder, runner = builder_and_runner(measurer)
         with only_tensor_intrinsics("x86"):
             ms.relax_integration.tune_relax(

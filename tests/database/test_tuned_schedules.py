@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 import tvm
 from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext
 from tests.database.test_folders import commit
+from tests.fusion.relax.test_inverted_residuals import always, block  # noqa: F401 (a fixture)
 from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul
+from tvm_ext.backends.cpu.backend import CPU
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.database.folders import RECORDS, VERSION, WORKLOADS, begun_by, note_version, open_database
 from tvm_ext.errors import CompileError, PerformanceWarning, TvmExtWarning
+from tvm_ext.options import PipelineOptions
+from tvm_ext.pipeline import phase_passes
+from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, RULE_ATTRIBUTE, prepare_kernels, tunable_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 from tvm_ext.tuning import kernels_to_tune
 from tvm_ext.version import __version__
@@ -29,11 +35,11 @@ def model() -> tvm.IRModule:
     return graph(lambda bb, x: tvm.relax.op.matmul(x, tvm.relax.const(WEIGHT)), [(X.shape, "float32")])
 
 
-def record(folder: Path, mod: tvm.IRModule, schedule: Schedule) -> None:
-    """Note a schedule of a kernel, of one second."""
+def record(folder: Path, mod: tvm.IRModule, schedule: Schedule, seconds: float = 1.0) -> None:
+    """Note a schedule of a kernel."""
     database = open_database(folder)
     workload = database.commit_workload(mod)
-    trace = tvm.s_tir.meta_schedule.database.TuningRecord(schedule.trace, workload, [1.0], native_target(), None)
+    trace = tvm.s_tir.meta_schedule.database.TuningRecord(schedule.trace, workload, [seconds], native_target(), None)
     database.commit_tuning_record(trace)
 
 
@@ -67,6 +73,59 @@ def test_damaged_lines_are_counted_and_left_where_they_are(name: str, tmp_path: 
     with pytest.warns(TvmExtWarning, match=said), pytest.warns(TvmExtWarning, match="none of the 1 kernels"):
         tvm_ext.compile(model(), work_dir=tmp_path)
     assert (tmp_path / name).read_text() == damaged
+
+
+def of_a_later_rule(mod: tvm.IRModule) -> dict[str, tuple[tvm.IRModule, Schedule]]:
+    """Kernels whose own rule has no choices, in the space of a later rule, as they were tuned once."""
+    with native_target(), tvm.transform.PassContext():
+        for phase, phase_pass in phase_passes(native_target(), PipelineOptions()):
+            if phase.name == "schedule":
+                break
+            mod = phase_pass(mod)
+        mod = prepare_kernels(CPU.rules)(mod)
+        found = {}
+        for task in ms.relax_integration.extract_tasks(mod, native_target()):
+            workload = task.dispatched[0]
+            func = workload["main"]
+            if (
+                PREPARED_ATTRIBUTE in (func.attrs or {})
+                or tunable_schedule(func, native_target(), CPU.rules) is not None
+            ):
+                continue
+            made = (rule.apply(func, native_target(), tunable=True) for rule in CPU.rules)
+            schedule = next((one for one in made if one is not None), None)
+            if schedule is not None:
+                schedule.enter_postproc()
+                found[str(task.task_name)] = workload, schedule
+    return found
+
+
+def scheduled(mod: tvm.IRModule) -> tvm.IRModule:
+    with native_target(), tvm.transform.PassContext():
+        for phase, phase_pass in phase_passes(native_target(), PipelineOptions()):
+            mod = phase_pass(mod)
+            if phase.name == "schedule":
+                return mod
+    raise AssertionError("no phase schedule")
+
+
+@pytest.mark.usefixtures("always")
+def test_records_of_another_rules_space_are_left_out(tmp_path: Path) -> None:
+    mod, _ = block(16, 96, 24, (14, 14))
+    found = of_a_later_rule(mod)
+    assert found
+    note_version(tmp_path)
+    for workload, schedule in found.values():
+        record(tmp_path, workload, schedule, 1e-9)
+    said = rf"has records for {min(found)}.* that were tuned in the space of another schedule rule"
+    with pytest.warns(TvmExtWarning, match=said):
+        tvm_ext.compile(mod, work_dir=tmp_path)
+    with open_database(tmp_path), pytest.warns(TvmExtWarning, match="the database that was entered has records for"):
+        entered = scheduled(mod)
+    plain = scheduled(mod)
+    for name in found:
+        tvm.ir.assert_structural_equal(entered[name], plain[name])
+        assert RULE_ATTRIBUTE in plain[name].attrs
 
 
 def test_what_began_a_database(tmp_path: Path) -> None:

@@ -280,8 +280,11 @@ class TunerStrategy(PySearchStrategy):
         self._next_batch = self.batch
         candidates: list[MeasureCandidate] = []
         in_vain = 0
+        waiting: list[int] = []
         while len(candidates) < wanted and in_vain < ATTEMPTS:
-            waiting = self._waiting()
+            waited, waiting = bool(waiting), self._waiting()
+            if waited and not waiting and candidates:
+                break  # which sketch is the best is only known once these are measured
             number = waiting[0] if waiting else self._choose_sketch()
             space, tuner = self.sketches[number]
             most = self._first_of_sketch - self._given[number] if waiting else wanted

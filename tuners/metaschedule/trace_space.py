@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Instruction, Trace
 
 from tvm_ext.errors import TuningError
+from tvm_ext.schedules.recorded import numbers_of_pick, picks, same_steps, sampling_of
 from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, Cost
 from tvm_ext.tuners.metaschedule.numbers import Numbers
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
@@ -74,14 +75,14 @@ class TraceSpace:
             If its trace samples nothing.
         """
         trace = schedule.trace
-        sampling = tuple(inst for inst in trace.insts if inst in trace.decisions)
-        picks = _picks(trace, sampling)
-        if picks:
-            sampling = picks if remake is not None else tuple(inst for inst in sampling if inst not in picks)
+        sampling = sampling_of(trace)
+        own_picks = picks(trace, sampling)
+        if own_picks:
+            sampling = own_picks if remake is not None else tuple(inst for inst in sampling if inst not in own_picks)
         knobs, default = [], []
         for number, inst in enumerate(sampling):
-            choices = _numbers(inst) if inst in picks else _choices(inst, trace.decisions[inst])
-            decision = choices[int(trace.decisions[inst])] if inst in picks else _plain(trace.decisions[inst])
+            choices = _numbers(inst) if inst in own_picks else _choices(inst, trace.decisions[inst])
+            decision = choices[int(trace.decisions[inst])] if inst in own_picks else _plain(trace.decisions[inst])
             if decision not in choices:
                 choices = (*choices, decision)
             knobs.append(Knob(f"{number}.{inst.kind.name}", choices))
@@ -90,9 +91,9 @@ class TraceSpace:
             raise TuningError("the schedule samples nothing: its trace has no decisions that could be tuned")
         # A rule estimates its own knobs: those of its picks, or of a kernel that it prepared.
         rule = str((mod["main"].attrs or {}).get(PREPARED_ATTRIBUTE, ""))
-        estimates = bool(picks and remake is not None) or bool(rule)
+        estimates = bool(own_picks and remake is not None) or bool(rule)
         space = ConfigSpace(knobs, default, _costs(knobs, cost) if estimates else None, rule, *numbers)
-        return cls(mod, trace, sampling, space, remake if picks else None)
+        return cls(mod, trace, sampling, space, remake if own_picks else None)
 
     def schedule(self, vector: Sequence[int]) -> Schedule | None:
         """Make the schedule of a configuration; None when the trace cannot be followed with it."""
@@ -125,12 +126,12 @@ class TraceSpace:
 
     def vector(self, trace: Trace) -> Vector | None:
         """Give the configuration of a recorded trace; None when it is one of another space."""
-        found = [inst for inst in trace.insts if inst in trace.decisions]
+        found = sampling_of(trace)
         if self.remake is not None:
             return self._picked(trace, found[: len(self.instructions)])
         if [inst.kind.name for inst in found] != [inst.kind.name for inst in self.instructions]:
             return None
-        if not _same_steps(trace, self.trace):
+        if not same_steps(trace, self.trace):
             return None
         vector = []
         for knob, inst in zip(self.space.knobs, found, strict=True):
@@ -142,7 +143,7 @@ class TraceSpace:
 
     def _picked(self, trace: Trace, found: Sequence[Instruction]) -> Vector | None:
         """Read the configuration off the picks of a recorded trace."""
-        if tuple(found) != _picks(trace, found) or len(found) != len(self.instructions):
+        if tuple(found) != picks(trace, found) or len(found) != len(self.instructions):
             return None
         vector = []
         for knob, inst in zip(self.space.knobs, found, strict=True):
@@ -152,23 +153,8 @@ class TraceSpace:
         return tuple(vector)
 
 
-def _picks(trace: Trace, sampling: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """Find the instructions whose number no other instruction looks at: the rule did, when it made the trace."""
-    kinds = [inst.kind.name for inst in sampling]
-    categorical = [inst for inst, kind in zip(sampling, kinds, strict=True) if kind == "SampleCategorical"]
-    if not categorical:
-        return ()
-    used = [variable for inst in trace.insts for operand in inst.inputs for variable in _variables(operand)]
-    return tuple(inst for inst in categorical if not any(inst.outputs[0].same_as(variable) for variable in used))
-
-
-def _variables(operand: Any) -> list[Any]:
-    """List the random variables of an operand of an instruction, which may be a number computed of some."""
-    return list(tvm.tirx.analysis.undefined_vars(operand)) if isinstance(operand, tvm.ir.Expr) else [operand]
-
-
 def _numbers(inst: Instruction) -> tuple[tuple[int], ...]:
-    return tuple((int(number),) for number in inst.attrs[0])
+    return tuple((number,) for number in numbers_of_pick(inst))
 
 
 def _costs(knobs: Sequence[Knob], cost: Cost | None) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -190,16 +176,6 @@ def _costs(knobs: Sequence[Knob], cost: Cost | None) -> Callable[[np.ndarray], n
         return np.array([of(tuple(row)) for row in rows.tolist()], np.float64)[inverse.reshape(-1)]
 
     return costs
-
-
-def _same_steps(recorded: Trace, ours: Trace) -> bool:
-    """Whether two traces have the same instructions up to what postprocessors added to the recorded one."""
-
-    def steps(trace: Trace) -> list[str]:
-        names = [inst.kind.name for inst in trace.insts]
-        return names[: names.index("EnterPostproc")] if "EnterPostproc" in names else names
-
-    return steps(recorded) == steps(ours)
 
 
 def _choices(inst: Instruction, decision: Any) -> tuple[Any, ...]:

@@ -8,10 +8,11 @@ from types import MappingProxyType
 import tvm
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
 
 from tvm_ext.algebra.relax.rewrite import rewrite_algebra
 from tvm_ext.backends.backend import Backend, PhasePasses
-from tvm_ext.database.tuned_schedules import tuned_schedules
+from tvm_ext.database.tuned_schedules import current_schedules, tuned_schedules
 from tvm_ext.errors import TargetError
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.memory.part_costs import PartCosts
@@ -47,6 +48,7 @@ from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.recorded import rule_of_another_space
 from tvm_ext.shapes.batch_loop import batch_loops
 
 Passes = list[tvm.transform.Pass]
@@ -203,10 +205,14 @@ def _runs_here(backend: Backend, target: tvm.target.Target) -> bool:
 
 def schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Take the schedules that a tuning database knows."""
+
+    def stranger(func: tvm.tirx.PrimFunc, target: tvm.target.Target, trace: Trace) -> str | None:
+        return rule_of_another_space(func, target, backend.rules, trace)
+
     if options.work_dir is not None:
-        return [tuned_schedules(str(options.work_dir))]
+        return [tuned_schedules(str(options.work_dir), stranger)]
     if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
-        return [relax.transform.MetaScheduleApplyDatabase(enable_warning=False)]
+        return [current_schedules(stranger)]
     return []
 
 

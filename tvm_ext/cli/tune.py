@@ -93,6 +93,11 @@ NOISY = 0.05
 )
 @click.option("--tracker", metavar="HOST:PORT", help="Measure on the servers of this RPC tracker (see tvm-ext serve).")
 @click.option("--key", help="Key of those servers at the tracker.")
+@click.option(
+    "--no-confirm",
+    is_flag=True,
+    help="Do not time the whole network, tuned and untuned, at the end.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Compile with what was found into this folder.")
 @click.option("--force", is_flag=True, help="Replace the artifact that is already in the folder.")
 @click.option(
@@ -118,6 +123,7 @@ def command(
     compare: Path | None,
     tracker: str | None,
     key: str | None,
+    no_confirm: bool,
     output: Path | None,
     force: bool,
     chart: Path | None,
@@ -194,9 +200,9 @@ def command(
         nullcontext() if counts is not None else _measurer(threads, tracker, key) as measurer,
     ):
         result = tune(
-            imported.mod, resolved, work_dir, trials, row,
+            imported, resolved, work_dir, trials, row,
             seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
-            store_features=features == "stores", options=pipeline,
+            store_features=features == "stores", options=pipeline, confirm=not no_confirm,
         )  # fmt: skip
     if output is not None:
         compile(imported, resolved, work_dir=work_dir, calibration=samples, **given_options(options)).save(
@@ -218,6 +224,8 @@ def command(
         )
     shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     click.echo(f"  time     {shares}")
+    if result.network is not None and not result.network.left_alone:
+        click.echo(f"  network  {result.network.sentence()}")
     if result.beside:
         ending = ", and what" if counts is None else ""
         click.echo(f"  beside   {result.beside} was tuning into this folder, too: what both measured is kept{ending}")
@@ -285,6 +293,8 @@ def _times(kernel: KernelResult, shown: Callable[[float], str]) -> str:
     if kernel.best is None:
         return "nothing could be measured" if kernel.trials else "not tried; give it more --trials"
     was = "" if kernel.before is None else f" (was {shown(kernel.before)})"
+    if kernel.left_alone:
+        was = " (its rule's own schedule: the network is slower with the fastest found)"
     earlier = "" if kernel.earlier is None else f", {shown(kernel.earlier)} in the earlier run"
     return f"{shown(kernel.best):>13}{was}{earlier}"
 
@@ -308,6 +318,7 @@ def _document(result: TuningResult) -> dict[str, Any]:
         "others": result.others,
         "beside": result.beside,
         "notes": result.notes,
+        "network_times": None if result.network is None else vars(result.network),
         "comparison": _comparison(result.kernels),
         "kernels": [vars(kernel) for kernel in result.kernels],
     }

@@ -29,6 +29,7 @@ from tvm_ext.system.files import require_regular
 
 WORKLOADS, RECORDS, VERSION = "database_workload.json", "database_tuning_record.json", "database_version.json"
 CONFIRMED = "database_confirmed.json"
+LEFT_ALONE, NETWORKS = "database_left_alone.json", "database_networks.json"
 LOCK, RUN_LOCK = "database.lock", "database_run.lock"
 
 DAMAGED = ".damaged"
@@ -137,7 +138,7 @@ def append(path: Path, line: str) -> None:
 
 def finish_last_lines(folder: Path) -> None:
     """Move what a killed writer left unfinished out of the way, so that TVM can read the files, too; under the lock."""
-    for name in (WORKLOADS, RECORDS, CONFIRMED):
+    for name in (WORKLOADS, RECORDS, CONFIRMED, LEFT_ALONE, NETWORKS):
         if (folder / name).is_file():
             handle = os.open(folder / name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
             try:

@@ -1,33 +1,29 @@
 """Tuning databases in folders: MetaSchedule's JSON files, safe to share between processes and to be killed over.
 
 Beside TVM's two files there is one with the versions that began them, as another TVM has other traces and hashes, and
-one that says which records were timed side by side with the rule's own choice.
+those of :mod:`tvm_ext.database.marks`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.database.files import (
-    CONFIRMED,
     DAMAGED,
     RECORDS,
     VERSION,
     WORKLOADS,
-    append,
     finish_last_lines,
-    lines_of,
     locked,
 )
 from tvm_ext.database.repair import is_sound, repair
-from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, record_json, spelt
+from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, spelt, spelt_trace
 from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
 from tvm_ext.system.cleanup import temporary_folder
 from tvm_ext.system.files import require_regular, write_atomically
@@ -41,8 +37,6 @@ __all__ = [
     "begun_by",
     "best_seconds",
     "check_database",
-    "confirmed_records",
-    "note_confirmed",
     "note_version",
     "open_database",
     "open_earlier",
@@ -186,7 +180,7 @@ def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, 
         with locked(folder):
             finish_last_lines(folder)
             found = Lines.read(folder)
-            new = {(found.number(record.workload), _trace(record)): seconds for record, seconds in times}
+            new = {(found.number(record.workload), spelt_trace(record)): seconds for record, seconds in times}
             lines = []
             for row in found.records:
                 seconds = None if row.value is None else new.get((row.workload, spelt(row.value[0])))
@@ -198,38 +192,6 @@ def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, 
             write_atomically(folder / RECORDS, "".join(lines))
     except OSError as error:
         raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
-
-
-def note_confirmed(folder: Path, records: Iterable[ms.database.TuningRecord]) -> None:
-    """Note that records have times that were taken side by side with those of the rule's choice.
-
-    Raises
-    ------
-    OutputError
-        If the folder cannot be written.
-    """
-    try:
-        with locked(folder):
-            known = set(lines_of(folder / CONFIRMED))
-            for line in dict.fromkeys(json.dumps(_identity(record)) for record in records):
-                if line not in known:
-                    append(folder / CONFIRMED, line)
-    except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
-
-
-def confirmed_records(folder: Path, records: Sequence[ms.database.TuningRecord]) -> list[ms.database.TuningRecord]:
-    """Give those of some records that :func:`note_confirmed` was told of."""
-    known = set(lines_of(folder / CONFIRMED))
-    return [record for record in records if json.dumps(_identity(record)) in known] if known else []
-
-
-def _identity(record: ms.database.TuningRecord) -> list[str]:
-    return [str(record.workload.as_json()[0]), hashlib.sha256(_trace(record).encode()).hexdigest()[:24]]
-
-
-def _trace(record: ms.database.TuningRecord) -> str:
-    return spelt(record_json(record)[0])
 
 
 def _check_version(folder: Path) -> None:

@@ -47,6 +47,11 @@ def record_json(record: TuningRecord) -> list[Any]:
     return found
 
 
+def spelt_trace(record: TuningRecord) -> str:
+    """Spell the trace of a record as its line does."""
+    return spelt(record_json(record)[0])
+
+
 def is_valid(seconds: Sequence[float]) -> bool:
     """Whether times are those of a candidate that could be run."""
     return bool(seconds) and all(0 <= value < FAILED_SECONDS for value in seconds)

@@ -6,22 +6,38 @@ after:  the same, scheduled as the fastest record of the database says, and mark
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import tvm
 from tvm import relax
+from tvm.s_tir import meta_schedule as ms
 from tvm.tirx import PrimFunc
 
+from tvm_ext.database.answers import Answers, Stranger, all_left_alone
 from tvm_ext.database.folders import begun_by, open_earlier
+from tvm_ext.database.marks import Identity, left_alone
 from tvm_ext.errors import TvmExtWarning, warn
 
+RECORD_ATTRIBUTE = "tvm_ext.tuning_record"
+"""Attribute of a kernel with a schedule of a database: which record, as JSON."""
 
-def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
+NAMED = 3
+"""Kernels that a warning names."""
+
+
+def tuned_schedules(folder: str | Path, stranger: Stranger = lambda func, target, trace: None) -> tvm.transform.Pass:
     """Make the pass, for the database in a folder.
 
     It is read as it is at that moment: a run that tunes into the folder meanwhile, or one that was killed in the middle
     of a line, does no harm. A database that has records, but none of these kernels, is warned of, and so are lines that
-    are damaged otherwise.
+    are damaged otherwise, and records of another rule's space than the kernel's own.
+
+    Parameters
+    ----------
+    folder : path
+    stranger : callable
+        Names the rule that a recorded trace is one of, where that is not the rule that schedules the kernel.
 
     Raises
     ------
@@ -31,19 +47,24 @@ def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.TunedSchedules")
     def _tuned_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        with open_earlier(Path(folder)) as database:
-            tuned = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(mod)
+        if all_left_alone():
+            return mod
+        place = Path(folder)
+        database = open_earlier(place)
+        answers = Answers(database, stranger, left_alone(place))
+        tuned = _applied(mod, answers, f"the database in {folder}")
         if database.unread:
             lines = f"{database.unread} line{'s' if database.unread != 1 else ''}"
             warn(
-                f"{lines} of the database in {folder} ({begun_by(Path(folder))}) could not be read and were passed "
+                f"{lines} of the database in {folder} ({begun_by(place)}) could not be read and were passed "
                 "over; `tvm-ext tune` moves them out of the way, and measures what is missing",
                 TvmExtWarning,
             )
-        kernels, left = _unscheduled(mod), _unscheduled(tuned)
-        if len(database) and kernels and kernels == left:
+        kernels = _unscheduled(mod)
+        known = answers.taken or answers.left or answers.strangers
+        if len(database) and kernels and not known:
             warn(
-                f"the database in {folder} ({begun_by(Path(folder))}) has none of the {len(kernels)} kernels of this "
+                f"the database in {folder} ({begun_by(place)}) has none of the {len(kernels)} kernels of this "
                 "model: it is of another model, shape, target, other options or another release; tune with those you "
                 "compile with"
             )
@@ -52,9 +73,52 @@ def tuned_schedules(folder: str | Path) -> tvm.transform.Pass:
     return _tuned_schedules
 
 
+def current_schedules(stranger: Stranger = lambda func, target, trace: None) -> tvm.transform.Pass:
+    """Make the pass, for the database that the caller has entered (``with database:``)."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CurrentSchedules")
+    def _current_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return _applied(mod, Answers(ms.Database.current(), stranger, ()), "the database that was entered")
+
+    return _current_schedules
+
+
+def _applied(mod: tvm.IRModule, answers: Answers, origin: str) -> tvm.IRModule:
+    with answers:
+        tuned = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(mod)
+    noted = tvm.IRModule(tuned.functions, attrs=tuned.attrs)
+    for variable, func in tuned.functions_items():
+        record = answers.taken.get(variable.name_hint)
+        if record is not None and isinstance(func, PrimFunc) and _is_scheduled(func):
+            noted.update_func(variable, func.with_attr(RECORD_ATTRIBUTE, json.dumps(record)))
+    if answers.strangers:
+        names = list(answers.strangers)
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        warn(
+            f"{origin} has records for {', '.join(names[:NAMED])}{more} that were tuned in the space of another "
+            f"schedule rule ({', '.join(sorted(set(answers.strangers.values())))}) than the one that schedules them, "
+            "and they are left out; another folder, tuned anew, has none",
+            TvmExtWarning,
+        )
+    return noted
+
+
+def record_of(func: PrimFunc) -> Identity | None:
+    """Tell which record a kernel has its schedule of; None for the kernel of a rule."""
+    found = func.attrs.get(RECORD_ATTRIBUTE) if func.attrs else None
+    if found is None:
+        return None
+    workload, trace = json.loads(str(found))
+    return workload, trace
+
+
+def _is_scheduled(func: PrimFunc) -> bool:
+    return bool(func.attrs) and "tirx.is_scheduled" in func.attrs
+
+
 def _unscheduled(mod: tvm.IRModule) -> set[str]:
     return {
         str(name.name_hint)
         for name, func in mod.functions.items()
-        if isinstance(func, PrimFunc) and not (func.attrs and "tirx.is_scheduled" in func.attrs)
+        if isinstance(func, PrimFunc) and not _is_scheduled(func)
     }

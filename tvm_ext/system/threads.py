@@ -88,6 +88,43 @@ def with_pool(function: Callable[[], Result]) -> Result:
     return before_exit(function)
 
 
+def in_threads(count: int, function: Callable[[], Result]) -> Result:
+    """Call a function whose kernels run in ``count`` threads.
+
+    Where that is not how many the pool of the calling thread has, a thread of its own makes the call. An interrupt does
+    not wait for that; the function then ends when it next asks :func:`is_given_up`.
+    """
+    if count == threads():
+        use_all_cores()
+        return function()
+    outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+    given_up = threading.Event()
+
+    def work() -> None:
+        _pool.given_up = given_up
+        try:
+            before_exit(lambda: _make_pool(count))
+            outcome.put((True, before_exit(function)))
+        except BaseException as error:
+            outcome.put((False, error))
+
+    threading.Thread(target=work, name="tvm_ext", daemon=True).start()
+    try:
+        succeeded, value = outcome.get()
+    except BaseException:
+        given_up.set()
+        raise
+    if succeeded:
+        return cast(Result, value)
+    raise value
+
+
+def is_given_up() -> bool:
+    """Whether nobody waits for what the calling thread does any more."""
+    given_up = getattr(_pool, "given_up", None)
+    return given_up is not None and given_up.is_set()
+
+
 def before_exit(function: Callable[[], Result]) -> Result:
     """Call a function whose end the interpreter waits for before it exits.
 
@@ -191,10 +228,10 @@ def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
         del task  # with the arrays that it is about
 
 
-def _make_pool() -> None:
+def _make_pool(count: int | None = None) -> None:
     allowed = os.sched_getaffinity(0)
     configure = tvm_ffi.get_global_func("runtime.config_threadpool")
-    count = threads()
+    count = count or threads()
     cores = _one_of_each_core()
     _let_threads_sleep()
     try:

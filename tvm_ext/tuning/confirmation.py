@@ -13,7 +13,8 @@ import numpy as np
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.database.folders import FAILED_SECONDS, confirmed_records, note_confirmed, replace_times
+from tvm_ext.database.folders import FAILED_SECONDS, replace_times
+from tvm_ext.database.marks import confirmed_records, note_confirmed
 from tvm_ext.tuners.measure.measurer import Arguments, Candidate, Measurer, arguments_of
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.space import Vector

@@ -17,6 +17,7 @@ from tvm_ext.backends.registry import backend_of
 from tvm_ext.database.files import announced
 from tvm_ext.database.folders import check_database, note_version, open_database
 from tvm_ext.errors import OptionError, TuningError
+from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.layout.choices import read_choices
 from tvm_ext.options import PipelineOptions
 from tvm_ext.tuners.measure.measurer import Measurer
@@ -38,7 +39,7 @@ __all__ = [
 
 
 def tune(
-    mod: tvm.IRModule,
+    mod: tvm.IRModule | ImportedModel,
     target: tvm.target.Target,
     work_dir: str | Path,
     trials: int,
@@ -50,18 +51,20 @@ def tune(
     measurer: Measurer | None = None,
     compare: str | Path | None = None,
     store_features: bool = False,
+    confirm: bool = True,
     progress: Callable[[TuningResult], None] = lambda result: None,
 ) -> TuningResult:
     """Tune the kernels of a Relax module.
 
     A target whose row has a measurer that counts cycles is tuned with that (VTA); times are those at its clock. Others
     are run: the rule's own choice of each kernel is measured first, and the other trials go where most time can be
-    saved. At the end the fastest candidates are timed in turns with the rule's choice, unless other machines measured,
-    and these times take the place of the first ones.
+    saved. At the end, unless other machines measured, the fastest candidates are timed in turns with the rule's choice,
+    and these times take the place of the first ones; then the whole network is timed in turns with the untuned one, and
+    compilations leave kernels alone with whose records it is slower.
 
     Parameters
     ----------
-    mod : IRModule
+    mod : IRModule or ImportedModel
         As :func:`tvm_ext.import_model` gives it.
     work_dir : path
         Folder of the database. One that holds records is gone on with: its trials count, and what a killed run did not
@@ -76,6 +79,8 @@ def tune(
         Folder of the database of an earlier run, whose best times are noted in the result.
     store_features : bool
         See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
+    confirm : bool
+        Whether the whole network is timed at the end; two compilations and a few seconds.
     progress : callable
         Called when the kernels are known, and after every batch.
 
@@ -95,7 +100,7 @@ def tune(
     check_database(Path(work_dir))
     if read_choices(Path(work_dir)):  # of a search over the whole network: they decide which kernels there are
         options = replace(options, work_dir=str(work_dir))
-    search = _search_of(mod, target, options, measurer, store_features)
+    search = _search_of(mod, target, options, measurer, store_features, confirm)
     if compare is not None:
         _note_earlier(search, Path(compare))
     folder = Path(work_dir)
@@ -115,19 +120,20 @@ def tune(
 
 
 def _search_of(
-    mod: tvm.IRModule,
+    mod: tvm.IRModule | ImportedModel,
     target: tvm.target.Target,
     options: PipelineOptions,
     measurer: Measurer | None,
     store_features: bool,
+    confirm: bool,
 ) -> Search:
     counting = backend_of(target).measurer
     if counting is None:
-        return TimedSearch(mod, target, options, measurer, store_features)
+        return TimedSearch(mod, target, options, measurer, store_features, confirm)
     counter = counting(target)
     if measurer is not None or store_features:
         raise OptionError(f"{target} is tuned with {counter.name}: leave out measurer and store_features")
-    return CountedSearch(mod, counter)
+    return CountedSearch(mod.mod if isinstance(mod, ImportedModel) else mod, counter)
 
 
 def _note_earlier(search: Search, folder: Path) -> None:

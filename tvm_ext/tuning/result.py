@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tvm_ext.tuning.harmful_records import NetworkTimes
+
 
 @dataclass
 class KernelResult:
@@ -23,6 +25,9 @@ class KernelResult:
         Measurements of this run, and how many of them failed.
     error : str or None
         Why the last failed candidate failed.
+    left_alone : bool
+        Whether its fastest record is left alone, because the whole network is slower with it; ``best`` is then the time
+        of the rule's own choice, where that is known.
     """
 
     name: str
@@ -34,6 +39,7 @@ class KernelResult:
     trials: int = 0
     failed: int = 0
     error: str | None = None
+    left_alone: bool = False
 
 
 @dataclass
@@ -48,8 +54,8 @@ class TuningResult:
         By how much two measurements of the best candidate of a kernel differed, as shares.
     seconds : dict
         Of ``search`` (proposing candidates), ``model`` (training cost models), ``build``, ``run``, ``confirm`` (timing
-        the fastest once more) and in ``total``; builds and runs go on side by side where there are cores for it. Only
-        ``total`` where nothing was measured.
+        the fastest and the whole network once more) and in ``total``; builds and runs go on side by side where there
+        are cores for it. Only ``total`` where nothing was measured.
     resumed : int
         Trials of these kernels that the database held already.
     others : int
@@ -57,7 +63,10 @@ class TuningResult:
     beside : str or None
         Which other run was at work in the folder when this one began.
     notes : list of str
-        Why another tuner was used than the one asked for, or an oracle was not asked any more.
+        Why another tuner was used than the one asked for, or an oracle was not asked any more; which kernels are left
+        alone, or why the whole network was not compared with the untuned one.
+    network : NetworkTimes or None
+        What the whole network takes tuned and untuned; None where it was not compared, or is the same.
     """
 
     kernels: list[KernelResult]
@@ -68,6 +77,7 @@ class TuningResult:
     others: int = 0
     beside: str | None = None
     notes: list[str] = field(default_factory=list)
+    network: NetworkTimes | None = None
 
     def note(self, notes: Iterable[str]) -> None:
         """Keep each note once."""

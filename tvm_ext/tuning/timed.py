@@ -1,14 +1,14 @@
 """Search with a clock: MetaSchedule builds and runs candidates, here or on other machines; tuners choose them.
 
 What is found is kept in MetaSchedule's JSON database, which the phase ``schedule`` reads. At the end the fastest
-candidates are timed in turns with the rule's own choice.
+candidates are timed in turns with the rule's own choice, and the whole network in turns with the untuned one.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,30 @@ from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.database.folders import best_seconds, open_database, open_earlier, record_count, records_of
+from tvm_ext.database.marks import Identity, identity, left_alone
 from tvm_ext.database.store import SharedDatabase
 from tvm_ext.errors import OutputError, TuningError
+from tvm_ext.frontend import import_model
+from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.rule import tunable_schedule
 from tvm_ext.system.compile_lock import one_compilation
 from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
+from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of, device_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy, median_seconds
 from tvm_ext.tuning.confirmation import Confirmation
-from tvm_ext.tuning.result import KernelResult
+from tvm_ext.tuning.harmful_records import NetworkTimes
+from tvm_ext.tuning.network_confirmation import NetworkConfirmation
+from tvm_ext.tuning.result import KernelResult, TuningResult
 from tvm_ext.tuning.search import Course, Request, Search
 from tvm_ext.tuning.tasks import Task, earlier_kernels, kernels_to_tune
+
+ELSEWHERE = (
+    "the kernels were timed on other machines, and the whole network was not compared with the untuned one; `tvm-ext "
+    "bench` there does so"
+)
 
 
 class TimedSearch(Search):
@@ -40,7 +51,7 @@ class TimedSearch(Search):
 
     Parameters
     ----------
-    mod : IRModule
+    model : IRModule or ImportedModel
         As :func:`tvm_ext.import_model` gives it.
     target : Target
     options : PipelineOptions
@@ -49,6 +60,8 @@ class TimedSearch(Search):
         One for this machine by default.
     store_features : bool
         See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
+    confirms : bool
+        Whether the whole network is compared with the untuned one at the end.
 
     Raises
     ------
@@ -58,13 +71,16 @@ class TimedSearch(Search):
 
     def __init__(
         self,
-        mod: tvm.IRModule,
+        model: tvm.IRModule | ImportedModel,
         target: tvm.target.Target,
         options: PipelineOptions,
         measurer: Measurer | None = None,
         store_features: bool = False,
+        confirms: bool = True,
     ) -> None:
         self._target, self._measurer, self._store_features = target, measurer, store_features
+        self._model, self._options, self._confirms = model, options, confirms
+        mod = model.mod if isinstance(model, ImportedModel) else model
         self._here = measurer is None or measurer.is_here
         self._tasks = kernels_to_tune(mod, target, here=self._here, options=options)
         if not self._tasks:
@@ -75,8 +91,8 @@ class TimedSearch(Search):
 
     def earlier(self, folder: Path) -> list[float | None]:
         """Look up what the database of another run has."""
-        database = open_earlier(folder)
-        return [best_seconds(database, task.mod) for task in self._tasks]
+        database, marked = open_earlier(folder), left_alone(folder)
+        return [_taken_seconds(task, database, marked)[0] for task in self._tasks]
 
     def resume(self, folder: Path, database: SharedDatabase) -> tuple[int, int]:
         """Count the records of these kernels, and of others."""
@@ -88,12 +104,32 @@ class TimedSearch(Search):
         return self._known, len(database.get_all_tuning_records()) - self._known
 
     def _note_best(self, database: SharedDatabase) -> None:
+        marked = left_alone(self._folder)
         for task, result in zip(self._tasks, self.kernels, strict=True):
-            result.best = best_seconds(database, task.mod)
+            result.best, result.left_alone = _taken_seconds(task, database, marked)
 
     def is_pending(self, trials: int) -> bool:
-        """Whether trials are left, or a killed run left fast records that nobody compared with the rule's choice."""
-        return trials > self._known or (self._here and self._confirmation().is_due)
+        """Whether trials are left, or a killed run left records that nobody compared with what there is without."""
+        return trials > self._known or (self._here and (self._confirmation().is_due or self._network_is_due()))
+
+    def _mods(self) -> list[tvm.IRModule]:
+        return [task.mod for task in self._tasks]
+
+    def _network_is_due(self) -> bool:
+        network = self._network(self._measurer) if self._known and self._confirms else None
+        return network is not None and network.is_due(self._database, self._mods())
+
+    def _network(self, measurer: Measurer | None) -> NetworkConfirmation:
+        model = self._model if isinstance(self._model, ImportedModel) else import_model(self._model)
+        alone = measurer is not None and measurer.threads == 1 and measurer.timing.by_processor
+        return NetworkConfirmation(
+            model,
+            self._target,
+            self._options,
+            self._folder,
+            physical_cores() if measurer is None else measurer.threads,
+            time.thread_time if alone else time.perf_counter,
+        )
 
     def _confirmation(self) -> Confirmation:
         spaces = [task.space for task in self._tasks]
@@ -116,7 +152,11 @@ class TimedSearch(Search):
             confirming = time.perf_counter()
             if self._here:
                 self._confirm(measurer)
+                if self._confirms:
+                    self._confirm_network(measurer, outcome)
                 course.note_latency()
+            elif self._confirms:
+                outcome.note([ELSEWHERE])
             measurer.check_noise([(device_of(self._target), arguments_of(task.mod)) for task in self._tasks])
             confirmed = time.perf_counter() - confirming
             counts = measurer.counts
@@ -132,8 +172,7 @@ class TimedSearch(Search):
 
     def _strategies(self, request: Request) -> list[TunerStrategy]:
         left = Budget(request.trials - self._known)
-        mods = [task.mod for task in self._tasks]
-        peers = earlier_kernels(self._database, mods, self._target) if request.recipe.shares else None
+        peers = earlier_kernels(self._database, self._mods(), self._target) if request.recipe.shares else None
         return [
             TunerStrategy(
                 request.recipe, request.seed + number, store_features=self._store_features, first_batch=1, budget=left,
@@ -149,6 +188,17 @@ class TimedSearch(Search):
             for result, seconds in zip(self.kernels, confirmation.run(self._target, measurer), strict=True):
                 result.before = result.before if seconds is None else seconds
         self._note_best(open_database(self._folder))
+
+    def _confirm_network(self, measurer: Measurer, outcome: TuningResult) -> None:
+        """Leave kernels alone with whose records the whole network is slower."""
+        database = open_database(self._folder)
+        found = self._network(measurer).run(database, self._mods())
+        if isinstance(found, NetworkTimes):
+            outcome.network = found
+            outcome.note([found.sentence()] if found.left_alone else [])
+            self._note_best(database)
+        elif found is not None:
+            outcome.note([found])
 
     def _tune(self, request: Request, strategies: Sequence[TunerStrategy], measurer: Measurer, course: Course) -> None:
         logger = logging.getLogger("tvm_ext.tuning")
@@ -212,6 +262,17 @@ def _left_over(strategies: Sequence[TunerStrategy], trials: int) -> list[str]:
     if left < 1:
         return []
     return [f"{left} of {trials} trials were not needed: the kernels have no configuration that was not tried"]
+
+
+def _taken_seconds(task: Task, database: SharedDatabase, marked: Collection[Identity]) -> tuple[float | None, bool]:
+    """Look up the time of what a compilation takes, and whether it leaves the fastest record alone."""
+    best = best_seconds(database, task.mod)
+    if best is None or not marked:
+        return best, False
+    (fastest,) = database.get_top_k(database.commit_workload(task.mod), 1)
+    if identity(fastest) not in marked:
+        return best, False
+    return _default_seconds(task, database) or best, True
 
 
 def _default_seconds(task: Task, database: SharedDatabase) -> float | None:

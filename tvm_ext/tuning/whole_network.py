@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import compile
-from tvm_ext.database.files import RECORDS, VERSION, WORKLOADS, append, locked
+from tvm_ext.database.files import LEFT_ALONE, RECORDS, VERSION, WORKLOADS, append, locked
 from tvm_ext.database.folders import note_version, open_database
 from tvm_ext.errors import OptionError, TargetError, TvmExtError
 from tvm_ext.frontend.imported import ImportedModel
@@ -38,12 +37,13 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.tuning.joint_choices import Trial, next_network, to_confirm
+from tvm_ext.tuning.side_by_side import Clock, Ratio, Run, in_turns
 
 TRIED = "choices_tried.jsonl"
 """File in the folder: the networks that were measured, so that a search that was stopped goes on."""
 
-ROUNDS, SECONDS = 12, 1.0
-"""A network takes at least so many turns with the default, and about so many seconds."""
+SECONDS = 1.0
+"""The turns of a network take about so long together."""
 
 CONFIRMED = 4
 """The last comparison takes so many times as long."""
@@ -53,8 +53,6 @@ IS_SURE, IS_FASTER = 0.98, 0.99
 
 AGREES = 1e-3
 """Results may differ by so much of their largest magnitude."""
-
-Clock = Callable[[], float]
 
 
 @dataclass
@@ -237,7 +235,7 @@ class _Networks:
     def _compile(self, chosen: Mapping[str, str]) -> CompiledModel:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for file in (RECORDS, WORKLOADS, VERSION):
+            for file in (RECORDS, WORKLOADS, VERSION, LEFT_ALONE):
                 if (self._folder / file).exists():
                     shutil.copy(self._folder / file, folder / file)
             write_choices(folder, self._kept | dict(chosen))
@@ -269,25 +267,17 @@ class _Networks:
         """Compile networks and time all of them, and the default, in turns."""
         made = [self._candidate(chosen) for chosen in rows]
         runs = [self._default, *(network for network in made if not isinstance(network, str))]
-        laps = self._in_turns(runs, seconds * len(runs)) if len(runs) > 1 else []
-        ratios = iter([median(lap / base for lap, base in zip(row, laps[0], strict=True)) for row in laps[1:]])
+        turns = [self._run_of(network) for network in runs]
+        laps = in_turns(turns, seconds * len(runs), self._clock) if len(runs) > 1 else []
+        ratios = iter([Ratio.of(row, laps[0]).median for row in laps[1:]])
         return [
             Trial(dict(chosen), None, network) if isinstance(network, str) else Trial(dict(chosen), next(ratios))
             for chosen, network in zip(rows, made, strict=True)
         ]
 
-    def _in_turns(self, networks: Sequence[CompiledModel], seconds: float) -> list[list[float]]:
-        """Run networks in turns; gives the times of each, those of the first two rounds left out."""
-        laps: list[list[float]] = [[] for _ in networks]
-        end = time.perf_counter() + seconds
-        while len(laps[0]) < ROUNDS or time.perf_counter() < end:
-            order = range(len(networks)) if len(laps[0]) % 2 else reversed(range(len(networks)))
-            for number in order:
-                machine = networks[number].virtual_machine
-                start = self._clock()
-                machine["main"](*self._tensors(networks[number]))
-                laps[number].append(self._clock() - start)
-        return [row[2:] for row in laps]
+    def _run_of(self, network: CompiledModel) -> Run:
+        main, tensors = network.virtual_machine["main"], self._tensors(network)
+        return lambda: main(*tensors)
 
     def _tensors(self, network: CompiledModel) -> list[Any]:
         if not hasattr(self, "_arguments"):

@@ -1,0 +1,109 @@
+"""What a compilation takes of a database: the fastest record of a kernel, unless that is known to do harm.
+
+Two kinds do: records of another rule's space than that of the rule that schedules the kernel, which was chosen because
+it is faster; and records with which a whole network was slower than without (:mod:`tvm_ext.database.marks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.database import PyDatabase, TuningRecord, Workload
+from tvm.s_tir.schedule import Trace
+from tvm.tirx import PrimFunc
+
+from tvm_ext.database.marks import Identity, identity
+
+Stranger = Callable[[PrimFunc, tvm.target.Target, Trace], str | None]
+"""Names the rule that a recorded trace is one of, where that is not the rule that schedules the kernel."""
+
+_left: ContextVar[Collection[Identity] | None] = ContextVar("left", default=())
+
+
+@contextmanager
+def leaving_alone(records: Collection[Identity] | None) -> Iterator[None]:
+    """Have compilations inside leave kernels alone whose fastest record is one of these; all kernels with None."""
+    token = _left.set(records)
+    try:
+        yield
+    finally:
+        _left.reset(token)
+
+
+def all_left_alone() -> bool:
+    """Whether this is inside of ``leaving_alone(None)``."""
+    return _left.get() is None
+
+
+@derived_object
+class Answers(PyDatabase):
+    """A view of a database that gives a kernel no record that does harm.
+
+    Parameters
+    ----------
+    database : ms.Database
+    stranger : callable
+    left : collection of Identity
+        Records that are left alone.
+
+    Attributes
+    ----------
+    taken : dict from str to Identity
+        The record of each kernel that has one.
+    left : dict from str to Identity
+        Of each kernel that has none because its fastest record is left alone, that record.
+    strangers : dict from str to str
+        Of each kernel whose fastest record is of another rule's space, that rule.
+    """
+
+    def __init__(self, database: ms.Database, stranger: Stranger, left: Collection[Identity]) -> None:
+        super().__init__()
+        self._database, self._stranger, self._marks = database, stranger, left
+        self.taken: dict[str, Identity] = {}
+        self.left: dict[str, Identity] = {}
+        self.strangers: dict[str, str] = {}
+
+    def query_tuning_record(
+        self, mod: tvm.IRModule, target: tvm.target.Target, workload_name: str | None = None
+    ) -> TuningRecord | None:
+        """Give the fastest record of a kernel that does no harm."""
+        name = str(workload_name)
+        for record in self._fastest_first(mod, target, workload_name):
+            rule = self._stranger(mod["main"], target, record.trace)
+            if rule is not None:
+                self.strangers.setdefault(name, rule)
+                continue
+            who = identity(record)
+            if who in self._marks or who in (_left.get() or ()):
+                self.left[name] = who
+                return None
+            self.taken[name] = who
+            return record
+        return None
+
+    def _fastest_first(self, mod: tvm.IRModule, target: tvm.target.Target, name: str | None) -> Iterator[TuningRecord]:
+        first = self._database.query_tuning_record(mod, target, name)
+        if first is None:
+            return
+        yield first
+        yield from self._database.get_top_k(self._database.commit_workload(mod), 1 << 20)[1:]
+
+    def has_workload(self, mod: tvm.IRModule) -> bool:
+        """Tell whether a workload is known."""
+        return self._database.has_workload(mod)
+
+    def commit_workload(self, mod: tvm.IRModule) -> Workload:
+        """Give the workload of a module."""
+        return self._database.commit_workload(mod)
+
+    def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
+        """Give the fastest records of a workload, those that do harm included."""
+        return list(self._database.get_top_k(workload, top_k))
+
+    def __len__(self) -> int:
+        return len(self._database)
