@@ -28,7 +28,6 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.element_alignment import reads_any_element
 from tvm_ext.passes.shared_results import shared_results
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
-from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.phases import Phase
 from tvm_ext.pipeline import checked_options, phase_passes
 from tvm_ext.relax_utils import plain
@@ -113,7 +112,6 @@ def compile(
     )
     if emit != LIBRARY:
         _check_fixed(imported)
-        imported = replace(imported, mod=without_value_checks()(imported.mod))  # C sources cannot refuse a run
     if calibration is not None:
         parsed = replace(parsed, calibration=imported.by_parameter(calibration))
     warn_if_baseline(resolved)

@@ -31,6 +31,7 @@ from tvm_ext.schedules.cpu.open_tiles import (
     OpenWindows,
     digits,
     kept,
+    partial_sums,
     product,
     registers,
     tiles,
@@ -96,8 +97,8 @@ class _Kernel:
         self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
         columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
         self.columns = min(columns, MOST_COLUMNS)
-        # One column of many vectors keeps the multipliers as busy as several of few.
-        rest = (FEW_COLUMNS, 1) if self.vectors < FEW_COLUMNS else (1,)
+        # One column of many vectors keeps the multipliers as busy as several of few; two read the weights once.
+        rest = (FEW_COLUMNS, 2, 1) if self.vectors < FEW_COLUMNS else (2, 1)
         self.widths = (self.columns, *(width for width in rest if width < self.columns))
         self.together = 4 * prod(shape) <= machine.l2 // 2
         steps = (*self.kernel, *windows.strides)
@@ -143,28 +144,43 @@ class _Kernel:
 
     def _tile(self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int) -> None:
         """Compute ``count`` columns of a row; ``place`` is the first one."""
-        for j, c in itertools.product(range(count), range(self.vectors)):
+        parts = partial_sums(count, self.vectors, self.columns)
+        while self.block_in % parts:
+            parts //= 2
+        for j, c in itertools.product(range(parts * count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 T.buffer_store(sums[j], tirx.const(0, self.windows.dtype), [c, x])
-        self._reduce(sums, n, group, place, count, [])
+        self._reduce(sums, n, group, place, count, parts, [])
+        for part, j, c in itertools.product(range(1, parts), range(count), range(self.vectors)):
+            with T.vectorized(ZERO, whole(self.lanes)) as x:
+                T.buffer_store(sums[j], sums[j][c, x] + sums[part * count + j][c, x], [c, x])
         for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 index = [n, group * self.vectors + c, *place[:-1], place[-1] + j, x]
                 self.windows.store(sums[j][c, x], index)
 
     def _reduce(
-        self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]
+        self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, parts: int, indices: list[Any]
     ) -> None:
-        """Add up the products of a tile: over blocks of input channels, taps, and channels of a block."""
-        extents = [self.in_chunks, *self.kernel, self.block_in]
+        """Add up the products of a tile: over blocks of input channels, taps, and channels of a block.
+
+        These are in ``parts``, each with sums of its own.
+        """
+        extents = [self.in_chunks, *self.kernel, self.block_in // parts]
         if len(indices) < len(extents):
             extent = extents[len(indices)]
             if extent == 1:
-                self._reduce(sums, n, group, place, count, [*indices, ZERO])
+                self._reduce(sums, n, group, place, count, parts, [*indices, ZERO])
             else:
                 with T.serial(ZERO, whole(extent)) as index:
-                    self._reduce(sums, n, group, place, count, [*indices, index])
+                    self._reduce(sums, n, group, place, count, parts, [*indices, index])
             return
+        for part in range(parts):
+            lane = indices[-1] * parts + part
+            self._add(sums[part * count :], n, group, place, count, [*indices[:-1], lane])
+
+    def _add(self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]) -> None:
+        """Add the products of one channel and tap."""
         in_chunk, *taps, lane = indices
         chunk = in_chunk
         if self.groups > 1:

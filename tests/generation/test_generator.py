@@ -13,7 +13,7 @@ import tvm_ext
 from tests.commands import Commands
 from tvm_ext import Generator
 from tvm_ext.errors import InputError, ModelError, OptionError
-from tvm_ext.generation.decoder import Decoder
+from tvm_ext.generation.decoder import Decoder, config_from_checkpoint
 from tvm_ext.generation.definitions import SIZES, Transformer, made_up
 from tvm_ext.generation.quantization import dequantized, quantized, weight_format
 
@@ -247,3 +247,80 @@ def test_wrong_models_are_refused(tmp_path: Path) -> None:
         Decoder(model.config, weights | {"model.norm.weight": np.ones(63, "float32")})
     with pytest.raises(ModelError, match="cannot share 3 heads"):
         type(model.config)(**model.config.to_json() | {"kv_heads": 3})
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 211, "max_position_embeddings": 512,
+    "hidden_act": "silu",
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_layer": 2, "vocab_size": 211, "n_positions": 160}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported; candidates are silu, swish"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .*only unscaled angles"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_parameters is .*only unscaled angles"),
+        ({"model_type": "gemma"}, "model_type 'gemma' is not supported"),
+        ({"hidden_size": "wide"}, "a field is no number"),
+        ({"rope_parameters": "default"}, "a field is no number"),
+        ({"hidden_size": 0}, "field hidden is 0"),
+        (GPT2 | {"activation_function": "relu"}, "activation_function is 'relu'"),
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        (GPT2 | {"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        (GPT2 | {"n_head": 0}, "a field is no number"),
+    ],
+)
+def test_checkpoints_that_compute_something_else(fields: dict[str, object], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | fields))
+    with pytest.raises(ModelError, match=message):
+        Decoder.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[1, 2]")
+    with pytest.raises(ModelError, match="holds no object of fields"):
+        Decoder.from_folder(tmp_path)
+
+
+def test_the_base_of_angles_is_read_where_it_stands() -> None:
+    assert config_from_checkpoint(LLAMA, "").rotary_base == 1e4
+    assert config_from_checkpoint(LLAMA | {"rope_theta": 5e5}, "").rotary_base == 5e5
+    angles = {"rope_type": "default", "rope_theta": 1e6}
+    assert config_from_checkpoint(LLAMA | {"rope_parameters": angles}, "").rotary_base == 1e6
+
+
+def test_weights_that_have_no_place() -> None:
+    model = made_up(SIZES["llama-tiny"], biased=True)
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    Decoder(model.config, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.o_proj.bias' belongs to no part"):
+        Decoder(model.config, weights | {"model.layers.0.self_attn.o_proj.bias": np.zeros(64, "float32")})
+    del weights["model.layers.1.self_attn.k_proj.bias"]
+    with pytest.raises(ModelError, match=r"'model.layers.1.self_attn.k_proj.bias' is missing, and others"):
+        Decoder(model.config, weights)
+
+
+def test_weights_without_integers() -> None:
+    weight = np.ones((40, 3), "float32")
+    weight[5, 1] = np.nan
+    with pytest.raises(ModelError, match="infinite or NaN"):
+        quantized(weight, weight_format("int4"))
+
+
+def test_a_wrong_prompt_leaves_the_cache_as_it_was(llama: tuple[Transformer, Generator]) -> None:
+    _, generator = llama
+    generator.reset()
+    generator.prefill(PROMPT)
+    expected = generator.decode(7)
+    for wrong in ([], [211], [1] * 151, [10**30]):
+        with pytest.raises(InputError):
+            generator.generate(wrong, 3)
+    with pytest.raises(InputError, match="do not fit a cache"):
+        generator.generate(PROMPT, 141)
+    assert generator.length == len(PROMPT) + 1
+    generator.reset()
+    generator.prefill(PROMPT)
+    np.testing.assert_array_equal(generator.decode(7), expected)
+    with pytest.raises(InputError, match=r"1000000000000000000000000000000 is no token"):
+        generator.prefill([10**30])

@@ -53,6 +53,6 @@ def token_ids(text: str) -> list[int]:
             ids.append(int(part))
         except ValueError:
             raise InputError(
-                f"prompt ids: {part.strip()!r} is no whole number; give ids such as 464,3290,318"
+                f"prompt ids: {part.strip()!r:.40} is no whole number; give ids such as 464,3290,318"
             ) from None
     return ids

@@ -16,6 +16,10 @@ FAMILIES = ("llama", "gpt2")
 """Kinds of blocks: rotary positions, root-mean-square norms and SwiGLU; learnt positions, layer norms and GELU."""
 
 
+_NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Ends of names of tensors that checkpoints may hold and that are no weights: masks, and rates of angles."""
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Extents and kind of a decoder.
@@ -122,6 +126,18 @@ class Decoder:
                     f"{self.name}: weight {name!r} has shape {list(found.shape)} where the configuration says "
                     f"{list(shape)}"
                 )
+        biases = [name for name, _, optional in self.config.shapes() if optional]
+        lacking = [name for name in biases if name not in self.weights]
+        if lacking and len(lacking) < len(biases):
+            raise ModelError(f"{self.name}: weight {lacking[0]!r} is missing, and others of its kind are there")
+        known = {name for name, _, _ in self.config.shapes()} | ({"lm_head.weight"} if self.config.tied else set())
+        others = [name for name in self.weights if name not in known and not name.endswith(_NO_WEIGHTS)]
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise ModelError(
+                f"{self.name}: weight {others[0]!r}{more} belongs to no part of a decoder of this kind; the model "
+                "computes something else"
+            )
 
     def weight(self, name: str) -> np.ndarray | None:
         """Give a weight as float32; None where a bias is not there."""
@@ -160,6 +176,8 @@ class Decoder:
             described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{folder / 'config.json'} cannot be read: {first_line(error)}") from None
+        if not isinstance(described, dict):
+            raise ModelError(f"{folder / 'config.json'} holds no object of fields, as the one of a checkpoint does")
         config = config_from_checkpoint(described, str(folder / "config.json"))
         files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -194,6 +212,11 @@ def config_from_checkpoint(described: Mapping[str, Any], where: str) -> DecoderC
     kind = described.get("model_type")
     try:
         if kind == "gpt2":
+            _require(described, where, "activation_function", ("gelu_new", "gelu_pytorch_tanh"))
+            _require(described, where, "scale_attn_weights", (True,))
+            _require(described, where, "scale_attn_by_inverse_layer_idx", (False,))
+            _require(described, where, "add_cross_attention", (False,))
+            _require(described, where, "tie_word_embeddings", (True,))
             hidden, heads = int(described["n_embd"]), int(described["n_head"])
             return DecoderConfig(
                 "gpt2", int(described["n_layer"]), hidden, heads, heads, hidden // heads,
@@ -201,9 +224,15 @@ def config_from_checkpoint(described: Mapping[str, Any], where: str) -> DecoderC
                 int(described["n_positions"]), float(described.get("layer_norm_epsilon", 1e-5)),
             )  # fmt: skip
         if kind in ("llama", "qwen2", "mistral"):
-            scaled, window = described.get("rope_scaling"), described.get("sliding_window")
-            if scaled:
-                raise ModelError(f"{where}: field rope_scaling is {scaled!r:.80}; only unscaled angles are supported")
+            _require(described, where, "hidden_act", ("silu", "swish"))
+            _require(described, where, "partial_rotary_factor", (1.0,))
+            window = described.get("sliding_window")
+            angles = described.get("rope_parameters") or described.get("rope_scaling") or {}
+            base = float(angles.get("rope_theta", described.get("rope_theta", 10000.0)))
+            for field in ("rope_scaling", "rope_parameters"):
+                scaled = described.get(field)
+                if scaled and scaled.get("rope_type", scaled.get("type", "default")) != "default":
+                    raise ModelError(f"{where}: field {field} is {scaled!r:.80}; only unscaled angles are supported")
             if window and described.get("use_sliding_window", kind == "mistral"):
                 raise ModelError(f"{where}: field sliding_window is {window}; attention over a window is not supported")
             hidden, heads = int(described["hidden_size"]), int(described["num_attention_heads"])
@@ -212,11 +241,23 @@ def config_from_checkpoint(described: Mapping[str, Any], where: str) -> DecoderC
                 int(described.get("num_key_value_heads") or heads), int(described.get("head_dim") or hidden // heads),
                 int(described["intermediate_size"]), int(described["vocab_size"]),
                 int(described["max_position_embeddings"]), float(described.get("rms_norm_eps", 1e-5)),
-                float(described.get("rope_theta", 10000.0)), bool(described.get("tie_word_embeddings", False)),
+                base, bool(described.get("tie_word_embeddings", False)),
             )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{where}: field {error} is missing or no number") from None
+    except KeyError as error:
+        raise ModelError(f"{where}: field {error} is missing") from None
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise ModelError(f"{where}: a field is no number ({first_line(error)})") from None
     raise ModelError(f"{where}: model_type {kind!r} is not supported; candidates are gpt2, llama, mistral, qwen2")
+
+
+def _require(described: Mapping[str, Any], where: str, field: str, known: tuple[Any, ...]) -> None:
+    """Refuse a field that makes the model compute something else."""
+    value = described.get(field)
+    if value is not None and value not in known:
+        candidates = ", ".join(map(str, known))
+        raise ModelError(
+            f"{where}: field {field} is {value!r:.80}, which is not supported; candidates are {candidates}"
+        )
 
 
 def _llama_shapes(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:

@@ -178,7 +178,7 @@ class Generator:
             arrays = list(_read(path / WEIGHTS, facts["tensors"]))
             loaded = _DecoderModel(module, metadata, arrays, path / LIBRARY)
             return cls(loaded, arrays)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
             raise ModelError(f"{path / METADATA} is damaged, field decoder ({error}); {REMEDY}") from None
 
     def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
@@ -211,7 +211,7 @@ class Generator:
             what it held.
         """
         with self._turn:
-            checked = self._checked(ids)
+            checked = self._checked(ids, self.length)
             for begin in range(0, len(checked), MOST_TOKENS):
                 logits = self._step("prefill", checked[begin : begin + MOST_TOKENS])
         return logits
@@ -219,14 +219,15 @@ class Generator:
     def decode(self, token: int) -> np.ndarray:
         """Take in one token; as :meth:`prefill`, by kernels for one."""
         with self._turn:
-            checked = self._checked([token])
+            checked = self._checked([token], self.length)
             return self._step("decode", checked)
 
     def generate(self, prompt_ids: Sequence[int], count: int) -> Iterator[int]:
         """Forget all tokens, take in a prompt, and give tokens one by one, each the one with the highest logit.
 
-        The prompt is taken in for the first token. There is one cache: what :meth:`prefill`, :meth:`decode`,
-        :meth:`reset` or another :meth:`generate` does to it between two tokens ends the older sequence.
+        That happens for the first token; until then the cache holds what it held. There is one cache: what
+        :meth:`prefill`, :meth:`decode`, :meth:`reset` or another :meth:`generate` does to it between two tokens ends
+        the older sequence.
 
         Raises
         ------
@@ -236,8 +237,7 @@ class Generator:
         """
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
             raise InputError(f"count: {count!r} is no number of tokens; give 0 or more")
-        self.reset()
-        prompt = self._checked(prompt_ids)
+        prompt = self._checked(prompt_ids, 0)
         if len(prompt) + count - 1 > self.context:
             raise InputError(
                 f"count: {count} tokens behind a prompt of {len(prompt)} do not fit a cache of {self.context} tokens; "
@@ -265,12 +265,16 @@ class Generator:
                 calls = self._calls
         yield int(logits.argmax())
 
-    def _checked(self, ids: Any) -> np.ndarray:
+    def _checked(self, ids: Any, held: int) -> np.ndarray:
+        """Give ids as an array; ``held`` tokens are in the cache before them."""
         try:
             array = np.asarray(ids)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise InputError(f"prompt ids: no array can be made of them: {error}") from None
-        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        whole = array.dtype.kind in "iu" or (
+            array.dtype == object and all(isinstance(number, int) and number is not True for number in array.flat)
+        )
+        if array.ndim != 1 or not array.size or not whole:
             raise InputError(
                 f"prompt ids: {array.dtype}{list(array.shape)} is given where a sequence of at least one whole number "
                 "is expected"
@@ -278,12 +282,12 @@ class Generator:
         wrong = array[(array < 0) | (array >= self.config.vocabulary)]
         if wrong.size:
             raise InputError(
-                f"prompt ids: {wrong[0]} is no token of this model; ids go from 0 to {self.config.vocabulary - 1}"
+                f"prompt ids: {wrong[0]!s:.40} is no token of this model; ids go from 0 to {self.config.vocabulary - 1}"
             )
-        if self.length + array.size > self.context:
+        if held + array.size > self.context:
             raise InputError(
-                f"prompt ids: {array.size} more tokens do not fit the cache, which holds {self.length} of "
-                f"{self.context}; call reset(), or compile with a larger context"
+                f"prompt ids: {array.size} more tokens do not fit the cache, which holds {held} of {self.context}; "
+                "call reset(), or compile with a larger context"
             )
         return array.astype("int64")
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import ModelError, OptionError
 from tvm_ext.schedules.compute.weight_words import WeightFormat, packed_floats, packed_integers
 
 GROUPS = (32, 64, 128, 256)
@@ -56,7 +56,14 @@ def quantized(weight: np.ndarray, form: WeightFormat) -> tuple[np.ndarray, np.nd
     -------
     tuple
         Integers ``[reduction, columns]``, scales and zero points ``[groups, columns]``, None if symmetric.
+
+    Raises
+    ------
+    ModelError
+        If a weight is no finite number.
     """
+    if not np.isfinite(weight).all():
+        raise ModelError("a weight is infinite or NaN, for which there is no integer; keep weights='float32'")
     reduction, columns = weight.shape
     groups, highest = -(-reduction // form.group), (1 << form.bits) - 1
     padded = np.zeros((groups * form.group, columns), "float32")

@@ -168,3 +168,26 @@ def test_extents_that_cannot_be_proved_equal() -> None:
     auto, given = torch.export.Dim.AUTO, (torch.randn(3, 8), torch.randn(3, 4))
     with pytest.raises(UnsupportedOperatorError, match=r"cumsum.*TVM does not know that its operand 'sub\w*' has the"):
         compiled(Halves(), given, ({1: auto}, {1: auto}))
+
+
+class EverySecond(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x[:, ::2] * 2
+
+
+def test_ranges_of_derived_extents_are_narrowed() -> None:
+    extent = torch.export.Dim("s", min=3, max=64)
+    program = torch.export.export(EverySecond(), (torch.randn(2, 40),), dynamic_shapes=({1: 4 * extent},))
+    for asked, low, high in (((32, 100), 32, 100), ((30, 103), 32, 100), ((1, 50), 12, 48), ((200, None), 200, 256)):
+        model = tvm_ext.compile(program, dynamic={"x:1": asked})
+        for size in (low, high):
+            check(model, EverySecond(), (torch.randn(2, size),))
+        for size in (low - 4, high + 4):
+            with pytest.raises(InputError, match=f"the model is made for .*to {high}|must be a multiple of 4"):
+                model.run({"x": np.zeros((2, size), "float32")})
+    with pytest.raises(
+        InputError, match="'x:1' is to be 300 or more, and the model is made for 12 to 256 in steps of 4"
+    ):
+        tvm_ext.compile(program, dynamic={"x:1": (300, None)})
+    with pytest.raises(InputError, match="'x:0' is to stay open, and the model fixes it to 2"):
+        tvm_ext.compile(program, dynamic={"x:0": (1, 4)})

@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import tvm_ext
-from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.errors import InputError, UnsupportedOperatorError
 from tvm_ext.frontend.torch.model import import_torch
+from tvm_ext.passes.value_checks import without_value_checks
 
 pytestmark = pytest.mark.torch
 
@@ -109,7 +110,7 @@ def test_a_value_for_each_place_of_a_mask_is_refused() -> None:
 
 
 def test_cache_of_any_batch() -> None:
-    """Also computed places out of range write no foreign memory."""
+    """Also computed places out of range write no foreign memory; where they can be, they are refused."""
 
     class Cache(nn.Module):
         def forward(self, cache: Any, places: Any, values: Any) -> Any:
@@ -126,5 +127,8 @@ def test_cache_of_any_batch() -> None:
         (found,) = artifact.run([value.numpy() for value in given]).values()
         np.testing.assert_array_equal(found, Cache()(*given).numpy())
     cache, _, values = (value.numpy() for value in given)
-    (found,) = artifact.run([cache, np.array([10**9, -(10**9)]), values]).values()
+    with pytest.raises(InputError, match="must hold indices into dimension 1 of 'cache', which is 9: from -9 to 8"):
+        artifact.run([cache, np.array([10**9, -(10**9)]), values])
+    plain = tvm_ext.compile(without_value_checks()(import_torch(program).mod))  # as where none can refuse
+    (found,) = plain.run([cache, np.array([10**9, -(10**9)]), values]).values()
     np.testing.assert_array_equal(found, np.concatenate([values[:, 1:], cache[:, 1:8], values[:, :1]], 1))

@@ -17,8 +17,8 @@ import tvm
 
 from tvm_ext.artifact.compiled_model import METADATA, CompiledModel
 from tvm_ext.artifact.metadata import file_record
-from tvm_ext.backends.c.sources import Sources, make_sources, write_sources
-from tvm_ext.errors import CompileError, MissingPackageError
+from tvm_ext.backends.c.sources import REFUSED, Sources, make_sources, write_sources
+from tvm_ext.errors import CompileError, InputError, MissingPackageError
 from tvm_ext.inputs import check_array, match_names, numpy_dtype
 
 COMPILE_SECONDS = 1200
@@ -37,7 +37,7 @@ class CModel(CompiledModel):
         Raises
         ------
         InputError
-            If an input has the wrong name, shape or dtype.
+            If an input has the wrong name, shape or dtype, or the model refuses its values.
         CompileError
             If the sources cannot be compiled here, or the program fails.
         MissingPackageError
@@ -89,6 +89,8 @@ class CModel(CompiledModel):
         ------
         CompileError
             If it fails.
+        InputError
+            If the model refuses the values.
         """
         with tempfile.TemporaryDirectory(prefix="tvm-ext-c-") as name:
             files = []
@@ -97,7 +99,7 @@ class CModel(CompiledModel):
                 np.save(files[-1], array)
             program: Sources = self.executable
             command = [*launcher, f"./{program.name}", "-o", f"{name}/output", *files]
-            _called(command, folder, "the program")
+            _called(command, folder, "the program", REFUSED)
             return {
                 spec.name: np.load(f"{name}/output{number}.npy").astype(numpy_dtype(spec.dtype), copy=False)
                 for number, spec in enumerate(self.outputs)
@@ -137,7 +139,7 @@ def build(folder: Path, compiler: str = "", options: Sequence[str] = ()) -> None
     _called(["make", f"-j{jobs}", f"CC={compiler}", *options], folder, "building the C sources")
 
 
-def _called(command: Sequence[str], folder: Path, what: str) -> str:
+def _called(command: Sequence[str], folder: Path, what: str, refused: int | None = None) -> str:
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False, errors="replace"
@@ -146,6 +148,8 @@ def _called(command: Sequence[str], folder: Path, what: str) -> str:
         raise CompileError(f"{what} did not end within {COMPILE_SECONDS} s") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
+        if done.returncode == refused and lines:
+            raise InputError(f"the model itself refuses its inputs: {lines[-1]}; give values that it allows")
         telling = next(
             (line for line in lines if "error" in line), lines[-1] if lines else f"exit code {done.returncode}"
         )

@@ -17,7 +17,7 @@ from tvm_ext.backends.c.masks import type_of
 from tvm_ext.backends.c.program import reads_and_writes
 from tvm_ext.backends.c.registers import choose_registers
 from tvm_ext.backends.c.statements import evaluated, without_unused
-from tvm_ext.backends.c.types import CType
+from tvm_ext.backends.c.types import CType, literal
 from tvm_ext.backends.c.vectors import divide_vectors
 from tvm_ext.graph.tir_flops import CONTROL_REGISTER
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -47,6 +47,8 @@ class Kernel:
         Bytes of the arrays it declares.
     flushes : bool
         Whether denormal numbers are to be taken for zero while it runs.
+    refuses : bool
+        Whether it returns a sentence where values are such as the model refuses, and 0 where they are not.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Kernel:
     scratch: int
     stack: int
     flushes: bool
+    refuses: bool = False
 
 
 def lower_for_c(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -97,7 +100,7 @@ class _Writer:
         self._depth = 1
         self._pointers: dict[Any, str] = {}
         self._scratch = self._stack = 0
-        self._flushes = False
+        self._flushes = self._refuses = False
         self._unrolled = {var: True for var in self._registers.unrolled}
 
     def kernel(self) -> Kernel:
@@ -116,8 +119,9 @@ class _Writer:
         self._lines = without_unused(self._lines, [self._pointers[param] for param in self._func.params])
         if self._scratch:
             parameters.append("char *restrict scratch")
-        head = f"void {self._name}({', '.join(parameters)}) {{\n"
-        return Kernel(self._name, head + "".join(self._lines) + "}\n", self._scratch, self._stack, self._flushes)
+        result, end = ("const char *", "  return 0;\n}\n") if self._refuses else ("void ", "}\n")
+        text = f"{result}{self._name}({', '.join(parameters)}) {{\n" + "".join(self._lines) + end
+        return Kernel(self._name, text, self._scratch, self._stack, self._flushes, self._refuses)
 
     # ---- buffers
 
@@ -197,6 +201,10 @@ class _Writer:
                 text = evaluated(self._expressions, node.value)
                 if text is not None:
                     self._line(text)
+        elif kind is tirx.AssertStmt:
+            self._refuses = True
+            message = literal("".join(str(part.value) for part in node.message_parts))
+            self._line(f"if (!({self._expressions.text(node.condition)})) return {message};")
         elif kind is tirx.While:
             self._line(f"while ({self._expressions.text(node.condition)}) {{")
             self._inside(node.body)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import tvm
 
 from tvm_ext.backends.c.flags import compiler_options
@@ -15,7 +16,7 @@ from tvm_ext.backends.c.helpers import Helpers
 from tvm_ext.backends.c.kernel import Kernel, lower_for_c, write_kernel
 from tvm_ext.backends.c.plan import Argument, Plan, Region, place_scratch, verify_plan
 from tvm_ext.backends.c.program import read_calls
-from tvm_ext.backends.c.types import ctype
+from tvm_ext.backends.c.types import ctype, literal
 from tvm_ext.backends.c.weights import LITERAL_BYTES, Weights, lay_out, literal_source
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -23,6 +24,9 @@ PART_CHARACTERS = 150_000
 """Text of kernels in one file, about, so that several can be compiled at once."""
 
 _TAKEN = frozenset({"main", "makefile", "clean"})
+
+REFUSED = 3
+"""What the program ends with where the model refuses values."""
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -136,6 +140,7 @@ def write_sources(
         "INPUTS": str(len(inputs)),
         "OUTPUTS": str(len(outputs)),
         "NAME": name,
+        "REFUSED": str(REFUSED),
         "OPTIONS": " ".join(sources.options),
     }
     for template, file in (("main.c", "main.c"), ("Makefile", "Makefile")):
@@ -214,7 +219,10 @@ def _header(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Te
         ]
     for what, specs in (("inputs", inputs), ("outputs", outputs)):
         lines += [f"/* {what}[{number}]: {_described(spec)} */" for number, spec in enumerate(specs)]
-    lines.append(f"void {name}_run(const void *const inputs[], void *const outputs[]);")
+    lines += [
+        "/* Returns 0, or a sentence where values are such as the model refuses; outputs then hold nothing of use. */",
+        f"const char *{name}_run(const void *const inputs[], void *const outputs[]);",
+    ]
     lines += ["#ifdef __cplusplus", "}", "#endif", "#endif", ""]
     return "\n".join(lines)
 
@@ -259,15 +267,9 @@ def _table(name: str, what: str, specs: Sequence[TensorSpec]) -> str:
         label = f"{name}_{what}_{number}_shape"
         text += f"static const long long {label}[] = {{{', '.join(map(str, shape or [1]))}}};\n"
         size = prod(shape) * ctype(spec.dtype).bits // 8
-        rows.append(f'  {{"{_string(spec.name)}", "{_type_name(spec)}", {len(shape)}, {label}, {size}}},\n')
+        rows.append(f'  {{{literal(spec.name)}, "{_type_name(spec)}", {len(shape)}, {label}, {size}}},\n')
     body = "".join(rows) or "  {0}\n"
     return f"{text}const {name}_tensor {name}_{what}[] = {{\n{body}}};\n"
-
-
-def _string(text: str) -> str:
-    return "".join(
-        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode()
-    )
 
 
 def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], separate: bool) -> str:
@@ -296,8 +298,12 @@ def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
     flushes = any(kernel.flushes for kernel in sources.kernels)
     if flushes:
         lines.append((TEMPLATES / "flush.c").read_text(encoding="utf-8"))
-    lines.append(f"\nvoid {name}_run(const void *const inputs[], void *const outputs[]) {{\n")
+    lines.append(f"\nconst char *{name}_run(const void *const inputs[], void *const outputs[]) {{\n")
     lines.append("  (void)inputs, (void)outputs;\n")
+    lines += [_limited(number, spec) for number, spec in enumerate(inputs)]
+    refuses = any(kernel.refuses for kernel in sources.kernels)
+    if refuses:
+        lines.append("  const char *refused;\n")
     if flushes:
         lines.append("  const unsigned long mode = get_mode();\n")
     flushing = False
@@ -309,14 +315,37 @@ def _model(sources: Sources, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         arguments = [_address(argument, sources.weights, starts) for argument in step.arguments]
         if step.scratch is not None:
             arguments.append(f"arena + {step.scratch}")
-        lines.append(f"  {kernel.name}({', '.join(arguments)});\n")
-    if flushes:
-        lines.append("  set_mode(mode);\n")
+        call = f"{kernel.name}({', '.join(arguments)})"
+        lines.append(f"  if ((refused = {call})) goto end;\n" if kernel.refuses else f"  {call};\n")
     for argument, output in sources.plan.copies:
         source = _address(argument, sources.weights, starts)
         lines.append(f"  memcpy(outputs[{output}], {source}, {argument.bytes});\n")
-    lines.append("}\n")
+    if refuses:
+        lines.append("  refused = 0;\nend:\n")
+    if flushes:
+        lines.append("  set_mode(mode);\n")
+    lines.append(f"  return {'refused' if refuses else '0'};\n}}\n")
     return "".join(lines)
+
+
+def _limited(number: int, spec: TensorSpec) -> str:
+    """Write the loop that compares an input with the integers that it may hold, where its type holds others."""
+    if spec.limits is None:
+        return ""
+    kind, own = ctype(spec.dtype), np.iinfo(spec.dtype)
+    low, high = spec.limits
+    wrong = [f"value < {low}"] * (low > own.min) + [f"value > {high}"] * (high < own.max)
+    count = prod(int(extent) for extent in spec.shape)
+    if not wrong or not count:
+        return ""
+    message = literal(f"input {spec.name}: the model looks something up with it, and it may hold {low} to {high} only")
+    return (
+        f"  for (size_t at = 0; at < {count}; ++at) {{\n"
+        f"    {kind.name} value;\n"
+        f"    memcpy(&value, (const char *)inputs[{number}] + at * sizeof value, sizeof value);\n"
+        f"    if ({' || '.join(wrong)}) return {message};\n"
+        "  }\n"
+    )
 
 
 def _address(argument: Argument, weights: Weights, starts: Mapping[int, str]) -> str:

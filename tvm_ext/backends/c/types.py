@@ -117,3 +117,9 @@ def ctype(dtype: str) -> CType:
             f"C sources hold no vectors of an unknown length ({dtype}); compile for a target without SVE"
         )
     return CType(element, int(lanes or 1))
+
+
+def literal(text: str) -> str:
+    """Write a string literal."""
+    escaped = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode())
+    return f'"{"".join(escaped)}"'

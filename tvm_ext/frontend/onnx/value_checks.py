@@ -99,11 +99,12 @@ def _requirement(
     along = f"dimension {axis % rank} of {table!r}, which is {spelled(extent)}"
     if node.op_type == "TopK" or node.op_type in RECURRENT:
         what = "a count from 0 to" if node.op_type == "TopK" else "lengths from 0 to"
-        return Requirement(_is_count, f"{what} {along}", [extent])
+        return Requirement(_is_count, f"{what} {along}", [extent], alone=True)
     return Requirement(
         _is_index,
         f"indices into {along}: from -{spelled(extent)} to {spelled(extent - 1)}",
         [extent],
+        alone=True,
     )
 
 

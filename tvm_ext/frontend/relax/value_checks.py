@@ -9,6 +9,8 @@ after:  ``y = R.take(table, R.call_tir(check_values, (indices,)))``
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,14 @@ from tvm_ext.relax_utils import OPAQUE
 Element = Callable[..., Any]
 """Gives an element of the value as int64, by its indices."""
 
+Condition = Callable[[Element, Sequence[Any]], Any]
+"""Makes, of what gives elements and the indices of one, the condition on it."""
+
+_MANY = 64
+"""Elements from which on they are looked at by vectors; open extents are taken for as many."""
+
+_LANES = 16
+
 
 @dataclass(frozen=True)
 class Requirement:
@@ -37,11 +47,14 @@ class Requirement:
         The condition in words, behind "its input 'k' must hold".
     extents : sequence of tvm.tirx.Expr
         What the condition compares with.
+    alone : bool
+        An element is looked at without its place and its neighbours.
     """
 
     holds: Callable[[Element, Sequence[Any], Sequence[Any]], Any]
     said: str
     extents: Sequence[Any] = ()
+    alone: bool = False
 
 
 def spelled(extent: Any) -> str:
@@ -61,38 +74,77 @@ def checked(bb: relax.BlockBuilder, value: relax.Var, requirement: Requirement, 
         What a run is ended with that holds anything else.
     """
     shape, dtype = list(value.ty.shape), str(value.ty.dtype)
-
-    def check(values: Any, checked: Any, extents: Sequence[Any]) -> Any:
-        faults = tirx.decl_buffer([1], "int32", "faults", scope="local")
-        at = [tirx.Var(f"i{axis}", "int64") for axis in range(len(shape))]
-        none, zero = tirx.const(0, "int32"), tirx.const(0, "int64")
-
-        def element(*place: Any) -> Any:
-            return tirx.BufferLoad(values, list(place)).astype("int64")
-
-        found = tirx.BufferLoad(faults, [zero])
-        fault = tirx.Select(requirement.holds(element, at, extents), none, tirx.const(1, "int32"))
-        body: Any = tirx.SeqStmt(
-            [
-                tirx.BufferStore(checked, tirx.BufferLoad(values, at), at),
-                tirx.BufferStore(faults, tirx.bitwise_or(found, fault), [zero]),
-            ]
-        )
-        for place, extent in reversed(list(zip(at, values.shape, strict=True))):
-            body = tirx.For(place, zero, extent, tirx.ForKind.SERIAL, body)
-        refused = tirx.AssertStmt(found == none, StringImm("AssertionError"), [StringImm(message)])
-        return tirx.SeqStmt([tirx.AllocBuffer(faults), tirx.BufferStore(faults, none, [zero]), body, refused])
+    count = math.prod(int(extent) if isinstance(extent, tirx.IntImm) else _MANY for extent in shape)
+    many = requirement.alone and count >= _MANY
+    if many and len(shape) > 1:
+        value = bb.emit(relax.op.reshape(value, [-1]))
+    write = _vectors if many else _one_by_one
 
     def copied(source: te.Tensor, extents: list[Any]) -> te.Tensor:
+        def check(values: Any, checked: Any) -> Any:
+            return write(values, checked, lambda element, at: requirement.holds(element, at, extents), message)
+
         return te.extern(
             [list(source.shape)],
             [source],
-            lambda ins, outs: check(ins[0], outs[0], extents),
+            lambda ins, outs: check(ins[0], outs[0]),
             dtype=dtype,
             name="check_values",
         )
 
     attributes = {VALUE_CHECK: True, "tirx.is_scheduled": True, "op_pattern": OPAQUE}
-    return bb.emit_te(
+    result = bb.emit_te(
         copied, value, list(requirement.extents), primfunc_name_hint="check_values", primfunc_attrs=attributes
     )
+    return bb.emit(relax.op.reshape(result, shape)) if many and len(shape) > 1 else result
+
+
+def _one_by_one(values: Any, checked: Any, holds: Condition, message: str) -> Any:
+    """Look at each element by its indices."""
+    at = [tirx.Var(f"i{axis}", "int64") for axis in range(len(values.shape))]
+    faults = tirx.decl_buffer([1], "int32", "faults", scope="local")
+    body = _looked_at(values, checked, at, faults, tirx.const(0, "int64"), holds)
+    for place, extent in reversed(list(zip(at, values.shape, strict=True))):
+        body = tirx.For(place, tirx.const(0, "int64"), extent, tirx.ForKind.SERIAL, body)
+    return _ending(faults, body, message)
+
+
+def _vectors(values: Any, checked: Any, holds: Condition, message: str) -> Any:
+    """Look at the elements of one axis by vectors, and at the rest one by one."""
+    zero, lanes = tirx.const(0, "int64"), tirx.const(_LANES, "int64")
+    block, lane, last = (tirx.Var(name, "int64") for name in ("block", "lane", "last"))
+    faults = tirx.decl_buffer([_LANES], "int32", "faults", scope="local")
+    count = values.shape[0]
+    whole = tirx.floordiv(count, lanes)
+    body = _looked_at(values, checked, [block * lanes + lane], faults, lane, holds)
+    body = tirx.For(lane, zero, lanes, tirx.ForKind.VECTORIZED, body)
+    body = tirx.For(block, zero, whole, tirx.ForKind.SERIAL, body)
+    rest = _looked_at(values, checked, [whole * lanes + last], faults, zero, holds)
+    rest = tirx.For(last, zero, count - whole * lanes, tirx.ForKind.SERIAL, rest)
+    return _ending(faults, tirx.SeqStmt([body, rest]), message)
+
+
+def _looked_at(values: Any, checked: Any, at: Sequence[Any], faults: Any, fault: Any, holds: Condition) -> Any:
+    """Hand an element on, and note whether it is wrong."""
+
+    def element(*place: Any) -> Any:
+        return tirx.BufferLoad(values, list(place)).astype("int64")
+
+    wrong = tirx.Select(holds(element, at), tirx.const(0, "int32"), tirx.const(1, "int32"))
+    noted = tirx.bitwise_or(tirx.BufferLoad(faults, [fault]), wrong)
+    return tirx.SeqStmt(
+        [
+            tirx.BufferStore(checked, tirx.BufferLoad(values, list(at)), list(at)),
+            tirx.BufferStore(faults, noted, [fault]),
+        ]
+    )
+
+
+def _ending(faults: Any, body: Any, message: str) -> Any:
+    """End a run where a fault was noted."""
+    places = [tirx.const(place, "int64") for place in range(int(faults.shape[0]))]
+    none = tirx.const(0, "int32")
+    found = functools.reduce(tirx.bitwise_or, [tirx.BufferLoad(faults, [place]) for place in places])
+    refused = tirx.AssertStmt(found == none, StringImm("AssertionError"), [StringImm(message)])
+    begun = [tirx.BufferStore(faults, none, [place]) for place in places]
+    return tirx.SeqStmt([tirx.AllocBuffer(faults), *begun, body, refused])

@@ -20,6 +20,7 @@ from torch import nn
 
 from tvm_ext.dynamic import ALL, OpenDimension
 from tvm_ext.errors import InputError, ModelError, first_line
+from tvm_ext.frontend.torch.recurrent import as_loops
 
 # Parts that compute something else in training mode.
 MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
@@ -56,7 +57,7 @@ def export_module(
         notes = ("exported in evaluation mode: dropout or batch normalisation was in training mode",)
     module.eval()
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), as_loops():
             return torch.export.export(module, arguments, keywords, dynamic_shapes=shapes), notes
     except Exception as error:  # user code runs in here, and may raise anything
         raise _export_error(module, arguments, keywords, error, source) from error

@@ -1,4 +1,4 @@
-"""Fourier transforms of known lengths, on real and imaginary parts: products with constant matrices."""
+"""Fourier transforms on real and imaginary parts: products with matrices, constant ones where lengths are known."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def _waves(rows: int, columns: int, length: int) -> tuple[np.ndarray, np.ndarray
     return np.cos(angles), np.where(2 * turns % length == 0, 0.0, np.sin(angles))
 
 
+def _open_waves(rows: Any, columns: Any, length: Any, dtype: torch.dtype) -> Parts:
+    """Cosines and sines as :func:`_waves` gives them, computed by the program."""
+    turns = torch.arange(rows)[:, None] * torch.arange(columns)[None, :] % length
+    angles = turns.double() * (2 * math.pi) / length
+    sines = torch.where(2 * turns % length == 0, torch.zeros_like(angles), angles.sin())
+    return angles.cos().to(dtype), sines.to(dtype)
+
+
 def _times(data: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
     if data.dim() == 1:  # PyTorch decomposes the product of a vector into operators that work in place
         return torch.matmul(data[None], matrix)[0]
@@ -47,9 +55,13 @@ def _times(data: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
 
 def _along(constant: Constant, re: torch.Tensor, im: torch.Tensor | None, axis: int, kept: int, inverse: bool) -> Parts:
     """Transform one axis to its first ``kept`` frequencies, unscaled."""
-    cosines, sines = _waves(re.shape[axis], kept, re.shape[axis])
-    cosine = constant(cosines, re.dtype)
-    sine = constant(sines if inverse else 0.0 - sines, re.dtype)
+    if type(re.shape[axis]) is int and type(kept) is int:
+        cosines, sines = _waves(re.shape[axis], kept, re.shape[axis])
+        cosine = constant(cosines, re.dtype)
+        sine = constant(sines if inverse else 0.0 - sines, re.dtype)
+    else:
+        cosine, sine = _open_waves(re.shape[axis], kept, re.shape[axis], re.dtype)
+        sine = sine if inverse else 0.0 - sine
     if im is None:
         return _times(re, axis, cosine), _times(re, axis, sine)
     return (
@@ -95,6 +107,8 @@ def complex_to_real(
     for axis in axes[:-1]:
         re, im = _along(constant, re, im, axis, re.shape[axis], True)
     last = axes[-1]
+    if type(length) is not int or type(re.shape[last]) is not int:
+        raise NotImplementedError(f"it goes back to {length} real samples, a length that is open; give it a size (n=)")
     kept = length // 2 + 1
     cosines, sines = _waves(kept, length, length)
     # Every frequency stands for its mirror image too, but the first, and the middle one of an even length.

@@ -28,6 +28,7 @@ from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch.random import draw
 from tvm_ext.frontend.torch.sampling import KEPT
+from tvm_ext.frontend.torch.value_checks import ValueChecks
 from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
 
@@ -140,6 +141,8 @@ class _Importer(ExportedProgramImporter):
         self.faults: dict[str, str] = {}  # names of nodes, by what is wrong with them
         self.symbols: dict[str, str] = {}  # names of open extents, by those that torch has
         self.least: dict[str, int] = {}  # of these, what is more than 0
+        self.checks = ValueChecks()
+        self.parameters: dict[str, torch.Tensor] = {}  # by name of node
         super().__init__()
 
     @property
@@ -153,6 +156,10 @@ class _Importer(ExportedProgramImporter):
 
     def create_input_vars(self, program: torch.export.ExportedProgram) -> Any:
         """Make the inputs; called by TVM's importer."""
+        self.checks.begin(program)
+        signature, known = program.graph_signature, {**program.constants, **program.state_dict}
+        names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self.parameters = {name: known[target] for name, target in names.items() if target in known}
         parameters, inputs, ranges = super().create_input_vars(program)
         inputs, self.symbols = named_extents(inputs)
         named = {self.symbols.get(name, name): limits for name, limits in ranges.items()}
@@ -197,7 +204,8 @@ class _Importer(ExportedProgramImporter):
                 raise ModelError(f"{self.source}: TVM's importer cannot take it: {error_line(error)}") from error
         if self.faults or mod is None:
             raise _unsupported(self.source, self.faults)
-        self.index_limits = index_limits(mod)
+        names = [str(name) for name in program.graph_signature.user_inputs]
+        self.index_limits = self.checks.among(index_limits(mod), names)
         return broadcast_fills(clip_indices(mod))
 
     @staticmethod
@@ -211,7 +219,8 @@ class _Importer(ExportedProgramImporter):
             self.nodes[label] = node.name
             try:
                 with promoted(self, node), self.block_builder.coming_from(span_of([label])):
-                    result = (logical_converter(self, node) or converter)(node)
+                    with self.checks.of(self, node, label):
+                        result = (logical_converter(self, node) or converter)(node)
                 if tvm.ir.is_prim_expr(result):  # spelled as Relax does: FuseTIR compares by spelling
                     result = tvm.sym.Analyzer().simplify(result)
                 fault = _fault(result, node)

@@ -29,6 +29,7 @@ from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
+from tvm_ext.frontend.torch.recurrent import RECURRENT
 from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, require_floats, resize_bicubic
 from tvm_ext.frontend.torch.scalars import NOT_OF_SCALARS, as_vectors
 from tvm_ext.frontend.torch.scatter import SCATTERS
@@ -310,6 +311,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **OPEN_FORMS,
     **ORDER,
     **PRODUCTS,
+    **RECURRENT,
     **SCATTERS,
     **SEARCHES,
     **SPECIAL,

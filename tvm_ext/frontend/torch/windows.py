@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import tvm
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tvm import relax
 
 from tvm_ext.frontend.torch.arguments import argument, static_size
@@ -134,24 +136,25 @@ def embedding_bag(importer: Any, node: Node) -> Any:
     mode = int(argument(node, 4, "mode", 0))
     scales = argument(node, 6, "per_sample_weights")
     padding = int(argument(node, 8, "padding_idx", -1))
-    dtype, count, width = str(weight.ty.dtype), static_size(indices, 0), weight.ty.shape[1]
-    bags = int(node.meta["val"][0].shape[0])
+    dtype, count, width = str(weight.ty.dtype), indices.ty.shape[0], weight.ty.shape[1]
     rows = emit(relax.op.take(weight, indices, 0, mode="clip"))
     if scales is not None:
         rows = emit(relax.op.multiply(rows, emit(relax.op.reshape(importer.env[scales], [count, 1]))))
     neutral = relax.const(-math.inf if mode == 2 else 0.0, dtype)
-    counted = relax.const(np.ones([count, 1]), dtype)
+    counted = emit(relax.op.broadcast_to(relax.const(1, dtype), [count, 1]))
     if padding >= 0:
         skipped = emit(relax.op.equal(indices, relax.const(padding, str(indices.ty.dtype))))
         skipped = emit(relax.op.reshape(skipped, [count, 1]))
         rows = emit(relax.op.where(skipped, neutral, rows))
         counted = emit(relax.op.where(skipped, relax.const(0, dtype), counted))
-    if bags and count and _evenly(node.args[2], count, bags):
-        shape = [bags, count // bags]
+    shape = _even_bags(importer, node)
+    if shape is not None:
         totals = emit((relax.op.max if mode == 2 else relax.op.sum)(emit(relax.op.reshape(rows, [*shape, width])), [1]))
         sizes = emit(relax.op.sum(emit(relax.op.reshape(counted, [*shape, 1])), [1]))
     else:
-        bag = _bag_of_each(emit, importer.env[node.args[2]], count, bags)
+        offsets = importer.env[node.args[2]]
+        bags = tvm.sym.Analyzer().simplify(offsets.ty.shape[0] - int(bool(argument(node, 7, "include_last_offset"))))
+        bag = _bag_of_each(emit, offsets, count, bags)
         totals = _gathered(emit, rows, bag, neutral, [bags, width], "max" if mode == 2 else "add")
         sizes = _gathered(emit, counted, bag, relax.const(0, dtype), [bags, 1], "add")
     one = relax.const(1, dtype)
@@ -162,18 +165,27 @@ def embedding_bag(importer: Any, node: Node) -> Any:
     return (totals,)
 
 
-def _evenly(offsets: Node, count: int, bags: int) -> bool:
-    """Whether bags are of one size, as torch makes them of an input of two dimensions."""
-    whole = offsets.target is torch.ops.aten.arange.start_step and all(isinstance(part, int) for part in offsets.args)
-    return whole and count % bags == 0 and tuple(offsets.args) == (0, count, count // bags)
+def _even_bags(importer: Any, node: Node) -> list[Any] | None:
+    """Give the extents of a matrix whose rows are bags, which torch makes a list of indices and one of offsets."""
+    source, offsets = node.args[1], node.args[2]
+    if offsets.target is not torch.ops.aten.arange.start_step or source.target is not torch.ops.aten.view.default:
+        return None
+    matrix = importer.env[source.args[0]]
+    traced = source.args[0].meta["val"]
+    if traced.dim() != 2 or any(type(extent) is int and not extent for extent in traced.shape):
+        return None
+    start, end, step = (part.meta["val"] if isinstance(part, Node) else part for part in (*offsets.args, 1)[:3])
+    same = (start == 0, end == traced.numel(), step == traced.shape[1])
+    return list(matrix.ty.shape) if all(map(statically_known_true, same)) else None
 
 
-def _bag_of_each(emit: Emit, offsets: Any, count: int, bags: int) -> Any:
+def _bag_of_each(emit: Emit, offsets: Any, count: Any, bags: Any) -> Any:
     """Find the bag of each index: the last one that begins before it or with it."""
     offsets = emit(relax.op.reshape(offsets, [-1, 1]))
-    if static_size(offsets, 0) > bags:  # with the end of the last bag
+    if not tvm.sym.Analyzer().can_prove_equal(offsets.ty.shape[0], bags):  # with the end of the last bag
         offsets = emit(relax.op.strided_slice(offsets, [0], [0], [bags]))
-    positions = relax.const(np.arange(count).reshape(1, count), str(offsets.ty.dtype))
+    positions = emit(relax.op.arange(0, count, 1, str(offsets.ty.dtype)))
+    positions = emit(relax.op.reshape(positions, [1, count]))
     begun = emit(relax.op.astype(emit(relax.op.less_equal(offsets, positions)), "int64"))
     return emit(relax.op.subtract(emit(relax.op.sum(begun, [0])), relax.const(1, "int64")))
 

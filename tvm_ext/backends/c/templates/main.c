@@ -3,7 +3,7 @@
  *   @NAME@ [-o PREFIX] [-n RUNS] INPUT.npy ...
  *
  * Outputs are PREFIX0.npy, PREFIX1.npy, ... ("output" by default). With -n the model runs that often, and the shortest
- * and the middle time of a run are printed.
+ * and the middle time of a run are printed. It ends with @REFUSED@ where the model refuses values.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,7 +112,8 @@ int main(int count, char **arguments) {
   for (int run = 0; run < runs; ++run) {
     struct timespec start, end;
     timespec_get(&start, TIME_UTC);
-    @NAME@_run((const void *const *)inputs, outputs);
+    const char *refused = @NAME@_run((const void *const *)inputs, outputs);
+    if (refused) return fprintf(stderr, "%s\n", refused), @REFUSED@;
     timespec_get(&end, TIME_UTC);
     times[run] = (end.tv_sec - start.tv_sec) * 1e3 + (end.tv_nsec - start.tv_nsec) * 1e-6;
   }

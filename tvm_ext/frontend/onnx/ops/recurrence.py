@@ -198,7 +198,7 @@ def _rounded_to_levels(value: Any, low: Any, high: Any) -> Any:
     return (T.min(T.max(T.round(value / scale) + zero_point, zero), levels) - zero_point) * scale
 
 
-def recurrence_function(layer: Recurrence) -> Any:
+def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell: bool = False) -> Any:
     """Build the time loop.
 
     Parameters of the function, with D directions, N = ``layer.blocks`` and L = ``LANES``:
@@ -207,14 +207,16 @@ def recurrence_function(layer: Recurrence) -> Any:
     - weights (D, N, H, G, L): recurrent weights
     - bias (D, N·L): recurrent bias of a GRU's hidden gate; read with ``linear_before_reset`` only
     - peepholes (D, 3, N·L): weights from the cell to the input, output and forget gate; read with ``peepholes`` only
-    - first hidden state, first cell (D, B, H); the cell is read by an LSTM only
-    - lengths (B,), int32: read with ``ragged`` only
+    - first hidden state, first cell (D, B, H), or (D, 1, H); the cell is read by an LSTM only
+    - lengths (B,), int32: read with ``ragged`` only, (1,) without
     - outputs: all states (T, D, B, H), last state (D, B, H), last cell (D, B, H)
 
     Parameters
     ----------
     layer : Recurrence
         What to compute.
+    same_hidden, same_cell : bool
+        All sequences begin with the same one.
 
     Returns
     -------
@@ -235,6 +237,12 @@ def recurrence_function(layer: Recurrence) -> Any:
     def row(index: Any, i: Any) -> Any:
         # The last tile may reach past the batch: its surplus row computes the last sequence again.
         return T.min(index % tiles * tile + i, batch - 1)
+
+    hidden_rows, cell_rows = 1 if same_hidden else batch, 1 if same_cell else batch
+    length_rows = batch if layer.ragged else 1
+
+    def start(same: bool, index: Any, i: Any) -> Any:
+        return 0 if same else row(index, i)
 
     def column(d: Any, n: Any, g: Any, x: Any) -> Any:
         return ((d * blocks + n) * gates + g) * LANES + x
@@ -268,9 +276,9 @@ def recurrence_function(layer: Recurrence) -> Any:
         weights = T.match_buffer(weights_handle, (directions, blocks, hidden, gates, LANES), dtype)
         bias = T.match_buffer(bias_handle, (directions, width), dtype)
         peepholes = T.match_buffer(peepholes_handle, (directions, 3, width), dtype)
-        first_hidden = T.match_buffer(first_hidden_handle, (directions, batch, hidden), dtype)
-        first_cell = T.match_buffer(first_cell_handle, (directions, batch, hidden), dtype)
-        lengths = T.match_buffer(lengths_handle, (batch,), "int32")
+        first_hidden = T.match_buffer(first_hidden_handle, (directions, hidden_rows, hidden), dtype)
+        first_cell = T.match_buffer(first_cell_handle, (directions, cell_rows, hidden), dtype)
+        lengths = T.match_buffer(lengths_handle, (length_rows,), "int32")
         states = T.match_buffer(states_handle, (steps, directions, batch, hidden), dtype)
         last_hidden = T.match_buffer(last_hidden_handle, (directions, batch, hidden), dtype)
         last_cell = T.match_buffer(last_cell_handle, (directions, batch, hidden), dtype)
@@ -292,8 +300,8 @@ def recurrence_function(layer: Recurrence) -> Any:
                         # What a caller gives is checked before; what a model computes may be anything.
                         length[i] = T.max(T.min(lengths[row(v, i)], T.cast(steps, "int32")), 0)
                     for j in range(hidden):
-                        state[0, i, j] = up(first_hidden[d, row(v, i), j])
-                        cell[i, j] = up(first_cell[d, row(v, i), j])
+                        state[0, i, j] = up(first_hidden[d, start(same_hidden, v, i), j])
+                        cell[i, j] = up(first_cell[d, start(same_cell, v, i), j])
                     # Lanes that stand for no unit are computed like the others.
                     for j in T.serial(hidden, width):
                         state[0, i, j] = zero

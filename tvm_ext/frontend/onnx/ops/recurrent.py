@@ -14,7 +14,6 @@ from tvm_ext.frontend.onnx.ops.base import (
     Node,
     add,
     astype,
-    constant,
     dtype_of,
     emit,
     known,
@@ -126,8 +125,8 @@ def recurrent_layer(
         peephole = pad_end(bb, peephole, 2, 3, blocks * LANES - hidden)
 
     state_shape = (directions, batch, hidden)
-    state, steps = _filled(bb, 0, state_shape, dtype), _filled(bb, 0, (batch,), "int32")
-    loop = recurrence_function(_with_own_extents(layer))
+    zeros = np.zeros((directions, 1, hidden), dtype)  # of all sequences, as many as there are
+    loop = recurrence_function(_with_own_extents(layer), first_hidden is None, first_cell is None)
     function = bb.add_func(loop, f"{layer.cell.lower()}_recurrence")
     shapes = ((layer.steps, directions, batch, hidden), state_shape, state_shape)
     results = bb.emit(
@@ -138,21 +137,14 @@ def recurrent_layer(
                 emit(bb, loop_weights),
                 emit(bb, recurrent_bias),
                 emit(bb, peephole),
-                emit(bb, state if first_hidden is None else first_hidden),
-                emit(bb, state if first_cell is None else first_cell),
-                emit(bb, steps if lengths is None else lengths),
+                emit(bb, zeros if first_hidden is None else first_hidden),
+                emit(bb, zeros if first_cell is None else first_cell),
+                emit(bb, np.zeros(1, "int32") if lengths is None else lengths),
             ],
             [relax.TensorType(shape, dtype) for shape in shapes],
         )
     )
     return results[0], results[1], results[2]
-
-
-def _filled(bb: relax.BlockBuilder, value: int, shape: tuple[Any, ...], dtype: str) -> Any:
-    """Make a tensor of one value, at once where its shape is known."""
-    if all(isinstance(dim, int) for dim in shape):
-        return np.full(shape, value, dtype)
-    return bb.emit(relax.op.full(relax.ShapeExpr(list(shape)), constant(value, dtype), dtype))
 
 
 def _with_own_extents(layer: Recurrence) -> Recurrence:

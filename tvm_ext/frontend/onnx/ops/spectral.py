@@ -1,6 +1,7 @@
-"""Fourier transforms of fixed length as matrix products, window functions and mel weights.
+"""Fourier transforms as matrix products, window functions and mel weights.
 
-A transform is linear, so for a known length it is a product with a constant matrix; real and imaginary parts are
+A transform is linear, so for a known length it is a product with a constant matrix (for an open one see
+:mod:`tvm_ext.frontend.onnx.ops.open_spectral`); real and imaginary parts are
 interleaved in the contracted axis and in the result, which makes it one product for real and complex data alike.
 Lengths whose matrix would be too large are split in two factors (Cooley and Tukey 1965).
 """
@@ -23,6 +24,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     reshape,
     transpose,
 )
+from tvm_ext.frontend.onnx.ops.open_spectral import fit_open_axis, open_real_inverse, open_transform
 
 # Elements of a transform's matrix: above the first a length is split, above the second it cannot be had.
 _SPLIT_ABOVE = 2**23
@@ -130,7 +132,9 @@ def fourier_transform(
     return x if kept == length else bb.emit(relax.op.strided_slice(x, [rank], [0], [kept]))
 
 
-def _fit_axis(bb: relax.BlockBuilder, x: Any, shape: tuple[int, ...], axis: int, length: int) -> Any:
+def _fit_axis(bb: relax.BlockBuilder, x: Any, shape: tuple[Any, ...], axis: int, length: int) -> Any:
+    if not isinstance(shape[axis], int):
+        return fit_open_axis(bb, x, axis, length)
     if shape[axis] > length:
         return bb.emit(relax.op.strided_slice(x, [axis], [0], [length]))
     if shape[axis] < length:
@@ -165,9 +169,6 @@ class DFT(Converter):
             node.damaged(
                 f"input has shape {shape} and axis {axis}; the last dimension holds 1 or 2 parts and is not it"
             )
-        extent = shape[axis]
-        if not isinstance(extent, int):
-            node.refuse(f"the transform is along axis {axis}, whose extent {extent} is open; give that axis a size")
         if onesided and parts != (2 if inverse else 1):
             kind = "an inverse one-sided transform needs a complex" if inverse else "a one-sided transform needs a real"
             node.damaged(f"{kind} input, the last dimension is {parts}")
@@ -175,12 +176,19 @@ class DFT(Converter):
             length = int(node.scalar(inputs[1], "dft_length"))
         else:
             length = 2 * (shape[axis] - 1) if onesided and inverse else shape[axis]
-        if length < 1:
+        if isinstance(length, int) and length < 1:
             node.damaged(f"the transform has length {length}, at least 1 was expected")
         order = (*(index for index in range(rank - 1) if index != axis), axis, rank - 1)
         back = tuple(np.argsort(order))
         lead = tuple(shape[index] for index in order[:-2])
         given = length // 2 + 1 if onesided and inverse else length
+        if not isinstance(length, int):
+            x = transpose(bb, emit(bb, x), order)
+            if onesided and inverse:
+                x = open_real_inverse(bb, x, lead, shape[axis])
+            else:
+                x = open_transform(bb, x, lead, length, onesided, parts, inverse)
+            return transpose(bb, x, back)
         x = transpose(bb, _fit_axis(bb, x, shape, axis, given), order)
         if onesided and inverse:
             matrix = real_inverse_matrix(length, given)

@@ -1,0 +1,98 @@
+"""Fourier transforms along an axis of open extent: products with a matrix that each run makes.
+
+A matrix of ``n`` samples holds ``n`` different cosines and as many sines, at places ``t * k mod n``: these are computed
+in double precision, once a run, and copied to where they belong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from tvm_ext.frontend.onnx.ops.base import dtype_of, reshape
+
+
+def fit_open_axis(bb: relax.BlockBuilder, x: Any, axis: int, length: Any) -> Any:
+    """Cut an axis off, or go on with zeros, so that it has ``length`` elements."""
+
+    def fitted(x: te.Tensor) -> te.Tensor:
+        shape = [*x.shape[:axis], length, *x.shape[axis + 1 :]]
+        zero = tirx.const(0, str(x.dtype))
+        return te.compute(shape, lambda *at: tirx.if_then_else(at[axis] < x.shape[axis], x(*at), zero), name="fit_axis")
+
+    return bb.emit_te(fitted, x, primfunc_name_hint="fit_axis")
+
+
+def open_transform(
+    bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], length: Any, onesided: bool, parts: int, inverse: bool
+) -> Any:
+    """Transform the axis before the last; as :func:`tvm_ext.frontend.onnx.ops.spectral.fourier_transform`.
+
+    Returns
+    -------
+    relax.Expr
+        Shape (*lead, length, 2), or length // 2 + 1 frequencies.
+    """
+    dtype = dtype_of(x)
+    sign = 1.0 if inverse else -1.0
+
+    def matrix(table: te.Tensor) -> te.Tensor:
+        count = table.shape[1]
+        kept = tirx.floordiv(count, 2) + 1 if onesided else count
+
+        def element(row: Any, column: Any) -> Any:
+            sample, part = tirx.floordiv(row, parts), tirx.floormod(row, parts)
+            frequency, wanted = tirx.floordiv(column, 2), tirx.floormod(column, 2)
+            turn = tirx.floormod(sample * frequency, count)
+            negative = tirx.const(-1.0, "float64")
+            # Rows of the imaginary part: (-sine, cosine), of the real one: (cosine, sine).
+            value = tirx.Select(part == wanted, table[0, turn], table[1, turn] * tirx.const(sign, "float64"))
+            value = tirx.Select(tirx.all(part == 1, wanted == 0), value * negative, value)
+            return (value / count.astype("float64") if inverse else value).astype(dtype)
+
+        return te.compute((count * parts, kept * 2), element, name="fourier_matrix")
+
+    waves = bb.emit_te(matrix, _table(bb, length), primfunc_name_hint="fourier_matrix")
+    x = reshape(bb, x, (*lead, length * parts))
+    kept = tirx.floordiv(length, 2) + 1 if onesided else length
+    return reshape(bb, bb.emit(relax.op.matmul(x, waves)), (*lead, kept, 2))
+
+
+def open_real_inverse(bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], given: Any) -> Any:
+    """Go back from ``given`` frequencies to ``2 * (given - 1)`` real samples, shape (*lead, samples, 1)."""
+    dtype = dtype_of(x)
+    length = 2 * (given - 1)
+
+    def matrix(table: te.Tensor) -> te.Tensor:
+        count = table.shape[1]
+        rows = tirx.floordiv(count, 2) + 1
+
+        def element(row: Any, sample: Any) -> Any:
+            frequency, part = tirx.floordiv(row, 2), tirx.floormod(row, 2)
+            turn = tirx.floormod(sample * frequency, count)
+            wave = tirx.Select(part == 0, table[0, turn], table[1, turn] * tirx.const(-1.0, "float64"))
+            # Every frequency stands for its mirror image too, but the first and the middle one.
+            alone = tirx.any(frequency == 0, frequency == rows - 1)
+            weight = tirx.Select(alone, tirx.const(1.0, "float64"), tirx.const(2.0, "float64"))
+            return (weight * wave / count.astype("float64")).astype(dtype)
+
+        return te.compute((rows * 2, count), element, name="fourier_matrix")
+
+    waves = bb.emit_te(matrix, _table(bb, length), primfunc_name_hint="fourier_matrix")
+    x = bb.emit(relax.op.matmul(reshape(bb, x, (*lead, given * 2)), waves))
+    return reshape(bb, x, (*lead, length, 1))
+
+
+def _table(bb: relax.BlockBuilder, length: Any) -> Any:
+    """Cosines and sines of all multiples of a turn's ``length``-th part, float64 of shape (2, length)."""
+
+    def table(count: Any) -> te.Tensor:
+        def wave(which: Any, turn: Any) -> Any:
+            angle = turn.astype("float64") * tirx.const(2 * math.pi, "float64") / count.astype("float64")
+            return tirx.Select(which == 0, tirx.cos(angle), tirx.sin(angle))
+
+        return te.compute((2, count), wave, name="waves")
+
+    return bb.emit_te(table, length, primfunc_name_hint="waves")
