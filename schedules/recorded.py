@@ -6,7 +6,8 @@ those of one rule are the same for all its choices, but for picks (:func:`.knobs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -19,37 +20,44 @@ from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, ScheduleRule
 
 
 def rule_of_another_space(
-    func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule], trace: Trace
-) -> str | None:
-    """Name the rule that a trace is a schedule of, where that is not the one that schedules the kernel.
+    func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]
+) -> Callable[[Trace], str | None]:
+    """Make what names the rule that a trace is a schedule of, where that is not the one that schedules the kernel.
 
     Parameters
     ----------
     func : PrimFunc
         A kernel as :func:`.rule.prepare` leaves it.
-    trace : Trace
-        Of a record of it.
 
     Returns
     -------
-    str or None
-        None where the trace is one of the kernel's own rule, or of none of the rules: TVM's spaces are for all kernels.
+    callable
+        Of the trace of a record of the kernel; gives None where that is one of the kernel's own rule, or of none of the
+        rules: TVM's spaces are for all kernels.
     """
     owner = func.attrs.get(PREPARED_ATTRIBUTE) if func.attrs else None
-    for number, rule in enumerate(rules):
-        if owner is not None and rule.name != owner:
-            continue
-        tunable = _schedule(rule, func, target)
-        if tunable is not None and _is_made_by(rule, func, target, tunable, trace):
-            return None
-        if tunable is None and _schedule(rule, func, target, tunable=False) is None:
-            continue
-        for other in (*rules[:number], *rules[number + 1 :]):
-            tunable = _schedule(other, func, target)
-            if tunable is not None and _is_made_by(other, func, target, tunable, trace):
-                return other.name
+    tunable = lru_cache(None)(lambda number: _schedule(rules[number], func, target))
+
+    @lru_cache(None)
+    def own() -> int | None:
+        for number, rule in enumerate(rules):
+            if owner is None or rule.name == owner:
+                if tunable(number) is not None or _schedule(rule, func, target, tunable=False) is not None:
+                    return number
         return None
-    return None
+
+    def is_made_by(number: int, trace: Trace) -> bool:
+        made = tunable(number)
+        return made is not None and _is_made_by(rules[number], func, target, made, trace)
+
+    def named(trace: Trace) -> str | None:
+        mine = own()
+        if mine is None or is_made_by(mine, trace):
+            return None
+        others = (number for number in range(len(rules)) if number != mine and is_made_by(number, trace))
+        return next((rules[number].name for number in others), None)
+
+    return named
 
 
 def _schedule(rule: ScheduleRule, func: PrimFunc, target: tvm.target.Target, tunable: bool = True) -> Schedule | None:

@@ -104,18 +104,18 @@ def trace_of(rule, picked: int | None = None) -> tvm.s_tir.schedule.Trace:  # ty
     ],
 )
 def test_a_trace_is_of_the_rule_that_takes_the_kernel_or_of_another(rules, recorded, expected) -> None:  # type: ignore[no-untyped-def]
-    assert rule_of_another_space(kernel(), TARGET, rules, trace_of(recorded)) == expected
+    assert rule_of_another_space(kernel(), TARGET, rules)(trace_of(recorded)) == expected
 
 
 @pytest.mark.parametrize("picked", [1, 2, 3])
 def test_steps_follow_picks(picked: int) -> None:
     trace = trace_of(Picks(), picked)
-    assert rule_of_another_space(kernel(), TARGET, [Picks(), Splits()], trace) is None
-    assert rule_of_another_space(kernel(), TARGET, [Splits(), Picks()], trace) == "picks"
+    assert rule_of_another_space(kernel(), TARGET, [Picks(), Splits()])(trace) is None
+    assert rule_of_another_space(kernel(), TARGET, [Splits(), Picks()])(trace) == "picks"
 
 
 def test_a_prepared_kernel_belongs_to_the_rule_that_prepared_it() -> None:
     func = prepared_for(kernel(), "unrolls")
     rules = [Splits(), Unrolls()]
-    assert rule_of_another_space(func, TARGET, rules, trace_of(Unrolls())) is None
-    assert rule_of_another_space(func, TARGET, rules, trace_of(Splits())) == "splits"
+    assert rule_of_another_space(func, TARGET, rules)(trace_of(Unrolls())) is None
+    assert rule_of_another_space(func, TARGET, rules)(trace_of(Splits())) == "splits"

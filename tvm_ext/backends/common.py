@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import tvm
@@ -206,8 +206,8 @@ def _runs_here(backend: Backend, target: tvm.target.Target) -> bool:
 def schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Take the schedules that a tuning database knows."""
 
-    def stranger(func: tvm.tirx.PrimFunc, target: tvm.target.Target, trace: Trace) -> str | None:
-        return rule_of_another_space(func, target, backend.rules, trace)
+    def stranger(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> Callable[[Trace], str | None]:
+        return rule_of_another_space(func, target, backend.rules)
 
     if options.work_dir is not None:
         return [tuned_schedules(str(options.work_dir), stranger)]

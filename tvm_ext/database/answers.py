@@ -19,8 +19,14 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.database.marks import Identity, identity
 
-Stranger = Callable[[PrimFunc, tvm.target.Target, Trace], str | None]
-"""Names the rule that a recorded trace is one of, where that is not the rule that schedules the kernel."""
+Stranger = Callable[[PrimFunc, tvm.target.Target], Callable[[Trace], str | None]]
+"""Of a kernel, makes what names the rule of a recorded trace, where that is not the one that schedules the kernel."""
+
+
+def no_strangers(func: PrimFunc, target: tvm.target.Target) -> Callable[[Trace], str | None]:
+    """Take all records for those of the rule that schedules the kernel."""
+    return lambda trace: None
+
 
 _left: ContextVar[Collection[Identity] | None] = ContextVar("left", default=())
 
@@ -73,8 +79,9 @@ class Answers(PyDatabase):
     ) -> TuningRecord | None:
         """Give the fastest record of a kernel that does no harm."""
         name = str(workload_name)
+        of_another_rule = self._stranger(mod["main"], target)
         for record in self._fastest_first(mod, target, workload_name):
-            rule = self._stranger(mod["main"], target, record.trace)
+            rule = of_another_rule(record.trace)
             if rule is not None:
                 self.strangers.setdefault(name, rule)
                 continue

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 from tvm.tirx import PrimFunc
 
-from tvm_ext.database.answers import Answers, Stranger, all_left_alone
+from tvm_ext.database.answers import Answers, Stranger, all_left_alone, no_strangers
 from tvm_ext.database.folders import begun_by, open_earlier
 from tvm_ext.database.marks import Identity, left_alone
 from tvm_ext.errors import TvmExtWarning, warn
@@ -26,7 +26,7 @@ NAMED = 3
 """Kernels that a warning names."""
 
 
-def tuned_schedules(folder: str | Path, stranger: Stranger = lambda func, target, trace: None) -> tvm.transform.Pass:
+def tuned_schedules(folder: str | Path, stranger: Stranger = no_strangers) -> tvm.transform.Pass:
     """Make the pass, for the database in a folder.
 
     It is read as it is at that moment: a run that tunes into the folder meanwhile, or one that was killed in the middle
@@ -37,7 +37,8 @@ def tuned_schedules(folder: str | Path, stranger: Stranger = lambda func, target
     ----------
     folder : path
     stranger : callable
-        Names the rule that a recorded trace is one of, where that is not the rule that schedules the kernel.
+        Of a kernel, makes what names the rule that a recorded trace is one of, where that is not the one that schedules
+        it.
 
     Raises
     ------
@@ -73,7 +74,7 @@ def tuned_schedules(folder: str | Path, stranger: Stranger = lambda func, target
     return _tuned_schedules
 
 
-def current_schedules(stranger: Stranger = lambda func, target, trace: None) -> tvm.transform.Pass:
+def current_schedules(stranger: Stranger = no_strangers) -> tvm.transform.Pass:
     """Make the pass, for the database that the caller has entered (``with database:``)."""
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CurrentSchedules")
