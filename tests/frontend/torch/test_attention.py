@@ -83,3 +83,51 @@ def test_it_is_one_kernel_on_a_gpu(causal: bool) -> None:
     emulated = Emulator(func.with_attr("global_symbol", "main"), target)([*arrays, np.zeros((2, 33, 16), "float32")])
     assert not emulated.report.faults, str(emulated.report)
     np.testing.assert_allclose(emulated.arrays[-1], model(*inputs).numpy()[0], rtol=1e-4, atol=1e-5)
+
+
+class Heads(torch.nn.Module):
+    """A layer that divides features into heads and makes heads features again, as models write it."""
+
+    def __init__(self, way: str, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.causal = way, causal
+        self.projection = torch.nn.Linear(24, 72)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, rows, _ = x.shape
+        parts = self.projection(x)
+        if self.way == "unbind":
+            query, key, value = parts.reshape(batch, rows, 3, 4, 6).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            query, key, value = (part.view(batch, rows, 4, 6).transpose(1, 2) for part in parts.split(24, 2))
+        result = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        heads_inside = result.permute(0, 2, 1, 3) if self.way == "permute" else result.transpose(1, 2)
+        return heads_inside.contiguous().view(batch, rows, 24)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", ["split", "permute", "unbind"])
+def test_heads_that_become_features_again(way: str, causal: bool, strict: bool) -> None:
+    """Traced without gradients the program has no copy between the transpose and the view."""
+    model = Heads(way, causal).eval()
+    with torch.no_grad():
+        x = torch.randn(2, 7, 24)
+        program = torch.export.export(model, (x,), strict=strict)
+        np.testing.assert_allclose(
+            tvm_ext.compile(program).run({"x": x.numpy()})["output"], model(x).numpy(), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_of_open_lengths_that_become_features_again(causal: bool) -> None:
+    model = Heads("split", causal).eval()
+    lengths = {0: torch.export.Dim("batch", max=5), 1: torch.export.Dim("rows", max=40)}
+    with torch.no_grad():
+        program = torch.export.export(model, (torch.randn(2, 7, 24),), dynamic_shapes=(lengths,))
+        compiled = tvm_ext.compile(program)
+        for shape in [(1, 1), (2, 7), (5, 40), (3, 17)]:
+            x = torch.randn(*shape, 24)
+            result = compiled.run({"x": x.numpy()})["output"]
+            np.testing.assert_allclose(result, model(x).numpy(), rtol=1e-4, atol=1e-5)

@@ -47,9 +47,21 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
             later = torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1)
             scores = scores.masked_fill(later, -math.inf)
         result = torch.bmm(torch.softmax(scores, -1), weighted)
-        return result.reshape(*query.shape[:-1], value.shape[-1])
+        result = result.reshape(*query.shape[:-1], value.shape[-1])
+        if _has_heads_inside(query) and query.shape[-1] == value.shape[-1]:
+            result = result.transpose(1, 2).contiguous().transpose(1, 2)
+        return result
 
     return attention
+
+
+def _has_heads_inside(query: torch.Tensor) -> bool:
+    """Whether heads of a position lie side by side in memory: (batch, heads, rows, size) out of (batch, rows, features).
+
+    PyTorch's kernel returns what lies like the query. A program was traced with that: where it makes the heads features
+    again, ``contiguous()`` found nothing to do and is not in the program, and the ``view`` behind it needs the order.
+    """
+    return query.dim() == 4 and statically_known_true(query.stride(1) < query.stride(2))
 
 
 def _same_leading(operands: Sequence[torch.Tensor]) -> bool:
