@@ -56,7 +56,7 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_heads_inside(query: torch.Tensor) -> bool:
-    """Whether heads of a position lie side by side in memory: (batch, heads, rows, size) out of (batch, rows, features).
+    """Whether the heads of a row lie side by side in memory: (batch, heads, rows, size) out of (batch, rows, features).
 
     PyTorch's kernel returns what lies like the query. A program was traced with that: where it makes the heads features
     again, ``contiguous()`` found nothing to do and is not in the program, and the ``view`` behind it needs the order.
