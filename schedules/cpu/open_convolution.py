@@ -1,7 +1,7 @@
 """Convolutions over channels in blocked layout whose batch, rows or columns are only known at run time.
 
 A register tile of output columns x channel vectors, chosen as if there were many columns, goes along each row; those
-that fill no tile are taken by smaller ones, the last one by one. No tile goes beyond a row, and no element is
+that fill no tile are taken by smaller ones, of two and of one at last. No tile goes beyond a row, and no element is
 computed twice. The input is padded before, by a kernel of its own. Where a filter is one pixel and moves by one, all
 pixels of an image are one row.
 """
@@ -31,7 +31,6 @@ from tvm_ext.schedules.cpu.open_tiles import (
     OpenWindows,
     digits,
     kept,
-    partial_sums,
     product,
     registers,
     tiles,
@@ -97,7 +96,8 @@ class _Kernel:
         self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
         columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
         self.columns = min(columns, MOST_COLUMNS)
-        # One column of many vectors keeps the multipliers as busy as several of few; two read the weights once.
+        # One column of many vectors keeps the multipliers as busy as several of few. Two read the weights once: the
+        # last pixels of a small image take as long as its weights.
         rest = (FEW_COLUMNS, 2, 1) if self.vectors < FEW_COLUMNS else (2, 1)
         self.widths = (self.columns, *(width for width in rest if width < self.columns))
         self.together = 4 * prod(shape) <= machine.l2 // 2
@@ -144,43 +144,28 @@ class _Kernel:
 
     def _tile(self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int) -> None:
         """Compute ``count`` columns of a row; ``place`` is the first one."""
-        parts = partial_sums(count, self.vectors, self.columns)
-        while self.block_in % parts:
-            parts //= 2
-        for j, c in itertools.product(range(parts * count), range(self.vectors)):
+        for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 T.buffer_store(sums[j], tirx.const(0, self.windows.dtype), [c, x])
-        self._reduce(sums, n, group, place, count, parts, [])
-        for part, j, c in itertools.product(range(1, parts), range(count), range(self.vectors)):
-            with T.vectorized(ZERO, whole(self.lanes)) as x:
-                T.buffer_store(sums[j], sums[j][c, x] + sums[part * count + j][c, x], [c, x])
+        self._reduce(sums, n, group, place, count, [])
         for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 index = [n, group * self.vectors + c, *place[:-1], place[-1] + j, x]
                 self.windows.store(sums[j][c, x], index)
 
     def _reduce(
-        self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, parts: int, indices: list[Any]
+        self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]
     ) -> None:
-        """Add up the products of a tile: over blocks of input channels, taps, and channels of a block.
-
-        These are in ``parts``, each with sums of its own.
-        """
-        extents = [self.in_chunks, *self.kernel, self.block_in // parts]
+        """Add up the products of a tile: over blocks of input channels, taps, and channels of a block."""
+        extents = [self.in_chunks, *self.kernel, self.block_in]
         if len(indices) < len(extents):
             extent = extents[len(indices)]
             if extent == 1:
-                self._reduce(sums, n, group, place, count, parts, [*indices, ZERO])
+                self._reduce(sums, n, group, place, count, [*indices, ZERO])
             else:
                 with T.serial(ZERO, whole(extent)) as index:
-                    self._reduce(sums, n, group, place, count, parts, [*indices, index])
+                    self._reduce(sums, n, group, place, count, [*indices, index])
             return
-        for part in range(parts):
-            lane = indices[-1] * parts + part
-            self._add(sums[part * count :], n, group, place, count, [*indices[:-1], lane])
-
-    def _add(self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]) -> None:
-        """Add the products of one channel and tap."""
         in_chunk, *taps, lane = indices
         chunk = in_chunk
         if self.groups > 1:

@@ -1,7 +1,6 @@
 """Matrix products whose extents are only known at run time: register tiles over packed columns, in blocks of rows.
 
-Rows that fill no register tile are computed by smaller tiles (of 4 rows and of 1, with several sums of parts of the
-products for each element), columns that fill no vector are
+Rows that fill no register tile are computed by smaller tiles (of 4 rows and of 1), columns that fill no vector are
 stored by a part of one. What follows a product is computed as its tiles are stored.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # (the bodies are TVMScript, whose annotations are values)
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,18 +20,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.compute.open_product import OPEN_PRODUCT
-from tvm_ext.schedules.cpu.open_tiles import (
-    ZERO,
-    Epilogue,
-    digits,
-    kept,
-    partial_sums,
-    product,
-    registers,
-    tiles,
-    whole,
-    written,
-)
+from tvm_ext.schedules.cpu.open_tiles import ZERO, Epilogue, digits, kept, product, registers, tiles, whole, written
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
@@ -127,29 +114,15 @@ class _Kernel:
         batch, first, group = place
         right = ZERO if self.batch_axes == 0 else batch
         tile = [(i, c) for i in range(count) for c in range(self.vectors)]
-        parts = partial_sums(count, self.vectors, self.rows)
-        for i, c in itertools.product(range(parts * count), range(self.vectors)):
+        for i, c in tile:
             with T.vectorized(ZERO, whole(self.lanes)) as x:
                 T.buffer_store(sums[i], tirx.const(0, self.dtype), [c, x])
-
-        def add(k: Any, part: int) -> None:
+        with T.serial(ZERO, self.reduction) as k:
             for i, c in tile:
                 with T.vectorized(ZERO, whole(self.lanes)) as x:
                     weight = self.packed[right, group * self.vectors + c, k, x]
                     value = self.data[*self._numbered(batch, first + i), k]
-                    total = sums[part * count + i]
-                    T.buffer_store(total, total[c, x] + value * weight, [c, x])
-
-        steps = tirx.floordiv(self.reduction, whole(parts))
-        with T.serial(ZERO, steps) as step:
-            for part in range(parts):
-                add(step * parts + part, part)
-        if parts > 1:
-            with T.serial(ZERO, self.reduction - steps * parts) as last:
-                add(steps * parts + last, 0)
-            for (i, c), part in itertools.product(tile, range(1, parts)):
-                with T.vectorized(ZERO, whole(self.lanes)) as x:
-                    T.buffer_store(sums[i], sums[i][c, x] + sums[part * count + i][c, x], [c, x])
+                    T.buffer_store(sums[i], sums[i][c, x] + value * weight, [c, x])
         if done is None:
             for i, c in tile:
                 self._store(sums[i], batch, first + i, group, c)

@@ -26,9 +26,6 @@ from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE
 FEW_COLUMNS = 4
 """Columns of the tiles that take what is left over, up to the last few of a row."""
 
-BUSY_SUMS = 8
-"""Vectors of running sums that keep the multipliers busy: four cycles until a sum can be added to, two sums a cycle."""
-
 ZERO = tirx.const(0, "int64")
 
 
@@ -167,22 +164,6 @@ def tiles(first: Any, left: Any, widths: Sequence[int], tile: Callable[[Any, int
 
         whole_tiles()
         first, left = first + count * columns, left - count * columns
-
-
-def partial_sums(count: int, vectors: int, most: int) -> int:
-    """Say in how many sums, each of a part of the products, the elements of a small tile are added up.
-
-    Parameters
-    ----------
-    count, vectors : int
-        Of the tile.
-    most : int
-        Rows or columns that there are registers for.
-    """
-    parts = 1
-    while 2 * parts * count * vectors <= BUSY_SUMS and 2 * parts * count <= most:
-        parts *= 2
-    return parts
 
 
 def whole(number: Any) -> Any:

@@ -32,17 +32,22 @@ def legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> relax
         return builder.call_te(
             topi.image.grid_sample, data, grid, **options, padding_mode=padding, align_corners=corners
         )
-    sizes = [int(size) if isinstance(size, tirx.IntImm) else size.astype("int32") for size in list(data.ty.shape)[2:]]
+    extents = list(data.ty.shape)[2:]
+    opened = [size for size in extents if not isinstance(size, tirx.IntImm)]  # which a kernel cannot read off the grid
 
-    def places(grid: te.Tensor) -> te.Tensor:
-        return _places(grid, sizes, padding, corners)
+    def sizes(given: list[Any]) -> list[Any]:
+        rest = iter(given)
+        return [int(size) if isinstance(size, tirx.IntImm) else next(rest).astype("int32") for size in extents]
 
-    def weights(grid: te.Tensor) -> te.Tensor:
-        return _weights(grid, sizes, corners)
+    def places(grid: te.Tensor, given: list[Any]) -> te.Tensor:
+        return _places(grid, sizes(given), padding, corners)
+
+    def weights(grid: te.Tensor, given: list[Any]) -> te.Tensor:
+        return _weights(grid, sizes(given), corners)
 
     apart = {"op_pattern": OPAQUE}
     at, weight = (
-        builder.emit(builder.call_te(part, grid, primfunc_name_hint=part.__name__, primfunc_attrs=apart))
+        builder.emit(builder.call_te(part, grid, opened, primfunc_name_hint=part.__name__, primfunc_attrs=apart))
         for part in (places, weights)
     )
     return builder.call_te(_sample, data, at, weight, primfunc_name_hint="sample")

@@ -30,6 +30,7 @@ from tvm_ext.frontend.onnx.ops.extents import (
 from tvm_ext.frontend.onnx.ops.windows import indices as picked_indices
 
 TAKES_EXTENTS: Mapping[str, frozenset[int]] = {
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), frozenset([0])),
     "ConstantOfShape": frozenset([0]),
     "Expand": frozenset([1]),
     "Range": frozenset([0, 1, 2]),

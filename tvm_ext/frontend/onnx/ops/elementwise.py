@@ -10,7 +10,6 @@ from tvm import relax
 from tvm_ext.frontend.onnx.ops.base import (
     Converter,
     Node,
-    add,
     astype,
     constant,
     dtype_of,
@@ -18,9 +17,10 @@ from tvm_ext.frontend.onnx.ops.base import (
     emit,
     known,
     reshape,
+    subtract,
     transpose,
 )
-from tvm_ext.frontend.onnx.ops.extents import as_tensor, counted
+from tvm_ext.frontend.onnx.ops.extents import as_tensor, counted, normal, number, reshaped
 
 
 class Pow(Converter):
@@ -159,12 +159,17 @@ class EyeLike(Converter):
 
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
-        """Give the matrix, a constant."""
-        shape = node.shape(inputs[0], "input")
+        """Give the matrix, a constant where the shape is known."""
+        shape = node.dims(inputs[0], "input")
         dtype = element_type(int(node.attributes["dtype"])) if "dtype" in node.attributes else dtype_of(inputs[0])
         if len(shape) != 2:
             node.damaged(f"input has shape {shape}, 2 dimensions were expected")
-        return constant(np.eye(*shape, node.integer("k", 0)), dtype)
+        offset = node.integer("k", 0)
+        if all(isinstance(size, int) for size in shape):
+            return constant(np.eye(*shape, offset), dtype)
+        rows, columns = (bb.emit(relax.op.arange(0, size, 1, "int64")) for size in shape)
+        rows = bb.emit(relax.op.add(reshape(bb, rows, (shape[0], 1)), constant(offset, "int64")))
+        return relax.op.astype(bb.emit(relax.op.equal(rows, reshape(bb, columns, (1, shape[1])))), dtype)
 
 
 class SpaceToDepth(Converter):
@@ -174,14 +179,15 @@ class SpaceToDepth(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the rearranged tensor."""
         x, size, mode = inputs[0], node.integer("blocksize", 1), node.text("mode", "DCR")
-        batch, channels, height, width = node.shape(x, "input")
+        batch, channels, height, width = node.dims(x, "input")
         if mode not in ("DCR", "CRD"):
             node.refuse(f"attribute mode is {mode!r}, only DCR and CRD are supported")
-        if size < 1 or height % size or width % size:
+        if size < 1 or any(isinstance(extent, int) and extent % size for extent in (height, width)):
             node.damaged(f"blocks of {size} do not divide an input of {height} by {width}")
-        x = reshape(bb, x, (batch, channels, height // size, size, width // size, size))
+        batch, channels, rows, columns = (normal(extent) for extent in (batch, channels, height // size, width // size))
+        x = bb.emit(reshaped(bb, emit(bb, x), [batch, channels, rows, number(size), columns, number(size)]))
         x = transpose(bb, x, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
-        return reshape(bb, x, (batch, channels * size * size, height // size, width // size))
+        return reshape(bb, x, (batch, normal(channels * size * size), rows, columns))
 
 
 class ReverseSequence(Converter):
@@ -191,19 +197,22 @@ class ReverseSequence(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the reversed sequences."""
         x = emit(bb, inputs[0])
-        shape = node.shape(x, "input")
+        shape = node.dims(x, "input")
         time, batch = node.integer("time_axis", 0), node.integer("batch_axis", 1)
         if {time, batch} != {0, 1} or len(shape) < 2:
             node.damaged(f"time_axis {time} and batch_axis {batch} of shape {shape}; they have to be 0 and 1")
         lengths = astype(bb, known(node, inputs[1]), "int64")
         steps, spread = shape[time], (-1, 1) if batch == 0 else (1, -1)
-        step = np.arange(steps).reshape(spread[::-1])
+        known_steps = isinstance(steps, int)
+        step: Any = np.arange(steps) if known_steps else bb.emit(relax.op.arange(0, steps, 1, "int64"))
+        step = reshape(bb, step, spread[::-1])
         last = reshape(bb, lengths, spread)
-        if isinstance(last, np.ndarray):
+        if isinstance(last, np.ndarray) and known_steps:
             source: Any = np.where(step < last, last - 1 - step, step)
         else:
-            mirrored = emit(bb, add(bb, last, -1 - step))
-            source = bb.emit(relax.op.where(relax.op.less(constant(step), last), mirrored, constant(step)))
+            last, step = emit(bb, last), emit(bb, step)
+            mirrored = subtract(bb, subtract(bb, last, step), np.array(1))
+            source = bb.emit(relax.op.where(relax.op.less(step, last), mirrored, step))
         # gather_elements takes an index for every element: the same for all features of a step.
         rest = [1] * (len(shape) - 2)
         source = emit(bb, reshape(bb, source, (*shape[:2], *rest)))
@@ -212,5 +221,33 @@ class ReverseSequence(Converter):
         return relax.op.gather_elements(x, source, time)
 
 
-_OPERATORS = (Dropout, Elu, EyeLike, IsInf, OneHot, Pow, ReverseSequence, Selu, Sign, SpaceToDepth)
+class Hardmax(Converter):
+    """One where the first of the largest elements along an axis is, and zero elsewhere."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._along(Node("Hardmax", attr, params), bb, inputs, 1)
+
+    @classmethod
+    def _impl_v13(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
+        return cls._along(Node("Hardmax", attr, params), bb, inputs, -1)
+
+    @staticmethod
+    def _along(node: Node, bb: relax.BlockBuilder, inputs: Any, usual: int) -> Any:
+        x = emit(bb, inputs[0])
+        shape = node.dims(x, "input")
+        axis = node.axis("axis", len(shape), usual)
+        whole = usual == 1  # before opset 13: all axes from this one on are one
+        rows = reshape(bb, x, (*shape[:axis], -1)) if whole else x
+        along = axis if not whole else len(shape[:axis])
+        places = bb.emit(relax.op.argmax(rows, along, keepdims=True))
+        extents = list(rows.ty.shape)
+        spread = [1] * len(extents)
+        spread[along] = extents[along]
+        numbers = reshape(bb, bb.emit(relax.op.arange(0, extents[along], 1, "int64")), spread)
+        found = astype(bb, bb.emit(relax.op.equal(numbers, places)), dtype_of(x))
+        return reshape(bb, found, shape) if whole else found
+
+
+_OPERATORS = (Dropout, Elu, EyeLike, Hardmax, IsInf, OneHot, Pow, ReverseSequence, Selu, Sign, SpaceToDepth)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}

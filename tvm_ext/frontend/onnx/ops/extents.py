@@ -176,10 +176,10 @@ def reshape_to_extents(node: Node, bb: relax.BlockBuilder, x: Any, target: Seque
         node.damaged("its shape leaves two extents to be inferred")
     if inferred:
         shape[inferred[0]] = _inferred(dims, [extent for axis, extent in enumerate(shape) if axis != inferred[0]])
-    return _reshaped(bb, x, shape)
+    return reshaped(bb, x, shape)
 
 
-def _reshaped(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:
+def reshaped(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:
     """Reshape a tensor; where it may have another number of elements than the shape, each run compares them."""
     count, wanted = _product(x.ty.shape), _product(shape)
     if not can_prove(count == wanted):
@@ -248,7 +248,7 @@ def reshape_to_computed(bb: relax.BlockBuilder, x: Any, target: Any, allowzero: 
     others = bb.emit(relax.op.prod(bb.emit(relax.op.where(is_rest, one, target))))
     others = bb.emit(relax.op.maximum(others, one))
     left = bb.emit(relax.op.floor_divide(bb.emit(relax.op.prod(dims)), others))
-    return _reshaped(bb, x, extents_in(bb, bb.emit(relax.op.where(is_rest, left, target))).values)
+    return reshaped(bb, x, extents_in(bb, bb.emit(relax.op.where(is_rest, left, target))).values)
 
 
 def extents_in(bb: relax.BlockBuilder, value: Any) -> Any:

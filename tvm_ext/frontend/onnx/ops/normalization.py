@@ -56,7 +56,7 @@ class _Normalization(Converter):
         shape, dtype = node.dims(x, "X"), dtype_of(x)
         axis = node.axis("axis", len(shape), -1)
         if not all(isinstance(dim, int) for dim in shape[axis:]):
-            node.refuse(f"it normalises over extents of {shape[axis:]}; bind the model's input shapes")
+            return cls._over_open_axes(node, bb, x, scale, bias, list(range(axis, len(shape))))
         joined, stash = (*(shape[:axis] or (1,)), prod(shape[axis:])), element_type(node.integer("stash_type", 1))
         statistics = [*shape[:axis], *[1] * (len(shape) - axis)]
         parts: list[Any] = []
@@ -78,6 +78,24 @@ class _Normalization(Converter):
         if node.attributes.get("tvm_custom", {}).get("num_outputs", 1) > 1:
             outputs += [reshape(bb, emit(bb, value), statistics) for value in moments(flat, epsilon, cls.centred)]
         return node.outputs(outputs if cls.centred else outputs[:1])
+
+    @classmethod
+    def _over_open_axes(
+        cls, node: Node, bb: relax.BlockBuilder, x: Any, scale: Any, bias: Any | None, axes: list[int]
+    ) -> Any:
+        dtype, stash = dtype_of(x), element_type(node.integer("stash_type", 1))
+        data = emit(bb, astype(bb, x, stash))
+        mean = bb.emit(relax.op.mean(data, axes, keepdims=True))
+        spread = bb.emit(relax.op.subtract(data, mean)) if cls.centred else data
+        variance = bb.emit(relax.op.mean(bb.emit(relax.op.multiply(spread, spread)), axes, keepdims=True))
+        epsilon = constant(node.number("epsilon", 1e-5), stash)
+        inverse = bb.emit(relax.op.rsqrt(bb.emit(relax.op.add(variance, epsilon))))
+        result = bb.emit(relax.op.multiply(spread, inverse))
+        result = bb.emit(relax.op.multiply(result, emit(bb, astype(bb, known(node, scale), stash))))
+        if bias is not None:
+            result = bb.emit(relax.op.add(result, emit(bb, astype(bb, known(node, bias), stash))))
+        result = astype(bb, result, dtype)
+        return node.outputs([result, mean, inverse] if cls.centred else [result])
 
 
 class LayerNormalization(_Normalization):

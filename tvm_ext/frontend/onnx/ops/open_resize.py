@@ -116,7 +116,7 @@ def resized(node: Node, bb: relax.BlockBuilder, x: Any, axes: dict[int, OpenAxis
     rule : Rule
         How the node interpolates; see :mod:`tvm_ext.frontend.onnx.ops.resize`.
     """
-    if rule.mode == "cubic" or rule.antialias or rule.exclude_outside or rule.coordinates not in COORDINATES:
+    if rule.antialias or rule.exclude_outside or rule.coordinates not in COORDINATES:
         node.refuse(
             f"mode {rule.mode} with coordinates {rule.coordinates} is only known for fixed sizes; bind the model's "
             "input shapes"
@@ -133,6 +133,9 @@ def resized(node: Node, bb: relax.BlockBuilder, x: Any, axes: dict[int, OpenAxis
         x = astype(bb, x, "float32" if dtype != "float64" else dtype)
         low = bb.emit(relax.op.floor(place))
         share = astype(bb, bb.emit(relax.op.subtract(place, low)), dtype_of(x))
+        if rule.mode == "cubic":
+            x = _weighted(bb, x, axis, low, _cubic(bb, share, rule.cubic_a), item)
+            continue
         spread = [1] * rank
         spread[axis] = item.outputs
         share = bb.emit(relax.op.reshape(share, relax.ShapeExpr([*spread])))
@@ -144,6 +147,40 @@ def resized(node: Node, bb: relax.BlockBuilder, x: Any, axes: dict[int, OpenAxis
     if dtype_of(x) != dtype and not dtype.startswith("float"):
         x = bb.emit(relax.op.round(x))
     return astype(bb, x, dtype)
+
+
+def _cubic(bb: relax.BlockBuilder, share: Any, a: float) -> list[Any]:
+    """Weights of the four elements around places that are ``share`` behind the second of them (Keys 1981)."""
+    dtype = dtype_of(share)
+
+    def polynomial(distance: Any, *factors: float) -> Any:
+        total = constant(factors[0], dtype)
+        for factor in factors[1:]:
+            total = bb.emit(relax.op.multiply(total, distance))
+            total = bb.emit(relax.op.add(total, constant(factor, dtype)))
+        return total
+
+    one, two = constant(1.0, dtype), constant(2.0, dtype)
+    outer, inner = (a, -5 * a, 8 * a, -4 * a), (a + 2, -(a + 3), 0.0, 1.0)
+    return [
+        polynomial(bb.emit(relax.op.add(share, one)), *outer),
+        polynomial(share, *inner),
+        polynomial(bb.emit(relax.op.subtract(one, share)), *inner),
+        polynomial(bb.emit(relax.op.subtract(two, share)), *outer),
+    ]
+
+
+def _weighted(bb: relax.BlockBuilder, x: Any, axis: int, low: Any, weights: Sequence[Any], item: OpenAxis) -> Any:
+    """Sum of the elements from one before ``low`` on, each times its weight."""
+    spread: list[Any] = [1] * int(x.ty.ndim)
+    spread[axis] = item.outputs
+    total = None
+    for place, weight in enumerate(weights, start=-1):
+        index = _inside(bb, bb.emit(relax.op.add(low, constant(float(place), "float32"))), item)
+        weight = bb.emit(relax.op.reshape(weight, relax.ShapeExpr([*spread])))
+        term = bb.emit(relax.op.multiply(bb.emit(relax.op.take(x, index, axis)), weight))
+        total = term if total is None else bb.emit(relax.op.add(total, term))
+    return total
 
 
 def _repeats(rule: Any, item: OpenAxis) -> bool:

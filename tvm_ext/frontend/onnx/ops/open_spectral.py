@@ -85,6 +85,24 @@ def open_real_inverse(bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], giv
     return reshape(bb, x, (*lead, length, 1))
 
 
+def open_window(bb: relax.BlockBuilder, size: Any, periodic: bool, coefficients: tuple[float, ...], dtype: str) -> Any:
+    """Make a window function of open size: a sum of cosines, computed in double precision."""
+
+    def window(count: Any) -> te.Tensor:
+        period = count if periodic else tirx.max(count - 1, tirx.const(1, "int64"))
+
+        def sample(at: Any) -> Any:
+            angle = at.astype("float64") * tirx.const(2 * math.pi, "float64") / period.astype("float64")
+            total: Any = tirx.const(coefficients[0], "float64")
+            for order, value in enumerate(coefficients[1:], start=1):
+                total = total + tirx.const(value, "float64") * tirx.cos(angle * tirx.const(float(order), "float64"))
+            return total.astype(dtype)
+
+        return te.compute((count,), sample, name="window")
+
+    return bb.emit_te(window, size, primfunc_name_hint="window")
+
+
 def _table(bb: relax.BlockBuilder, length: Any) -> Any:
     """Cosines and sines of all multiples of a turn's ``length``-th part, float64 of shape (2, length)."""
 

@@ -8,7 +8,6 @@ Lengths whose matrix would be too large are split in two factors (Cooley and Tuk
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,8 @@ from tvm_ext.frontend.onnx.ops.base import (
     reshape,
     transpose,
 )
-from tvm_ext.frontend.onnx.ops.open_spectral import fit_open_axis, open_real_inverse, open_transform
+from tvm_ext.frontend.onnx.ops.extents import is_extent, is_number
+from tvm_ext.frontend.onnx.ops.open_spectral import fit_open_axis, open_real_inverse, open_transform, open_window
 
 # Elements of a transform's matrix: above the first a length is split, above the second it cannot be had.
 _SPLIT_ABOVE = 2**23
@@ -244,23 +244,23 @@ class STFT(Converter):
         return fourier_transform(node, bb, x, (batch, count), length, kept, parts, inverse=False)
 
 
-def _window(coefficients: tuple[float, ...]) -> Callable[[int, bool], np.ndarray]:
-    def samples(size: int, periodic: bool) -> np.ndarray:
-        period = size if periodic else max(size - 1, 1)
-        angle = 2.0 * np.pi * np.arange(size) / period
-        return np.asarray(sum(value * np.cos(order * angle) for order, value in enumerate(coefficients)))
-
-    return samples
-
-
 class _Window(Converter):
-    """A window function; its size has to be known, so that it is a constant."""
+    """A window function, a constant where its size is known; no size that is computed from values."""
 
-    samples: Callable[[int, bool], np.ndarray]
+    coefficients: tuple[float, ...]
+
+    @classmethod
+    def samples(cls, size: int, periodic: bool) -> np.ndarray:
+        """Make a window of a known size."""
+        angle = 2.0 * np.pi * np.arange(size) / (size if periodic else max(size - 1, 1))
+        return np.asarray(sum(value * np.cos(order * angle) for order, value in enumerate(cls.coefficients)))
 
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the window."""
+        if is_extent(inputs[0]) and not is_number(inputs[0]):
+            dtype = element_type(node.integer("output_datatype", 1))
+            return open_window(bb, inputs[0], bool(node.integer("periodic", 1)), cls.coefficients, dtype)
         size = int(node.scalar(inputs[0], "size"))
         if size < 0:
             node.damaged(f"input size is {size}, at least 0 was expected")
@@ -271,19 +271,19 @@ class _Window(Converter):
 class HannWindow(_Window):
     """Raised cosine."""
 
-    samples = staticmethod(_window((0.5, -0.5)))
+    coefficients = (0.5, -0.5)
 
 
 class HammingWindow(_Window):
     """Raised cosine on a pedestal, with the coefficients 25/46 and 21/46."""
 
-    samples = staticmethod(_window((25 / 46, -21 / 46)))
+    coefficients = (25 / 46, -21 / 46)
 
 
 class BlackmanWindow(_Window):
     """Sum of three cosines."""
 
-    samples = staticmethod(_window((0.42, -0.5, 0.08)))
+    coefficients = (0.42, -0.5, 0.08)
 
 
 def mel_weights(bins: int, length: int, rate: int, lowest: float, highest: float) -> np.ndarray:
