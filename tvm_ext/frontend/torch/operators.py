@@ -26,6 +26,7 @@ from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.open_forms import OPEN_FORMS, REFINED_OPEN_FORMS
 from tvm_ext.frontend.torch.open_resize import open_axes, resize_open
 from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
+from tvm_ext.frontend.torch.pieces import REFINED_PIECES
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
@@ -350,6 +351,7 @@ REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     **REFINED_ARITHMETIC,
     **REFINED_OPEN_FORMS,
     **REFINED_ORDER,
+    **REFINED_PIECES,
     **REFINED_SPECIAL,
     **REFINED_STATISTICS,
     **REFINED_WINDOWS,

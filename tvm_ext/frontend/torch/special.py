@@ -14,6 +14,7 @@ from torch.fx import Node
 from tvm import relax, te, tirx
 
 from tvm_ext.frontend.torch.arguments import argument
+from tvm_ext.frontend.torch.near_zero import NEAR_ZERO
 from tvm_ext.frontend.torch.promotion import relax_dtype
 
 BITS = {"float16": "int16", "float32": "int32", "float64": "int64"}
@@ -221,6 +222,7 @@ ENDLESS = 2**62
 """PyTorch writes the largest integer for an end that is that of the dimension."""
 
 SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
+    **NEAR_ZERO,
     "angle.default": angle,
     "dist.default": distance,
     "erfinv.default": inverse_error,

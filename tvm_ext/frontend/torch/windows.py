@@ -235,6 +235,18 @@ def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     return emit(relax.op.add(result, bias))
 
 
+def pool_to_size(axes: int, stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Means of windows of a tensor without a batch, which TVM's operator does not take."""
+    data, emit = importer.env[node.args[0]], importer.block_builder.emit
+    if len(data.ty.shape) > axes + 1:
+        return stock(node)
+    importer.env[node.args[0]] = emit(relax.op.expand_dims(data, [0]))
+    try:
+        return emit(relax.op.squeeze(stock(node), [0]))
+    finally:
+        importer.env[node.args[0]] = data
+
+
 def for_each_axis(value: Any, axes: int) -> list[int]:
     """Write an extent, or one for each of some axes, as a list of one for each."""
     values = [int(value)] if isinstance(value, int) else [int(item) for item in value]
@@ -250,6 +262,9 @@ WINDOWS: Mapping[str, Callable[[Any, Node], Any]] = {
 """By name of operator and overload."""
 
 REFINED_WINDOWS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "_adaptive_avg_pool2d.default": partial(pool_to_size, 2),
+    "_adaptive_avg_pool3d.default": partial(pool_to_size, 3),
+    "adaptive_avg_pool1d.default": partial(pool_to_size, 1),
     "convolution.default": convolution,
     "max_pool2d_with_indices.default": partial(max_pool, 2),
     "max_pool3d_with_indices.default": partial(max_pool, 3),

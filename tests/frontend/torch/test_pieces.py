@@ -1,0 +1,71 @@
+"""One piece of a division, masks that are repeated, pools without a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import tvm_ext
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands: torch.Tensor) -> Any:
+        return self.function(*operands)
+
+
+def check(function: Callable[..., Any], *operands: torch.Tensor) -> None:
+    compiled = tvm_ext.compile(torch.export.export(Function(function), operands))
+    feeds = {spec.name: operand.numpy() for spec, operand in zip(compiled.inputs, operands, strict=True)}
+    found, expected = list(compiled.run(feeds).values()), function(*operands)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.split(x, 5, 1),
+        lambda x: torch.split(x, 9, -1),
+        lambda x: torch.split(x, [5], 1)[0],
+        lambda x: torch.chunk(x, 1, 1)[0] * 2,
+        lambda x: torch.split(torch.relu(x), 3, 1),
+        lambda x: torch.split(x, 2),
+    ],
+)
+def test_pieces(function: Callable[..., Any]) -> None:
+    check(function, torch.randn(3, 5, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "shapes", [((5, 1), (5,)), ((3, 4), (4,)), ((4,), (3, 4)), ((3, 1, 5), (7, 1)), ((2, 3), (2, 3))]
+)
+def test_masks_that_are_repeated(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    data, mask = torch.randn(shapes[0]), torch.randn(shapes[1]) > 0
+    mask.view(-1)[0] = True
+    check(torch.masked_select, data, mask)
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape", "size"),
+    [
+        (functional.adaptive_avg_pool1d, (8, 7), 5),
+        (functional.adaptive_avg_pool1d, (2, 3, 7), 3),
+        (functional.adaptive_avg_pool2d, (3, 7, 9), (2, 4)),
+        (functional.adaptive_avg_pool2d, (3, 7, 9), 1),
+        (functional.adaptive_avg_pool3d, (3, 5, 7, 9), (2, 3, 4)),
+        (functional.adaptive_max_pool2d, (3, 7, 9), (2, 4)),
+    ],
+)
+def test_pools_without_a_batch(pool: Callable[..., Any], shape: tuple[int, ...], size: Any) -> None:
+    check(lambda x: pool(x, size), torch.randn(shape))
