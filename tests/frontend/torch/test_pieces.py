@@ -69,3 +69,9 @@ def test_masks_that_are_repeated(shapes: tuple[tuple[int, ...], tuple[int, ...]]
 )
 def test_pools_without_a_batch(pool: Callable[..., Any], shape: tuple[int, ...], size: Any) -> None:
     check(lambda x: pool(x, size), torch.randn(shape))
+
+
+@pytest.mark.parametrize("extent", [1, 3])
+def test_combinations(extent: int) -> None:
+    """PyTorch gives their number the largest integer as its bound where a single one is there."""
+    check(lambda x: torch.combinations(x, 1), torch.randn(extent))

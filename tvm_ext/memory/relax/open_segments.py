@@ -36,6 +36,9 @@ LEAST_CALLS = 2
 UNBOUNDED = 64
 """Upper end of the sizes that an extent without an upper bound is planned for."""
 
+NO_BOUND = 2**31
+"""An upper bound from here on says nothing: some importers write the largest integer."""
+
 _ALLOCATE, _RESHAPE = "relax.builtin.alloc_tensor", "relax.reshape"
 
 
@@ -242,7 +245,8 @@ class _Function:
         ends = []
         for symbol in symbols:
             low = max(1, int(lower.get(symbol.name, 1)))
-            ends.append((low, max(low, int(upper.get(symbol.name, max(UNBOUNDED, low))))))
+            high = int(upper.get(symbol.name, NO_BOUND))
+            ends.append((low, max(low, UNBOUNDED if high >= NO_BOUND else high)))
         return [
             {
                 symbol: tirx.const(round(low * (high / low) ** share), str(symbol.ty.dtype))
