@@ -142,8 +142,9 @@ def test_a_vector_loop_is_divided() -> None:
         for part in T.unroll(6):
             for i in T.vectorized(8):
                 x[part * 8 + i] = x[part * 8 + i] * T.float32(2)
-        for i in T.vectorized(12):
-            x[i] = T.float32(0)
+        for part in T.unroll(3):
+            for i in T.vectorized(4):
+                x[part * 4 + i] = T.float32(0)
         for i in T.vectorized(32):
             y[i] = T.int8(0)
 

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
+from tvm import tirx
+from tvm.script import tirx as T
 
 import tvm_ext
 from tvm_ext.backends.c.sources import write_sources
+from tvm_ext.backends.c.vectors import divide_vectors
 
 SHAPE = (3, 7)
 
@@ -154,3 +158,39 @@ def test_no_variable_is_read_before_it_is_written(columns: int) -> None:
         first = re.search(rf"\n +{name} = (.*);", text)
         assert first is not None
         assert begun or not re.search(rf"\b{name}\b", first[1]), first[0]
+
+
+def test_vectors_of_twelve(tmp_path: Path) -> None:
+    """C has vectors of powers of two only: GCC refused the sources of this convolution, LLVM takes its vectors."""
+    weight = np.random.default_rng(0).standard_normal((21, 10, 3, 3)).astype("float32")
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 10, 30, 22))
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 21, 30, 22))
+    graph = helper.make_graph([node], "graph", [given], [result], [numpy_helper.from_array(weight, "w")])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    tvm_ext.compile(made, target, emit="c").save(tmp_path / "out")
+    text = "".join(path.read_text() for path in (tmp_path / "out").glob("*_kernels*"))
+    lanes = {int(found) for found in re.findall(r"\b[fiu]\d+x(\d+)\b", text)}
+    assert lanes
+    assert all(number & (number - 1) == 0 for number in lanes)
+    x = np.random.default_rng(1).standard_normal((1, 10, 30, 22)).astype("float32")
+    found = tvm_ext.compile(made, emit="c").run({"x": x})["y"]
+    np.testing.assert_allclose(found, tvm_ext.compile(made).run({"x": x})["y"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("extent", "parts"), [(12, [3, 4]), (24, [3, 8]), (32, [2, 16]), (16, [16]), (7, [7]), (48, [3, 16])]
+)
+def test_vector_loops_are_divided_into_powers_of_two(extent: int, parts: list[int]) -> None:
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((extent,), "float32"), y: T.Buffer((extent,), "float32")):  # type: ignore[valid-type]
+        for i in T.vectorized(extent):
+            y[i] = x[i] * T.float32(2)
+
+    divided = divide_vectors(kernel.body, 512)
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(divided, (tirx.For, loops.append))
+    assert sorted(int(loop.extent) for loop in loops) == sorted(parts)
+    vectors = [int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED]
+    assert all(lanes & (lanes - 1) == 0 and lanes <= 16 for lanes in vectors)

@@ -1,6 +1,7 @@
-"""Divides vector loops that are wider than the vectors of the processor.
+"""Divides vector loops that are wider than the vectors of the processor, or of a length that C has no vectors of.
 
-LLVM divides such vectors itself. GCC keeps them in memory, and takes them apart element by element.
+LLVM divides such vectors itself. GCC keeps wide ones in memory, and takes them apart element by element; lengths that
+are no power of two are errors to it.
 
 before: ``for x in vectorized(16): y[x] = ...``                               of float32, with vectors of 256 bits
 after:  ``for part in 0..2: for x in vectorized(8): y[8 * part + x] = ...``
@@ -32,8 +33,11 @@ def divide_vectors(body: tirx.Stmt, vector_bits: int) -> tirx.Stmt:
         loop = mutator.default_mutate(loop)
         lanes = vector_bits // _widest(loop.body) if loop.kind == tirx.ForKind.VECTORIZED else 0
         extent = int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else 0
-        if not lanes or extent <= lanes or extent % lanes or not _is_zero(loop.min):
+        lanes = min(lanes, extent & -extent)  # the largest power of two that divides the extent
+        if not lanes or extent == lanes or not _is_zero(loop.min):
             return loop
+        if lanes == 1:
+            return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
         part = tvm.ir.Var(f"{loop.loop_var.name}_part", loop.loop_var.ty)
         inner = tvm.ir.Var(str(loop.loop_var.name), loop.loop_var.ty)
         inside = substitute(loop.body, {loop.loop_var: part * lanes + inner})
