@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.s_tir.schedule import SBlockRV
-from tvm.tirx import PrimFunc
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IterVar, PrimFunc
 
 from tvm_ext.schedules.cuda.machine import machine_of
 from tvm_ext.schedules.cuda.window import THREADS
-from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.blocks import static_extents, top_blocks
 from tvm_ext.schedules.knobs import choose
 from tvm_ext.schedules.rule import new_schedule
 
 
 class Nested:
-    """Schedule a kernel whose outer blocks are data-parallel, whatever is in them."""
+    """Schedule a kernel by the elements of its outer blocks, whatever is in them."""
 
     name = "cuda.nested"
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Schedule ``func`` when each of its blocks has known extents, an axis at least, and reduces along none."""
+        """Schedule ``func`` when each of its blocks has known extents, and an axis at least that it does not reduce."""
         schedule = new_schedule(func, tunable)
         blocks = top_blocks(schedule)
         if not blocks or not all(_elements_apart(schedule, block) for block in blocks):
@@ -31,7 +31,7 @@ class Nested:
         multiprocessors = machine_of(target).multiprocessors
         try:
             for block in blocks:
-                loops = schedule.get_loops(block)
+                loops = _parallel_loops(schedule, block)
                 fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
                 total = int(schedule.get(fused).extent)
                 threads = 256
@@ -45,6 +45,17 @@ class Nested:
         return schedule
 
 
+def _parallel_loops(schedule: Schedule, block: SBlockRV) -> list[LoopRV]:
+    """List the loops of a block along which it does not reduce, and put them in front of those along which it does."""
+    kinds = [int(axis.iter_type) for axis in schedule.get(block).iter_vars]
+    loops = schedule.get_loops(block)
+    parallel = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == IterVar.DataPar]
+    schedule.reorder(*parallel, *(loop for loop, kind in zip(loops, kinds, strict=True) if kind != IterVar.DataPar))
+    return parallel
+
+
 def _elements_apart(schedule: Schedule, block: SBlockRV) -> bool:
-    loops = len(schedule.get_loops(block)) if schedule.get(block).iter_vars else 0
-    return loops > 0 and is_spatial(schedule, block) and static_extents(schedule, block)
+    kinds = [int(axis.iter_type) for axis in schedule.get(block).iter_vars]
+    if len(kinds) != len(schedule.get_loops(block)) or not static_extents(schedule, block):
+        return False
+    return IterVar.DataPar in kinds and set(kinds) <= {IterVar.DataPar, IterVar.CommReduce}

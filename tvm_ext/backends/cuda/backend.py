@@ -33,6 +33,7 @@ from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import FusionOptions
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.adaptive_pooling import ADAPTIVE_POOLING_LEGALIZATIONS
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.decompose_attention import decompose_attention
@@ -151,7 +152,10 @@ CUDA = Backend(
     },
     complete=complete_cuda,
     rules=RULES,
-    legalizations=FLOAT_LEGALIZATIONS | NORMALIZATION_LEGALIZATIONS | SAMPLING_LEGALIZATIONS,
+    legalizations=FLOAT_LEGALIZATIONS
+    | NORMALIZATION_LEGALIZATIONS
+    | SAMPLING_LEGALIZATIONS
+    | ADAPTIVE_POOLING_LEGALIZATIONS,
     machine=machine_of,
     kernel_passes=lambda: (finish_kernels(), protect_cancellations(), keep_nan(), narrow_vectors()),
     check_here=check_gpu,
