@@ -29,7 +29,8 @@ def check(function: Callable[..., Any], *operands: torch.Tensor) -> None:
     expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+        assert ours.shape == tuple(theirs.shape)
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,31 @@ def test_pools_without_a_batch(pool: Callable[..., Any], shape: tuple[int, ...],
 def test_combinations(extent: int) -> None:
     """PyTorch gives their number the largest integer as its bound where a single one is there."""
     check(lambda x: torch.combinations(x, 1), torch.randn(extent))
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.nonzero,
+        lambda x: torch.nonzero(x > 0.5, as_tuple=True),
+        torch.argwhere,
+        lambda x: x[torch.nonzero(x > 0, as_tuple=True)] * 2,
+        lambda x: torch.nonzero(x > 100),
+    ],
+)
+def test_places_of_what_is_not_zero(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    check(function, torch.randn(shape).relu())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.var_mean(x, 1),
+        lambda x: torch.var_mean(x, (0, 2), correction=0, keepdim=True),
+        torch.std_mean,
+        lambda x: torch.std_mean(x, -1, keepdim=True),
+    ],
+)
+def test_variances_beside_means(function: Callable[..., Any]) -> None:
+    check(function, torch.randn(3, 5, 7))

@@ -28,6 +28,7 @@ from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch.random import draw
 from tvm_ext.frontend.torch.sampling import KEPT
+from tvm_ext.frontend.torch.statistics import variance_and_mean
 from tvm_ext.frontend.torch.value_checks import ValueChecks
 from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
@@ -74,6 +75,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
                 table.pop(operator)
             own = torch.ops.aten.scaled_dot_product_attention.default
             table[own] = decomposition(table[own])
+            table[torch.ops.aten.var_mean.correction] = variance_and_mean
             core = program.run_decompositions(table)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)

@@ -26,7 +26,7 @@ from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.open_forms import OPEN_FORMS, REFINED_OPEN_FORMS
 from tvm_ext.frontend.torch.open_resize import open_axes, resize_open
 from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
-from tvm_ext.frontend.torch.pieces import REFINED_PIECES
+from tvm_ext.frontend.torch.pieces import PIECES, REFINED_PIECES
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
 from tvm_ext.frontend.torch.random import no_dropout
@@ -311,6 +311,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **LOOPS,
     **OPEN_FORMS,
     **ORDER,
+    **PIECES,
     **PRODUCTS,
     **RECURRENT,
     **SCATTERS,

@@ -1,10 +1,11 @@
-"""Converters of what takes a tensor apart, in the cases in which TVM's go wrong: one piece, masks to be repeated."""
+"""Converters of what takes a tensor apart: a single piece, what a mask names, places of what is not zero."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tvm
 from torch.fx import Node
 from tvm import relax, tirx
 
@@ -33,9 +34,24 @@ def masked_select(stock: Callable[[Node], Any], importer: Any, node: Node) -> An
         importer.env[node.args[0]], importer.env[node.args[1]] = data, mask
 
 
+def nonzero(importer: Any, node: Node) -> Any:
+    """Places of what is not zero, a row each; how many only a run tells."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    rank = len(data.ty.shape)
+    if not rank:
+        raise NotImplementedError("its tensor has no dimension; give it one by unsqueeze(0)")
+    extent = node.meta["val"].shape[0]
+    count = extent if isinstance(extent, int) else tvm.ir.Var(str(extent), "int64")
+    places = importer.block_builder.match_cast(emit(relax.op.nonzero(data)), relax.TensorType([rank, count], "int64"))
+    return emit(relax.op.permute_dims(places))
+
+
+PIECES: Mapping[str, Callable[[Any, Node], Any]] = {"nonzero.default": nonzero}
+"""By name of operator and overload."""
+
 REFINED_PIECES: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "masked_select.default": masked_select,
     "split.Tensor": split,
     "split_with_sizes.default": split,
 }
-"""Those that leave to TVM's converter what it does right, by name of operator and overload."""
+"""Those that leave to TVM's converter what it does right."""

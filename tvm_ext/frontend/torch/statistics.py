@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.fx import Node
 from tvm import relax, tirx
 
@@ -47,6 +48,14 @@ def _open_variance(emit: Callable[[Any], Any], data: Any, axes: list[int], keep:
 
 def _holds(data: Any) -> bool:
     return all(not isinstance(size, tirx.IntImm) or int(size) > 0 for size in data.ty.shape)
+
+
+def variance_and_mean(
+    data: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decompose ``torch.var_mean`` into both, which PyTorch does not."""
+    every = list(range(data.dim())) if dim is None or not len(dim) else dim
+    return torch.var(data, every, correction=correction, keepdim=keepdim), torch.mean(data, every, keepdim=keepdim)
 
 
 def first_result_only(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
