@@ -129,7 +129,7 @@ RECIPES: dict[str, Recipe] = {
     "chameleon_published": Recipe(_published_agent, AdaptiveSampler),
     "autotvm_diversity": Recipe(_annealing, DiversitySampler),
     "evolution": Recipe(_evolution, initialiser=SpaceFillingInitialiser, batch=16, initial=16),
-    "random": Recipe(_random),
+    "random": Recipe(_random, random_share=1.0),
     # Controls: as few measurements as adaptive sampling, without its choice of where.
     "sa_greedy_reduced": Recipe(_annealing, _reduced("best"), pool=4),
     "sa_random_reduced": Recipe(_annealing, _reduced("random"), pool=4),

@@ -141,7 +141,8 @@ class Tuner:
     remarks : list of str
         What the run should say of how the tuner was made.
     random_share : float
-        Each configuration of a batch is replaced by a random one with this probability (ε-greedy).
+        Each configuration of a batch is replaced by a random one with this probability (ε-greedy); with 1 nothing is
+        learnt at all.
     refined_share : float
         This share of a batch is replaced by the best predicted of those configurations that differ in one knob from one
         of the best measured ones. The candidates of a search are the best predicted of all, and the model puts what is
@@ -254,6 +255,8 @@ class Tuner:
         return np.concatenate([vectors, others])
 
     def _explore(self, count: int) -> np.ndarray:
+        if self.random_share >= 1:
+            return self._strangers(count, set(self._history.visited))
         self._fit()
         ranked = sorted(self.measurements, key=lambda row: -row.score)
         best = self._array([row for row in ranked if row.score > 0][: self.batch])
