@@ -182,7 +182,15 @@ def _check_fixed(imported: ImportedModel) -> None:
     for spec in imported.inputs:
         names = [extent for extent in spec.shape if isinstance(extent, str)]
         if names:
-            bounded = ",".join(str(extent) if isinstance(extent, int) else "1" for extent in spec.shape)
+            largest = {
+                axis: limits[1]
+                for axis, limits in enumerate(spec.ranges or ())
+                if limits is not None and limits[1] is not None
+            }
+            bounded = ",".join(
+                str(largest.get(axis, 1) if isinstance(extent, str) else extent)
+                for axis, extent in enumerate(spec.shape)
+            )
             raise OptionError(
                 f"option emit: input {spec.name!r} has the open extent {names[0]!r}, and C sources have one static "
                 f"arena; give the largest that is needed with --input-shape {spec.name}:{bounded}"

@@ -89,3 +89,10 @@ def test_cubic_sampling_of_open_pictures(padding: str) -> None:
     )
     sizes = ((1, 1, 1, 1, 1), (2, 2, 3, 1, 2), (1, 17, 31, 33, 2), (7, 3, 3, 5, 5))
     check(model, *({"x": (n, 2, h, w), "at": (n, p, q, 2)} for n, h, w, p, q in sizes))
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 2**62, 2**31, 2**31 - 1])
+def test_slices_to_the_end(end: int) -> None:
+    bounds = {"start": np.array([5]), "end": np.array([end]), "axis": np.array([1])}
+    model = graph("g (float[n,s,8] x) => (float[n,t,8] y) { y = Slice(x, start, end, axis) }", **bounds)
+    check(model, *({"x": (2, length, 8)} for length in (1, 5, 6, 17, 127)))

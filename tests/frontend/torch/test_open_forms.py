@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import tvm_ext  # noqa: E402
+from tvm_ext.errors import InputError  # noqa: E402
 
 AUTO = torch.export.Dim.AUTO
 
@@ -159,3 +160,47 @@ def test_shifted_windows() -> None:
 def test_extents_are_spelled_alike() -> None:
     cases = [(torch.randn(n, 5, t),) for n, t in ((1, 5), (2, 7), (3, 17), (1, 33), (2, 30))]
     check(Strided(), cases, ({0: AUTO, 2: AUTO(min=5, max=100)},))
+
+
+class Positions(torch.nn.Module):
+    """A learnt table of which a part is read that extents tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.arange(64.0).reshape(16, 4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n, m = x.shape[1], y.shape[1]
+        return x + self.table[:n], self.table[n : n + 2].sum(), self.table[m:][:1], self.table[None, :m] * y
+
+
+def test_a_part_of_a_table() -> None:
+    auto, module = torch.export.Dim.AUTO, Positions()
+    shapes = ({0: auto, 1: auto(max=14)}, {0: auto, 1: auto(max=12)})
+    program = torch.export.export(module, (torch.randn(2, 5, 4), torch.randn(2, 3, 4)), dynamic_shapes=shapes)
+    compiled = tvm_ext.compile(program)
+    for n, m in ((1, 1), (14, 12), (7, 3), (2, 12), (13, 7)):
+        given = torch.randn(3, n, 4), torch.randn(3, m, 4)
+        found = compiled.run([value.numpy() for value in given]).values()
+        with torch.no_grad():
+            for got, want in zip(found, module(*given), strict=True):
+                np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)
+    with pytest.raises(InputError, match="the model is made for"):
+        compiled.run([np.zeros((3, 15, 4), "float32"), np.zeros((3, 3, 4), "float32")])
+
+
+class InstanceNorms(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.scaled = torch.nn.InstanceNorm1d(3), torch.nn.InstanceNorm2d(2, affine=True, eps=1e-3)
+        torch.nn.init.normal_(self.scaled.weight)
+        torch.nn.init.normal_(self.scaled.bias)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.plain(x), self.scaled(y)
+
+
+def test_instance_norms_of_open_extents() -> None:
+    sizes = ((1, 2, 2, 2), (2, 7, 3, 17), (3, 33, 31, 1), (2, 17, 5, 9))
+    cases = [(torch.randn(n, 3, t), torch.randn(n, 2, h, w)) for n, t, h, w in sizes]
+    check(InstanceNorms(), cases, ({0: AUTO, 2: AUTO}, {0: AUTO, 2: AUTO, 3: AUTO}))

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
@@ -71,27 +73,62 @@ def unfold(importer: Any, node: Node) -> Any:
 
 
 def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """``x[:, a:b]`` of an open extent, as short as can be proved: ``n - 1`` for ``[:-1]`` where ``n >= 3``."""
+    """``x[:, a:b]`` of open extents or up to one, as short as is proved: ``n - 1`` for ``[:-1]`` if ``n >= 3``."""
     data, axis = importer.env[node.args[0]], argument(node, 1, "dim", 0)
     axis %= len(data.ty.shape)
     size = data.ty.shape[axis]
-    if isinstance(size, tirx.IntImm) or argument(node, 4, "step", 1) != 1:
-        return stock(node)
     given = argument(node, 2, "start") or 0, argument(node, 3, "end")
+    fixed = isinstance(size, tirx.IntImm)
+    if (fixed and not any(isinstance(end, Node) for end in given)) or argument(node, 4, "step", 1) != 1:
+        return stock(node)
     ends = [size if end is None else extent_of(importer, end) for end in given]
     analyzer = _analyzer(size, *ends, least=importer.least)
     begin, end = (_place(analyzer, end, size) for end in ends)
     if begin is None or end is None or not analyzer.can_prove(begin <= end):
-        return slice_to_the_end(stock, importer, node)
+        if not fixed:  # torch takes open extents for 2 or more, and no run checks that
+            return slice_to_the_end(stock, importer, node)
+        if not analyzer.can_prove(ends[0] >= 0) or not _assumed(node, axis, given):
+            return stock(node)
+        begin, end = (analyzer.simplify(size if _is_end(place) else place) for place in ends)
     if analyzer.can_prove_equal(end - begin, size):
         return data
     part = relax.op.strided_slice(data, [axis], [begin], [end], [tirx.const(1, "int64")], assume_inbound=True)
     return importer.block_builder.emit(part)
 
 
+def _assumed(node: Node, axis: int, given: tuple[Any, Any]) -> bool:
+    """Whether PyTorch took the ends of a slice to lie on its axis, a guard of the program: ``table[:n]``."""
+    start, end = (value.meta["val"] if isinstance(value, Node) else value for value in given)
+    if end is None or (isinstance(end, int) and end >= _END):
+        end = node.args[0].meta["val"].shape[axis]
+    if any(isinstance(place, int) and place < 0 for place in (start, end)):
+        return False
+    return bool(statically_known_true(node.meta["val"].shape[axis] == end - start))
+
+
+def _is_end(place: Any) -> bool:
+    return isinstance(place, tirx.IntImm) and int(place) >= _END
+
+
+def reshape(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x.view(n, 3, t)`` of ``(1, 3 * n, t)``: TVM's converter asks whether 1 is ``n``, which nobody knows."""
+    data, sizes = importer.env[node.args[0]], list(importer.retrieve_args(node)[1])
+    pairs = list(zip(data.ty.shape, sizes, strict=False))
+    if all(isinstance(size, int | tirx.IntImm) for pair in pairs for size in pair):
+        return stock(node)
+    if len(data.ty.shape) == len(sizes) and all(map(_is_same, *zip(*pairs, strict=True))):
+        return data
+    return importer._emit_torch_reshape(data, sizes)  # noqa: SLF001 - it gives -1 and 0 PyTorch's meaning
+
+
+def _is_same(extent: Any, size: Any) -> bool:
+    size = tirx.const(size, "int64") if isinstance(size, int) else size
+    return bool(tvm_ffi.structural_equal(extent, size))
+
+
 def _place(analyzer: Any, place: Any, size: Any) -> Any | None:
     """Count a bound from the start and keep it on its axis; None where it depends on the extent how."""
-    if (isinstance(place, tirx.IntImm) and int(place) >= _END) or analyzer.can_prove(place >= size):
+    if _is_end(place) or analyzer.can_prove(place >= size):
         return size
     if analyzer.can_prove(place < 0):
         place = size + place
@@ -139,6 +176,8 @@ OPEN_FORMS: Mapping[str, Callable[[Any, Node], Any]] = {"unfold.default": unfold
 REFINED_OPEN_FORMS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "constant_pad_nd.default": constant_pad,
     "repeat.default": repeat,
+    "reshape.default": reshape,
     "slice.Tensor": slice_tensor,
+    "view.default": reshape,
 }
 """Those that leave to TVM's converter what it does right."""

@@ -73,6 +73,26 @@ def no_statistics_read(node: Node) -> None:
         )
 
 
+def normalised_by_itself(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Instance normalisation, which torch writes as that of one image of all channels; first result only."""
+    no_statistics_read(node)
+    data = importer.env[node.args[0]]
+    shape = list(data.ty.shape)
+    if all(isinstance(size, tirx.IntImm) for size in shape):
+        return stock(node)
+    emit, dtype = importer.block_builder.emit, str(data.ty.dtype)
+    axes = [0, *range(2, len(shape))]
+    centred = emit(relax.op.subtract(data, emit(relax.op.mean(data, axes, keepdims=True))))
+    spread = emit(relax.op.mean(emit(relax.op.multiply(centred, centred)), axes, keepdims=True))
+    spread = emit(relax.op.add(spread, relax.const(float(argument(node, 5, "eps", 1e-5)), dtype)))
+    result = emit(relax.op.multiply(centred, emit(relax.op.rsqrt(spread))))
+    for given, operation in ((node.args[1], relax.op.multiply), (node.args[2], relax.op.add)):
+        if given is not None:
+            each = emit(relax.op.reshape(importer.env[given], [1, shape[1], *[1] * (len(shape) - 2)]))
+            result = emit(operation(result, each))
+    return (result,)
+
+
 def any_of(importer: Any, node: Node) -> Any:
     """``x.any()`` over all or some dimensions; of none it is False, and a uint8 of uint8."""
     emit, data = importer.block_builder.emit, importer.env[node.args[0]]
@@ -95,6 +115,7 @@ STATISTICS: Mapping[str, Callable[[Any, Node], Any]] = {
 """By name of operator and overload."""
 
 REFINED_STATISTICS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "_native_batch_norm_legit.no_stats": normalised_by_itself,
     "native_batch_norm.default": first_result_only,
     "native_layer_norm.default": first_result_only,
     "var.correction": variance,

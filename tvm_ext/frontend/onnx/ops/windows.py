@@ -8,6 +8,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from tvm_ext.dynamic import LARGEST_EXTENT
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
 from tvm_ext.frontend.onnx.ops.computed_parts import slice_at_run_time
 from tvm_ext.frontend.onnx.ops.extents import as_tensor, listed, slice_by_extents
@@ -277,7 +278,7 @@ class Slice(Converter):
             if hasattr(dims[axis], "value"):
                 picked = indices(start, end, step, int(dims[axis]))
             elif start >= 0 and end >= start and step > 0:
-                picked = range(start, end, step)
+                picked = range(start, _TO_THE_END if end > LARGEST_EXTENT else end, step)
             else:
                 return cls._open(node, bb, x, starts, ends, axes, steps)
             if not picked:
@@ -292,6 +293,10 @@ class Slice(Converter):
         for axis in flipped:
             result = bb.emit(relax.op.flip(result, axis))
         return result
+
+
+_TO_THE_END = 2**63 - 1
+"""What TVM takes for the end of an axis, however long it is."""
 
 
 class RoiAlign(Converter):
