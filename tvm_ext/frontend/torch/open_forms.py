@@ -118,7 +118,7 @@ def reshape(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
         return stock(node)
     if len(data.ty.shape) == len(sizes) and all(map(_is_same, *zip(*pairs, strict=True))):
         return data
-    return importer._emit_torch_reshape(data, sizes)  # noqa: SLF001 - it gives -1 and 0 PyTorch's meaning
+    return importer._emit_torch_reshape(data, sizes)
 
 
 def _is_same(extent: Any, size: Any) -> bool:
