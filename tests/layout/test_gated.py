@@ -81,9 +81,10 @@ def test_windows() -> None:
         (Gated(48, 24, lambda x: torch.clamp(x, 0.0, 2.0)), (1, 3, 17, 13)),
         (Gated(48, 24, torch.sigmoid), (2, 3, 17, 13)),  # of each image another gate
         (Gated(48, 64, torch.sigmoid), (1, 3, 7, 7)),  # more weights than pixels
+        (Gated(48, 40, torch.sigmoid), (1, 3, 7, 8)),  # more than half as many: nothing is saved
         (ReadTwice(48, 24, torch.sigmoid), (1, 3, 17, 13)),
     ],
-    ids=["tanh", "up to two", "batch", "small image", "read twice"],
+    ids=["tanh", "up to two", "batch", "small image", "half", "read twice"],
 )
 def test_what_stays(module: nn.Module, shape: tuple[int, ...]) -> None:
     assert not takes(module, torch.randn(shape))

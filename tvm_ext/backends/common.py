@@ -133,8 +133,8 @@ def rewrite(backend: Backend, target: tvm.target.Target, options: PipelineOption
             run_in_patches(peak_on_trial(lowering, method), most_work, limit, costs),
             slice_convolutions(scheduled_peak, limit),
         ]
-        # Groups were not shown to take no measurable time: they are for those who ask for less memory.
-        passes += [run_in_groups(scheduled_peak, limit)] if in_patches else []
+        groups_peak = scheduled_peak if costs is None else peak_on_trial(lowering, method)
+        passes.append(run_in_groups(groups_peak, limit, costs))
     if options.memory == "optimal":
         passes.append(memory_rewriting(lowering, partial=options.memory_rewriting))
     return passes

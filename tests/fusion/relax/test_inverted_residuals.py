@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -287,3 +288,19 @@ def lowered_bytes(mod: tvm.IRModule, **options: Any) -> int:
     planned = lower(mod, resolve_target(None), PipelineOptions(**options))[1]
     assert planned is not None
     return int(planned.planned_bytes)
+
+
+@pytest.mark.parametrize(
+    ("addends", "rows", "waits"), [(1, 14, False), (1, 7, False), (4, 14, False), (4, 7, True), (11, 7, True)]
+)
+def test_a_kernel_that_waits_for_many_addends_keeps_no_larger_image(addends: int, rows: int, waits: bool) -> None:
+    """Depthwise convolution and projection stay apart where the image shrinks and the projection's sum waits."""
+
+    def tensor(*shape: int) -> relax.Var:
+        return relax.Var("t", relax.TensorType(shape, "float32"))
+
+    weight = relax.const(np.zeros((1, 1, 1, 1, 16, 16), "float32"))
+    operands = relax.Tuple([tensor(1, 1, rows, rows, 16), weight, *(tensor(1, 1, rows, rows, 16),) * addends])
+    window = SimpleNamespace(shape=(1, 1, 14, 14, 16), result=(1, 1, rows, rows, 16))
+    project = SimpleNamespace(value=SimpleNamespace(args=(None, operands)))
+    assert module._keeps_larger(window, project) is waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from tvm.relax import op
 
 from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.compiler import lower
-from tvm_ext.memory.relax import feature_groups
+from tvm_ext.memory.part_costs import PartCosts
+from tvm_ext.memory.relax import feature_blocks, feature_groups
 from tvm_ext.memory.relax.feature_groups import run_in_groups
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
+from tvm_ext.relax_utils import static_shape
 from tvm_ext.target import resolve_target
 
 Array = np.ndarray
@@ -94,7 +97,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("groups", [(2, 3), (2, 3, 4, 6, 8)])
 def test_values(case: dict[str, Any], groups: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A division gives the values of numpy; NaN stays NaN."""
-    monkeypatch.setattr(feature_groups, "GROUPS", groups)
+    monkeypatch.setattr(feature_blocks, "GROUPS", groups)
     mod, oracle = transformer(**case)
     divided = run_in_groups(fewer_by_length)(mod)
     assert not tvm_ffi.structural_equal(divided["main"], mod["main"])
@@ -140,3 +143,25 @@ def test_what_is_needed_elsewhere_stays() -> None:
         builder.emit_func_output(result)
     mod = builder.get()
     assert tvm_ffi.structural_equal(run_in_groups(fewer_by_length)(mod), mod)
+
+
+def largest_tensor(mod: tvm.IRModule) -> int:
+    """Bytes of the largest tensor that is computed."""
+    bindings = mod["main"].body.blocks[0].bindings
+    return max(4 * int(np.prod(static_shape(binding.var) or (0,))) for binding in bindings)
+
+
+@pytest.mark.parametrize(
+    ("kernel_seconds", "bandwidth", "free"), [(1e-9, 1e13, True), (1e-3, 1e13, False), (1e-9, 1e6, False)]
+)
+def test_groups_that_nobody_asked_for(kernel_seconds: float, bandwidth: float, free: bool) -> None:
+    """Two groups where a machine calls kernels and reads sums in no time; none elsewhere."""
+    mod, oracle = transformer(64, 96, 6, 384)
+    costs = PartCosts(flops=1e11, kernel_seconds=kernel_seconds, bandwidth=bandwidth, near=1 << 20)
+    divided = run_in_groups(largest_tensor, costs=costs)(mod)
+    note = (divided["main"].attrs or {}).get(feature_groups.GROUPS_ATTRIBUTE)
+    assert (note is not None) is free
+    if free:
+        assert json.loads(str(note))["groups"] == [2]
+    value = np.random.default_rng(7).standard_normal((1, 64, 96)).astype("float32")
+    np.testing.assert_allclose(results_of(lowered(divided), [value])[0], oracle(value), rtol=2e-5, atol=2e-5)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ from tvm_ext.graph.origins import with_origins, words_of
 from tvm_ext.relax_utils import read_only
 from tvm_ext.schedules.compute.inverted_residual import inverted_residual, wide
 from tvm_ext.schedules.cpu.machine import machine_of
+
+MOST_COMPUTED = 2
+"""Tensors that a projection may read where its kernel begins with a smaller one: the image, and what is added."""
 
 
 def fuse_inverted_residuals(slower: float = 1.0) -> tvm.transform.Pass:
@@ -135,7 +139,7 @@ def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> lis
             behind = None
         options = []
         for first, last in ((before, behind), (before, None), (None, behind)):
-            if first is None and last is None:
+            if (first is None and last is None) or (first is None and _keeps_larger(stage, last)):
                 continue
             shape = _shape(stages, first, binding, last)
             plan = plan_residual(shape, machine, slower)
@@ -147,6 +151,15 @@ def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> lis
             found.append(best)
             taken.update(item.var for item in best.bindings)
     return found
+
+
+def _keeps_larger(window: Stage, project: Any) -> bool:
+    """Whether a kernel waits for what is added to its result with an input that is larger than what it computes of it.
+
+    In randomly wired networks up to 11 tensors are added, and the largest tensor would be there until the last is made.
+    """
+    computed = [field for field in project.value.args[1].fields if not _is_constant(field)]
+    return len(computed) > MOST_COMPUTED and prod(window.shape) > prod(window.result)
 
 
 def _shape(stages: Mapping[str, Stage | None], first: Any, middle: Any, last: Any) -> ResidualShape:

@@ -1,14 +1,16 @@
 """Convolutions of gated channels: the weights take up the gate, and the image is read as it is.
 
 before: ``y = x * gate; z = conv2d(y, w)``
-after:  ``z = conv2d(x, w * gate)``, where the weights are fewer than the elements of the image
+after:  ``z = conv2d(x, w * gate)``, where the weights are at most half as many as the elements of the image
+
+Scaled weights are a tensor of their own, and an image may be scaled in place: of as many weights nothing is saved.
 
 ``gate`` is a number from 0 to 1 for each channel, as squeeze and excitation computes it: no weight times it overflows.
 """
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import tvm
@@ -28,7 +30,7 @@ def gated_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> 
     gated: Any = rewriter.definitions.get(data) if isinstance(data, relax.Var) else None
     if weight is None or shape is None or not _calls(gated, "relax.multiply") or rewriter.uses[data] != 1:
         return None
-    if len(shape) != 4 or shape[0] != 1 or int(call.attrs.groups) != 1 or weight.size > shape[1] * shape[2] * shape[3]:
+    if len(shape) != 4 or shape[0] != 1 or int(call.attrs.groups) != 1 or 2 * weight.size > prod(shape):
         return None
     for image, gate in (gated.args, reversed(gated.args)):
         source, factors = rewriter.known(image), rewriter.known(gate)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from tvm_ext.memory.part_costs import PartCosts
+from tvm_ext.memory.relax.feature_blocks import SINGLE_PRECISION, Block, FunctionBlocks, variables
 from tvm_ext.memory.relax.feature_slices import Sliced, slice_constant, sliced
 from tvm_ext.memory.relax.sliced_convolutions import Range, is_one_block
 from tvm_ext.memory.relax.trial import room_for
@@ -27,154 +29,24 @@ from tvm_ext.relax_utils import static_shape
 GROUPS_ATTRIBUTE = "tvm_ext.feature_groups"
 """Attribute of a function: what runs group by group, as JSON."""
 
-GROUPS = (2, 3, 4)
-"""Numbers of groups that are tried; in 6, products of few features take MiniLM a fifth longer."""
+FREE_GROUPS, FREE = 2, 0.01
+"""Groups that nobody asked for, and the part of the time of the products that they may take by estimate.
 
-SINGLE_PRECISION = ("float32", "float64")
+Measured on Zen 4 on one thread, in two groups: BERT takes 0.982 of its time where 0.005 is estimated, GPT-2 1.000 where
+0.007 is, MiniLM 1.021 where 0.014 is, TinyBERT 1.08 where 0.020 is.
+"""
 
+WORTH_IT = 0.9
+"""Part of the peak that groups which nobody asked for may need."""
 
-@dataclass(frozen=True)
-class Block:
-    """A product with constant weights, and what is between it and the products that its features are made by.
-
-    Attributes
-    ----------
-    sink : relax.Var
-        The result of the product.
-    result : relax.Var
-        The sum that it ends in: of the product, a residual and constants, in which nothing else takes part.
-    addends : tuple of relax.Expr
-        What is added to the product: a residual first, then constants.
-    inside : tuple of relax.Var
-        All that is computed from there to the sum, in order.
-    groups : tuple of int
-        Numbers of groups that its features can be divided into.
-    kind : tuple
-        Equal for blocks of equal operators and shapes.
-    """
-
-    sink: Any
-    result: Any
-    addends: tuple[Any, ...]
-    inside: tuple[Any, ...]
-    groups: tuple[int, ...]
-    kind: tuple[Any, ...]
-
-
-class _Function:
-    """What the bindings of a function of one dataflow block say."""
-
-    def __init__(self, func: relax.Function) -> None:
-        (block,) = func.body.blocks
-        self.bindings = list(block.bindings)
-        self.values = {binding.var: binding.value for binding in self.bindings}
-        self.places = {binding.var: place for place, binding in enumerate(self.bindings)}
-        self.places |= dict.fromkeys(func.params, -1)
-        self.users: dict[Any, list[Any]] = {}
-        for binding in self.bindings:
-            for variable in variables(binding.value):
-                self.users.setdefault(variable, []).append(binding.var)
-
-    def blocks(self) -> list[Block]:
-        """List what can run group by group."""
-        found = (self._block(binding.var) for binding in self.bindings)
-        return [block for block in found if block is not None]
-
-    def _block(self, sink: Any) -> Block | None:
-        value = self.values[sink]
-        if not _is_product(value) or str(value.ty.dtype) not in SINGLE_PRECISION:
-            return None
-        depth = (static_shape(value.args[1]) or (0,))[0]
-        regions = {count: self._region(sink, depth, count) for count in GROUPS if depth % count == 0}
-        groups = tuple(count for count, region in regions.items() if region is not None)
-        if not groups:
-            return None
-        chain, addends = self._sum(sink)
-        inside = tuple(sorted({*(regions[groups[0]] or ()), *chain}, key=lambda variable: self.places[variable]))
-        operators = tuple(getattr(getattr(self.values[variable], "op", None), "name", "") for variable in inside)
-        kind = (static_shape(value), depth, groups, operators, len(addends))
-        return Block(sink, chain[-1], addends, inside, groups, kind)
-
-    def _region(self, sink: Any, depth: int, count: int) -> set[Any] | None:
-        """Give the variables between; None where something else needs them, or they cannot be divided."""
-        value = self.values[sink]
-        axis = len(static_shape(value.args[0]) or ()) - 1
-        taken: set[Any] = set()
-        whole: set[Any] = set()
-        for number in range(count):
-            pending = [(value.args[0], Range(axis, number * depth // count, (number + 1) * depth // count))]
-            known = set(pending)
-            while pending:
-                variable, wanted = pending.pop()
-                if variable not in self.values or not isinstance(variable, relax.DataflowVar):
-                    return None
-                described = sliced(self.values[variable], wanted, self.values)
-                if described is None:
-                    return None
-                taken.add(variable)
-                if isinstance(self.values[variable], relax.TupleGetItem):
-                    taken.add(self.values[variable].tuple_value)
-                for operand, part in described.operands:
-                    if not isinstance(operand, tvm.ir.Var):
-                        continue
-                    if part is None:
-                        whole.add(operand)
-                    elif (operand, part) not in known:
-                        known.add((operand, part))
-                        pending.append((operand, part))
-        elsewhere = any(user not in taken and user != sink for variable in taken for user in self.users[variable])
-        made_here = any(_is_product(self.values[variable]) for variable in taken)
-        return None if elsewhere or whole & taken or not made_here else taken
-
-    def _sum(self, sink: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        """Follow a product through the sums it ends in, the last of them last; gives them, and what is added."""
-        residual: list[Any] = []
-        result, chain, constants = sink, [sink], []
-        while isinstance(result, relax.DataflowVar) and len(self.users.get(result, ())) == 1:
-            (user,) = self.users[result]
-            value = self.values[user]
-            if getattr(getattr(value, "op", None), "name", "") != "relax.add" or not isinstance(
-                user, relax.DataflowVar
-            ):
-                break
-            others = [item for item in value.args if item is not result and item != result]
-            if len(others) != 1 or static_shape(user) != static_shape(sink):
-                break
-            (other,) = others
-            if isinstance(other, tvm.ir.GenericConst):
-                constants.append(other)
-            elif (
-                not residual
-                and static_shape(other) == static_shape(sink)
-                and self.places.get(other, len(self.places)) < self.places[sink]
-            ):
-                residual.append(other)
-            else:
-                break
-            result = user
-            chain.append(user)
-        return chain, (*residual, *constants)
-
-
-def variables(value: Any) -> list[Any]:
-    """List the variables in an expression."""
-    found: list[Any] = []
-    relax.analysis.post_order_visit(
-        value, lambda node: found.append(node) if isinstance(node, tvm.ir.Var) and node not in found else None
-    )
-    return found
-
-
-def _is_product(value: Any) -> bool:
-    """Whether a value is a product with a constant matrix."""
-    if getattr(getattr(value, "op", None), "name", "") != "relax.matmul":
-        return False
-    weight = value.args[1]
-    return isinstance(weight, tvm.ir.GenericConst) and len(static_shape(weight) or ()) == 2
+FLOAT_BYTES = 4
 
 
 def run_in_groups(
-    peak_of: Callable[[tvm.IRModule], int | None], limit: int = 0, function: str = "main"
+    peak_of: Callable[[tvm.IRModule], int | None],
+    limit: int = 0,
+    costs: PartCosts | None = None,
+    function: str = "main",
 ) -> tvm.transform.Pass:
     """Make the pass; it works on operators, before layout and legalisation.
 
@@ -187,6 +59,8 @@ def run_in_groups(
         Gives the bytes alive at once in a module that is lowered on trial; None where sizes are open.
     limit : int
         Bytes below which nothing more is asked for.
+    costs : PartCosts, optional
+        Of the machine, where only what takes no measurable time is wanted: two groups, or none.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RunInGroups")
@@ -195,7 +69,11 @@ def run_in_groups(
         if global_var is None or not is_one_block(mod[global_var]):
             return mod
         room = room_for(mod[global_var], limit)
-        blocks = _Function(mod[global_var]).blocks()
+        blocks = FunctionBlocks(mod[global_var]).blocks()
+        if costs is not None:
+            blocks = [block for block in blocks if FREE_GROUPS in block.groups]
+            is_free = bool(blocks) and are_free(mod[global_var], blocks, costs)
+            return _halved(mod, global_var, blocks, peak_of) if is_free else mod
         before = peak_of(mod) if blocks else None
         if before is None or before <= room:
             return mod
@@ -215,12 +93,63 @@ def run_in_groups(
             peak = peak_of(tried)
             if peak is not None and peak <= enough:
                 divided, after, counts = tried, peak, fewer
-        note = {"products": sum(block.kind in counts for block in blocks), "groups": sorted(set(counts.values()))}
-        text = json.dumps(note | {"before": before, "after": after})
-        divided.update_func(global_var, divided[global_var].with_attr(GROUPS_ATTRIBUTE, text))
-        return divided
+        return _noted(divided, global_var, blocks, counts, before, after)
 
     return _groups
+
+
+def _noted(
+    divided: tvm.IRModule,
+    global_var: tvm.ir.GlobalVar,
+    blocks: Sequence[Block],
+    counts: Mapping[Any, int],
+    before: int,
+    after: int,
+) -> tvm.IRModule:
+    note = {"products": sum(block.kind in counts for block in blocks), "groups": sorted(set(counts.values()))}
+    text = json.dumps(note | {"before": before, "after": after})
+    divided.update_func(global_var, divided[global_var].with_attr(GROUPS_ATTRIBUTE, text))
+    return divided
+
+
+def are_free(func: relax.Function, blocks: Sequence[Block], costs: PartCosts) -> bool:
+    """Whether blocks in two groups take no measurable time: products are called twice, and sums read and written."""
+    products = {
+        binding.var: 2 * _elements(binding.var) * (static_shape(binding.value.args[0]) or (0,))[-1]
+        for binding in func.body.blocks[0].bindings
+        if getattr(getattr(binding.value, "op", None), "name", "") == "relax.matmul"
+    }
+    if any(str(variable.ty.dtype) != "float32" for variable in products):
+        return False  # what others cost is not known
+    more = 0.0
+    for block in blocks:
+        sums = 2 * _elements(block.sink) * FLOAT_BYTES / costs.bandwidth
+        again = sum(variable in products for variable in block.inside)
+        more += (FREE_GROUPS - 1) * (costs.again_seconds(again, 0) + sums)
+    return more <= FREE * costs.arithmetic_seconds(sum(products.values()))
+
+
+def _elements(tensor: Any) -> int:
+    return prod(static_shape(tensor) or (0,))
+
+
+def _halved(
+    mod: tvm.IRModule,
+    global_var: tvm.ir.GlobalVar,
+    blocks: Sequence[Block],
+    peak_of: Callable[[tvm.IRModule], int | None],
+) -> tvm.IRModule:
+    """Put two groups in the place of every block, where one of each kind, lowered by itself, shows that it helps."""
+    peaks = _peaks_of_kinds(mod, global_var, blocks, peak_of, (FREE_GROUPS,))
+    before, after = (max((found[count] for found in peaks.values()), default=0) for count in (1, FREE_GROUPS))
+    inside = {variable for block in blocks for variable in block.inside}
+    bindings = mod[global_var].body.blocks[0].bindings
+    planned = [binding.var for binding in bindings if isinstance(binding.var, relax.DataflowVar)]
+    outside = [variable for variable in planned if variable not in inside]
+    if after > WORTH_IT * before or any(_elements(variable) * FLOAT_BYTES > after for variable in outside):
+        return mod
+    counts = dict.fromkeys(peaks, FREE_GROUPS)
+    return _noted(_applied(mod, global_var, blocks, counts), global_var, blocks, counts, before, after)
 
 
 Peaks = Mapping[Any, Mapping[int, int]]
@@ -232,12 +161,13 @@ def _peaks_of_kinds(
     global_var: tvm.ir.GlobalVar,
     blocks: Sequence[Block],
     peak_of: Callable[[tvm.IRModule], int | None],
+    counts: Sequence[int] | None = None,
 ) -> Peaks:
-    """Lower one block of each kind by itself, with every number of groups."""
+    """Lower one block of each kind by itself, with every number of groups, or these."""
     found: dict[Any, dict[int, int]] = {}
     for block in {block.kind: block for block in blocks}.values():
         alone = _alone(mod[global_var], global_var, block)
-        tried = {count: _applied(alone, global_var, [block], {block.kind: count}) for count in block.groups}
+        tried = {count: _applied(alone, global_var, [block], {block.kind: count}) for count in counts or block.groups}
         peaks = {count: peak_of(module) for count, module in {1: alone, **tried}.items()}
         if all(peak is not None for peak in peaks.values()):
             found[block.kind] = {count: peak for count, peak in peaks.items() if peak is not None}
@@ -253,7 +183,7 @@ def _enough_groups(peaks: Peaks, enough: int) -> dict[Any, int]:
 
 def _alone(func: relax.Function, global_var: tvm.ir.GlobalVar, block: Block) -> tvm.IRModule:
     """Make a module of a block, with a softmax in front of and behind it so that its ends take memory, too."""
-    read = _Function(func)
+    read = FunctionBlocks(func)
     outside: list[Any] = []
     for variable in block.inside:
         outside += [item for item in variables(read.values[variable]) if item not in block.inside + tuple(outside)]
@@ -281,7 +211,7 @@ def _applied(
 ) -> tvm.IRModule:
     """Put groups in the place of blocks; a kind without a number runs as a whole."""
     func = mod[global_var]
-    read = _Function(func)
+    read = FunctionBlocks(func)
     divided = {block.result: (block, counts[block.kind]) for block in blocks if block.kind in counts}
     builder = relax.BlockBuilder()
     with builder.function(global_var.name_hint, func.params, attrs=dict(func.attrs.items()) if func.attrs else None):
@@ -299,7 +229,7 @@ def _applied(
     return relax.transform.DeadCodeElimination()(updated)
 
 
-def _sum_of_groups(builder: relax.BlockBuilder, read: _Function, block: Block, count: int) -> Any:
+def _sum_of_groups(builder: relax.BlockBuilder, read: FunctionBlocks, block: Block, count: int) -> Any:
     """Emit the product of each group, added up, and give the last sum."""
     call = read.values[block.sink]
     data, weight = call.args
