@@ -73,6 +73,8 @@ def test_host_code_of_hexagon_is_for_hexagon() -> None:
         ("", "unknown target ''"),
         ("llvm\n", "did you mean llvm"),
         ("nvidia/nvidia-a1000", "did you mean nvidia/nvidia-a100"),
+        ("sm_90", '"arch": "sm_90"'),
+        ("SM90a", '"arch": "sm_90"'),
         ("hexagon-v65", "did you mean hexagon-v66 or hexagon-v67 or hexagon-v68"),
         ("HEXAGON-V67t", "did you mean hexagon-v67"),
         ("llvm -mcpu=skylake -num-cores=4", '{"kind": "llvm", "mcpu": "skylake", "num-cores": "4"}'),

@@ -141,6 +141,9 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
         return f"target {config!r}: options in a string are not accepted, write {json.dumps(fields)}"
     tags = sorted(str(tag) for tag in (tvm.target.list_tags() or {}))
     said = config.strip().lower()
+    if re.fullmatch(r"(sm|compute)_?\d+[af]?", said):
+        fields = {"kind": "cuda", "arch": "sm_" + re.sub(r"\D", "", said)}
+        return f"target {config!r} is an architecture of GPUs, write {json.dumps(fields)}"
     near = (
         _EVERYDAY.get(said)
         or _of_one_family(said, tags)

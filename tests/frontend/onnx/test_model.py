@@ -53,6 +53,8 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_folder(tmp_path: Path) -> None:
     assert "is a folder, not an ONNX model; give the path of the .onnx file inside it" in refused(tmp_path)
+    (tmp_path / "metadata.json").write_text("{}")
+    assert "is a compiled model; give the path of the model that it was compiled from" in refused(tmp_path)
 
 
 def test_a_file_used_as_a_folder(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def _repeated(graph: onnx.GraphProto) -> bool:
 def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
+        if (path / "metadata.json").is_file():
+            raise ModelError(f"{path} is a compiled model; give the path of the model that it was compiled from")
         if path.is_dir():
             raise ModelError(f"{path} is a folder, not an ONNX model; give the path of the .onnx file inside it")
         require_regular(path, ModelError)
