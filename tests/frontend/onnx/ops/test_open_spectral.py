@@ -25,7 +25,7 @@ def test_complex_samples(inverse: int) -> None:
         for axis, found in zip((1, 0), compiled.run([x]).values(), strict=True):
             wanted = transform(samples, axis=axis)
             np.testing.assert_allclose(
-                found[..., 0] + 1j * found[..., 1], wanted, atol=2e-5, err_msg=str((axis, length))
+                found[..., 0] + 1j * found[..., 1], wanted, rtol=2e-6, atol=2e-5, err_msg=str((axis, length))
             )
 
 
