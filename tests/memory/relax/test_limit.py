@@ -59,6 +59,11 @@ def test_the_message_names_the_best_reachable_peak(memory: str) -> None:
         tvm_ext.compile(Chain, memory=memory, memory_limit=1000)
 
 
+def test_the_message_says_that_patches_are_off() -> None:
+    with pytest.raises(MemoryLimitError, match=r"best reachable peak .* patches='auto' may need less than 'off'"):
+        tvm_ext.compile(Chain, memory="optimal", patches="off", memory_limit=1000)
+
+
 def test_enough_memory() -> None:
     assert tvm_ext.compile(Mlp, memory="optimal", memory_limit="1MB").metadata["decisions"]["memory"]["main"]["optimal"]
 

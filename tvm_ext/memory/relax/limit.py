@@ -40,14 +40,23 @@ def memory_decisions(mod: tvm.IRModule) -> dict[str, dict[str, Any]]:
     return found
 
 
-def memory_limit(limit: int) -> tvm.transform.Pass:
+def memory_limit(limit: int, in_patches: bool = True) -> tvm.transform.Pass:
     """Make the pass that refuses modules whose intermediate tensors and results take more than ``limit`` bytes.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes.
+    in_patches : bool
+        Whether stages were allowed to run in patches and groups; the message says so where they were not.
 
     Raises
     ------
     MemoryLimitError
         When the pass runs on such a module; the message names the memory it takes, and the least it could.
     """
+
+    allowed = "" if in_patches else "; patches='auto' may need less than 'off', for more arithmetic"
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MemoryLimit")
     def _memory_limit(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -57,7 +66,7 @@ def memory_limit(limit: int) -> tvm.transform.Pass:
             raise MemoryLimitError(
                 f"memory limit {bytes_text(limit)}: the best reachable peak is {bytes_text(needed)} "
                 f"({bytes_text(taken.planned_bytes)} for intermediate tensors, {bytes_text(taken.output_bytes)} for "
-                f"results){_why(mod)}"
+                f"results){_why(mod)}{allowed}"
             )
         if taken.dynamic_allocations:
             raise MemoryLimitError(
