@@ -55,7 +55,6 @@ def memory_limit(limit: int, in_patches: bool = True) -> tvm.transform.Pass:
     MemoryLimitError
         When the pass runs on such a module; the message names the memory it takes, and the least it could.
     """
-
     allowed = "" if in_patches else "; patches='auto' may need less than 'off', for more arithmetic"
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MemoryLimit")
