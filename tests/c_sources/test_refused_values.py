@@ -11,7 +11,7 @@ import pytest
 import tvm_ext
 from tests.frontend.onnx.text import graph
 from tvm_ext.backends.c.compiled import CModel, build
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, OptionError
 
 TABLE = np.arange(12, dtype="float32").reshape(4, 3)
 
@@ -61,3 +61,12 @@ def test_computed_indices(tmp_path: Path) -> None:
         given.flat[place] = wrong
         with pytest.raises(InputError, match="its input 'j' must hold indices into dimension 0 of 'z'"):
             model.run_program(tmp_path, [given, x])
+
+
+def test_the_hint_about_open_extents_names_the_largest() -> None:
+    """C sources have one arena: the message says what to give, from the ranges that are known."""
+    made = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n,s,3] x) => (float[n,s,3] y) { y = Exp(x) }'
+    )
+    with pytest.raises(OptionError, match="--input-shape x:4,9,3"):
+        tvm_ext.compile(made, emit="c", dynamic={"n": (1, 4), "s": (1, 9)})
