@@ -69,3 +69,15 @@ def test_signs_of_zero_and_other_types(function: Callable[..., torch.Tensor]) ->
     np.testing.assert_allclose(whole, function(torch.tensor([0, 1, 5])).numpy(), rtol=1e-6)
     half = torch.tensor([1e-4, -3e-4, 0.3, 2.0]).half()
     np.testing.assert_array_equal(results(function, half), function(half.float()).half().numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 6, float("inf"), 0.5])
+def test_norms_whose_powers_are_beyond_half_precision(order: float, dtype: torch.dtype) -> None:
+    """PyTorch adds up in float32: 300 squared is infinite in float16, and what is divided by it was 0."""
+    x = torch.tensor([[300.0, -4.0, 0.5, 0.0], [7.0, 9.0, -11.0, 20.0]]).to(dtype)
+    model = Function(lambda x: (torch.linalg.vector_norm(x, order, -1).float(), functional.normalize(x, dim=1).float()))
+    compiled = tvm_ext.compile(torch.export.export(model, (x,)))
+    given = x.numpy() if dtype == torch.float16 else x.float().numpy().astype("bfloat16")
+    for found, expected in zip(compiled.run([given]).values(), model(x), strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-2)

@@ -186,22 +186,21 @@ def reduction(operation: Callable[..., Any], importer: Any, node: Node) -> Any:
 
 
 def vector_norm(importer: Any, node: Node) -> Any:
-    """Norm of order 0, the number of elements that are not 0, which TVM takes for a root; others are TVM's."""
+    """Norms in float32 at least; of order 0, which TVM takes for a root, the number of elements that are not 0."""
     data, emit = importer.env[node.args[0]], importer.block_builder.emit
     dtype = relax_dtype(node.meta["val"].dtype)
-    if str(data.ty.dtype) != dtype:  # given as an argument
-        data = emit(relax.op.astype(data, dtype))
-    if argument(node, 1, "ord", 2) != 0:
-        before = importer.env[node.args[0]]
-        importer.env[node.args[0]] = data
-        try:
-            return importer._norm(node)
-        finally:
-            importer.env[node.args[0]] = before
-    axes = argument(node, 2, "dim")
-    axes = [axes] if isinstance(axes, int) else list(axes or []) or None
-    nonzero = emit(relax.op.astype(emit(relax.op.not_equal(data, relax.const(0, dtype))), dtype))
-    return emit(relax.op.sum(nonzero, axes, bool(argument(node, 3, "keepdim", False))))
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    data = data if str(data.ty.dtype) == wide else emit(relax.op.astype(data, wide))
+    if argument(node, 1, "ord", 2) == 0:
+        axes = argument(node, 2, "dim")
+        axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+        nonzero = emit(relax.op.astype(emit(relax.op.not_equal(data, relax.const(0, wide))), wide))
+        norm = emit(relax.op.sum(nonzero, axes, bool(argument(node, 3, "keepdim", False))))
+    else:
+        before, importer.env[node.args[0]] = importer.env[node.args[0]], data
+        norm = importer._norm(node)
+        importer.env[node.args[0]] = before
+    return norm if wide == dtype else emit(relax.op.astype(norm, dtype))
 
 
 def group_norm(importer: Any, node: Node) -> Any:
