@@ -20,6 +20,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.memory.part_costs import PartCosts
+from tvm_ext.memory.relax.around_blocks import surroundings
 from tvm_ext.memory.relax.feature_blocks import SINGLE_PRECISION, Block, FunctionBlocks, variables
 from tvm_ext.memory.relax.feature_slices import Sliced, slice_constant, sliced
 from tvm_ext.memory.relax.sliced_convolutions import Range, is_one_block
@@ -32,12 +33,12 @@ GROUPS_ATTRIBUTE = "tvm_ext.feature_groups"
 FREE_GROUPS, FREE = 2, 0.01
 """Groups that nobody asked for, and the part of the time of the products that they may take by estimate.
 
-Measured on Zen 4 on one thread, in two groups: BERT takes 0.982 of its time where 0.005 is estimated, GPT-2 1.000 where
-0.007 is, MiniLM 1.021 where 0.014 is, TinyBERT 1.08 where 0.020 is.
+Measured on Zen 4 in two groups: on two threads BERT takes 0.98 of its time where 0.005 is estimated and GPT-2 1.02
+where 0.007 is; on one thread MiniLM takes 1.021 where 0.014 is, TinyBERT 1.08 where 0.020 is.
 """
 
 WORTH_IT = 0.9
-"""Part of the peak that groups which nobody asked for may need."""
+"""Part of the peak of the whole function that groups which nobody asked for may need."""
 
 FLOAT_BYTES = 4
 
@@ -50,8 +51,9 @@ def run_in_groups(
 ) -> tvm.transform.Pass:
     """Make the pass; it works on operators, before layout and legalisation.
 
-    How many groups are enough is found with one block of each kind, which is lowered by itself; the whole function is
-    lowered with what was chosen, and stays as it is unless its peak falls.
+    How many groups are enough is found with one block of each kind, which is lowered by itself. The function stays as
+    it is unless its peak falls: where less memory is asked for the whole is lowered with what was chosen; with
+    ``costs`` its peak is that of its blocks and of what is alive around them, as lowering it takes too long.
 
     Parameters
     ----------
@@ -139,16 +141,20 @@ def _halved(
     blocks: Sequence[Block],
     peak_of: Callable[[tvm.IRModule], int | None],
 ) -> tvm.IRModule:
-    """Put two groups in the place of every block, where one of each kind, lowered by itself, shows that it helps."""
-    peaks = _peaks_of_kinds(mod, global_var, blocks, peak_of, (FREE_GROUPS,))
-    before, after = (max((found[count] for found in peaks.values()), default=0) for count in (1, FREE_GROUPS))
-    inside = {variable for block in blocks for variable in block.inside}
-    bindings = mod[global_var].body.blocks[0].bindings
-    planned = [binding.var for binding in bindings if isinstance(binding.var, relax.DataflowVar)]
-    outside = [variable for variable in planned if variable not in inside]
-    if after > WORTH_IT * before or any(_elements(variable) * FLOAT_BYTES > after for variable in outside):
+    """Put two groups in the place of the blocks that decide the peak of the function, where it falls by that."""
+    around = surroundings(mod[global_var], blocks)
+    alone = {} if around is None else _peaks_of_kinds(mod, global_var, blocks, peak_of, (FREE_GROUPS,))
+    if around is None or any(block.kind not in alone for block in blocks):
         return mod
-    counts = dict.fromkeys(peaks, FREE_GROUPS)
+    peaks = {
+        kind: {count: peak + around.beside[kind] for count, peak in found.items()} for kind, found in alone.items()
+    }
+    counts = _enough_groups(peaks, around.between)
+    before, after = (
+        max(around.between, *(found[chosen.get(kind, 1)] for kind, found in peaks.items())) for chosen in ({}, counts)
+    )
+    if after > WORTH_IT * before:
+        return mod
     return _noted(_applied(mod, global_var, blocks, counts), global_var, blocks, counts, before, after)
 
 
