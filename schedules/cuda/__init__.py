@@ -7,6 +7,7 @@ from tvm_ext.schedules.cuda.attention import Attention
 from tvm_ext.schedules.cuda.elementwise import Elementwise
 from tvm_ext.schedules.cuda.matmul import Matmul
 from tvm_ext.schedules.cuda.nested import Nested
+from tvm_ext.schedules.cuda.parallel_loops import ParallelLoops
 from tvm_ext.schedules.cuda.recurrence import Recurrence
 from tvm_ext.schedules.cuda.row_reduction import RowReduction
 from tvm_ext.schedules.cuda.tensor_matmul import TensorMatmul
@@ -14,7 +15,7 @@ from tvm_ext.schedules.cuda.transpose import Transpose
 from tvm_ext.schedules.cuda.warpgroup_matmul import WarpgroupMatmul
 from tvm_ext.schedules.cuda.window import Window
 
-_OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence(), Nested())
+_OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence(), ParallelLoops(), Nested())
 
 RULES = (Attention(), WarpgroupMatmul(), TensorMatmul(), *_OTHERS)
 

@@ -21,6 +21,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import ForKind, IntImm, PrimFunc
 
 from tvm_ext.schedules.cuda.machine import MOST_THREADS
+from tvm_ext.schedules.cuda.statements import bound_loop
 from tvm_ext.schedules.rule import new_schedule
 
 
@@ -135,8 +136,8 @@ class _Threads:
         )  # fmt: skip
         loop = tirx.Var("thread_loop", self._index)
         inner = s_tir.SBlockRealize([*outer.body.iter_values, loop], outer.body.predicate, block)
-        inside = _bound(loop, IntImm(self._index, self.threads), "threadIdx.x", inner)
-        grid = _bound(outer.loop_var, outer.extent, "blockIdx.x", inside)
+        inside = bound_loop(loop, IntImm(self._index, self.threads), "threadIdx.x", inner)
+        grid = bound_loop(outer.loop_var, outer.extent, "blockIdx.x", inside)
         root = func.body.block
         root = s_tir.SBlock([], root.reads, root.writes, root.name_hint, grid, None, [], [], root.annotations)
         return PrimFunc(func.params, s_tir.SBlockRealize([], True, root), func.ret_type, func.attrs)
@@ -231,10 +232,3 @@ def _accesses(body: Any) -> dict[Any, list[Any]]:
         ],
     )
     return found
-
-
-def _bound(variable: Any, extent: Any, tag: str, body: Any) -> tirx.For:
-    kind = str(variable.ty.dtype)
-    domain = tvm.ir.Range.from_min_extent(IntImm(kind, 0), extent)
-    thread = tirx.IterVar(domain, tirx.Var(tag, kind), tirx.IterVar.ThreadIndex, tag)
-    return tirx.For(variable, IntImm(kind, 0), extent, ForKind.THREAD_BINDING, body, thread)

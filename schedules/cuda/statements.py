@@ -119,3 +119,11 @@ def _range(extent: int) -> Any:
 
 def _whole(buffer: Any) -> Any:
     return tirx.BufferRegion(buffer, [tvm.ir.Range.from_min_extent(number(0), size) for size in buffer.shape])
+
+
+def bound_loop(variable: Any, extent: Any, tag: str, body: Any) -> tirx.For:
+    """Make a loop from 0 on that is bound to blocks or threads."""
+    kind = str(variable.ty.dtype)
+    domain = tvm.ir.Range.from_min_extent(IntImm(kind, 0), extent)
+    thread = tirx.IterVar(domain, tirx.Var(tag, kind), tirx.IterVar.ThreadIndex, tag)
+    return tirx.For(variable, IntImm(kind, 0), extent, ForKind.THREAD_BINDING, body, thread)

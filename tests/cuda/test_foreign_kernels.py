@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from scripts.cuda.kernels import kernels_of, target_of
+from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.backends.cuda.host_part import host_fault
@@ -24,14 +25,13 @@ from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 TARGET = target_of("sm_90")
 
 
-def run(mod: tvm.IRModule, *inputs: np.ndarray, results: Sequence[tuple[Sequence[int], str]]) -> list[np.ndarray]:
-    """Run the one kernel of a graph in the emulator; gives its results, whose bytes are garbage before."""
-    (kernel,) = kernels_of("graph", mod, TARGET)
-    assert RULE_ATTRIBUTE not in (kernel.scheduled.attrs or {})
-    outputs = [np.full(shape, 77, dtype) for shape, dtype in results]
-    done = Emulator(kernel.scheduled, TARGET)([*inputs, *outputs])
-    assert not done.report.faults
-    return done.arrays[len(inputs) :]
+def run(mod: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Run a graph in the emulator; one of its kernels is TVM's."""
+    model = EmulatedModel(mod, TARGET)
+    assert "" in model.rules.values()
+    results = model(*inputs)
+    assert not model.faults
+    return results
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -44,8 +44,7 @@ def test_the_largest_and_their_places(shape: Sequence[int], count: int, largest:
     mod = graph(
         lambda _, x: R.topk(x, k=count, axis=1, ret_type="both", largest=largest, dtype="int64"), [(shape, "float32")]
     )
-    of = (shape[0], count)
-    values, places = run(mod, x, results=[(of, "float32"), (of, "int64")])
+    values, places = run(mod, x)
     order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :count]
     np.testing.assert_array_equal(places, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, 1))
@@ -53,7 +52,7 @@ def test_the_largest_and_their_places(shape: Sequence[int], count: int, largest:
 
 def test_sorted_rows() -> None:
     x = drawn(5, 127)
-    (got,) = run(graph(lambda _, x: R.sort(x, 1, False), [((5, 127), "float32")]), x, results=[((5, 127), "float32")])
+    (got,) = run(graph(lambda _, x: R.sort(x, 1, False), [((5, 127), "float32")]), x)
     np.testing.assert_array_equal(got, np.sort(x, 1))
 
 
@@ -65,7 +64,7 @@ def test_scattered_elements(reduction: str) -> None:
         lambda _, x, i, u: R.scatter_elements(x, i, u, 1, reduction),
         [((3, 9), "float32"), ((3, 4), "int64"), ((3, 4), "float32")],
     )
-    (got,) = run(mod, x, places, updates, results=[((3, 9), "float32")])
+    (got,) = run(mod, x, places, updates)
     expected = x.copy()
     for row in range(3):
         for column, place in enumerate(places[row]):
@@ -80,7 +79,7 @@ def test_scattered_rows() -> None:
     mod = graph(
         lambda _, x, i, u: R.scatter_nd(x, i, u, "add"), [((7, 5), "float32"), ((3, 1), "int64"), ((3, 5), "float32")]
     )
-    (got,) = run(mod, x, places, updates, results=[((7, 5), "float32")])
+    (got,) = run(mod, x, places, updates)
     np.add.at(x, places[:, 0], updates)
     np.testing.assert_allclose(got, x, rtol=1e-5, atol=1e-5)
 

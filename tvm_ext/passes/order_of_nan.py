@@ -6,7 +6,8 @@ before: ``v, i = topk(x)``, ``v, i = median(x)``
 after:  the places found in ``k``, the values taken from x
 
 TVM's sort compares floats, and with NaN among them the numbers come out in no order at all. NumPy and PyTorch have NaN
-last; the largest and the smallest of values with NaN among them are the first NaN, and their median is it, too.
+last; the largest and the smallest of values with NaN among them are the first NaN, and their median is it, too. The
+median of integers is found by their order as well, as TVM's kernel of a median is for CPUs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class _Orders(PyExprMutator):
         rule = RULES.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
         if rule is None or not isinstance(call.args[0].ty, relax.TensorType) or call.args[0].ty.shape is None:
             return call
-        if str(call.args[0].ty.dtype) not in INTEGERS or call.args[0].ty.ndim == 0:
+        x = call.args[0].ty
+        if x.ndim == 0 or (str(x.dtype) not in INTEGERS and call.op.name != "relax.median"):
             return call
         return rule(self.builder_, call)
 
@@ -117,19 +119,40 @@ def _median(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data = emit(relax.op.reshape(x, (-1,))) if is_whole else x
     axis = 0 if is_whole else int(axes[0]) % x.ty.ndim
     size = data.ty.shape[axis]
-    if not isinstance(size, tirx.IntImm) or (is_whole and keep):
+    if (isinstance(size, tirx.IntImm) and int(size) == 0) or (is_whole and keep):
         return call
-    places = emit(relax.op.argsort(_order(builder, data), axis, False, "int64"))
-    values = emit(relax.op.gather_elements(data, places, axis))
-    is_nan = emit(relax.op.astype(emit(relax.op.isnan(data)), "int64"))
-    count = emit(relax.op.sum(is_nan, [axis], keepdims=True))
-    middle = relax.const((int(size) - 1) // 2, "int64")
-    first = emit(relax.op.subtract(relax.const(int(size), "int64"), count))
-    at = emit(relax.op.where(emit(relax.op.greater(count, relax.const(0, "int64"))), first, middle))
-    found = [emit(relax.op.gather_elements(part, at, axis)) for part in (values, places)]
+    places = emit(relax.op.argsort(_ordered(builder, data), axis, False, "int64"))
+    at = _middle(builder, data, axis)
+    places = emit(relax.op.gather_elements(places, at, axis))
+    found = [emit(relax.op.gather_elements(data, places, axis)), places]
     if not keep:
         found = [emit(relax.op.squeeze(part, [axis])) for part in found]
     return found[0] if is_whole else relax.Tuple(found)
+
+
+def _ordered(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    return _order(builder, x) if str(x.ty.dtype) in INTEGERS else x
+
+
+def _middle(builder: relax.BlockBuilder, x: relax.Expr, axis: int) -> relax.Expr:
+    """Compute where in order the median of each row is: that of the first NaN where there is one."""
+    emit, one, two = builder.emit, relax.const(1, "int64"), relax.const(2, "int64")
+    size = x.ty.shape[axis]
+    shape = [1 if place == axis else extent for place, extent in enumerate(x.ty.shape)]
+    if isinstance(size, tirx.IntImm):
+        count: relax.Expr = relax.const(int(size), "int64")
+    else:
+        count = emit(builder.call_te(_extent, x, axis, primfunc_name_hint="extent"))
+    middle = emit(relax.op.floor_divide(emit(relax.op.subtract(count, one)), two))
+    if str(x.ty.dtype) in INTEGERS:
+        is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int64"))
+        numbers = emit(relax.op.subtract(count, emit(relax.op.sum(is_nan, [axis], keepdims=True))))
+        middle = emit(relax.op.where(emit(relax.op.less(numbers, count)), numbers, middle))
+    return emit(relax.op.broadcast_to(middle, shape))
+
+
+def _extent(x: te.Tensor, axis: int) -> te.Tensor:
+    return te.compute([1] * len(x.shape), lambda *_: x.shape[axis].astype("int64"), name="extent")
 
 
 RULES = {

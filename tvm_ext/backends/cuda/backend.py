@@ -40,6 +40,7 @@ from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, protect_cancellations
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
+from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
@@ -66,6 +67,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             mixed_precision(rounded),
             *common.rewritten(options),
             *common.flushed(options),
+            order_of_nan(),
             scans(),
         ],
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm.s_tir import dlight
 
@@ -21,7 +23,21 @@ def default_schedules() -> tvm.transform.Pass:
         dlight.gpu.GeneralReduction(),
         dlight.gpu.Fallback(),
     )
-    return dlight.ApplyDefaultSchedule(*rules)
+    return dlight.ApplyDefaultSchedule(*map(_OrNone, rules))
+
+
+class _OrNone:
+    """A rule of TVM's that declines what it fails on, such as a sum of what no tensor holds: the next one is asked."""
+
+    def __init__(self, rule: Any) -> None:
+        self._rule = rule
+
+    def apply(self, func: tvm.tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
+        """Apply the rule."""
+        try:
+            return self._rule.apply(func, target, tunable)
+        except Exception:  # whatever TVM's scheduler raised; the last rule leaves unscheduled what nothing takes
+            return None
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -147,16 +147,24 @@ class _Host:
         params = list(self._lowered.host.params)
         if len(arrays) != len(params):
             raise InputError(f"{self._lowered.name} takes {len(params)} arrays; got {len(arrays)}")
-        kept = []
-        for param, array in zip(params, arrays, strict=True):
-            kept.append(self._bound(param, np.asarray(array)))
+        given = [(param, np.asarray(array)) for param, array in zip(params, arrays, strict=True)]
+        for param, array in given:  # an extent may be an expression of numbers that come later
+            self._numbers_of(param, array)
+        kept = [self._bound(param, array) for param, array in given]
         with np.errstate(all="ignore"):
             self._statement(self._lowered.host.body)
         return Emulation(kept, self._report, self._launches)
 
-    def _bound(self, param: Any, array: NDArray[Any]) -> NDArray[Any]:
+    def _numbers_of(self, param: Any, array: NDArray[Any]) -> None:
         if not hasattr(param, "shape"):  # a number, such as an extent
             self._numbers[param] = array.item()
+            return
+        for extent, size in zip(param.shape, array.shape, strict=False):
+            if isinstance(extent, tvm.ir.Var):
+                self._numbers.setdefault(extent, size)
+
+    def _bound(self, param: Any, array: NDArray[Any]) -> NDArray[Any]:
+        if not hasattr(param, "shape"):
             return array
         expected = numpy_type(str(param.dtype))
         if array.dtype != expected or array.ndim != len(param.shape):
@@ -165,10 +173,7 @@ class _Host:
                 f"got {array.dtype} of {array.ndim}"
             )
         for extent, size in zip(param.shape, array.shape, strict=True):
-            if isinstance(extent, tvm.ir.Var):
-                known = self._numbers.setdefault(extent, size)
-            else:
-                known = int(extent) if isinstance(extent, tirx.IntImm) else self._number(extent)
+            known = int(extent) if isinstance(extent, tirx.IntImm) else self._number(extent)
             if known != size:
                 raise InputError(
                     f"argument {param.name} of {self._lowered.name} has the shape {tuple(param.shape)}; "
