@@ -15,6 +15,8 @@ import tvm
 from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.backends.registry import BACKENDS, backend_of
 from tvm_ext.database.folders import open_earlier
+from tvm_ext.database.networks import named_network
+from tvm_ext.database.tuned_schedules import TUNED_SCHEDULES
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
@@ -52,6 +54,8 @@ def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tu
     chain = []
     for number, phase in enumerate(enabled):
         passes = list(backend.passes(phase.name, target, options))
+        if any(one.info.name == TUNED_SCHEDULES for one in passes):
+            passes.insert(0, named_network())  # marks in the database are of networks
         if options.dump_dir is not None:
             passes.append(_dump_pass(Path(options.dump_dir), f"{number:02d}_{phase.name}.py"))
         chain.append((phase, tvm.transform.Sequential(passes, name=f"tvm_ext.{phase.name}")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,17 @@ from tests.schedules.kernels import graph
 from tests.zoo.quantized import quantized
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
+from tvm_ext.database import tuned_schedules
 from tvm_ext.database.files import LEFT_ALONE, NETWORKS, RECORDS
 from tvm_ext.database.folders import open_database
-from tvm_ext.database.marks import left_alone
+from tvm_ext.database.marks import known_networks, left_alone, note_left_alone, note_network
+from tvm_ext.database.networks import NETWORK_ATTRIBUTE
 from tvm_ext.database.tuned_schedules import record_of
 from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.options import PipelineOptions
 from tvm_ext.system.threads import in_threads, is_given_up, threads
+from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.recipes import recipe
@@ -92,6 +96,10 @@ def untiled(folder: Path, mod: tvm.IRModule, most: int | None = None) -> list[st
     return [task.name for task in tasks]
 
 
+def network(mod: tvm.IRModule, options: PipelineOptions | None = None) -> str:
+    return kernels_to_tune(mod, native_target(), options=options or PipelineOptions())[0].network
+
+
 def from_database(mod: tvm.IRModule, folder: Path) -> set[str]:
     lowered = lower(mod, native_target(), PipelineOptions(work_dir=str(folder)))[0]
     functions = ((name.name_hint, func) for name, func in lowered.functions_items())
@@ -126,9 +134,9 @@ def test_only_the_kernel_that_does_harm_is_left_alone(measurer: Measurer, tmp_pa
     tune(mod, native_target(), tmp_path, 4, recipe("random"), batch=2, measurer=measurer, confirm=False)
     slow = untiled(tmp_path, mod, most=1)
     assert set(slow) < from_database(mod, tmp_path)
-    found = NetworkConfirmation(tvm_ext.import_model(mod), native_target(), PipelineOptions(), tmp_path, 1).run(
-        open_database(tmp_path), []
-    )
+    found = NetworkConfirmation(
+        tvm_ext.import_model(mod), native_target(), PipelineOptions(), tmp_path, network(mod), 1
+    ).run(open_database(tmp_path), [])
     assert found.left_alone == tuple(slow)
     assert set(slow) & from_database(mod, tmp_path) == set()
     assert from_database(mod, tmp_path)
@@ -153,7 +161,7 @@ def test_nothing_is_compared_where_the_network_is_the_same(
     result = tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)  # the rule's own choice
     assert (result.trials, result.network, result.notes) == (1, None, [])
     assert (tmp_path / NETWORKS).exists()
-    assert not (tmp_path / LEFT_ALONE).exists() or not left_alone(tmp_path)
+    assert not (tmp_path / LEFT_ALONE).exists() or not left_alone(tmp_path, network(mod), 1)
 
 
 def test_an_interrupt_keeps_the_records(measurer: Measurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +181,93 @@ def test_an_interrupt_keeps_the_records(measurer: Measurer, tmp_path: Path, monk
     result = tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)
     assert result.network is not None
     assert result.network.left_alone
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "optimal"}, {"fuse": "mapping-type"}, {"winograd": False}])
+@pytest.mark.parametrize("model", [one_product, open_length, integers])
+def test_a_compilation_finds_the_network_that_was_tuned(model, options, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    made = model()
+    mod = made.mod if isinstance(made, ImportedModel) else made
+    untiled(tmp_path, mod, 1)
+    seen = []
+    monkeypatch.setattr(tuned_schedules, "left_alone", lambda _folder, name, _count: seen.append(name) or set())
+    lowered = lower(mod, native_target(), PipelineOptions(work_dir=str(tmp_path), **options))[0]
+    assert seen == [network(mod, PipelineOptions(**options))]
+    assert not lowered.attrs or NETWORK_ATTRIBUTE not in lowered.attrs
+
+
+def test_marks_are_of_a_network_and_not_of_its_kernels(measurer: Measurer, tmp_path: Path) -> None:
+    """The same kernel elsewhere is another matter; a folder may be spelt in another way."""
+    mod = one_product()
+    names = untiled(tmp_path, mod)
+    tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)
+    assert from_database(mod, tmp_path) == set()
+    matrix = weights(128, 160)
+
+    def again(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        first = bb.emit(relax.op.nn.relu(bb.normalize(relax.op.matmul(x, matrix))))
+        return relax.Tuple([first, bb.emit(relax.op.nn.softmax(first))])
+
+    larger = graph(again, [((96, 128), "float32")])
+    assert from_database(larger, tmp_path) == set(names)
+    elsewhere = Path(os.path.relpath(tmp_path))
+    found = tune(mod, native_target(), elsewhere, 1, recipe("random"), measurer=measurer)
+    assert found.network is None, "what was compared is not compared again"
+    assert found.kernels[0].left_alone
+
+
+def test_only_the_tuned_network_fails(measurer: Measurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = one_product()
+    untiled(tmp_path, mod)
+    whole = network_confirmation.generate_code
+
+    def fails(lowered: tvm.IRModule, target: tvm.target.Target) -> object:
+        if any(record_of(func) for _, func in lowered.functions_items() if isinstance(func, tvm.tirx.PrimFunc)):
+            raise TypeError("no code for this")
+        return whole(lowered, target)
+
+    monkeypatch.setattr(network_confirmation, "generate_code", fails)
+    result = tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)
+    assert result.notes == [
+        "the network fails with what was found, and keeps its own schedules: TypeError: no code for this"
+    ]
+    assert from_database(mod, tmp_path) == set()
+
+
+@pytest.mark.parametrize("error", [TypeError("odd"), KeyError("odd"), MemoryError(), OSError(28, "No space left")])
+def test_whatever_fails_is_noted_and_what_was_measured_stays(
+    measurer: Measurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    mod = one_product()
+    names = untiled(tmp_path, mod)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(network_confirmation, "generate_code", fails)
+        result = tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)
+    (note,) = result.notes
+    assert note.startswith("the network was not compared with the untuned one: ")
+    assert type(error).__name__ in note
+    assert from_database(mod, tmp_path) == set(names)
+    again = tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)
+    assert again.network is not None, "it is compared by the next run"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([("n",)], {"n": 64}),  # a signal
+        ([("batch", 3, "side"), ("batch",)], {"side": 64}),  # lengths, one for each of a batch
+        ([("batch", "length"), ("length",)], {"length": 64}),
+    ],
+)
+def test_what_open_extents_are(shapes: list[tuple[str | int, ...]], expected: dict[str, int]) -> None:
+    specs = [TensorSpec(str(number), shape, "float32") for number, shape in enumerate(shapes)]
+    assert network_confirmation._middling(specs) == expected
+    ranged = TensorSpec("x", ("n",), "float32", ranges=((100, 200),))
+    assert network_confirmation._middling([ranged]) == {"n": 100}
 
 
 def test_it_can_be_left_out(measurer: Measurer, tmp_path: Path) -> None:
@@ -197,8 +292,21 @@ def test_a_model_that_cannot_be_run_is_said_so(measurer: Measurer, tmp_path: Pat
 
 
 def test_damaged_marks_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / LEFT_ALONE).write_text('["a", "b"]\n{\n7\n["c"]\n["d", "e"]\n["f')
-    assert left_alone(tmp_path) == {("a", "b"), ("d", "e")}
+    (tmp_path / LEFT_ALONE).write_text(
+        '["net", 1, "a", "b"]\n{\n7\n["c"]\n["c", "d"]\n["other", 1, "d", "e"]\n["net", 2, "f", "g"]\n["net", 1, "h'
+    )
+    assert left_alone(tmp_path, "net", 3) == {("a", "b"), ("f", "g")}
+    assert left_alone(tmp_path, None, 3) == set()
+
+
+def test_marks_of_other_numbers_of_threads_count_until_there_are_own_ones(tmp_path: Path) -> None:
+    note_left_alone(tmp_path, "net", 1, [("a", "b")])
+    note_network(tmp_path, "key", "net", 1, [1.0, 2.0, 1.0])
+    assert left_alone(tmp_path, "net", 2) == {("a", "b")}
+    note_network(tmp_path, "other", "net", 2, [1.0, 0.5, 0.5])
+    assert left_alone(tmp_path, "net", 2) == set()
+    assert left_alone(tmp_path, "net", 1) == {("a", "b")}
+    assert known_networks(tmp_path) == {"key", "other"}
 
 
 def test_kernels_run_in_as_many_threads_as_they_were_tuned_for() -> None:

@@ -43,38 +43,65 @@ def confirmed_records(folder: Path, records: Sequence[ms.database.TuningRecord])
     return [record for record in records if json.dumps(identity(record)) in known] if known else []
 
 
-def note_left_alone(folder: Path, records: Iterable[Identity]) -> None:
+def note_left_alone(folder: Path, network: str, count: int, records: Iterable[Identity]) -> None:
     """Note records with which a network is slower than without: as long as they seem the fastest, a kernel has none.
 
+    Parameters
+    ----------
+    folder : path
+    network : str
+        As :func:`tvm_ext.database.networks.network_of` names it.
+    count : int
+        Threads of its kernels.
+    records : iterable of Identity
+
     Raises
     ------
     OutputError
         If the folder cannot be written.
     """
-    _note(folder, LEFT_ALONE, list(records))
+    _note(folder, LEFT_ALONE, [[network, count, *record] for record in records])
 
 
-def left_alone(folder: Path) -> set[Identity]:
-    """Give the records that :func:`note_left_alone` was told of."""
-    found = (_read(line) for line in lines_of(folder / LEFT_ALONE))
-    return {(row[0], row[1]) for row in found if isinstance(row, list) and len(row) == 2}
+def left_alone(folder: Path, network: str | None, count: int) -> set[Identity]:
+    """Give the records that :func:`note_left_alone` was told of for a network.
+
+    What was found with other numbers of threads counts as long as the network was not compared with this one.
+    """
+    rows = [row for row in _rows(folder / LEFT_ALONE) if len(row) == 4 and row[0] == network]
+    compared = any(row[1:3] == [network, count] for row in _rows(folder / NETWORKS))
+    return {(str(row[2]), str(row[3])) for row in rows if row[1] == count or not compared}
 
 
-def note_network(folder: Path, key: str, times: Sequence[float]) -> None:
+def note_network(folder: Path, key: str, network: str, count: int, times: Sequence[float]) -> None:
     """Note that a network was compared with the untuned one, and what they took (seconds).
 
+    Parameters
+    ----------
+    folder : path
+    key : str
+        Of the network with the records that there are, which is looked up in :func:`known_networks`.
+    network : str
+    count : int
+        Threads of its kernels.
+    times : sequence of float
+        None where both are the same.
+
     Raises
     ------
     OutputError
         If the folder cannot be written.
     """
-    _note(folder, NETWORKS, [[key, *times]])
+    _note(folder, NETWORKS, [[key, network, count, *times]])
 
 
 def known_networks(folder: Path) -> set[str]:
     """Give the keys that :func:`note_network` was told of."""
-    found = (_read(line) for line in lines_of(folder / NETWORKS))
-    return {str(row[0]) for row in found if isinstance(row, list) and row}
+    return {str(row[0]) for row in _rows(folder / NETWORKS) if len(row) > 2}
+
+
+def _rows(path: Path) -> list[list[Any]]:
+    return [row for row in map(_read, lines_of(path)) if isinstance(row, list)]
 
 
 def _note(folder: Path, name: str, rows: Sequence[Any]) -> None:

@@ -17,10 +17,15 @@ from tvm.tirx import PrimFunc
 from tvm_ext.database.answers import Answers, Stranger, all_left_alone, no_strangers
 from tvm_ext.database.folders import begun_by, open_earlier
 from tvm_ext.database.marks import Identity, left_alone
+from tvm_ext.database.networks import NETWORK_ATTRIBUTE
 from tvm_ext.errors import TvmExtWarning, warn
+from tvm_ext.system.threads import threads
 
 RECORD_ATTRIBUTE = "tvm_ext.tuning_record"
 """Attribute of a kernel with a schedule of a database: which record, as JSON."""
+
+TUNED_SCHEDULES = "tvm_ext.TunedSchedules"
+"""Name of the pass."""
 
 NAMED = 3
 """Kernels that a warning names."""
@@ -46,13 +51,15 @@ def tuned_schedules(folder: str | Path, stranger: Stranger = no_strangers) -> tv
         If the database cannot be read.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.TunedSchedules")
+    @tvm.transform.module_pass(opt_level=0, name=TUNED_SCHEDULES)
     def _tuned_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        network = mod.attrs.get(NETWORK_ATTRIBUTE) if mod.attrs else None
+        mod = mod.without_attr(NETWORK_ATTRIBUTE)
         if all_left_alone():
             return mod
         place = Path(folder)
         database = open_earlier(place)
-        answers = Answers(database, stranger, left_alone(place))
+        answers = Answers(database, stranger, left_alone(place, network and str(network), threads()))
         tuned = _applied(mod, answers, f"the database in {folder}")
         if database.unread:
             lines = f"{database.unread} line{'s' if database.unread != 1 else ''}"

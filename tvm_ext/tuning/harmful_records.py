@@ -35,26 +35,29 @@ class NetworkTimes:
         With it, as a compilation now takes it.
     left_alone : tuple of str
         Kernels with which it was slower, and which keep the schedules of their own rules.
+    extents : tuple of (str, int)
+        What open extents of its inputs were.
     """
 
     before: float
     found: float
     after: float
     left_alone: tuple[str, ...] = ()
+    extents: tuple[tuple[str, int], ...] = ()
 
     def sentence(self) -> str:
         """Say what was found."""
+        turns = "timed in turns"
+        if self.extents:
+            turns += f" with {', '.join(f'{name} = {size}' for name, size in self.extents)}"
         if not self.left_alone:
-            return (
-                f"the whole network takes {_spelled(self.after)} tuned and {_spelled(self.before)} untuned, timed in "
-                "turns"
-            )
+            return f"the whole network takes {_spelled(self.after)} tuned and {_spelled(self.before)} untuned, {turns}"
         count = len(self.left_alone)
         names = ", ".join(self.left_alone[:NAMED]) + (f" and {count - NAMED} more" if count > NAMED else "")
         keep = "1 kernel keeps its own schedule" if count == 1 else f"{count} kernels keep their own schedules"
         return (
             f"the whole network took {_spelled(self.found)} with all that was found and {_spelled(self.before)} "
-            f"untuned, timed in turns; {keep} ({names}), and it takes {_spelled(self.after)}"
+            f"untuned, {turns}; {keep} ({names}), and it takes {_spelled(self.after)}"
         )
 
 

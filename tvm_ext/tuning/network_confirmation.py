@@ -89,6 +89,8 @@ class NetworkConfirmation:
         Those the model will be compiled with.
     folder : path
         Of the database.
+    network : str
+        Which network it is, as :func:`tvm_ext.database.networks.network_of` names it.
     count : int, optional
         Threads of the kernels; those of a compiled model by default.
     clock : callable
@@ -103,11 +105,12 @@ class NetworkConfirmation:
         target: tvm.target.Target,
         options: PipelineOptions,
         folder: Path,
+        network: str,
         count: int | None = None,
         clock: Clock = time.perf_counter,
         seconds: float | None = None,
     ) -> None:
-        self._imported, self._target, self._folder = imported, target, folder
+        self._imported, self._target, self._folder, self._network = imported, target, folder, network
         self._options = replace(options, work_dir=str(folder), dump_dir=None)
         self._count, self._clock = count or threads(), clock
         self._seconds = SECONDS if seconds is None else seconds
@@ -118,15 +121,10 @@ class NetworkConfirmation:
         return self._key(database, kernels) not in known_networks(self._folder)
 
     def _key(self, database: ms.Database, kernels: Sequence[tvm.IRModule]) -> str:
-        best = [
-            identity(record)
-            for mod in kernels
-            if database.has_workload(mod)
-            for record in database.get_top_k(database.commit_workload(mod), 1)
-        ]
-        left = sorted(left_alone(self._folder) & set(best))
-        hashed = tvm_ffi.structural_hash(self._imported.mod)
-        told = (hashed, str(self._target), repr(self._options), self._count, sorted(best), left)
+        best = _fastest(database, kernels)
+        left = sorted(left_alone(self._folder, self._network, self._count) & set(best))
+        options = replace(self._options, work_dir=None, fuse_profiles=None)  # paths may be spelt in many ways
+        told = (self._network, str(self._target), repr(options), self._count, sorted(best), left)
         return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
 
     def run(self, database: ms.Database, kernels: Sequence[tvm.IRModule]) -> NetworkTimes | str | None:
@@ -141,7 +139,8 @@ class NetworkConfirmation:
         Returns
         -------
         NetworkTimes, str or None
-            Why nothing could be compared; None where the network is the same with the database and without.
+            Why nothing could be compared, which is tried again by the next run; None where the network is the same with
+            the database and without. A network that fails with what was found only, keeps the schedules of its rules.
 
         Raises
         ------
@@ -153,23 +152,30 @@ class NetworkConfirmation:
         with warnings.catch_warnings():  # a compilation says what there is to say
             warnings.simplefilter("ignore", TvmExtWarning)
             try:
-                found = self._compare()
-            except (TvmExtError, RuntimeError, ValueError) as error:
-                return f"the network was not compared with the untuned one: {first_line(error)}"
+                found = self._compare(_fastest(database, kernels))
+            except _OnlyTunedFails as error:
+                note_left_alone(self._folder, self._network, self._count, sorted(error.records))
+                return f"the network fails with what was found, and keeps its own schedules: {_spelled(error.cause)}"
+            except Exception as error:  # whatever it is: what was measured of kernels is worth as much without
+                return f"the network was not compared with the untuned one: {_spelled(error)}"
         times = None
         if found is not None:
             times, left = found
-            note_left_alone(self._folder, sorted(left))
+            note_left_alone(self._folder, self._network, self._count, sorted(left))
         seconds = [] if times is None else [times.before, times.found, times.after]
-        note_network(self._folder, self._key(database, kernels), seconds)
+        note_network(self._folder, self._key(database, kernels), self._network, self._count, seconds)
         return times
 
-    def _compare(self) -> tuple[NetworkTimes, frozenset[Identity]] | None:
-        plain, tuned = self._lowered(None), self._lowered(())
+    def _compare(self, records: Collection[Identity]) -> tuple[NetworkTimes, frozenset[Identity]] | None:
+        plain = self._lowered(None)
+        try:
+            tuned = self._lowered(())
+        except Exception as error:
+            raise _OnlyTunedFails(frozenset(records), error) from error
         changed = tuned.changed(plain)
         if not changed:
             return None
-        given = self._arguments()
+        given, extents = self._arguments()
         machines: dict[frozenset[Identity] | None, relax.VirtualMachine] = {}
 
         def machine(left: frozenset[Identity] | None, anew: bool) -> relax.VirtualMachine:
@@ -192,9 +198,14 @@ class NetworkConfirmation:
             pair = machine(None, anew=False), machine(frozenset(), anew=False)
             return in_threads(self._count, lambda: self._where_they_run(pair, given, changed))
 
+        in_threads(self._count, self._run_of(machine(None, anew=False), given))
+        try:
+            in_threads(self._count, self._run_of(machine(frozenset(), anew=False), given))
+        except Exception as error:
+            raise _OnlyTunedFails(frozenset(changed.values()), error) from error
         finding = harmful_records(set(changed.values()), compare, in_place)
         names = tuple(name for name, record in changed.items() if record in finding.left)
-        return NetworkTimes(finding.before, finding.found, finding.after, names), finding.left
+        return NetworkTimes(finding.before, finding.found, finding.after, names, extents), finding.left
 
     def _lowered(self, left: Collection[Identity] | None) -> Lowered:
         with leaving_alone(left):
@@ -239,12 +250,44 @@ class NetworkConfirmation:
         both = [record for record in laps[0] if len(laps[0][record]) == len(laps[1].get(record, ())) == WATCHED]
         return {record: Ratio.of(laps[1][record], laps[0][record]) for record in both}
 
-    def _arguments(self) -> list[Any]:
+    def _arguments(self) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
+        """Make inputs; gives the open extents that they have, too."""
         specs, conditions = self._imported.inputs, self._imported.conditions
         try:
-            return arguments(specs, random_inputs(specs, 0, _middling(specs), conditions), self._device, conditions)
+            made = random_inputs(specs, 0, _middling(specs), conditions)
+            given = arguments(specs, made, self._device, conditions)
         except InputError:  # they do not fit together
-            return arguments(specs, random_inputs(specs, 0, None, conditions), self._device, conditions)
+            made = random_inputs(specs, 0, None, conditions)
+            given = arguments(specs, made, self._device, conditions)
+        extents = {
+            name: size
+            for spec in specs
+            for name, size in zip(spec.shape, made[spec.name].shape, strict=True)
+            if isinstance(name, str) and name.isidentifier()
+        }
+        return given, tuple(extents.items())
+
+
+class _OnlyTunedFails(Exception):
+    """A network that can be compiled and run fails with these records of a database."""
+
+    def __init__(self, records: frozenset[Identity], cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.records, self.cause = records, cause
+
+
+def _spelled(error: Exception) -> str:
+    line = first_line(error)
+    return line if isinstance(error, TvmExtError) or line == type(error).__name__ else f"{type(error).__name__}: {line}"
+
+
+def _fastest(database: ms.Database, kernels: Sequence[tvm.IRModule]) -> list[Identity]:
+    return [
+        identity(record)
+        for mod in kernels
+        if database.has_workload(mod)
+        for record in database.get_top_k(database.commit_workload(mod), 1)
+    ]
 
 
 def _is_faster(laps: Sequence[Laps]) -> bool:
@@ -252,11 +295,17 @@ def _is_faster(laps: Sequence[Laps]) -> bool:
 
 
 def _middling(specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """Choose middling values for open extents, but not for batches: with the least, a network is not what it is for."""
+    """Choose middling values for open extents, but not for batches: with the least, a network is not what it is for.
+
+    A batch is what inputs of more than one axis begin with. The only axis of an input is a batch where others begin
+    with it; else it may be a signal or a sequence, and is taken for one.
+    """
+    batches = {spec.shape[0] for spec in specs if len(spec.shape) > 1}
     wanted: dict[str, int] = {}
     for spec in specs:
         for axis, extent in enumerate(spec.shape):
-            if isinstance(extent, str) and extent.isidentifier() and (axis or len(spec.shape) == 1):
+            is_length = axis > 0 or (len(spec.shape) == 1 and extent not in batches)
+            if is_length and isinstance(extent, str) and extent.isidentifier():
                 low, high = (spec.ranges[axis] if spec.ranges else None) or (1, None)
                 wanted[extent] = max(low, OPEN_EXTENT if high is None else min(OPEN_EXTENT, high))
     return wanted

@@ -11,6 +11,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops
 
 from tvm_ext.backends.registry import backend_of
+from tvm_ext.database.networks import network_of
 from tvm_ext.errors import TargetError, TuningError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
@@ -27,11 +28,12 @@ DEFAULT_OPTIONS = PipelineOptions()
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to tune: the workload as the database knows it."""
+    """One kernel to tune: the workload as the database knows it, and which network it is of."""
 
     name: str
     space: TraceSpace
     calls: int
+    network: str
 
     @property
     def mod(self) -> tvm.IRModule:
@@ -73,13 +75,14 @@ def kernels_to_tune(
             if phase.name == "schedule":
                 break
             mod = phase_pass(mod)
+        network = network_of(mod, target)
         mod = prepare_kernels(backend.rules)(mod)
     tasks = []
     for found in ms.relax_integration.extract_tasks(mod, target):
         workload = found.dispatched[0]
         space = _space(workload, target)
         if space is not None and space.space.size > 1:
-            tasks.append(Task(str(found.task_name), space, int(found.weight)))
+            tasks.append(Task(str(found.task_name), space, int(found.weight), network))
     # Few trials go where most of the arithmetic is.
     return sorted(tasks, key=_work, reverse=True)
 

@@ -91,7 +91,7 @@ class TimedSearch(Search):
 
     def earlier(self, folder: Path) -> list[float | None]:
         """Look up what the database of another run has."""
-        database, marked = open_earlier(folder), left_alone(folder)
+        database, marked = open_earlier(folder), self._left_alone(folder)
         return [_taken_seconds(task, database, marked)[0] for task in self._tasks]
 
     def resume(self, folder: Path, database: SharedDatabase) -> tuple[int, int]:
@@ -104,9 +104,16 @@ class TimedSearch(Search):
         return self._known, len(database.get_all_tuning_records()) - self._known
 
     def _note_best(self, database: SharedDatabase) -> None:
-        marked = left_alone(self._folder)
+        marked = self._left_alone(self._folder)
         for task, result in zip(self._tasks, self.kernels, strict=True):
             result.best, result.left_alone = _taken_seconds(task, database, marked)
+
+    def _left_alone(self, folder: Path) -> set[Identity]:
+        """Look up what a compilation leaves alone that is run in as many threads as the kernels are."""
+        return left_alone(folder, self._tasks[0].network, self._count(self._measurer))
+
+    def _count(self, measurer: Measurer | None) -> int:
+        return measurer.threads if measurer is not None and self._here else physical_cores()
 
     def is_pending(self, trials: int) -> bool:
         """Whether trials are left, or a killed run left records that nobody compared with what there is without."""
@@ -127,7 +134,8 @@ class TimedSearch(Search):
             self._target,
             self._options,
             self._folder,
-            physical_cores() if measurer is None else measurer.threads,
+            self._tasks[0].network,
+            self._count(measurer),
             time.thread_time if alone else time.perf_counter,
         )
 

@@ -25,7 +25,7 @@ from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.backends.cpu.here import check_runs_here
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import compile
-from tvm_ext.database.files import LEFT_ALONE, RECORDS, VERSION, WORKLOADS, append, locked
+from tvm_ext.database.files import LEFT_ALONE, NETWORKS, RECORDS, VERSION, WORKLOADS, append, locked
 from tvm_ext.database.folders import note_version, open_database
 from tvm_ext.errors import OptionError, TargetError, TvmExtError
 from tvm_ext.frontend.imported import ImportedModel
@@ -235,7 +235,7 @@ class _Networks:
     def _compile(self, chosen: Mapping[str, str]) -> CompiledModel:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for file in (RECORDS, WORKLOADS, VERSION, LEFT_ALONE):
+            for file in (RECORDS, WORKLOADS, VERSION, LEFT_ALONE, NETWORKS):
                 if (self._folder / file).exists():
                     shutil.copy(self._folder / file, folder / file)
             write_choices(folder, self._kept | dict(chosen))
