@@ -162,7 +162,7 @@ PRODUCTS: tuple[GpuMachine, ...] = (
 def machine_of(target: tvm.target.Target) -> GpuMachine:
     """Describe the GPU of a CUDA target: the product it names as its ``model``, or one of its architecture.
 
-    What the target says of shared memory above that of the architecture is not believed; what it says below is kept.
+    What a target says of threads and shared memory besides is compared with this when it is completed.
     """
     model = str(target.attrs.get("model", ""))
     compute = compute_capability(str(target.attrs.get("arch", "")))

@@ -21,12 +21,13 @@ from tvm_ext.artifact.device_errors import device_error, older_gpu
 from tvm_ext.backends.cuda.backend import CUDA
 from tvm_ext.backends.cuda.kernel_limits import over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
+from tvm_ext.backends.cuda.target import KNOWN_ARCHITECTURES
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import lower
 from tvm_ext.errors import CompileError, OptionError, TargetError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.registration import CUDA_PRODUCTS
-from tvm_ext.schedules.cuda.machine import PRODUCTS, machine_of
+from tvm_ext.schedules.cuda.machine import PRODUCTS, compute_capability, machine_of
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE, apply_schedule_rules
 from tvm_ext.target import resolve_target
 
@@ -145,6 +146,31 @@ def test_running_without_a_gpu_is_refused() -> None:
 def test_wrong_targets(target: Any, message: str) -> None:
     with pytest.raises(TargetError, match=message):
         resolve_target(target)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_num_threads", 32, "sm_86 has 1024 threads in a block, 32 was given; leave the field out"),
+        ("max_num_threads", 2048, "sm_86 has 1024 threads in a block, 2048 was given"),
+        ("max_num_threads", 0, "sm_86 has 1024 threads in a block, 0 was given"),
+        ("max_threads_per_block", 100, "sm_86 has 1024 threads in a block, 100 was given"),
+        ("thread_warp_size", 64, "sm_86 has 32 threads in a warp, 64 was given"),
+        ("max_shared_memory_per_block", 0, "a block on sm_86 may have 49152 to 101376 bytes, 0 were given"),
+        ("max_shared_memory_per_block", 232448, "a block on sm_86 may have 49152 to 101376 bytes, 232448 were given"),
+    ],
+)
+def test_limits_that_the_architecture_does_not_have(field: str, value: int, message: str) -> None:
+    """They were passed over, zero threads with a division by zero inside TVM."""
+    with pytest.raises(TargetError, match=f"target field {field}: {message}"):
+        resolve_target({"kind": "cuda", "arch": "sm_86", field: value})
+
+
+def test_limits_of_tvms_own_tags() -> None:
+    for tag in tvm.target.list_tags():
+        target = tvm.target.Target(tag)
+        if target.kind.name == "cuda" and compute_capability(str(target.attrs["arch"])) in KNOWN_ARCHITECTURES:
+            resolve_target(tag)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_121a"])

@@ -5,11 +5,12 @@ after:  ``y = conv2d(astype(x, "float16"), astype(w, "float16"), out_dtype="floa
 
 What is between them stays float32; a conversion becomes part of the kernel that makes the value, and that of a weight
 is done when compiling. Values beyond the range of the type (65504 for float16) become infinite, as in any inference in
-float16. Products whose operands have 16 bits already add up in float32 and are rounded once.
+float16; a product with such a weight stays in float32. Products whose operands have 16 bits already add up in float32 and are rounded once.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -67,7 +68,7 @@ class MixedPrecisionMutator(PyExprMutator):
         if name != "relax.matmul" and name not in _CONVOLUTIONS:
             return call
         dtypes = {str(operand.ty.dtype) for operand in call.args if isinstance(operand.ty, relax.TensorType)}
-        if dtypes == {"float32"} and self._dtype != "float32":
+        if dtypes == {"float32"} and self._dtype != "float32" and not any(map(self._exceeds, call.args)):
             left, right = (self._half(operand) for operand in call.args)
             return _product(call, left, right)
         half = next(iter(dtypes)) if len(dtypes) == 1 else ""
@@ -75,6 +76,13 @@ class MixedPrecisionMutator(PyExprMutator):
             product = self.builder_.emit(_product(call, *call.args))
             return relax.op.astype(product, half)
         return call
+
+    def _exceeds(self, operand: relax.Expr) -> bool:
+        """Whether a constant has finite numbers that would become infinite."""
+        if self._dtype != "float16" or not isinstance(operand, tvm.ir.GenericConst):
+            return False
+        numbers = operand.value.numpy()
+        return bool(np.any(np.isfinite(numbers) & (np.abs(numbers) > np.finfo("float16").max)))
 
     def _half(self, operand: relax.Expr) -> relax.Expr:
         """Convert an operand, unless that has been done."""

@@ -28,12 +28,19 @@ INTEGERS = {"float16": ("float32", "int32"), "bfloat16": ("float32", "int32")} |
 """What a float is widened to, and the integer of that size."""
 
 
-def order_of_nan() -> tvm.transform.Pass:
-    """Make the pass; it runs before sorts are handed to library kernels."""
+def order_of_nan(first_places: bool = False) -> tvm.transform.Pass:
+    """Make the pass; it runs before sorts are handed to library kernels.
+
+    Parameters
+    ----------
+    first_places : bool
+        The place of the extreme of integers at the end of their type is 0 (TVM's search begins with the place -1, as
+        its reductions across the threads of a GPU have to, and bytes of 0 do not beat that).
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OrderOfNaN")
     def _order(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Orders(mod)
+        rewriter = _Orders(mod, first_places)
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
                 rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
@@ -44,6 +51,10 @@ def order_of_nan() -> tvm.transform.Pass:
 
 @mutator
 class _Orders(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, first_places: bool) -> None:
+        super().__init__(mod)
+        self._first_places = first_places
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Put integers in the place of the floats that a call orders."""
         call = self.visit_expr_post_order(call)
@@ -51,6 +62,8 @@ class _Orders(PyExprMutator):
         if rule is None or not isinstance(call.args[0].ty, relax.TensorType) or call.args[0].ty.shape is None:
             return call
         x = call.args[0].ty
+        if self._first_places and str(x.dtype) not in INTEGERS and rule is _extreme:
+            return relax.op.maximum(self.builder_.emit(call), relax.const(0, str(call.ty.dtype)))
         if x.ndim == 0 or (str(x.dtype) not in INTEGERS and call.op.name != "relax.median"):
             return call
         return rule(self.builder_, call)

@@ -67,7 +67,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             mixed_precision(rounded),
             *common.rewritten(options),
             *common.flushed(options),
-            order_of_nan(),
+            order_of_nan(first_places=True),
             scans(),
         ],
     )

@@ -10,7 +10,15 @@ import tvm
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import PipelineOptions
-from tvm_ext.schedules.cuda.machine import LIMITS, PRODUCTS, compute_capability, machine_of
+from tvm_ext.schedules.cuda.machine import (
+    LIMITS,
+    MOST_THREADS,
+    PRODUCTS,
+    STATIC_SHARED,
+    WARP,
+    compute_capability,
+    machine_of,
+)
 
 KNOWN_ARCHITECTURES = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 """Compute capabilities that code is made for: those of the CUDA toolkit 13, which left older ones behind."""
@@ -62,7 +70,29 @@ def complete_cuda(target: tvm.target.Target) -> tvm.target.Target:
                 f"target field model: {model} is of architecture sm_{by_name[model].compute}, the target says {arch}; "
                 f"leave out one of the two, or give the tag nvidia/{model}"
             )
+    _check_limits(target, arch)
     return target if target.host is not None else tvm.target.Target(target, host=native_target())
+
+
+def _check_limits(target: tvm.target.Target, arch: str) -> None:
+    """Refuse limits that are not those of the architecture: kernels are made for what it has."""
+    for field, what, value in (
+        ("max_num_threads", "threads in a block", MOST_THREADS),
+        ("max_threads_per_block", "threads in a block", MOST_THREADS),
+        ("thread_warp_size", "threads in a warp", WARP),
+    ):
+        if field in target.attrs and int(target.attrs[field]) != value:
+            raise TargetError(
+                f"target field {field}: {arch} has {value} {what}, {int(target.attrs[field])} was given; leave the "
+                "field out"
+            )
+    shared = target.attrs.get("max_shared_memory_per_block")
+    most = LIMITS[max(key for key in LIMITS if key <= compute_capability(arch))].shared_per_block << 10
+    if shared is not None and not STATIC_SHARED <= int(shared) <= most:
+        raise TargetError(
+            f"target field max_shared_memory_per_block: a block on {arch} may have {STATIC_SHARED} to {most} bytes, "
+            f"{int(shared)} were given; leave the field out"
+        )
 
 
 def check_precision(target: tvm.target.Target, options: PipelineOptions) -> None:
