@@ -7,6 +7,8 @@ next. TVM's kernels count on threads of a warp that go in step, which CUDA does 
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm import tirx
 from tvm.tirx import PrimFunc
@@ -20,25 +22,31 @@ ITEMS, MOST_THREADS = 4, 256
 NAME = "cuda.scan"
 
 
-def scan_kernel(rows: int, length: int, dtype: str, out_dtype: str, product: bool, exclusive: bool) -> PrimFunc:
-    """Make the kernel that takes ``(rows, length)`` of ``dtype`` to as many of ``out_dtype``.
+def scan_kernel(
+    rows: int | tirx.Var, length: int | tirx.Var, dtype: str, out_dtype: str, product: bool, exclusive: bool
+) -> PrimFunc:
+    """Make the kernel that takes ``(rows, length)`` of ``dtype`` to as many of ``out_dtype``; both may be open.
 
     With ``exclusive`` an element is no part of its own sum. Floats of 16 bits are added up in float32.
     """
     from tvm.script import tirx as T
 
     total = "float32" if tvm.DataType(out_dtype).bits == 16 and "float" in out_dtype else out_dtype
-    threads = WARP
+    is_open = not isinstance(length, int)
+    threads = MOST_THREADS if is_open else WARP
     while threads < MOST_THREADS and threads * ITEMS < length:
         threads *= 2
     rounds = threads.bit_length() - 1
     part = threads * ITEMS
-    parts = -(-length // part)
+    parts = tirx.floordiv(length + part - 1, part) if is_open else -(-length // part)
     neutral = tirx.const(1 if product else 0, total)
     behind = 1 if exclusive else 0
 
     def joined(first: tvm.ir.Expr, second: tvm.ir.Expr) -> tvm.ir.Expr:
         return first * second if product else first + second
+
+    def place(step: Any, thread: Any, item: Any) -> Any:
+        return step * part + thread * ITEMS + item
 
     @T.prim_func(private=True, s_tir=True)
     def scan(x: T.Buffer((rows, length), dtype), y: T.Buffer((rows, length), out_dtype)):  # type: ignore[no-untyped-def,valid-type]
@@ -51,8 +59,11 @@ def scan_kernel(rows: int, length: int, dtype: str, out_dtype: str, product: boo
                     before[0] = neutral
                     for step in T.serial(parts):
                         for item in T.unroll(ITEMS):
-                            place: T.let[T.int32] = step * part + thread * ITEMS + item
-                            own[item] = T.if_then_else(place < length, T.Cast(total, x[row, place]), neutral)
+                            own[item] = T.if_then_else(
+                                place(step, thread, item) < length,
+                                T.Cast(total, x[row, place(step, thread, item)]),
+                                neutral,
+                            )
                         for item in T.unroll(ITEMS - 1):
                             own[item + 1] = joined(own[item], own[item + 1])
                         sums[0, thread] = own[ITEMS - 1]
@@ -64,9 +75,8 @@ def scan_kernel(rows: int, length: int, dtype: str, out_dtype: str, product: boo
                                 sums[number % 2, thread],
                             )
                         for item in T.unroll(ITEMS):
-                            to: T.let[T.int32] = step * part + thread * ITEMS + item
-                            if to < length:
-                                y[row, to] = T.Cast(
+                            if place(step, thread, item) < length:
+                                y[row, place(step, thread, item)] = T.Cast(
                                     out_dtype,
                                     joined(
                                         joined(

@@ -15,6 +15,8 @@ from tvm import relax
 from tvm.script import relax as R
 
 from scripts.cuda.kernels import kernels_of, target_of
+from tests.cuda.whole_model import EmulatedModel
+from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 
 TARGET = target_of("sm_90")
@@ -61,6 +63,18 @@ def test_values(name: str, dtype: str, shape: tuple[int, ...]) -> None:
     run = Emulator(kernel_of(name, shape, dtype), TARGET)([*inputs, np.zeros(wanted.shape, inputs[0].dtype)])
     assert not run.report.faults, str(run.report)
     np.testing.assert_array_equal(run.arrays[-1].astype("float32"), wanted)
+
+
+@pytest.mark.parametrize("name", ["largest of rows", "smallest of columns"])
+def test_values_of_open_extents(name: str) -> None:
+    """The beginning of such a reduction is a block of its own."""
+    _, build, expected = OPERATORS[name]
+    n, m = (tvm.tirx.Var(extent, "int64") for extent in "nm")
+    model = EmulatedModel(graph(lambda _, x: build(x), [((n, m), "float32")]), TARGET)
+    for shape in ((3, 7), (33, 128)):
+        x = drawn(shape, "float32", 0)
+        x[1], x[:, 2] = -np.inf, np.inf
+        np.testing.assert_array_equal(model(x)[0], expected(x))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

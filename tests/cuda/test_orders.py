@@ -78,6 +78,14 @@ def test_medians_of_integers() -> None:
     check(lambda x: (torch.median(x), torch.median(x, 1)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_places_among_equal_integers(dtype: torch.dtype) -> None:
+    """Of bytes of 0 the place of the largest was -1."""
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([[limits.min] * 3, [limits.max] * 3, [limits.min, 1, 1]], dtype=dtype)
+    check(lambda x: (torch.argmax(x, 1), torch.argmin(x, 1), torch.argmax(x), torch.argmax(x, 0)), x)
+
+
 def test_open_extents() -> None:
     function = lambda x: (torch.median(x), torch.median(x, 0), torch.sort(x, 0)[0])  # noqa: E731
     check(function, drawn(9, 5), drawn(3, 5), drawn(17, 5), open_rows=True)

@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.script import relax as R
 
 from scripts.cuda.kernels import kernels_of, target_of
+from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.backends.cuda.own_locals import own_locals
@@ -75,6 +76,20 @@ def test_any_axis(shape: Sequence[int], axis: int | None) -> None:
     got = emulated(scan.scheduled, rows, "float32")
     moved = wide if axis is None else np.moveaxis(wide, axis, -1)
     np.testing.assert_allclose(got, moved.reshape(rows.shape), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("axis", "exclusive"), [(0, False), (1, True), (2, False)])
+def test_open_extents(axis: int, exclusive: bool) -> None:
+    """TVM's scan has threads of a warp read what others write in the same step."""
+    n, m = (tvm.tirx.Var(name, "int64") for name in "nm")
+    scanned = graph(lambda _, x: R.cumsum(x, axis=axis, exclusive=exclusive), [((n, m, 2), "float32")])
+    model = EmulatedModel(scanned, TARGET)
+    assert model.rules["scan"] == NAME
+    for shape in ((1, 1, 2), (3, 70, 2), (2, 1300, 2)):
+        x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+        expected = np.cumsum(x.astype("float64"), axis) - (x if exclusive else 0)
+        np.testing.assert_allclose(model(x)[0], expected, rtol=1e-4, atol=1e-4)
+    assert not model.faults
 
 
 def test_numbers_of_threads_are_declared_in_their_kernel() -> None:

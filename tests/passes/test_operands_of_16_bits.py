@@ -53,3 +53,22 @@ def test_what_another_block_converted_is_not_seen() -> None:
 def run(mod: tvm.IRModule, inputs: list[np.ndarray]) -> np.ndarray:
     machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "expected"),
+    [("float16", 7e4, "float32"), ("float16", 6e4, "float16"), ("bfloat16", 7e4, "bfloat16")],
+)
+def test_weights_beyond_the_range_stay_as_they_are(dtype: str, largest: float, expected: str) -> None:
+    """All results would be infinite, or NaN."""
+    weight = np.full((7, 3), largest, "float32")
+    weight[0, 0] = np.inf
+    mod = mixed_precision(dtype)(graph(lambda _, x: op.matmul(x, relax.const(weight)), [((5, 7), "float32")]))
+    products: list[str] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and expr.op.name == "relax.matmul":
+            products.append(str(expr.args[1].ty.dtype))
+
+    relax.analysis.post_order_visit(mod["main"].body, visit)
+    assert products == [expected]

@@ -5,7 +5,8 @@ after:  ``y = conv2d(astype(x, "float16"), astype(w, "float16"), out_dtype="floa
 
 What is between them stays float32; a conversion becomes part of the kernel that makes the value, and that of a weight
 is done when compiling. Values beyond the range of the type (65504 for float16) become infinite, as in any inference in
-float16; a product with such a weight stays in float32. Products whose operands have 16 bits already add up in float32 and are rounded once.
+float16; a product with such a weight stays in float32. Products whose operands have 16 bits already add up in float32
+and are rounded once.
 """
 
 from __future__ import annotations

@@ -88,13 +88,25 @@ class _Rewriter:
     def __init__(self) -> None:
         self._callbacks = [(s_tir.SBlock, self._block), ((prim.Max, prim.Min), self._extreme)]
 
+        self._begun_apart: dict[Any, type] = {}  # buffer -> extreme, of reductions whose beginning is another block
+
     def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        def update(block: Any) -> None:
+            if block.init is None and _updates_an_extreme(block):
+                self._begun_apart[block.body.buffer] = type(block.body.value)
+
+        tvm_ffi.structural_walk(func, [(s_tir.SBlock, update)])
         return tvm_ffi.structural_mutate(func, self._callbacks)
 
     def _block(self, block: Any, mutator: Any) -> Any:
         """Rewrite the extreme that a block reduces to, with what it begins with and what stands beside an edge."""
         store, init = block.body, block.init
-        if not _reduces_to_an_extreme(block):
+        if isinstance(store, tirx.BufferStore) and init is None and store.buffer in self._begun_apart:
+            extreme, dtype = self._begun_apart[store.buffer], element_type(store.value)
+            if _is(store.value, _end(extreme, dtype)):
+                begin = tirx.BufferStore(store.buffer, _identity(extreme, dtype), store.indices)
+                return _with_body(block, begin, None)
+        if not isinstance(init, tirx.BufferStore) or not _updates_an_extreme(block):
             return mutator.default_mutate(block)
         extreme, sofar = type(store.value), store.value.a
         end, identity = _end(extreme, element_type(sofar)), _identity(extreme, element_type(sofar))
@@ -107,11 +119,7 @@ class _Rewriter:
 
         value = tvm_ffi.structural_mutate(mutator.mutate(store.value.b), [(tvm.ir.Call, beside)])
         begun = tirx.BufferStore(init.buffer, identity, init.indices) if _is(init.value, end) else init
-        return s_tir.SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint,
-            tirx.BufferStore(store.buffer, _selected(extreme, sofar, value), store.indices),
-            begun, block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
+        return _with_body(block, tirx.BufferStore(store.buffer, _selected(extreme, sofar, value), store.indices), begun)
 
     def _extreme(self, expression: Any, mutator: Any) -> Any:
         expression = mutator.default_mutate(expression)
@@ -129,13 +137,19 @@ class _Rewriter:
         return _selected(type(expression), first, second)
 
 
-def _reduces_to_an_extreme(block: Any) -> bool:
+def _with_body(block: Any, body: Any, init: Any) -> Any:
+    return s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, body, init, block.alloc_buffers,
+        block.match_buffers, block.annotations,
+    )  # fmt: skip
+
+
+def _updates_an_extreme(block: Any) -> bool:
     """Whether a block is ``sofar = max(sofar, value)`` of floats, or the same of minima."""
-    store, init = block.body, block.init
+    store = block.body
     return (
         any(int(axis.iter_type) == IterVar.CommReduce for axis in block.iter_vars)
         and isinstance(store, tirx.BufferStore)
-        and isinstance(init, tirx.BufferStore)
         and isinstance(store.value, prim.Max | prim.Min)
         and element_type(store.value) in FLOATS
         and isinstance(store.value.a, tvm.ir.TensorLoad)

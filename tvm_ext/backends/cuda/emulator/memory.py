@@ -122,7 +122,8 @@ class Global(Storage):
         found = self._views.get(dtype)
         if found is None:
             size = self.nbytes // dtype.itemsize * dtype.itemsize
-            found = self._views[dtype] = self.bytes[:size].view(dtype)
+            # Threads that are not active read something of a tensor without elements, too.
+            found = self._views[dtype] = self.bytes[:size].view(dtype) if size else np.zeros(1, dtype)
         return found
 
     def base(self, lanes: Lanes, dtype: np.dtype[Any]) -> Any:
