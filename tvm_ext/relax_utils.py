@@ -17,9 +17,12 @@ ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
 def static_shape(tensor: Any) -> tuple[int, ...] | None:
     """Return the shape of an expression, or of its type, if it is a tensor with all extents known; None otherwise."""
     shape = getattr(tensor if isinstance(tensor, relax.TensorType) else tensor.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
+    if not isinstance(shape, relax.ShapeExpr):
         return None
-    return tuple(int(extent) for extent in shape)
+    extents = list(shape.values)  # iterating over the shape itself takes four times as long
+    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
+        return None
+    return tuple(int(extent.value) for extent in extents)
 
 
 def open_shape(tensor: Any) -> tuple[Any, ...] | None:

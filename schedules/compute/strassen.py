@@ -55,15 +55,16 @@ def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
     # Group by group, as their quarters stay in a core's cache.
     for group in range(groups):
         part = matrix[:, group * width : (group + 1) * width]
-        part = np.pad(part, ((0, 0), (0, width - part.shape[1])))
+        if part.shape[1] < width:
+            part = np.pad(part, ((0, 0), (0, width - part.shape[1])))
         part = part.reshape(2, half, 2, vectors, lanes).transpose(0, 2, 3, 1, 4)
         quarters = np.ascontiguousarray(part).reshape(4, vectors, half, lanes)
         for number, factors in enumerate(RIGHT):
             places = sorted(np.flatnonzero(factors), key=lambda place: -factors[place])
-            total = quarters[places[0]]
+            total = result[group, number]
+            total[...] = quarters[places[0]]
             for place in places[1:]:
-                total = total + quarters[place] if factors[place] > 0 else total - quarters[place]
-            result[group, number] = total
+                (np.add if factors[place] > 0 else np.subtract)(total, quarters[place], out=total)
     return result
 
 

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_ext.errors import GraphError
-from tvm_ext.memory.patches import RowNode, RowReach, cuts_of, plan_patches, plans, profile, ranges_of, verify_patches
+from tvm_ext.memory.patches import (
+    RowNode,
+    RowReach,
+    cuts_of,
+    more_kernels,
+    plan_patches,
+    plans,
+    profile,
+    ranges_of,
+    verify_patches,
+)
 
 Chain = tuple[list[RowNode], dict[str, int]]
 
@@ -119,3 +129,25 @@ def test_wrong_plans_are_refused() -> None:
         verify_patches(replace(plan, strips=tuple(short)), nodes, extents)
     with pytest.raises(GraphError, match="each of them once"):
         verify_patches(replace(plan, strips=plan.strips[1:]), nodes, extents)
+
+
+@pytest.mark.parametrize(("strips", "more"), [(2, 3), (4, 5), (8, 5)])
+def test_kernels_that_strips_add(strips: int, more: int) -> None:
+    """The first strip has padding above and the last one below, those between are alike; the pool has two kinds."""
+    nodes = [replace(node, is_kernel=node.name != "d") for node in two_convolutions()]
+    (plan,) = [
+        plan
+        for plan in plans(nodes, {"x": 32}, {"x": 4})
+        if (len(plan.strips), plan.first, plan.last) == (strips, 0, 2)
+    ]
+    assert more_kernels(plan, nodes) == more
+    assert more_kernels(plan, two_convolutions()) == 0  # what is merged into other kernels is none
+
+
+@given(chains())
+def test_no_more_kernels_than_strips(chain: Chain) -> None:
+    nodes, inputs = chain
+    kernels = [replace(node, is_kernel=True) for node in nodes]
+    for plan in plans(kernels, inputs, {"x": 4}):
+        most = (len(plan.strips) - 1) * (plan.last - plan.first + 1)
+        assert 0 <= more_kernels(plan, kernels) <= most

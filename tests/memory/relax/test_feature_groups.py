@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.compiler import lower
 from tvm_ext.memory.part_costs import PartCosts
 from tvm_ext.memory.relax import feature_blocks, feature_groups
+from tvm_ext.memory.relax.around_blocks import surroundings
+from tvm_ext.memory.relax.feature_blocks import FunctionBlocks
 from tvm_ext.memory.relax.feature_groups import run_in_groups
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
@@ -143,6 +146,105 @@ def test_what_is_needed_elsewhere_stays() -> None:
         builder.emit_func_output(result)
     mod = builder.get()
     assert tvm_ffi.structural_equal(run_in_groups(fewer_by_length)(mod), mod)
+
+
+FREE = PartCosts(flops=1e11, kernel_seconds=1e-9, bandwidth=1e13, near=1 << 20)
+"""Of a machine that calls kernels and reads sums in no time."""
+
+
+def feed_forward(hidden: Sequence[int], dtype: str = "float32", other: str = "", beside: int = 0) -> tvm.IRModule:
+    """Make feed-forward blocks of 32 rows and 16 features, each of which ends in a softmax.
+
+    ``other`` is the type of a product that belongs to no block; ``beside`` are tensors as large as a block's input that
+    are alive all along.
+    """
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((32, 16), dtype))
+
+    def product(value: Any, columns: int) -> Any:
+        kind = str(value.ty.dtype)
+        weight = np.random.default_rng(columns).standard_normal((int(value.ty.shape[1]), columns)) / 4
+        return builder.emit(op.matmul(value, relax.const(weight.astype(kind), kind)))
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.softmax(x))
+            kept = [builder.emit(op.tanh(builder.emit(op.concat([y] * beside, axis=1))))] if beside else []
+            for features in hidden:
+                y = builder.emit(op.nn.softmax(product(builder.emit(op.nn.relu(product(y, features))), 16)))
+            ends = [y, *kept, *([product(builder.emit(op.astype(y, other)), 3)] if other else [])]
+            result = builder.emit_output(relax.Tuple([builder.emit(op.tanh(end)) for end in ends]))
+        builder.emit_func_output(result)
+    return relax.transform.Normalize()(builder.get())
+
+
+def note_of(mod: tvm.IRModule) -> dict[str, Any] | None:
+    note = (mod["main"].attrs or {}).get(feature_groups.GROUPS_ATTRIBUTE)
+    return None if note is None else json.loads(str(note))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "free"),
+    [("float32", "", True), ("float64", "", False), ("float16", "", False), ("float32", "float64", False)],
+)
+def test_other_types_stay_whole_by_default(dtype: str, other: str, free: bool) -> None:
+    """What products of other types cost is not known: nobody gets groups there without asking for less memory."""
+    mod = feed_forward([128], dtype, other=other)
+    assert (note_of(run_in_groups(largest_tensor, costs=FREE)(mod)) is not None) is free
+    if dtype == "float64":
+        assert note_of(run_in_groups(fewer_by_length)(mod)) is not None
+
+
+def test_kinds_of_block_that_decide() -> None:
+    """Blocks below the peak that groups leave stay whole, and do not lower that of the others."""
+    note = note_of(run_in_groups(largest_tensor, costs=FREE)(feed_forward([256, 48, 256])))
+    assert note is not None
+    # The input of each block is needed by nothing else; 32 rows of 256 features, or of half as many.
+    assert note == {"products": 2, "groups": [2], "before": 4 * 32 * 256, "after": 4 * 32 * 128}
+
+
+@pytest.mark.parametrize(("beside", "is_worth_it"), [(16, True), (63, True), (65, False), (200, False)])
+def test_the_peak_of_the_whole_function_decides(beside: int, is_worth_it: bool) -> None:
+    """What is alive beside a block and is not the block's makes what groups save a smaller part: a tenth at least."""
+    mod = feed_forward([256, 256], beside=beside)
+    note = note_of(run_in_groups(largest_tensor, costs=FREE)(mod))
+    assert (note is not None) is is_worth_it
+    if note is not None:
+        kept = beside * 4 * 32 * 16
+        assert (note["before"], note["after"]) == (kept + 4 * 32 * 256, kept + 4 * 32 * 128)
+
+
+@pytest.mark.parametrize("beside", [0, 3])
+def test_what_is_alive_around_blocks(beside: int) -> None:
+    """By hand: between blocks a softmax reads one tensor of 2,048 bytes and writes one, beside what is kept."""
+    func = feed_forward([256, 48], beside=beside)["main"]
+    blocks = FunctionBlocks(func).blocks()
+    found = surroundings(func, blocks)
+    assert found is not None
+    assert len(found.beside) == 2
+    assert set(found.beside.values()) == {2048 * beside}
+    assert found.between == 2048 * (beside + 2)
+
+
+def test_a_residual_is_alive_beside_a_block_that_reads_something_else() -> None:
+    """Lowered by itself, the block would compute it last."""
+    mod, _ = transformer(31, 32, 4, 64)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((31, 32), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.softmax(x))
+            z = builder.emit(op.nn.softmax(y))
+            for columns in (64, 32):
+                weight = relax.const(np.ones((int(z.ty.shape[1]), columns), "float32"))
+                z = builder.emit(op.matmul(z, weight))
+            result = builder.emit_output(op.tanh(builder.emit(op.add(z, y))))
+        builder.emit_func_output(result)
+    for func, beside in ((builder.get()["main"], 4 * 31 * 32), (mod["main"], 0)):
+        blocks = FunctionBlocks(func).blocks()
+        found = surroundings(func, blocks)
+        assert found is not None
+        assert max(found.beside.values()) == beside
 
 
 def largest_tensor(mod: tvm.IRModule) -> int:

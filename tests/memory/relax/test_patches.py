@@ -15,9 +15,13 @@ from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.compiler import lower
 from tvm_ext.errors import MemoryLimitError, OptionError
 from tvm_ext.memory.part_costs import FREE, PartCosts
+from tvm_ext.memory.patches import PatchPlan, plan_patches
+from tvm_ext.memory.relax import patches
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.memory.relax.patches import run_in_patches
+from tvm_ext.memory.relax.row_graph import RowGraph, row_graph
 from tvm_ext.options import PipelineOptions
+from tvm_ext.relax_utils import static_shape
 from tvm_ext.target import resolve_target
 
 
@@ -197,6 +201,40 @@ def test_strips_by_default() -> None:
     assert by_default[1].planned_bytes < 0.9 * whole[1].planned_bytes
     exact = lower(mod, target, PipelineOptions(memory="optimal", memory_rewriting=False))[0]
     assert not decided(exact)
+
+
+def a_plan(strips: int = 4) -> tuple[RowGraph, PatchPlan]:
+    graph = row_graph(net((64, 48))["main"])
+    assert graph is not None
+    plans = plan_patches(graph.nodes, graph.inputs, graph.input_bytes, 1.5)
+    return graph, next(plan for plan in plans if len(plan.strips) == strips)
+
+
+@pytest.mark.parametrize(("more", "helps"), [(-1, True), (0, False), (1, False)])
+def test_a_segment_by_itself(more: int, helps: bool) -> None:
+    """The result of strips is alive with all of them and counts; as much memory as the whole needs does not help."""
+    graph, plan = a_plan()
+    peaks = iter((10**6, 10**6 - graph.nodes[plan.last].nbytes + more))
+    assert patches._helps_alone(graph, plan, lambda _: next(peaks)) is helps
+
+
+def test_an_unknown_peak_of_a_segment_helps_nobody() -> None:
+    graph, plan = a_plan()
+    for peaks in ((None, 1), (1, None)):
+        given = iter(peaks)
+        assert not patches._helps_alone(graph, plan, lambda _, given=given: next(given))
+
+
+def test_a_segment_by_itself_is_what_it_is_in_the_network() -> None:
+    """Whole and in strips it computes the same of its source, and each result once."""
+    graph, plan = a_plan(2)
+    mods = [patches._alone(graph, plan, in_strips) for in_strips in (False, True)]
+    shapes = [static_shape(mod["main"].params[0]) for mod in mods]
+    assert shapes[0] == shapes[1]
+    assert shapes[0] is not None
+    value = np.random.default_rng(4).standard_normal(shapes[0]).astype("float32")
+    whole, strips = (results_of(lowered(mod, patches="off"), [value])[0] for mod in mods)
+    np.testing.assert_allclose(strips, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_what_cannot_be_cut_stays() -> None:

@@ -9,7 +9,7 @@ the result that leaves the last axis in place, become part of the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -25,6 +25,7 @@ from tvm_ext.layout.strassen_plan import StrassenPlan, plan_strassen
 from tvm_ext.layout.verify import verify_product, verify_strassen
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
+from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
 from tvm_ext.schedules.compute.attention import attention
 from tvm_ext.schedules.compute.bfloat16 import pairs
@@ -88,6 +89,7 @@ class PackMatmulMutator(PyExprMutator):
         self.bindings = Bindings()
         self.transposed: set[relax.Var] = set()
         self.packed: dict[tuple[Any, ...], relax.Expr] = {}
+        self.kernels = SharedKernels()
         self.decisions: list[Decision] = []
         self.words: dict[Any, tuple[str, ...]] = {}  # for the nodes that variables come from
 
@@ -182,10 +184,11 @@ class PackMatmulMutator(PyExprMutator):
         plan = choose_product(self.choices, shape, data.axes, dtype, self.machine, self.bfloat16 and constant)
         verify_product(plan, shape)
         self.decisions.append(Decision.of("matmul", "product", plan, self.words.get(var, ())))
-        return self.builder_.call_te(
+        return self._shared(
             matmul,
-            self.visit_expr(data.expr),
-            self._pack(weight, plan) if constant else self.visit_expr(weight.expr),
+            "matmul",
+            [self.visit_expr(data.expr), self._pack(weight, plan) if constant else self.visit_expr(weight.expr)],
+            OUT_ELEMENTWISE,
             data_shape=data.shape,
             weight_shape=weight.shape,
             data_axes=data.axes,
@@ -194,9 +197,25 @@ class PackMatmulMutator(PyExprMutator):
             tile=plan.tile,
             lanes=plan.lanes,
             copy_rows=plan.copy_rows,
-            primfunc_name_hint="matmul",
-            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
+
+    def _shared(
+        self, compute: Any, name: str, operands: list[Any], pattern: int, others: Sequence[Any] = (), **attributes: Any
+    ) -> Any:
+        """Call a kernel, which is made once for all calls that are alike; ``others`` are its last operand, a list."""
+
+        def make() -> relax.Call:
+            return self.builder_.call_te(
+                compute,
+                *operands,
+                *([list(others)] if compute is attention else []),
+                **attributes,
+                primfunc_name_hint=name,
+                primfunc_attrs={"op_pattern": pattern},
+            )
+
+        # As text, in which a zero has its sign.
+        return self.kernels.call((name, repr(attributes)), [*operands, *others], make)
 
     def _seven_products(
         self, var: relax.Var, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None
@@ -210,10 +229,11 @@ class PackMatmulMutator(PyExprMutator):
             return None
         verify_strassen(plan, shape)
         self.decisions.append(Decision.of("matmul", "strassen", plan, self.words.get(var, ())))
-        return self.builder_.call_te(
+        return self._shared(
             strassen,
-            self.visit_expr(data.expr),
-            self._quarters(weight, plan),
+            "strassen",
+            [self.visit_expr(data.expr), self._quarters(weight, plan)],
+            OUT_ELEMENTWISE,
             data_shape=data.shape,
             weight_shape=weight.shape,
             data_axes=data.axes,
@@ -221,8 +241,6 @@ class PackMatmulMutator(PyExprMutator):
             sequence=plan.sequence,
             tile=plan.tile,
             lanes=plan.lanes,
-            primfunc_name_hint="strassen",
-            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE},
         )
 
     def _sequence(self, data: Operand) -> int:
@@ -259,9 +277,11 @@ class PackMatmulMutator(PyExprMutator):
         if tile is None:
             return None
         self.decisions.append(Decision.of("matmul", "attention", tile, self.words.get(var, ())))
-        return self.builder_.call_te(
+        return self._shared(
             attention,
-            *(self.visit_expr(part.expr) for part in (query, key, value)),
+            "attention",
+            [self.visit_expr(part.expr) for part in (query, key, value)],
+            OPAQUE,
             [self.visit_expr(other) for other in found.others],
             shapes=(query.shape, key.shape, value.shape),
             axes=(query.axes, key.axes, value.axes),
@@ -270,8 +290,6 @@ class PackMatmulMutator(PyExprMutator):
             tile=(tile.rows, tile.score_vectors, tile.value_vectors),
             lanes=lanes,
             copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes),
-            primfunc_name_hint="attention",
-            primfunc_attrs={"op_pattern": OPAQUE},
         )
 
     def _pack(self, weight: Operand, plan: ProductPlan) -> relax.Expr:

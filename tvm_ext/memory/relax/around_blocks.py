@@ -49,7 +49,8 @@ def surroundings(func: relax.Function, blocks: Sequence[Block]) -> Surroundings 
     """
     read = FunctionBlocks(func)
     owners = _owners(read)
-    inner = {variable for block in blocks for variable in block.inside if variable != block.result}
+    inside = {variable for block in blocks for variable in block.inside}
+    inner = inside - {block.result for block in blocks}
     sizes: dict[Any, int] = {}
     for variable in dict.fromkeys(owners.values()):
         if isinstance(variable, relax.DataflowVar) and variable not in inner:
@@ -64,7 +65,7 @@ def surroundings(func: relax.Function, blocks: Sequence[Block]) -> Surroundings 
     spans = {variable: (read.places[variable], last[variable], size) for variable, size in sizes.items()}
     between = 0
     for place, binding in enumerate(read.bindings):
-        if not any(binding.var in block.inside for block in blocks):
+        if binding.var not in inside:
             alive = sum(size for first, end, size in spans.values() if first <= place <= end)
             between = max(between, alive - _written_over(binding, spans, owners))
     beside: dict[Any, int] = {}

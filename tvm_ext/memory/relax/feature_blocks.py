@@ -5,6 +5,7 @@ That is the hidden features of a feed-forward block, and the heads of an attenti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,17 +64,17 @@ class FunctionBlocks:
             for variable in variables(binding.value):
                 self.users.setdefault(variable, []).append(binding.var)
 
-    def blocks(self) -> list[Block]:
-        """List what can run group by group."""
-        found = (self._block(binding.var) for binding in self.bindings)
+    def blocks(self, counts: Sequence[int] | None = None) -> list[Block]:
+        """List what can run group by group, in one of these numbers of groups; :data:`GROUPS` unless given."""
+        found = (self._block(binding.var, GROUPS if counts is None else counts) for binding in self.bindings)
         return [block for block in found if block is not None]
 
-    def _block(self, sink: Any) -> Block | None:
+    def _block(self, sink: Any, counts: Sequence[int]) -> Block | None:
         value = self.values[sink]
         if not is_product(value) or str(value.ty.dtype) not in SINGLE_PRECISION:
             return None
         depth = (static_shape(value.args[1]) or (0,))[0]
-        regions = {count: self._region(sink, depth, count) for count in GROUPS if depth % count == 0}
+        regions = {count: self._region(sink, depth, count) for count in counts if depth % count == 0}
         groups = tuple(count for count, region in regions.items() if region is not None)
         if not groups:
             return None

@@ -71,9 +71,8 @@ def run_in_groups(
         if global_var is None or not is_one_block(mod[global_var]):
             return mod
         room = room_for(mod[global_var], limit)
-        blocks = FunctionBlocks(mod[global_var]).blocks()
+        blocks = FunctionBlocks(mod[global_var]).blocks(None if costs is None else (FREE_GROUPS,))
         if costs is not None:
-            blocks = [block for block in blocks if FREE_GROUPS in block.groups]
             is_free = bool(blocks) and are_free(mod[global_var], blocks, costs)
             return _halved(mod, global_var, blocks, peak_of) if is_free else mod
         before = peak_of(mod) if blocks else None

@@ -83,11 +83,17 @@ def _peak(mod: tvm.IRModule, function: str) -> int | None:
 def _candidates(mod: tvm.IRModule, func: relax.Function) -> list[_Candidate]:
     """List the concatenations whose operands are each made by a kernel for nothing else, the largest first."""
     found, uses = [], _uses(func)
+    joins: dict[Any, Joined | None] = {}
     for block in func.body.blocks:
         made = {binding.var: binding.value for binding in block.bindings}
         for binding in block.bindings:
             kernel = _kernel(mod, binding.value)
-            joined = None if kernel is None else kernel_access(kernel).joined
+            if kernel is None:
+                continue
+            name = binding.value.args[0]
+            if name not in joins:
+                joins[name] = kernel_access(kernel).joined
+            joined = joins[name]
             if joined is not None and len(joined.starts) > 1:
                 parts = _parts(mod, binding, joined, made, uses)
                 if parts is not None:
