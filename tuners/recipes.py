@@ -230,11 +230,14 @@ class PretrainedRecipe(Recipe):
         Whether the cost that a schedule rule estimates is heard, where a space tells it.
     trees : bool
         Whether what was trained is looked for at all.
+    fault : str
+        Why nothing could be read of the file that the artefact should have been.
     """
 
     artefact: Pretrained | None = None
     costs: bool = True
     trees: bool = True
+    fault: str = ""
 
     @property
     def shares(self) -> bool:
@@ -255,6 +258,8 @@ class PretrainedRecipe(Recipe):
             parts = replace(as_recipe(self), cost_model=lambda: PretrainedModel(costs=costs))
             return parts.tuner(space, seed, peers, oracle, description)
         try:
+            if self.fault:
+                raise TuningError(self.fault)
             model = PretrainedModel(trained=(self.artefact or shipped()).of(space), costs=costs)
             remarks = []
         except TuningError as error:
@@ -371,16 +376,23 @@ def recipe(name: str, batch: int | None = None, initial: int | None = None) -> R
 
 
 def with_artefact(row: Recipe, name: str, path: Path) -> PretrainedRecipe:
-    """Give a recipe the cost model of a file.
+    """Give a recipe the cost model of a file; of a damaged one, none, and tuners say why.
 
     Raises
     ------
     OptionError
         If it is a recipe without a pretrained cost model.
     TuningError
-        If no cost model can be read from the file.
+        If there is no such file.
     """
     if not (isinstance(row, PretrainedRecipe) and row.trees):
         takers = ", ".join(key for key, other in RECIPES.items() if isinstance(other, PretrainedRecipe) and other.trees)
         raise OptionError(f"tuner {name!r} has no use for a pretrained cost model; {takers} have")
-    return replace(row, artefact=Pretrained.load(path))
+    if not path.is_file():
+        raise TuningError(
+            f"there is no file {path}: expected a pretrained cost model, as scripts/pretrain.py writes it"
+        )
+    try:
+        return replace(row, artefact=Pretrained.load(path))
+    except TuningError as error:
+        return replace(row, fault=str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,19 @@ def test_bad_input(tmp_path: Path) -> None:
     Pretrained({}).save(tmp_path / "empty.npz")
     with pytest.raises(OptionError, match="'evolution' has no use for a pretrained cost model; sa_as_pretrained"):
         with_artefact(RECIPES["evolution"], "evolution", tmp_path / "empty.npz")
-    (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(TuningError, match=r"text\.npz"):
-        with_artefact(RECIPES["sa_as_pretrained"], "sa_as_pretrained", tmp_path / "text.npz")
+    with pytest.raises(TuningError, match=r"there is no file .*none\.npz: expected a pretrained cost model"):
+        with_artefact(RECIPES["sa_as_pretrained"], "sa_as_pretrained", tmp_path / "none.npz")
+    Pretrained({}).save(tmp_path / "whole.npz")
+    whole = (tmp_path / "whole.npz").read_bytes()
+    arrays = dict(np.load(tmp_path / "whole.npz"))
+    np.savez(tmp_path / "other.npz", about=np.array(str(arrays["about"]).replace('"format": 1', '"format": 9')))
+    np.savez(tmp_path / "strange.npz", rows=np.zeros(3))
+    named = {"random": np.random.default_rng(0).bytes(5000), "empty": b"", "cut": whole[: len(whole) // 2]}
+    for name, content in named.items():
+        (tmp_path / f"{name}.npz").write_bytes(content)
+    for name in (*named, "other", "strange"):
+        row = with_artefact(RECIPES["sa_as_pretrained"], "sa_as_pretrained", tmp_path / f"{name}.npz")
+        tuner = row.tuner(task_of(96).space.space)
+        (note,) = tuner.notes
+        assert re.fullmatch(rf"no pretrained cost model is used: .*{name}\.npz: .* from it \(.+\); .*", note)
+        assert tuner.suggest(8)

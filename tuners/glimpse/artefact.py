@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import TuningError
-from tvm_ext.tuners.archives import DAMAGES, read_arrays
+from tvm_ext.tuners.archives import DAMAGES, read_arrays, spelled
 from tvm_ext.tuners.glimpse.blueprint import Blueprint
 from tvm_ext.tuners.glimpse.ensemble import ValidityEnsemble
 from tvm_ext.tuners.glimpse.networks import Network
@@ -93,7 +93,7 @@ class Artefact:
             if not np.isfinite(ensemble.weights).all() or made.prior.biases[-1].shape != (2,):
                 raise ValueError("an ensemble or a prior that nothing can be read off")
         except DAMAGES as error:
-            raise TuningError(f"{path}: nothing trained can be read from it ({error})") from None
+            raise TuningError(f"{path}: nothing trained can be read from it ({spelled(error)})") from None
         return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import MissingPackageError, TuningError
-from tvm_ext.tuners.archives import DAMAGES, read_arrays
+from tvm_ext.tuners.archives import DAMAGES, read_arrays, spelled
 from tvm_ext.tuners.shared_model import Structure, structure
 from tvm_ext.tuners.space import ConfigSpace
 
@@ -135,7 +135,8 @@ class Pretrained:
             return cls(trained, about["notes"])
         except DAMAGES as error:
             raise TuningError(
-                f"{path}: no pretrained cost model can be read from it ({error}); scripts/pretrain.py writes such files"
+                f"{path}: no pretrained cost model can be read from it ({spelled(error)}); scripts/pretrain.py writes "
+                "such files"
             ) from None
 
 
