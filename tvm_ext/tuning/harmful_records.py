@@ -69,6 +69,9 @@ def _spelled(seconds: float) -> str:
 class Finding:
     """Which records are left alone, and the times of the networks (seconds): untuned, with all records, with the rest.
 
+    The first is a median, the others are what the ratios of turns make of it: where the machine is busy for a while,
+    medians of each may be of other turns.
+
     Attributes
     ----------
     left : frozenset of Identity
@@ -105,13 +108,13 @@ def harmful_records(
         there are missing.
     """
     first = compare((), False)
-    before, found = (median(laps) for laps in first)
-    if not is_slower(Ratio.of(first[1], first[0])):
-        return Finding(frozenset(), before, found, found)
+    before, ratio = median(first[0]), Ratio.of(first[1], first[0])
+    if not is_slower(ratio):
+        return Finding(frozenset(), before, before * ratio.median, before * ratio.median)
     again = compare((), True)
-    before, found = (median(laps) for laps in again)
-    if not is_slower(Ratio.of(again[1], again[0])):
-        return Finding(frozenset(), before, found, found)
+    before, ratio = median(again[0]), Ratio.of(again[1], again[0])
+    if not is_slower(ratio):
+        return Finding(frozenset(), before, before * ratio.median, before * ratio.median)
     ratios = in_place()
     slower = frozenset(record for record in records if record in ratios and is_slower(ratios[record]))
     faster = frozenset(
@@ -121,6 +124,7 @@ def harmful_records(
     for left in dict.fromkeys((slower, everything - faster)):
         if left and left != everything:
             base, laps = compare(left, True)
-            if not is_slower(Ratio.of(laps, base)):
-                return Finding(left, median(base), found * median(base) / before, median(laps))
-    return Finding(everything, before, found, before)
+            rest = Ratio.of(laps, base)
+            if not is_slower(rest):
+                return Finding(left, median(base), median(base) * ratio.median, median(base) * rest.median)
+    return Finding(everything, before, before * ratio.median, before)
