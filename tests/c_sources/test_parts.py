@@ -1,0 +1,50 @@
+"""Sources of models in strips, slices and groups, under sanitizers: no finding, and the values of the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvm_ext
+from tests.c_sources.test_kernels import run_strictly
+from tests.memory.relax.parted_nets import parted_net
+from tests.zoo import get
+from tvm_ext.frontend import import_model
+
+CASES = [(3, "groups"), (4, "patches"), (6, "sliced_convolutions")]
+
+
+@pytest.mark.parametrize(("seed", "way"), CASES, ids=[way for _, way in CASES])
+def test_small_networks(tmp_path: Path, seed: int, way: str) -> None:
+    mod = parted_net(seed)
+    shape = tuple(map(int, mod["main"].params[0].ty.shape))
+    value = np.random.default_rng(seed).standard_normal(shape).astype("float32")
+    value[0, 0, 3, 2] = np.inf
+    written = tvm_ext.compile(mod, emit="c", patches="always")
+    assert way in written.metadata["decisions"]["memory"]["main"]
+    agree(tmp_path, written, tvm_ext.compile(mod, patches="always"), [value])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "patches"), [("silero_vad", "auto"), ("squeezenet", "auto"), ("minilm", "always")])
+def test_zoo(tmp_path: Path, name: str, patches: str) -> None:
+    entry = get(name)
+    if reason := entry.missing():
+        pytest.skip(reason)
+    inputs = entry.inputs(0)
+    imported = import_model(entry.onnx_model(), input_shapes={key: list(array.shape) for key, array in inputs.items()})
+    written = tvm_ext.compile(imported, emit="c", patches=patches)
+    given = [inputs[spec.name] for spec in written.inputs]
+    agree(tmp_path, written, tvm_ext.compile(imported, patches=patches), given)
+
+
+def agree(folder: Path, written: object, library: tvm_ext.CompiledModel, given: list[np.ndarray]) -> None:
+    """Build and run sources strictly, and compare every output with the library's."""
+    found = run_strictly(folder, written, given)
+    expected = library.run({spec.name: array for spec, array in zip(library.inputs, given, strict=True)})
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        largest = np.nanmax(np.abs(array), where=np.isfinite(array), initial=1e-30)
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5 * largest, err_msg=name)
