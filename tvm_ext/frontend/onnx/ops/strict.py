@@ -6,66 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import tvm
-from tvm import relax, tirx, topi
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, known, multiply
+from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, known
 from tvm_ext.frontend.onnx.ops.extents import (
     allocated_extents,
     can_prove,
-    extents_in,
     is_computed_shape,
     is_number,
     listed,
     normal,
     number,
 )
-
-
-class NonMaxSuppression(Converter):
-    """Non-maximum suppression, whose limits TVM replaces by its own defaults when they are computed or left out."""
-
-    @classmethod
-    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
-        """Give the selected indices."""
-        boxes, scores = emit(bb, inputs[0]), emit(bb, inputs[1])
-        most, overlap, lowest = (
-            default if inputs[position] is None else node.scalar(inputs[position], name)
-            for position, name, default in (
-                (2, "max_output_boxes_per_class", 0),
-                (3, "iou_threshold", 0.0),
-                (4, "score_threshold", -np.inf),
-            )
-        )
-        if most <= 0:
-            return constant(np.zeros((0, 3), "int64"))
-        if node.integer("center_point_box", 0):
-            x, y, width, height = (bb.emit(relax.op.strided_slice(boxes, [2], [part], [part + 1])) for part in range(4))
-            half = constant(0.5, dtype_of(boxes))
-            right, up = bb.emit(multiply(bb, width, half)), bb.emit(multiply(bb, height, half))
-            sides = [(relax.op.subtract, y, up), (relax.op.subtract, x, right), (relax.op.add, y, up)]
-            sides.append((relax.op.add, x, right))
-            boxes = bb.emit(relax.op.concat([bb.emit(make(*pair)) for make, *pair in sides], 2))
-        # TVM drops a box that overlaps by the threshold or more, ONNX one that overlaps by more than it.
-        overlap = np.nextafter(np.float32(overlap), np.float32(np.inf))
-        # TVM's Relax operator gives as many rows as there may be by its type, and as many as were found at run time;
-        # what is computed from its shape would be wrong.
-        found = bb.emit_te(
-            topi.vision.all_class_non_max_suppression,
-            boxes,
-            scores,
-            int(most),
-            relax.const(float(overlap), "float32"),
-            relax.const(float(max(lowest, np.finfo("float32").min)), "float32"),
-            "onnx",
-            primfunc_name_hint="non_max_suppression",
-        )
-        # TVM's fusion calls a kernel where its first operand is made, so the count has to be known before that.
-        count = extents_in(bb, bb.emit(relax.TupleGetItem(found, 1))).values[0]
-        rows = bb.emit(relax.TupleGetItem(found, 0))
-        zero, one = tvm.tirx.const(0, "int64"), tvm.tirx.const(1, "int64")
-        return relax.op.strided_slice(rows, [0], [zero], [count], [one], assume_inbound=True)
 
 
 def nonzero(node: Node, bb: relax.BlockBuilder, divisor: Any) -> Any:
@@ -311,7 +264,7 @@ class ArrayFeatureExtractor(Converter):
 
 
 _OPERATORS = (
-    CumProd, Div, Expand, Mod, NonMaxSuppression, ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax,
+    CumProd, Div, Expand, Mod, ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax,
     ReduceMean, ReduceMin, ReduceSumSquare, Unique,
 )  # fmt: skip
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
