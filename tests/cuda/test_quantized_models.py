@@ -11,6 +11,7 @@ from tvm import relax, tirx
 import tvm_ext
 from scripts.cuda.emulate import compare
 from scripts.cuda.kernels import kernels_of
+from tests.cuda.whole_model import EmulatedModel
 from tests.zoo.quantized import quantized
 from tvm_ext.backends.cuda.host_part import host_fault
 from tvm_ext.compiler import lower
@@ -88,3 +89,24 @@ def test_a_zero_point_found_at_run_time_is_brought_by_a_thread() -> None:
     (product,) = [kernel for kernel in kernels if kernel.scheduled.attrs[RULE_ATTRIBUTE] == "cuda.matmul"]
     assert host_fault(product.scheduled, TARGET) == ""
     assert compare(product, TARGET)[0] == ""
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_what_is_no_number_becomes_the_smallest_integer(dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 33)).astype("float32")
+    x[0, :3], x[1, :4], x[4, -1] = (np.nan, np.inf, -np.inf), np.nan, 1e30
+    zero, scale = np.array(3, dtype), np.array(0.02, "float32")
+    node = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    constants = [numpy_helper.from_array(value, name) for name, value in (("scale", scale), ("zero", zero))]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    made = helper.make_graph(
+        [node],
+        "g",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.DataType.Value(dtype.upper()), x.shape)],
+        constants,
+    )
+    model = EmulatedModel(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    limits = np.iinfo(dtype)
+    bounded = np.clip(np.round(x / scale) + 3, limits.min, limits.max)
+    np.testing.assert_array_equal(model(x)[0], np.where(np.isnan(x), limits.min, bounded).astype(dtype))

@@ -2,6 +2,8 @@
 
 before: ``max(x, 0)``        CUDA's ``fmaxf``, which passes over NaN: a relu would make 0 of it
 after:  ``x < 0 ? 0 : x``, of 16 bits ``max(0, x)``, which TVM's sources compute as ``0 > x ? 0 : x``
+before: ``int8(max(min(x, 127), -128))``
+after:  ``int8((x > 127 ? 127 : x) > -128 ? ... : -128)``: a quantised NaN is the smallest integer, as in onnxruntime
 before: ``max(x, y)``
 after:  ``x > y or isnan(x) ? x : y``
 before: ``row[i] = max(row[i], x[i, k])``, beginning with the smallest finite number
@@ -86,7 +88,11 @@ def _end(extreme: type, dtype: str) -> Any:
 
 class _Rewriter:
     def __init__(self) -> None:
-        self._callbacks = [(s_tir.SBlock, self._block), ((prim.Max, prim.Min), self._extreme)]
+        self._callbacks = [
+            (s_tir.SBlock, self._block),
+            ((prim.Max, prim.Min), self._extreme),
+            (tirx.Cast, self._cast),
+        ]
 
         self._begun_apart: dict[Any, type] = {}  # buffer -> extreme, of reductions whose beginning is another block
 
@@ -120,6 +126,20 @@ class _Rewriter:
         value = tvm_ffi.structural_mutate(mutator.mutate(store.value.b), [(tvm.ir.Call, beside)])
         begun = tirx.BufferStore(init.buffer, identity, init.indices) if _is(init.value, end) else init
         return _with_body(block, tirx.BufferStore(store.buffer, _selected(extreme, sofar, value), store.indices), begun)
+
+    def _cast(self, cast: Any, mutator: Any) -> Any:
+        """Let a bound win over NaN that becomes an integer: the lowest one, behind which a quantised value is cast."""
+        bounded = cast.value
+        if not isinstance(bounded, prim.Max | prim.Min) or element_type(bounded) not in FLOATS:
+            return mutator.default_mutate(cast)
+        if not element_type(cast).startswith(("int", "uint")) or not _is_number(bounded.b):
+            return mutator.default_mutate(cast)
+        value, wins = mutator.mutate(bounded.a), prim.GT if isinstance(bounded, prim.Max) else prim.LT
+        if element_type(bounded) in HALVES:
+            kept = type(bounded)(value, bounded.b)  # printed as value > bound ? value : bound
+        else:
+            kept = prim.Select(wins(value, bounded.b), value, bounded.b)
+        return tirx.Cast(cast.ty.dtype, kept)
 
     def _extreme(self, expression: Any, mutator: Any) -> Any:
         expression = mutator.default_mutate(expression)
