@@ -130,6 +130,12 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
             field, wanted = wrong[1], _TYPES.get(wrong[2], wrong[2])
             holder = config["host"] if str(error).count("config dict failed") > 1 else config
             return f"target field {field}: {json.dumps(holder.get(field), default=str)} is not {wanted}"
+        if "invalid CUDA arch" in reason:
+            holder = config if config.get("kind") == "cuda" else config.get("host", {})
+            arch = holder.get("arch") if isinstance(holder, dict) else None
+            number = re.sub(r"^(sm|compute)?_?", "", str(arch).lower())
+            meant = f"; did you mean sm_{number}?" if re.fullmatch(r"\d+[af]?", number) else ""
+            return f"target field arch: {arch!r} is no architecture of NVIDIA GPUs, written as in sm_90{meant}"
         near = difflib.get_close_matches(unknown.rpartition("'")[2], re.findall("'([^']+)'", known), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"target {_spell(config)} is not valid: {reason}{hint or f'; known kinds are {kinds}'}"
