@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from tvm import relax, tirx
 
 import tvm_ext
-from tests.modules import Chain, Dynamic, Mlp
+from tests.modules import Chain, Mlp
 from tvm_ext.errors import MemoryLimitError, OptionError
 from tvm_ext.graph.units import parse_bytes
 
@@ -68,9 +69,23 @@ def test_enough_memory() -> None:
     assert tvm_ext.compile(Mlp, memory="optimal", memory_limit="1MB").metadata["decisions"]["memory"]["main"]["optimal"]
 
 
-def test_sizes_known_at_run_time_only() -> None:
-    with pytest.raises(MemoryLimitError, match="--input-shape"):
-        tvm_ext.compile(Dynamic, memory="optimal", memory_limit="1MB")
+def half_open() -> tvm.IRModule:
+    """Two results, one of which has an open extent; 16 KiB of the other are known."""
+    rows, builder = tirx.Var("n", "int64"), relax.BlockBuilder()
+    given = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (rows, 8)), ("z", (64, 64)))]
+    with builder.function("main", given):
+        with builder.dataflow():
+            ends = [builder.emit(relax.op.nn.softmax(builder.emit(relax.op.nn.softmax(x)))) for x in given]
+            result = builder.emit_output(relax.Tuple(ends))
+        builder.emit_func_output(result)
+    return relax.transform.Normalize()(builder.get())
+
+
+@pytest.mark.parametrize("limit", ["1MB", "1KB"])
+def test_sizes_known_at_run_time_only(limit: str | int) -> None:
+    """Of other tensors that take more than the limit nothing is said: no peak is known."""
+    with pytest.raises(MemoryLimitError, match=r"run time; give every input a shape \(--input-shape\)"):
+        tvm_ext.compile(half_open(), memory="optimal", memory_limit=limit)
 
 
 def test_the_module_is_left_as_it_was() -> None:

@@ -61,16 +61,16 @@ def memory_limit(limit: int, in_patches: bool = True) -> tvm.transform.Pass:
     def _memory_limit(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         taken = module_statistics(mod)
         needed = taken.planned_bytes + taken.output_bytes
+        if taken.dynamic_allocations:
+            raise MemoryLimitError(
+                f"memory limit {bytes_text(limit)}: {taken.dynamic_allocations} tensors have sizes that are only known "
+                "at run time; give every input a shape (--input-shape)"
+            )
         if needed > limit:
             raise MemoryLimitError(
                 f"memory limit {bytes_text(limit)}: the best reachable peak is {bytes_text(needed)} "
                 f"({bytes_text(taken.planned_bytes)} for intermediate tensors, {bytes_text(taken.output_bytes)} for "
                 f"results){_why(mod)}{allowed}"
-            )
-        if taken.dynamic_allocations:
-            raise MemoryLimitError(
-                f"memory limit {bytes_text(limit)}: {taken.dynamic_allocations} tensors have sizes that are only known "
-                "at run time; give every input a shape (--input-shape)"
             )
         return mod
 
