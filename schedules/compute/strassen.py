@@ -32,7 +32,9 @@ RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), 
 PRODUCTS = len(LEFT)
 
 
-def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
+def strassen_weight(
+    matrix: np.ndarray, vectors: int, lanes: int, empty: Callable[..., np.ndarray] = np.empty
+) -> np.ndarray:
     """Make the right operands of the products of a matrix, packed in the order in which they are read.
 
     Parameters
@@ -40,6 +42,8 @@ def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
     matrix : np.ndarray
         Shape ``(K, N)``, with ``K`` even. Halves of columns are ``vectors * lanes`` wide; columns of zeros fill up the
         last two.
+    empty : callable
+        Gives an array of a shape and a type to write to.
 
     Returns
     -------
@@ -51,7 +55,8 @@ def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
     if reduction % 2:
         raise ValueError(f"a matrix of {reduction} x {columns} has no halves of rows")
     half, groups = reduction // 2, -(-columns // width)
-    result = np.empty((groups, PRODUCTS, vectors, half, lanes), matrix.dtype)
+    result = empty((groups, PRODUCTS, vectors, half, lanes), matrix.dtype)
+    sums = [sorted(np.flatnonzero(factors), key=lambda place: -factors[place]) for factors in map(np.array, RIGHT)]
     # Group by group, as their quarters stay in a core's cache.
     for group in range(groups):
         part = matrix[:, group * width : (group + 1) * width]
@@ -59,12 +64,12 @@ def strassen_weight(matrix: np.ndarray, vectors: int, lanes: int) -> np.ndarray:
             part = np.pad(part, ((0, 0), (0, width - part.shape[1])))
         part = part.reshape(2, half, 2, vectors, lanes).transpose(0, 2, 3, 1, 4)
         quarters = np.ascontiguousarray(part).reshape(4, vectors, half, lanes)
-        for number, factors in enumerate(RIGHT):
-            places = sorted(np.flatnonzero(factors), key=lambda place: -factors[place])
-            total = result[group, number]
-            total[...] = quarters[places[0]]
-            for place in places[1:]:
-                (np.add if factors[place] > 0 else np.subtract)(total, quarters[place], out=total)
+        for number, (first, *others) in enumerate(sums):
+            if not others:
+                result[group, number] = quarters[first]
+            for place in others:  # one at most
+                add = np.add if RIGHT[number][place] > 0 else np.subtract
+                add(quarters[first], quarters[place], out=result[group, number])
     return result
 
 

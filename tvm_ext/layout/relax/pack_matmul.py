@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -258,7 +259,15 @@ class PackMatmulMutator(PyExprMutator):
         key = (weight.expr.value, weight.axes, plan.tile, plan.lanes)
         if key not in self.packed:
             matrix = read_only(weight.expr.value).transpose(weight.axes).reshape(weight.shape[-2:])
-            self.packed[key] = relax.const(strassen_weight(matrix, plan.tile[1], plan.lanes))
+            made: list[tvm.runtime.Tensor] = []
+
+            def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+                """Give the memory of a tensor, so that what is written there need not be copied."""
+                made.append(tvm.runtime.empty(shape, str(dtype)))
+                return np.from_dlpack(made[-1])
+
+            strassen_weight(matrix, plan.tile[1], plan.lanes, empty)
+            self.packed[key] = relax.const(made[0])
         return self.packed[key]
 
     def _attention(
