@@ -2,7 +2,8 @@
 
 Run: python scripts/bench_tuners.py [--replay] [--loop] [--peak] [--stock] [--whole] [--models] [--quick] [--json PATH]
 
-All parts without a choice. Runs on landscapes are kept in the log, line by line, and not run again.
+All parts without a choice. Runs on landscapes are kept in the log, line by line, and not run again; with ``--keep`` so
+is what the parts ``loop``, ``stock`` and ``models`` measure, of one machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from scripts import tuned_models, tuning_loops
-from scripts.results import add_json_option, result_path, store
+from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.replay.experiment import (
@@ -223,8 +224,12 @@ def set_difference(
 def loop_part(arguments: argparse.Namespace) -> Part:
     """Time the whole loop of tuning one convolution, and once TVM's own."""
     trials = arguments.trials or 64
-    rows = tuning_loops.loop(trials, arguments.seeds)
-    stock = tuning_loops.stock_loop(trials)
+
+    def stock_loop() -> dict[str, Any]:
+        return tuning_loops.stock_loop(trials)
+
+    rows = tuning_loops.loop(trials, arguments.seeds, arguments.keep)
+    stock = kept_or(arguments.keep, {"stock_loop": tuning_loops.LOOP.name, "trials": trials}, stock_loop)
     summary = {
         "stock_loop_seconds_64": stock["seconds"],
         "loop_latency_vs_stock": round(stock["our_winner_us"] / stock["winner_us"], 4),
@@ -251,7 +256,7 @@ def peak_part(arguments: argparse.Namespace) -> Part:
 def stock_part(arguments: argparse.Namespace) -> Part:
     """Time to what TVM's own search finds, for the twelve convolutions of ResNet-18."""
     tasks = tuning_loops.RESNET18[1:2] if arguments.quick else tuning_loops.RESNET18
-    rows = tuning_loops.same_best(arguments.trials or 64, tasks)
+    rows = tuning_loops.same_best(arguments.trials or 64, tasks, arguments.keep)
     return rows, tuning_loops.summarise_same_best(rows)
 
 
@@ -268,7 +273,7 @@ def whole_part(arguments: argparse.Namespace) -> Part:
 def models_part(arguments: argparse.Namespace) -> Part:
     """Tune models of the zoo and compare them with onnxruntime and OpenVINO."""
     names = arguments.only or (["squeezenet", "ppocr_cls"] if arguments.quick else tuned_models.names())
-    rows = tuned_models.tuned(names, arguments.trials or 128, budget=3.0)
+    rows = tuned_models.tuned(names, arguments.trials or 128, budget=3.0, keep=arguments.keep)
     return rows, tuned_models.summarise(rows)
 
 
@@ -300,6 +305,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME", help="models to tune; all by default")
     parser.add_argument("--trials", type=int, help="measurements of a search on this machine")
     parser.add_argument("--log", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl")
+    add_keep_option(parser)
     add_json_option(parser, "tuners")
     arguments = parser.parse_args()
     if arguments.quick:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from scripts.results import add_row, read_rows
+from scripts.tuning_loops import apart
+from tvm_ext.errors import TvmExtError, first_line
 
 NETWORKS = (
     "squeezenet",
@@ -36,11 +38,19 @@ ROUNDS, SECONDS, FEWEST = 2, 4.0, 10
 
 
 def graph_part(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Search over choices of whole networks, on one thread, by its processor time."""
+    """Search over choices of whole networks, on one thread, by its processor time; what was tried is kept.
+
+    Each network has a process of its own. One that fails is left out, and said; a run that was stopped goes on.
+    """
     rows = {row["network"]: row for row in read_rows(arguments.keep)}
     names = arguments.networks or (NETWORKS[:1] if arguments.quick else NETWORKS)
     for name in (name for name in names if name not in rows):
-        rows[name] = _search(name, 2 if arguments.quick else arguments.variants, arguments.folds / "networks")
+        variants = 2 if arguments.quick else arguments.variants
+        try:
+            rows[name] = apart(_search, name, variants, arguments.folds / "networks")
+        except (TvmExtError, RuntimeError, ValueError, OSError) as error:  # a process that died, too
+            print(f"{name}: left out: {first_line(error)}", flush=True)
+            continue
         add_row(arguments.keep, rows[name])
         print({key: value for key, value in rows[name].items() if key != "chosen"}, flush=True)
     found = [rows[name] for name in names if name in rows]

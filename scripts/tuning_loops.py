@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -24,6 +25,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
 import tvm_ext
+from scripts.results import kept_or
 from tests.zoo import get
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.bench.peak import MultiplyAdds
@@ -69,30 +71,33 @@ def convolution(task: ConvolutionTask) -> tvm.IRModule:
     return builder.finalize()
 
 
-def loop(trials: int, seeds: int) -> list[Row]:
+def loop(trials: int, seeds: int, keep: Path | None = None) -> list[Row]:
     """Tune one convolution, workers started anew each time: seconds of the whole loop, and trials a second."""
-    threads = physical_cores()
     rows = []
     for seed in range(seeds):
-        result, seconds, _ = ours(convolution(LOOP), trials, seed=seed, threads=threads)
-        measuring = result.seconds["build"] + result.seconds["run"]
-        rows.append(
-            {
-                "loop": LOOP.name,
-                "seed": seed,
-                "threads": threads,
-                "trials": result.trials,
-                "seconds": round(seconds, 2),
-                "build_seconds": round(result.seconds["build"], 2),
-                "run_seconds": round(result.seconds["run"], 2),
-                "trials_per_second": round(result.trials / measuring, 2),
-                "best_us": round(result.curve[-1][2] * 1e6, 2),
-                "noise": round(float(np.median(result.noise)), 4),
-                "load_average": round(os.getloadavg()[0], 2),
-            }
-        )
+        rows.append(kept_or(keep, {"loop": LOOP.name, "seed": seed, "asked": trials}, partial(_loop, trials, seed)))
         print(rows[-1], flush=True)
     return rows
+
+
+def _loop(trials: int, seed: int) -> Row:
+    threads = physical_cores()
+    result, seconds, _ = ours(convolution(LOOP), trials, seed=seed, threads=threads)
+    measuring = result.seconds["build"] + result.seconds["run"]
+    return {
+        "loop": LOOP.name,
+        "seed": seed,
+        "asked": trials,
+        "threads": threads,
+        "trials": result.trials,
+        "seconds": round(seconds, 2),
+        "build_seconds": round(result.seconds["build"], 2),
+        "run_seconds": round(result.seconds["run"], 2),
+        "trials_per_second": round(result.trials / measuring, 2),
+        "best_us": round(result.curve[-1][2] * 1e6, 2),
+        "noise": round(float(np.median(result.noise)), 4),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
 
 
 def stock_loop(trials: int) -> Row:
@@ -155,37 +160,41 @@ def peak_shares(trials: int, seeds: int) -> list[Row]:
     return rows
 
 
-def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18) -> list[Row]:
+def same_best(trials: int, tasks: Sequence[ConvolutionTask] = RESNET18, keep: Path | None = None) -> list[Row]:
     """Time to what TVM's search finds in ``trials`` measurements: with our rules, and in TVM's own design space."""
     rows = []
     for task in tasks:
-        with (
-            tempfile.TemporaryDirectory() as stock_folder,
-            tempfile.TemporaryDirectory() as own_folder,
-            tempfile.TemporaryDirectory() as same_folder,
-        ):
-            stock, stock_seconds = apart(stock_search, task, trials, stock_folder)
-            goal, reached = stock[-1][1], _reached(stock, stock[-1][1])
-            _, _, with_rules = ours(convolution(task), trials, threads=physical_cores(), folder=own_folder)
-            same_space, _ = apart(our_search_in_stock_space, task, trials, same_folder)
-            winners = apart(side_by_side, task, {"stock": stock_folder, "same_space": same_folder}, own_folder)
-        row: Row = {
-            "same_best": task.name,
-            "trials": trials,
-            "stock_best_us": round(goal * 1e6, 1),
-            "stock_seconds": round(stock_seconds, 1),
-            "stock_seconds_to_best": round(reached or stock_seconds, 1),
-            "load_average": round(os.getloadavg()[0], 2),
-        } | {f"{name}_winner_us": round(seconds * 1e6, 1) for name, seconds in winners.items()}
-        for name, curve in (("rules", with_rules), ("same_space", same_space)):
-            seconds = _reached(curve, goal)
-            row[f"{name}_best_us"] = round(curve[-1][1] * 1e6, 1)
-            row[f"{name}_reached"] = seconds is not None
-            row[f"{name}_seconds_to_best"] = round(curve[-1][0] if seconds is None else seconds, 2)
-            row[f"{name}_ratio"] = round(row["stock_seconds_to_best"] / row[f"{name}_seconds_to_best"], 2)
-        rows.append(row)
-        print(row, flush=True)
+        rows.append(kept_or(keep, {"same_best": task.name, "trials": trials}, partial(_same_best, trials, task)))
+        print(rows[-1], flush=True)
     return rows
+
+
+def _same_best(trials: int, task: ConvolutionTask) -> Row:
+    with (
+        tempfile.TemporaryDirectory() as stock_folder,
+        tempfile.TemporaryDirectory() as own_folder,
+        tempfile.TemporaryDirectory() as same_folder,
+    ):
+        stock, stock_seconds = apart(stock_search, task, trials, stock_folder)
+        goal, reached = stock[-1][1], _reached(stock, stock[-1][1])
+        _, _, with_rules = ours(convolution(task), trials, threads=physical_cores(), folder=own_folder)
+        same_space, _ = apart(our_search_in_stock_space, task, trials, same_folder)
+        winners = apart(side_by_side, task, {"stock": stock_folder, "same_space": same_folder}, own_folder)
+    row: Row = {
+        "same_best": task.name,
+        "trials": trials,
+        "stock_best_us": round(goal * 1e6, 1),
+        "stock_seconds": round(stock_seconds, 1),
+        "stock_seconds_to_best": round(reached or stock_seconds, 1),
+        "load_average": round(os.getloadavg()[0], 2),
+    } | {f"{name}_winner_us": round(seconds * 1e6, 1) for name, seconds in winners.items()}
+    for name, curve in (("rules", with_rules), ("same_space", same_space)):
+        seconds = _reached(curve, goal)
+        row[f"{name}_best_us"] = round(curve[-1][1] * 1e6, 1)
+        row[f"{name}_reached"] = seconds is not None
+        row[f"{name}_seconds_to_best"] = round(curve[-1][0] if seconds is None else seconds, 2)
+        row[f"{name}_ratio"] = round(row["stock_seconds_to_best"] / row[f"{name}_seconds_to_best"], 2)
+    return row
 
 
 def summarise_same_best(rows: Sequence[Row]) -> dict[str, float]:
