@@ -31,7 +31,7 @@ def resolve_target(target: str | Mapping[str, Any] | tvm.target.Target | None = 
         If TVM does not know the target; the message lists the kinds and the nearest tags.
     """
     if isinstance(target, tvm.target.Target):
-        return target
+        return _complete(target)
     if target is None or target == NATIVE:
         return native_target()
     config: Any = target

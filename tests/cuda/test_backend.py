@@ -170,6 +170,11 @@ def test_limits_that_the_architecture_does_not_have(field: str, value: int, mess
         resolve_target({"kind": "cuda", "arch": "sm_86", field: value})
 
 
+def test_a_target_that_is_an_object_is_checked_too() -> None:
+    with pytest.raises(TargetError, match="'sm_61' is no architecture"):
+        resolve_target(tvm.target.Target({"kind": "cuda", "arch": "sm_61"}))
+
+
 def test_limits_of_tvms_own_tags() -> None:
     for tag in tvm.target.list_tags():
         target = tvm.target.Target(tag)
