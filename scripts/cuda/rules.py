@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
         "models": len(rows),
         "scheduled_kernels": total,
         "own_rules": round(1 - counted[TVM] / max(total, 1), 4),
-        "tensor_core_kernels": counted["cuda.tensor_matmul"],
+        "tensor_core_kernels": sum(counted[f"cuda.{name}_matmul"] for name in ("tensor", "warpgroup")),
         "rule_faults": faults,
     }
 
