@@ -177,7 +177,7 @@ def validity_part(arguments: argparse.Namespace) -> Part:
         keys = (
             ("found", "invalid", "trials")
             if row["tuner"] in without
-            else ("convergence_ratio", "iqr_ratio", "found", "invalid", "trials")
+            else ("convergence_ratio", "iqr_ratio", "found", "invalid", "trials", "behind")
         )
         prefix = "baseline_" if row["tuner"] in without else ""
         ending = "" if row["tuner"] == BASELINE else ending
@@ -214,6 +214,8 @@ def against(runs: Sequence[Convergence], arm: str, other: str, numbers: Sequence
             "invalid": float(np.mean([row.invalid / row.measured for row in of[arm]])),
             "within_5_percent": float(np.median([row.trials_to(0.95) for row in of[arm]]))
             / float(np.median([row.trials_to(0.95) for row in of[other]])),
+            "final": float(np.median([row.speed_after(TRIALS) for row in of[arm]])),
+            "final_without": float(np.median([row.speed_after(TRIALS) for row in of[other]])),
             "speed_at_100": float(np.median([row.speed_after(100) for row in of[arm]])),
         }
     ratios = [row["convergence"] for row in by_layer.values()]
@@ -223,6 +225,7 @@ def against(runs: Sequence[Convergence], arm: str, other: str, numbers: Sequence
         "convergence_ratio": round(float(np.mean(ratios)), 4),
         "interval": [round(value, 4) for value in bootstrap_interval(ratios, lambda rows: float(np.mean(rows)))],
         "source": PRINTED.get(arm),
+        "behind": sum(layer["final"] < layer["final_without"] for layer in by_layer.values()),
         "trials": round(geometric_mean(layer["median"] for layer in by_layer.values()), 1),
         **{
             key: round(float(np.nanmean([layer[key] for layer in by_layer.values()])), 4)
