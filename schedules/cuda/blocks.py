@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -12,6 +13,8 @@ from tvm.tirx import IntImm
 
 VECTOR_BYTES = 16
 """Bytes of the widest access of a thread."""
+
+TRUTH = "bool"
 
 
 def extent(schedule: Schedule, loop: LoopRV) -> int:
@@ -27,6 +30,15 @@ def elements(buffer: Any) -> int:
 def element_bytes(dtype: Any) -> int:
     """Bytes of an element; a boolean takes one."""
     return max(1, tvm.DataType(str(dtype)).bits // 8)
+
+
+def longest_vector(buffers: Iterable[Any]) -> int:
+    """Count the elements of the longest access of threads that move these tensors.
+
+    TVM prints a vector of truth values as one of 16-bit integers, which is twice as long in memory: there are none.
+    """
+    types = {str(buffer.dtype) for buffer in buffers}
+    return 1 if TRUTH in types else max(1, VECTOR_BYTES // max(map(element_bytes, types)))
 
 
 def touched(schedule: Schedule, block: SBlockRV) -> list[Any]:

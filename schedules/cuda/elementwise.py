@@ -8,9 +8,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import (
-    VECTOR_BYTES,
-    element_bytes,
     extent,
+    longest_vector,
     moved_bytes,
     power_of_two,
     touched,
@@ -77,8 +76,7 @@ def vector_elements(schedule: Schedule, block: SBlockRV) -> int:
         step = None if access.strides is None else access.strides[-1]
         if axes.extents[-1] != 1 and step not in (0, 1):
             return 1
-    widest = max(element_bytes(buffer.dtype) for buffer in touched(schedule, block))
-    return min(power_of_two(inner), max(1, VECTOR_BYTES // widest))
+    return min(power_of_two(inner), longest_vector(touched(schedule, block)))
 
 
 def _cheapest(total: int, vector: int, bytes_moved: int, machine: GpuMachine) -> tuple[int, int]:

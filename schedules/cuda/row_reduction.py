@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar, PrimFunc
 
-from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, touched
+from tvm_ext.schedules.cuda.blocks import element_bytes, extent, longest_vector, touched
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.machine import MOST_THREADS, STATIC_SHARED, WARP, GpuMachine, machine_of
 from tvm_ext.schedules.kernel.access import axes_of
@@ -255,8 +255,7 @@ def _spread(schedule: Schedule, block: SBlockRV, row: LoopRV, threads: int, thre
 
 def _vector(schedule: Schedule, block: SBlockRV, total: int, threads: int) -> int:
     """Count the elements of an access where a row is stored: as many as lie side by side in every tensor."""
-    widest = max(element_bytes(buffer.dtype) for buffer in touched(schedule, block))
-    wide = VECTOR_BYTES // widest
+    wide = longest_vector(touched(schedule, block))
     axes = axes_of(schedule, block)
     for access in axes.accesses:
         if not access.strides or access.strides[-1] not in (0, 1):

@@ -160,3 +160,16 @@ def test_transposed_convolutions_become_kernels(groups: int) -> None:
     ]
     assert all(rule.startswith("cuda.") for rule in rules)
     assert ("cuda.window" in rules) == (groups == 2)  # which is no product of matrices
+
+
+def test_axes_that_are_squeezed_from_the_end() -> None:
+    """TVM's pass that orders channels fails on them (``std::bad_alloc``), and attention of PyTorch has them."""
+    weight = relax.const(np.ones((64, 64, 3, 3), "float16"))
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        y = bb.emit(op.nn.conv2d(x, weight, padding=1, out_dtype="float32"))
+        y = bb.emit(op.reshape(y, (1, 64, 1, 784)))
+        return op.squeeze(y, [-2])
+
+    mod = turned(graph(build, [((1, 64, 28, 28), "float16")]))
+    assert 'data_layout="NHWC"' in mod["main"].script()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 from tvm.script import relax as R
 
 from scripts.cuda.emulate import compare
@@ -66,3 +67,26 @@ def test_right_and_compiled(dtype: str) -> None:
             scheduled[f"{name.replace(' ', '_')}_{kernel.name}"] = kernel.scheduled
     if toolkit is not None:
         assert len(kernel_resources(scheduled, TARGET, toolkit)) >= len(scheduled)
+
+
+TRUTHS: dict[str, Callable[[relax.Expr, relax.Expr], relax.Expr]] = {
+    "comparison": lambda x, y: R.less(x, y),
+    "not": lambda x, y: R.logical_not(R.equal(x, y)),
+    "choice": lambda x, y: R.where(R.less(x, y), x, y),
+    "any of rows": lambda x, y: R.max(R.astype(R.less(x, y), "int8"), [1]),
+    "as numbers": lambda x, y: R.astype(R.less(x, y), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_truth_values_are_moved_one_by_one(name: str) -> None:
+    """TVM prints a vector of four as ``ushort4``, of eight bytes in memory; the emulator refuses such kernels."""
+    for mod in (
+        graph(lambda _, x, y: TRUTHS[name](x, y), [((20, 24), "float32")] * 2),
+        graph(lambda _, x, y: R.logical_and(x, y), [((20, 24), "bool")] * 2),
+    ):
+        for kernel in kernels_of(name, mod, TARGET):
+            why, _ = compare(kernel, TARGET)
+            assert why == "", f"{name}, {kernel.name}: {why}"
+            source = tirx.build(tvm.IRModule({"main": kernel.scheduled.with_attr("global_symbol", "main")}), TARGET)
+            assert "ushort4*" not in source.imports[0].inspect_source()

@@ -15,6 +15,7 @@ from tvm_ext.backends.cuda.async_copies import asynchronous_copies
 from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.here import check_gpu
+from tvm_ext.backends.cuda.host_operators import host_operators
 from tvm_ext.backends.cuda.keep_nan import keep_nan
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
@@ -31,7 +32,7 @@ from tvm_ext.backends.gpu.backend import default_schedules
 from tvm_ext.embedding.choice import Offer, throughput_cost
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import FusionOptions
-from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
+from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types, simple_indices
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.adaptive_pooling import ADAPTIVE_POOLING_LEGALIZATIONS
 from tvm_ext.passes.bounded_indices import bounded_indices
@@ -79,12 +80,12 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
 
 
 def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [*common.legalize(backend, target, options), bounded_indices()]
+    return [*common.legalize(backend, target, options), host_operators(), bounded_indices()]
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     if options.fuse == "stock":
-        return [*common.fuse(backend, target, options), split_groups(), wide_reductions()]
+        return [simple_indices(), *common.fuse(backend, target, options), split_groups(), wide_reductions()]
     machine = machine_of(target)
     model = LinearModel(start=machine.launch_seconds, peak=machine.flops, bandwidth=machine.bandwidth)
     grouped = fuse_by_mapping_types(FUSION, latency=model.seconds)

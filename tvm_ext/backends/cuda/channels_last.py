@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvm_ext.backends.cuda.layout_selection import LAST, convert, select_orders
 from tvm_ext.passes.bindings import calls
+from tvm_ext.passes.positive_axes import positive_axes
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.fragments import SIDE
@@ -42,11 +43,16 @@ def channels_last() -> tvm.transform.Pass:
         machine = machine_of(tvm.target.Target.current(allow_none=False))
         if not machine.has_async_copy or not any(_products(call, machine) for call in _calls(mod)):
             return mod
-        # TVM's pass that orders channels fails on tensors that are stacked, as phases of transposed convolutions are.
+        # TVM's pass that orders channels fails on tensors that are stacked, as phases of transposed convolutions are,
+        # and perhaps on operators of other models: these stay as they are.
         if any(calls(call, "relax.stack") for call in _calls(mod)):
             return mod
+        try:
+            candidates = _candidates(positive_axes(mod), machine)
+        except (RuntimeError, ValueError, TypeError, MemoryError):
+            return mod
         # Costs of plans leave out what transposes become once they are fused and folded: the modules are compared.
-        found = min(_candidates(mod, machine), key=lambda item: _seconds(item, machine))
+        found = min(candidates, key=lambda item: _seconds(item, machine))
         return found if _seconds(found, machine) < _seconds(mod, machine) else mod
 
     return _channels_last
@@ -72,7 +78,7 @@ def _selected(mod: tvm.IRModule, machine: GpuMachine) -> list[relax.Call]:
 
     def seconds(call: relax.Call, order: str) -> float | None:
         products = _products(call, machine, order == LAST)
-        return _product_seconds(products, machine) if products else None
+        return product_seconds(products, machine) if products else None
 
     for func in mod.functions.values():
         if isinstance(func, relax.Function):
@@ -102,11 +108,12 @@ def _seconds(mod: tvm.IRModule, machine: GpuMachine) -> float:
         if calls(call, "relax.permute_dims"):
             total += _transpose_seconds(static_shape(call), str(call.ty.dtype), machine)
         else:
-            total += _product_seconds(_products(call, machine), machine)
+            total += product_seconds(_products(call, machine), machine)
     return total
 
 
-def _product_seconds(products: list[Product], machine: GpuMachine) -> float:
+def product_seconds(products: Sequence[Product], machine: GpuMachine) -> float:
+    """Estimate products on tensor cores, each by the faster instruction."""
     return sum(min(_by_warps(product, machine), _by_warpgroups(product, machine)) for product in products)
 
 

@@ -20,7 +20,7 @@ from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.relax_utils import substitute
-from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes
+from tvm_ext.schedules.cuda.blocks import TRUTH, VECTOR_BYTES, element_bytes
 from tvm_ext.schedules.simd.vector import element_type
 
 COMPARED = 4
@@ -71,21 +71,18 @@ def _lanes(loop: Any) -> int:
         return 0
     if not isinstance(loop.extent, tirx.IntImm):
         return 1
-    stored, most = [1], [int(loop.extent)]
+    moved, most = {"int8"}, [int(loop.extent)]
     values: list[Any] = []
 
     def store(node: tirx.BufferStore) -> None:
-        stored[0] = max(stored[0], element_bytes(node.buffer.dtype))
+        moved.add(str(node.buffer.dtype))
         values.append(node.value)
 
     tvm_ffi.structural_walk(
         loop.body,
-        [
-            (tirx.BufferStore, store),
-            (tvm.ir.TensorLoad, lambda load: stored.append(element_bytes(load.source.dtype))),
-        ],
+        [(tirx.BufferStore, store), (tvm.ir.TensorLoad, lambda load: moved.add(str(load.source.dtype)))],
     )
-    if int(loop.extent) * max(stored) > VECTOR_BYTES:
+    if TRUTH in moved or int(loop.extent) * max(map(element_bytes, moved)) > VECTOR_BYTES:
         return 1
     places: dict[Any, Any] = {}
     tvm_ffi.structural_walk(

@@ -127,8 +127,20 @@ def _groups_of_tvm(mod: tvm.IRModule, func: relax.Function, graph: OperatorGraph
     return [[place[node] for node in nodes] for nodes in groups if all(node in place for node in nodes)]
 
 
+def simple_indices() -> tvm.transform.Pass:
+    """Make the pass that simplifies the indices of kernels, which are not merged yet.
+
+    Kernels that are annotated with what they compute stay as they are: passes know these by their form.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.SimpleIndices")
+    def _simplify(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return _with_simple_indices(mod)
+
+    return _simplify
+
+
 def _with_simple_indices(mod: tvm.IRModule) -> tvm.IRModule:
-    """Simplify indices, but of kernels that are annotated with what they compute: passes know these by their form."""
     mod = mod.clone()
     for variable, func in mod.functions_items():
         if isinstance(func, tvm.tirx.PrimFunc) and not annotated_kernels(func):

@@ -290,8 +290,13 @@ class Expressions:
         return lambda lanes: index(lanes) * width + steps
 
     def printable(self, dtype: str) -> None:
-        """Refuse vectors that CUDA has no type for, as its printer does."""
+        """Refuse vectors that CUDA has no type for, as its printer does, and those that it prints wrongly."""
         element, _, lanes = dtype.partition("x")
+        if lanes and element == "bool":
+            raise CompileError(
+                f"kernel {self.kernel} moves a vector {dtype}, which TVM prints as one of 16-bit integers; "
+                "move one truth value at a time"
+            )
         if lanes and numpy_type(element).itemsize * int(lanes) > LONGEST:
             raise CompileError(
                 f"kernel {self.kernel} moves a vector {dtype}, of which CUDA has no type; make it shorter"
