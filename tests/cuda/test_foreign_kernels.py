@@ -16,7 +16,9 @@ from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.backends.cuda.host_part import host_fault
+from tvm_ext.compiler import lower
 from tvm_ext.errors import CompileError
+from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
 TARGET = target_of("sm_90")
@@ -140,3 +142,41 @@ def test_a_kernel_that_tvm_cannot_lower() -> None:
     mod = graph(build, [((1, 9, 4), "float32"), ((1, 2, 9), "float32")])
     with pytest.raises(CompileError, match=r"kernel kernel cannot be lowered for CUDA.*for a CPU"):
         kernels_of("boxes", mod, TARGET)
+
+
+def test_the_host_has_its_tensors_copied_to_it() -> None:
+    """How many elements are not zero is known when the model runs: TVM's runtime counts them, on CPUs alone."""
+    mod = graph(lambda bb, x: R.nonzero(bb.emit(R.nn.relu(x))), [((5, 7), "float32")])
+    text = lower(mod, TARGET, PipelineOptions())[0]["main"].script()
+    there, counted, back = (text.index(word) for word in (", 1, 0, ty_args", '"relax.run.nonzero"', ", 2, 0, ty_args"))
+    assert there < counted < back
+    assert text.count('"vm.builtin.to_device"') == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "steps"),
+    [
+        ((1, 196, 9, 32), (0, 2, 3, 1), [(1, 9, 32, 196), (9, 32, 196)]),  # heads of an attention
+        ((1, 28, 28, 64), (0, 3, 1, 2), [(1, 2, 32, 28, 28)]),  # parts of channels
+        ((4, 12, 64), (2, 0, 1), [(64, 48), (1, 64, 48)]),
+    ],
+)
+def test_transposes_behind_what_moves_nothing(
+    shape: tuple[int, ...], axes: tuple[int, ...], steps: list[tuple[int, ...]]
+) -> None:
+    """What a reshape does to indices must not hide which tile of shared memory is read."""
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        x = bb.emit(R.broadcast_to(bb.emit(R.permute_dims(x, axes)), [shape[axis] for axis in axes]))
+        for step in steps[:-1]:
+            x = bb.emit(R.reshape(x, step))
+        return R.reshape(x, steps[-1])
+
+    x = drawn(*shape)
+    mod = graph(build, [(shape, "float32")])
+    model = EmulatedModel(mod, TARGET)
+    assert "cuda.transpose" in model.rules.values()
+    (found,) = model(x)
+    assert not model.faults
+    np.testing.assert_array_equal(found, x.transpose(axes).reshape(steps[-1]))
+    assert tvm.compile(lower(mod, TARGET, PipelineOptions())[0], TARGET) is not None

@@ -98,6 +98,20 @@ def test_not_a_number_stays() -> None:
     assert np.isfinite(found[1]).all()
 
 
+def test_truth_values_and_what_the_host_computes() -> None:
+    """Vectors of truth values were stored as twice as many bytes; ``nonzero`` is a function of the host."""
+    for size in SIZES:
+        values = np.random.default_rng(size).standard_normal((size, 4)).astype("float32")
+        for build in (
+            lambda x: R.less(x, R.const(0.0)),
+            lambda x: R.logical_not(R.less(x, R.const(0.0))),
+            lambda x: R.where(R.less(x, R.const(0.0)), x, R.const(1.0)),
+            lambda x: R.nonzero(R.maximum(x, R.const(0.0))),
+        ):
+            mod = module([(size, 4)], build)
+            agree(tvm_ext.compile(mod, target()).run([values]), tvm_ext.compile(mod, "native").run([values]), 1e-6)
+
+
 def test_cuda_graphs_give_the_same_each_time() -> None:
     entry = get("tiny_cnn")
     plain = tvm_ext.compile(entry.onnx_path(), target())

@@ -30,7 +30,17 @@ WORDS = torch.randint(0, 11, (4, 3), generator=GENERATOR)
 FLAT = torch.tensor([1, 4, 4, 0, 10, 2, 7])
 BAGS = torch.tensor([0, 2, 2, 5])
 
+COLUMNS, FLAT_COLUMNS = torch.randn(2, 18, 35, generator=GENERATOR), torch.randn(12, 25, generator=GENERATOR)
+
 FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
+    "folding": (
+        (COLUMNS, FLAT_COLUMNS),
+        {
+            "overlapping": lambda c, f: F.fold(c, (5, 7), 3, padding=1),
+            "apart": lambda c, f: F.fold(c, (18, 15), (2, 3), dilation=(1, 2), stride=(4, 2), padding=(0, 1)),
+            "without a batch": lambda c, f: F.fold(f, (7, 7), (2, 3), dilation=(2, 1), stride=(1, 2), padding=(0, 2)),
+        },
+    ),
     "pooling": (
         (PICTURE, VOLUME),
         {

@@ -131,7 +131,9 @@ def seconds(call: Any, machine: GpuMachine) -> tuple[float, float]:
         parts = Product(
             None, POSITIONS, outputs, count, channels, 0, size, size, 4, (True, own), (False, count & -count), moved
         )  # fmt: skip
-    there = SLOWER * _moving(POSITIONS * count * channels, 4, size * (prod(data) + POSITIONS * count * channels), machine)
+    there = SLOWER * _moving(
+        POSITIONS * count * channels, 4, size * (prod(data) + POSITIONS * count * channels), machine
+    )
     back = _moving(prod(out), 9, 4 * POSITIONS * count * outputs + size * prod(out), machine)
     halves = str(call.args[0].ty.dtype) in HALVES
     return _product(direct, halves, machine), _product(parts, halves, machine) + there + back

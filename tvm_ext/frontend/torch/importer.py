@@ -30,6 +30,7 @@ from tvm_ext.frontend.torch.random import draw
 from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.frontend.torch.statistics import variance_and_mean
 from tvm_ext.frontend.torch.value_checks import ValueChecks
+from tvm_ext.frontend.torch.windows import fold_decomposition
 from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
 
@@ -76,6 +77,8 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             own = torch.ops.aten.scaled_dot_product_attention.default
             table[own] = decomposition(table[own])
             table[torch.ops.aten.var_mean.correction] = variance_and_mean
+            windows = torch.ops.aten.col2im.default
+            table[windows] = fold_decomposition(table[windows])
             core = program.run_decompositions(table)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)

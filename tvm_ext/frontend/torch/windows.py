@@ -1,4 +1,4 @@
-"""Converters of max pooling, pooling to a size, sums of embeddings, transposed convolutions of volumes."""
+"""Converters of max pooling, pooling to a size, folding, sums of embeddings, transposed convolutions of volumes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tvm import relax
 
+from tvm_ext.frontend.relax.columns import picture_of_columns
 from tvm_ext.frontend.torch.arguments import argument, static_size
 
 Emit = Callable[[Any], Any]
@@ -247,6 +248,29 @@ def pool_to_size(axes: int, stock: Callable[[Node], Any], importer: Any, node: N
         importer.env[node.args[0]] = data
 
 
+def fold_decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the decomposition of ``col2im``, which stays whole; ``others`` is asked where an extent is open.
+
+    PyTorch's own adds every element where it belongs, one after the other.
+    """
+
+    def fold(data: Any, *sizes: Any) -> Any:
+        known = all(isinstance(size, int) for listed in sizes for size in listed)
+        return NotImplemented if known and isinstance(data.shape[-1], int) else others(data, *sizes)
+
+    return fold
+
+
+def fold(importer: Any, node: Node) -> Any:
+    """Pictures whose windows are columns that are added up."""
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    picture, block, dilations, pads, strides = ([int(size) for size in sizes] for sizes in node.args[1:6])
+    batched = len(data.ty.shape) == 3
+    columns = data if batched else emit(relax.op.expand_dims(data, [0]))
+    found = picture_of_columns(importer.block_builder, columns, picture, block, strides, dilations, pads * 2)
+    return found if batched else emit(relax.op.squeeze(found, [0]))
+
+
 def for_each_axis(value: Any, axes: int) -> list[int]:
     """Write an extent, or one for each of some axes, as a list of one for each."""
     values = [int(value)] if isinstance(value, int) else [int(item) for item in value]
@@ -258,6 +282,7 @@ WINDOWS: Mapping[str, Callable[[Any, Node], Any]] = {
     "_embedding_bag_forward_only.default": embedding_bag,
     "adaptive_max_pool2d.default": partial(adaptive_max_pool, 2),
     "adaptive_max_pool3d.default": partial(adaptive_max_pool, 3),
+    "col2im.default": fold,
 }
 """By name of operator and overload."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, dtype_of, emit, known
+from tvm_ext.frontend.relax.columns import picture_of_columns, window_steps
 
 
 class Col2Im(Converter):
@@ -23,35 +25,11 @@ class Col2Im(Converter):
         ones, zeros = [1] * rank, [0] * 2 * rank
         strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
         pads = node.integers("pads", zeros)
-        steps = [
-            (picture[axis] + pads[axis] + pads[axis + rank] - dilations[axis] * (block[axis] - 1) - 1) // strides[axis]
-            + 1
-            for axis in range(rank)
-        ]
+        steps = window_steps(picture, block, strides, dilations, pads)
         batch, rows, columns = node.shape(x, "input")
-        size = int(np.prod(block))
-        if columns != int(np.prod(steps)) or rows % size:
+        if columns != prod(steps) or rows % prod(block):
             node.damaged(f"input of shape {(batch, rows, columns)} does not hold windows of {block} in {picture}")
-
-        def fold(source: Any) -> Any:
-            inside = [te.reduce_axis((0, extent), f"k{axis}") for axis, extent in enumerate(block)]
-
-            def pixel(image: Any, channel: Any, *at: Any) -> Any:
-                fits: list[Any] = []
-                column: Any = tirx.const(0, "int64")
-                row: Any = tirx.const(0, "int64")
-                for axis in range(rank):
-                    place = at[axis] + pads[axis] - inside[axis] * dilations[axis]
-                    step = tirx.floordiv(place, strides[axis])
-                    fits += [tirx.floormod(place, strides[axis]) == 0, step >= 0, step < steps[axis]]
-                    column = column * steps[axis] + tirx.max(tirx.min(step, steps[axis] - 1), 0)
-                    row = row * block[axis] + inside[axis]
-                value = source[image, channel * size + row, column]
-                return te.sum(tirx.if_then_else(tirx.all(*fits), value, tirx.const(0, source.dtype)), axis=inside)
-
-            return te.compute((batch, rows // size, *picture), pixel, name="col2im")
-
-        return bb.emit_te(fold, x, primfunc_name_hint="col2im")
+        return picture_of_columns(bb, x, picture, block, strides, dilations, pads)
 
 
 class TensorScatter(Converter):
