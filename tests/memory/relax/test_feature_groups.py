@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.memory.relax.modules import lowered, results_of
+from tvm_ext.backends import common
+from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import lower
 from tvm_ext.memory.part_costs import PartCosts
 from tvm_ext.memory.relax import feature_blocks, feature_groups
@@ -193,6 +196,17 @@ def test_other_types_stay_whole_by_default(dtype: str, other: str, free: bool) -
     assert (note_of(run_in_groups(largest_tensor, costs=FREE)(mod)) is not None) is free
     if dtype == "float64":
         assert note_of(run_in_groups(fewer_by_length)(mod)) is not None
+
+
+def test_products_of_bfloat16_take_half_the_time() -> None:
+    """So that the same calls and sums are twice the part of it."""
+    target = resolve_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    single, half = (
+        common._part_costs(backend_of(target), target, PipelineOptions(precision=precision))
+        for precision in ("float32", "bfloat16")
+    )
+    assert single is not None
+    assert half == replace(single, flops=2 * single.flops)
 
 
 def test_kinds_of_block_that_decide() -> None:

@@ -16,7 +16,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 def _converter(base: Any, operator: Callable[..., Any]) -> type:
     """Make the converter of an operator that takes an axis, from TVM's one."""
 
-    class Along(base):  # type: ignore[misc]
+    class Along(base):
         @classmethod
         def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: list[Any]) -> Any:
             rank = int(getattr(getattr(inputs[0], "ty", None), "ndim", -1))
