@@ -187,6 +187,8 @@ def validity_part(arguments: argparse.Namespace) -> Part:
         rows.append(plain)
         summary["convergence_ratio_than_annealing"] = plain["convergence_ratio"]
         summary["iqr_ratio_than_annealing"] = plain["iqr_ratio"]
+        low, high = iqr_interval(runs, HEADLINE, ARMS[HEADLINE], numbers)
+        summary |= {"iqr_ratio_low": low, "iqr_ratio_high": high}
         if "validity_expected_in_tens" in arms:
             # Expectation and oracle together, against the tuner that has neither.
             both = against(runs, "validity_expected_in_tens", ARMS[HEADLINE], numbers)
@@ -196,6 +198,24 @@ def validity_part(arguments: argparse.Namespace) -> Part:
     if arguments.chart is not None:
         chart(runs, numbers, arguments.chart)
     return rows, summary
+
+
+def iqr_interval(
+    runs: Sequence[Convergence], arm: str, other: str, numbers: Sequence[int], draws: int = 2000
+) -> tuple[float, float]:
+    """Give the interval of 95 % of the mean ratio of interquartile ranges, with seeds drawn anew on every layer."""
+    rng = np.random.default_rng(0)
+    means = np.zeros(draws)
+    for number in numbers:
+        spreads = []
+        for tuner in (arm, other):
+            of = [row for row in runs if (row.tuner, row.landscape) == (tuner, landscapes()[number].name)]
+            trials = np.array([TRIALS if row.trials is None else row.trials for row in of])
+            low, high = np.quantile(trials[rng.integers(0, len(trials), (draws, len(trials)))], [0.25, 0.75], axis=1)
+            spreads.append(high - low)
+        means += spreads[0] / np.maximum(spreads[1], 1.0) / len(numbers)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return round(float(low), 4), round(float(high), 4)
 
 
 def against(runs: Sequence[Convergence], arm: str, other: str, numbers: Sequence[int]) -> dict[str, Any]:

@@ -104,6 +104,8 @@ def stock_loop(trials: int) -> Row:
     """Tune the same convolution once as TVM does, and time what was found in turns with what ours finds."""
     with tempfile.TemporaryDirectory() as stock, tempfile.TemporaryDirectory() as own:
         curve, seconds = apart(stock_search, LOOP, trials, stock)
+        if not curve:
+            raise SystemExit(f"TVM's search could measure none of {trials} candidates; give it more --trials")
         ours(convolution(LOOP), trials, threads=physical_cores(), folder=own)
         found = apart(side_by_side, LOOP, {"stock": stock}, own)
     row: Row = {
