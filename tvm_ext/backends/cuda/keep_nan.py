@@ -14,6 +14,7 @@ TVM is told of the last form, so that threads may take the extreme of a row toge
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -92,8 +93,10 @@ class _Rewriter:
             (s_tir.SBlock, self._block),
             ((prim.Max, prim.Min), self._extreme),
             (tirx.Cast, self._cast),
+            ((prim.And, prim.Or), self._conditions),
         ]
 
+        self._may_name = False
         self._begun_apart: dict[Any, type] = {}  # buffer -> extreme, of reductions whose beginning is another block
 
     def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -101,7 +104,9 @@ class _Rewriter:
             if block.init is None and _updates_an_extreme(block):
                 self._begun_apart[block.body.buffer] = type(block.body.value)
 
-        tvm_ffi.structural_walk(func, [(s_tir.SBlock, update)])
+        loops: list[Any] = []
+        tvm_ffi.structural_walk(func, [(s_tir.SBlock, update), (tirx.For, loops.append)])
+        self._may_name = not any(loop.kind == tirx.ForKind.VECTORIZED for loop in loops)
         return tvm_ffi.structural_mutate(func, self._callbacks)
 
     def _block(self, block: Any, mutator: Any) -> Any:
@@ -138,8 +143,26 @@ class _Rewriter:
         if element_type(bounded) in HALVES:
             kept = type(bounded)(value, bounded.b)  # printed as value > bound ? value : bound
         else:
-            kept = prim.Select(wins(value, bounded.b), value, bounded.b)
+            kept = self._named(value, lambda name: prim.Select(wins(name, bounded.b), name, bounded.b))
         return tirx.Cast(cast.ty.dtype, kept)
+
+    def _conditions(self, both: Any, mutator: Any) -> Any:
+        """Name nothing in the second of two conditions, which may read what is only there where the first holds."""
+        first, outer = mutator.mutate(both.a), self._may_name
+        self._may_name = False
+        second = mutator.mutate(both.b)
+        self._may_name = outer
+        return type(both)(first, second)
+
+    def _named(self, value: Any, use: Callable[[Any], Any]) -> Any:
+        """Give what is used twice a name: bounds within bounds would have TVM simplify a text of many times the length.
+
+        A vector has none, as TVM makes vectors of the loops behind this.
+        """
+        if not self._may_name or isinstance(value, tvm.ir.Var | tvm.ir.TensorLoad):
+            return use(value)
+        name = tvm.ir.Var("bounded", value.ty)
+        return prim.Let(name, value, use(name))
 
     def _extreme(self, expression: Any, mutator: Any) -> Any:
         expression = mutator.default_mutate(expression)
@@ -151,7 +174,7 @@ class _Rewriter:
             return type(expression)(second, first) if _is_number(second) else expression
         loses = prim.LT if isinstance(expression, prim.Max) else prim.GT
         if _is_number(second):
-            return prim.Select(loses(first, second), second, first)
+            return self._named(first, lambda value: prim.Select(loses(value, second), second, value))
         if _is_number(first):
             return prim.Select(loses(second, first), first, second)
         return _selected(type(expression), first, second)
