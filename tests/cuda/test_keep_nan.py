@@ -77,6 +77,26 @@ def test_values_of_open_extents(name: str) -> None:
         np.testing.assert_array_equal(model(x)[0], expected(x))
 
 
+def test_bounds_within_bounds() -> None:
+    """Each doubled the text of what is in it, which TVM simplifies many times: RoiAlign took half a minute."""
+
+    def build(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        for bound in range(12, 0, -1):
+            x = builder.emit(R.clip(builder.emit(R.multiply(x, R.const(1.5))), -bound, bound + 1))
+        return R.nn.pad(x, (0, 0, 1, 2))
+
+    mod = graph(build, [((3, 7), "float32")])
+    (kernel,) = kernels_of("bounds", mod, TARGET)
+    assert len(kernel.scheduled.script()) < 20_000
+    model = EmulatedModel(mod, TARGET)
+    x = drawn((3, 7), "float32", 0)
+    expected = x
+    for bound in range(12, 0, -1):
+        expected = np.clip(expected * np.float32(1.5), -bound, bound + 1)
+    np.testing.assert_array_equal(model(x)[0], np.pad(expected, [(0, 0), (1, 2)]))
+    assert not model.faults
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_nvcc_takes_it(dtype: str, tmp_path: Path) -> None:
     """Vectors too: four or eight elements an access."""
