@@ -61,11 +61,11 @@ class _Rewriter(PyExprMutator):
             x = builder.emit(relax.op.permute_dims(x, order))
         x = builder.emit(relax.op.reshape(x, (rows, length)))
         out_dtype = str(call.ty.dtype)
-        extents = [
+        count, size = (
             extent if isinstance(extent, int) else tirx.Var(f"n{place}", "int64")
             for place, extent in enumerate((rows, length))
-        ]
-        kernel = scan_kernel(*extents, str(x.ty.dtype), out_dtype, OPERATORS[operator], bool(call.attrs.exclusive))
+        )
+        kernel = scan_kernel(count, size, str(x.ty.dtype), out_dtype, OPERATORS[operator], bool(call.attrs.exclusive))
         result = builder.emit(
             relax.call_tir(builder.add_func(kernel, "scan"), [x], relax.TensorType((rows, length), out_dtype))
         )

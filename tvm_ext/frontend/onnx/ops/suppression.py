@@ -25,14 +25,9 @@ class NonMaxSuppression(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the selected indices: image, class and box."""
         boxes, scores = emit(bb, inputs[0]), emit(bb, inputs[1])
-        most, overlap, lowest = (
-            default if inputs[position] is None else node.scalar(inputs[position], name)
-            for position, name, default in (
-                (2, "max_output_boxes_per_class", 0),
-                (3, "iou_threshold", 0.0),
-                (4, "score_threshold", None),
-            )
-        )
+        most = 0 if inputs[2] is None else int(node.scalar(inputs[2], "max_output_boxes_per_class"))
+        overlap = 0.0 if inputs[3] is None else float(node.scalar(inputs[3], "iou_threshold"))
+        lowest = None if inputs[4] is None else float(node.scalar(inputs[4], "score_threshold"))
         if most <= 0:
             return constant(np.zeros((0, 3), "int64"))
         if node.integer("center_point_box", 0):
@@ -43,7 +38,7 @@ class NonMaxSuppression(Converter):
             sides.append((relax.op.add, x, right))
             boxes = bb.emit(relax.op.concat([bb.emit(make(*pair)) for make, *pair in sides], 2))
         order = bb.emit(relax.op.argsort(scores, 2, True, "int64"))
-        limits = {"most": int(most), "overlap": float(overlap), "lowest": lowest}
+        limits = {"most": most, "overlap": overlap, "lowest": lowest}
         found = bb.emit_te(_suppressed, boxes, scores, order, **limits, primfunc_name_hint="non_max_suppression")
         kept, counts = (bb.emit(relax.TupleGetItem(found, part)) for part in range(2))
         offsets = bb.emit(relax.op.cumsum(counts, 0, "int64", True))
