@@ -292,15 +292,10 @@ class Expressions:
     def printable(self, dtype: str) -> None:
         """Refuse vectors that CUDA has no type for, as its printer does, and those that it prints wrongly."""
         element, _, lanes = dtype.partition("x")
-        if lanes and element == "bool":
-            raise CompileError(
-                f"kernel {self.kernel} moves a vector {dtype}, which TVM prints as one of 16-bit integers; "
-                "move one truth value at a time"
-            )
-        if lanes and numpy_type(element).itemsize * int(lanes) > LONGEST:
-            raise CompileError(
-                f"kernel {self.kernel} moves a vector {dtype}, of which CUDA has no type; make it shorter"
-            )
+        if lanes and (element == "bool" or numpy_type(element).itemsize * int(lanes) > LONGEST):
+            truth = "which TVM prints as one of 16-bit integers; move one truth value at a time"
+            why = truth if element == "bool" else "of which CUDA has no type; make it shorter"
+            raise CompileError(f"kernel {self.kernel} moves a vector {dtype}, {why}")
 
     def _load(self, e: Any) -> Value:
         self.printable(dtype_of(e))
