@@ -135,8 +135,8 @@ def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_
 
 
 def test_the_database_holds_the_kernels_of_the_pipeline(measurer: Measurer, tmp_path: Path) -> None:
-    """Every tuned kernel is found by the phase that applies the database."""
-    tune(model(), native_target(), tmp_path, 8, recipe("random"), batch=4, measurer=measurer)
+    """Every tuned kernel is found by the phase that applies the database, whatever the comparison would say of it."""
+    tune(model(), native_target(), tmp_path, 8, recipe("random"), batch=4, measurer=measurer, confirm=False)
     database = open_database(tmp_path)
     found = [task for task in kernels_to_tune(model(), native_target()) if database.has_workload(task.mod)]
     assert found
