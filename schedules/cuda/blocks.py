@@ -15,6 +15,7 @@ VECTOR_BYTES = 16
 """Bytes of the widest access of a thread."""
 
 TRUTH = "bool"
+"""Type of truth values, which take a byte each."""
 
 
 def extent(schedule: Schedule, loop: LoopRV) -> int:

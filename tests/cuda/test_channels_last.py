@@ -173,3 +173,13 @@ def test_axes_that_are_squeezed_from_the_end() -> None:
 
     mod = turned(graph(build, [((1, 64, 28, 28), "float16")]))
     assert 'data_layout="NHWC"' in mod["main"].script()
+
+
+def test_what_tvm_cannot_turn_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise tvm.error.InternalError("std::bad_alloc")
+
+    mod = bottleneck()
+    assert not turned(mod).same_as(mod)
+    monkeypatch.setattr("tvm_ext.backends.cuda.channels_last._candidates", fails)
+    assert turned(mod)["main"].script() == mod["main"].script()

@@ -38,6 +38,8 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         {
             "overlapping": lambda c, f: F.fold(c, (5, 7), 3, padding=1),
             "apart": lambda c, f: F.fold(c, (18, 15), (2, 3), dilation=(1, 2), stride=(4, 2), padding=(0, 1)),
+            "steps of a part of a window": lambda c, f: F.fold(c, (9, 11), 3, stride=2, padding=(1, 2)),
+            "side by side": lambda c, f: F.fold(c[:, :, :12], (9, 8), (3, 2), stride=(3, 2)),
             "without a batch": lambda c, f: F.fold(f, (7, 7), (2, 3), dilation=(2, 1), stride=(1, 2), padding=(0, 2)),
         },
     ),

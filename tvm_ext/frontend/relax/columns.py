@@ -48,19 +48,33 @@ def picture_of_columns(
     steps = window_steps(picture, block, strides, dilations, pads)
     batch, rows = list(columns.ty.shape)[:2]
 
+    # Where elements of a window are side by side, few windows reach a pixel: of 8 elements in steps of 8 one does.
+    terms = [
+        -(-extent // step) if dilation == 1 else extent
+        for extent, step, dilation in zip(block, strides, dilations, strict=True)
+    ]
+
     def fold(source: Any) -> Any:
-        inside = [te.reduce_axis((0, extent), f"k{axis}") for axis, extent in enumerate(block)]
+        inside = [te.reduce_axis((0, count), f"k{axis}") for axis, count in enumerate(terms)]
 
         def pixel(image: Any, channel: Any, *at: Any) -> Any:
             fits: list[Any] = []
             column: Any = tirx.const(0, "int64")
             row: Any = tirx.const(0, "int64")
             for axis in range(rank):
-                place = at[axis] + pads[axis] - inside[axis] * dilations[axis]
-                step = tirx.floordiv(place, strides[axis])
-                fits += [tirx.floormod(place, strides[axis]) == 0, step >= 0, step < steps[axis]]
+                place = at[axis] + pads[axis]
+                if dilations[axis] == 1:
+                    step = tirx.floordiv(place, strides[axis]) - inside[axis]
+                    element = tirx.floormod(place, strides[axis]) + inside[axis] * strides[axis]
+                    fits.append(element < block[axis])
+                else:
+                    element = inside[axis]
+                    place -= element * dilations[axis]
+                    step = tirx.floordiv(place, strides[axis])
+                    fits.append(tirx.floormod(place, strides[axis]) == 0)
+                fits += [step >= 0, step < steps[axis]]
                 column = column * steps[axis] + tirx.max(tirx.min(step, steps[axis] - 1), 0)
-                row = row * block[axis] + inside[axis]
+                row = row * block[axis] + tirx.min(element, block[axis] - 1)
             value = source[image, channel * size + row, column]
             return te.sum(tirx.if_then_else(tirx.all(*fits), value, tirx.const(0, source.dtype)), axis=inside)
 
