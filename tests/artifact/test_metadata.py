@@ -139,6 +139,18 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"mcpu": 5}, {"mattr": "+avx2"}, {"mattr": [1, None]}, {"mcpu": {}}, {"kind": "none"}, {"mtriple": 3}]
+)
+def test_a_target_that_is_none_is_refused(saved: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    metadata = json.loads((saved / METADATA).read_text())
+    metadata["target"].update(wrong)
+    os.link(saved / LIBRARY, tmp_path / LIBRARY)
+    (tmp_path / METADATA).write_text(json.dumps(metadata))
+    with pytest.raises(ModelError, match="field target is not one that TVM knows"):
+        load(tmp_path)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(st.data())
 def test_mutated_metadata_gives_a_model_that_runs_or_an_error(saved: Path, tmp_path: Path, data: st.DataObject) -> None:

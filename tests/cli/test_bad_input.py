@@ -209,7 +209,8 @@ class TestFullDisk:
 
     def test_outputs_of_a_run(self, commands: Commands, artifact: Path, mount: Callable[..., Path]) -> None:
         disk = mount("size=4k,nr_inodes=1")
-        commands("run", artifact, "-o", disk / "y.npz").error(7, f"cannot write {disk}/y.npz: No space left on device")
+        full = "No space left on device; free some space or write elsewhere"
+        commands("run", artifact, "-o", disk / "y.npz").error(7, f"cannot write {disk}/y.npz: {full}")
         assert names(disk) == []
         commands("run", artifact, "-o", "/dev/full").error(7, "cannot write /dev/full: No space left on device")
         commands("run", artifact, "-o", "/proc/y.npz").error(7, "cannot write /proc/y.npz: ")

@@ -24,6 +24,7 @@ LARGE_RESULT = 1 << 16
 """Bytes of a result from which on its memory is handed over instead of copied."""
 
 _CPU = tvm.cpu()
+_TENSOR = tvm.runtime.Tensor
 
 
 def arguments(
@@ -81,10 +82,12 @@ def results(value: Any, shared: Sequence[bool]) -> list[np.ndarray]:
     ``shared`` says of each whether its memory may be that of something else: an input, a constant of the model, or
     another result. Such a result is copied, and so are small ones, which take whole pages of the runtime's memory.
     """
+    if type(value) is _TENSOR and len(shared) == 1:
+        return [_own(value, shared[0])]
     found = list(tensors(value))
     if len(found) != len(shared):
         shared = (True,) * len(found)
-    return [_own(tensor, is_shared) for tensor, is_shared in zip(found, shared, strict=True)]
+    return list(map(_own, found, shared))
 
 
 def _own(tensor: Any, is_shared: bool) -> np.ndarray:

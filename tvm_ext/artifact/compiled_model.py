@@ -7,15 +7,12 @@ On disk it is a folder with two files, ``model.so`` (a library that ``tvm.runtim
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import re
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +25,15 @@ from tvm_ext.artifact.destination import as_path, check_destination
 from tvm_ext.artifact.device_errors import device_error, lesser_cpu, older_gpu
 from tvm_ext.artifact.machine import Machine
 from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.artifact.run_errors import run_error
 from tvm_ext.artifact.shared_object import write_library
 from tvm_ext.artifact.staging import Staging
-from tvm_ext.errors import CompileError, InputError, ModelError, OutputError, TargetError, TvmExtError, first_line
+from tvm_ext.errors import ModelError, OutputError, TargetError, TvmExtError, first_line
 from tvm_ext.system.cleanup import temporary_folder
-from tvm_ext.system.files import ARTIFACT, exchange
+from tvm_ext.system.files import ARTIFACT, exchange, write_remedy
 from tvm_ext.system.threads import before_exit, use_all_cores, with_pool
 
 LIBRARY, METADATA = ARTIFACT
-
-
-_AT_ONCE = nullcontext()
-"""In place of a lock, where several threads may run a model at a time."""
 
 _models: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
 
@@ -80,6 +74,7 @@ class CompiledModel:
         self.conditions: tuple[str, ...] = tuple(metadata.get("conditions", ()))
         self.shared_results = tuple(shared_results or metadata.get("shared_results", ())) or (True,) * len(self.outputs)
         self.any_element = metadata.get("alignment") == ELEMENT
+        self._names = tuple(spec.name for spec in self.outputs)
         self._origin = origin  # the library file, where the model was loaded from one
         self._idle: list[Machine] = []
         self._staging = Staging(self.inputs)
@@ -149,20 +144,22 @@ class CompiledModel:
             If it returns another number of tensors than its metadata lists.
         """
         self._check_device()
-        arrays = self._staging.known(inputs) if self._is_on_cpu else None
-        if arrays is None:
+        known = self._staging.known(inputs) if self._is_on_cpu else None
+        if known is not None:
+            values = with_pool(self._run, Machine.staged, known, self._own_results)
+        else:
             given = before_exit(lambda: arguments(self.inputs, inputs, self.device, self.conditions, self.any_element))
-            values = self._in_thread(lambda: self._call(lambda machine: given, self._taken))
+            values = self._in_thread(lambda: self._run(_as_given, given, self._own_results))
             if self._is_on_cpu:
                 self._staging.remember(inputs)
-        else:
-            values = self._in_thread(lambda: self._call(lambda machine: machine.staged(arrays), self._taken))
-        if len(values) != len(self.outputs):
+        if len(values) != len(self._names):
             raise ModelError(
                 f"the compiled model returns {len(values)} tensors where its metadata lists {len(self.outputs)} "
                 f"outputs; {REMEDY}"
             )
-        return dict(zip((spec.name for spec in self.outputs), values, strict=True))
+        if len(values) == 1:
+            return {self._names[0]: values[0]}
+        return dict(zip(self._names, values, strict=True))
 
     def run_tensors(self, given: Sequence[Any]) -> list[Any]:
         """Run the model on tensors of TVM that fit it, as :meth:`run`, without a check or a copy.
@@ -184,48 +181,40 @@ class CompiledModel:
             As :meth:`run`.
         """
         self._check_device()
-        return self._in_thread(lambda: self._call(lambda machine: given, tensors))
+        return self._in_thread(lambda: self._run(_as_given, given, lambda value: list(tensors(value))))
 
-    def _taken(self, value: Any) -> Iterable[np.ndarray]:
+    def _own_results(self, value: Any) -> list[np.ndarray]:
         return results(value, self.shared_results)
 
     def _in_thread(self, function: Callable[[], list[Any]]) -> list[Any]:
         # Elsewhere than on the CPU a thread has a stream of its own, and its kernels need no pool.
         return (with_pool if self._is_on_cpu else before_exit)(function)
 
-    def _call(self, given: Callable[[Machine], Sequence[Any]], taken: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    def _run(self, prepare: Callable[..., Any], given: Sequence[Any], taken: Callable[[Any], list[Any]]) -> list[Any]:
+        """Run the model on what ``prepare`` makes of a machine and what was given; ``taken`` is kept of the result."""
+        if self._runs_at_once:
+            return self._run_once(prepare, given, taken)
+        with self._turn:
+            return self._run_once(prepare, given, taken)
+
+    def _run_once(
+        self, prepare: Callable[..., Any], given: Sequence[Any], taken: Callable[[Any], list[Any]]
+    ) -> list[Any]:
         # A virtual machine keeps where it is in the program, so each run has one to itself. On the CPU they share code
         # and constants; on other devices each would copy the constants.
-        with _AT_ONCE if self._runs_at_once else self._turn:
-            idle = self._idle  # another one once there is another instrument
-            try:
-                machine = idle.pop()
-            except IndexError:
-                with self._lock:
-                    idle, machine = self._idle, Machine(self._new_machine(), self.any_element)
-            try:
-                values = list(taken(machine.main(*given(machine))))
-            except TvmExtError:
-                raise
-            except AssertionError as error:  # by an operator of the model that checks values: relax.assert_op
-                raise InputError(
-                    f"the model itself refuses its inputs: {first_line(error).rstrip('.')}; give values that it allows"
-                ) from error
-            except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
-                mismatch = _MISMATCH.search(first_line(error))
-                if mismatch is not None:
-                    raise InputError(
-                        f"the values of the inputs do not fit together: a tensor of the model has {mismatch[1]} "
-                        f"elements along axis {mismatch[3]} where others make it {mismatch[2]}; give values that fit"
-                    ) from error
-                if _NOT_ALLOCATED.search(str(error)) is not None:
-                    raise InputError(
-                        "a tensor of the model cannot be allocated: a size that is computed from values of the inputs "
-                        "is negative or too large, or the memory is full; give values that the model is made for"
-                    ) from error
-                meaning = device_error(str(error)) or first_line(error)
-                raise CompileError(f"the compiled model failed while running: {meaning}") from error
-            idle.append(machine)  # not after an error: what it left unfinished goes with it
+        idle = self._idle  # another one once there is another instrument
+        try:
+            machine = idle.pop()
+        except IndexError:
+            with self._lock:
+                idle, machine = self._idle, Machine(self._new_machine(), self.any_element)
+        try:
+            values = taken(machine.main(*prepare(machine, *given)))
+        except TvmExtError:
+            raise
+        except Exception as error:  # whatever class TVM's C++ side names, or a function of Python that it calls
+            raise run_error(error) from error
+        idle.append(machine)  # not after an error: what it left unfinished goes with it
         return values
 
     def _check_device(self) -> None:
@@ -299,8 +288,7 @@ class CompiledModel:
                 with contextlib.suppress(OSError):
                     path.rmdir()
             if isinstance(error, OSError):
-                hint = _space_hint(error)
-                raise OutputError(f"cannot write {folder}: {error.strerror or error}{hint}") from None
+                raise OutputError(f"cannot write {folder}: {error.strerror or error}; {write_remedy(error)}") from None
             raise
         return folder
 
@@ -321,6 +309,10 @@ class CompiledModel:
                 write_library(self.executable, library, workspace, str(host.get("mtriple", "")))
         self.metadata["files"] = {LIBRARY: file_record(library)}
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
+
+
+def _as_given(machine: Machine, *tensors: Any) -> tuple[Any, ...]:
+    return tensors
 
 
 def _replace(folder: Path, partial: Path) -> None:
@@ -400,15 +392,3 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
         meaning = device_error(str(error)) or first_line(error)
         raise TargetError(f"{library} cannot be loaded on this machine: {meaning}") from None
     return module, metadata
-
-
-_MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
-"""What the virtual machine says where an extent that was computed differs from the tensor that it is of."""
-
-_NOT_ALLOCATED = re.compile(r"std::bad_alloc|negative dimensions are not allowed")
-
-
-def _space_hint(error: OSError) -> str:
-    if error.errno == errno.EFBIG:
-        return "; raise the limit on file sizes (ulimit -f)"
-    return "; free some space or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -13,6 +13,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.artifact.arguments import from_array
+from tvm_ext.artifact.staging import Shapes
 from tvm_ext.inputs import aligned
 
 LARGEST_COPY = 1 << 16
@@ -33,35 +34,45 @@ class Machine:
     def __init__(self, virtual_machine: relax.VirtualMachine, any_element: bool = False) -> None:
         self.main = virtual_machine["main"]
         self._any_element = any_element
-        self._places: dict[int, tuple[np.ndarray, Any]] = {}
+        self._shapes: Shapes | None = None
+        self._places: list[tuple[np.ndarray, Any] | None] = []
 
-    def staged(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+    def staged(self, arrays: Sequence[np.ndarray], shapes: Shapes) -> list[Any]:
         """Make arguments of arrays that fit the model; small ones are copied, so that no run changes them.
 
         Parameters
         ----------
         arrays : sequence of numpy.ndarray
             In the order of the inputs, contiguous, checked before.
+        shapes : tuple of tuple of int
+            Their shapes, one object for all runs of these shapes.
 
         Returns
         -------
         list of tvm.runtime.Tensor
             Good until the next call.
         """
-        return [
-            self._placed(number, array)
-            if array.nbytes <= LARGEST_COPY
-            else from_array(array, any_element=self._any_element)
-            for number, array in enumerate(arrays)
-        ]
+        if shapes is not self._shapes:
+            self._places = [_place_of(array) for array in arrays]
+            self._shapes = shapes
+        number = 0
+        arguments = []
+        for array in arrays:
+            place = self._places[number]
+            if place is None:
+                arguments.append(from_array(array, any_element=self._any_element))
+            else:
+                place[0][...] = array
+                arguments.append(place[1])
+            number += 1
+        return arguments
 
-    def _placed(self, number: int, array: np.ndarray) -> Any:
-        place = self._places.get(number)
-        if place is None or place[0].shape != array.shape:
-            memory = aligned(array)
-            place = memory, from_array(memory)
-            if place[1].data_ptr() == memory.ctypes.data:  # not where DLPack has no such type, and there is a copy
-                self._places[number] = place
-        else:
-            place[0][...] = array
-        return place[1]
+
+def _place_of(array: np.ndarray) -> tuple[np.ndarray, Any] | None:
+    """Make memory for arrays of this shape, and the tensor that it is; None for large ones."""
+    if array.nbytes > LARGEST_COPY:
+        return None
+    memory = aligned(array)
+    tensor = from_array(memory)
+    # A type that DLPack does not know was copied again.
+    return (memory, tensor) if tensor.data_ptr() == memory.ctypes.data else None

@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.conditions import names_of
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, first_line
 from tvm_ext.inputs import numpy_dtype
 from tvm_ext.system.files import require_regular
 from tvm_ext.tensor_spec import TensorSpec
@@ -134,8 +134,11 @@ def _check(metadata: Mapping[str, Any]) -> None:
         if len(set(names)) < len(names):
             raise _Damage(f"{side} names a tensor twice")
     _check_conditions(metadata)
-    _check_device(_typed(metadata, "device", str))
-    _typed(_typed(metadata, "target", dict), "kind", str, "target")
+    device, target = _typed(metadata, "device", str), _typed(metadata, "target", dict)
+    _check_device(device)
+    _typed(target, "kind", str, "target")
+    if device == "cpu":
+        _check_cpu(target)
     for name, record in _typed(metadata, "files", dict).items():
         if not isinstance(record, dict):
             raise _Damage(f"files.{name} is not an object")
@@ -184,6 +187,15 @@ def _typed(row: Mapping[str, Any], key: str, kind: type, place: str = "") -> Any
     if not isinstance(row[key], kind):
         raise _Damage(f"{name} is {type(row[key]).__name__} where {kind.__name__} is needed")
     return row[key]
+
+
+def _check_cpu(target: Mapping[str, Any]) -> None:
+    """Check the fields that say which processors run the code."""
+    known = {name: target[name] for name in ("kind", "mcpu", "mattr", "mtriple") if name in target}
+    try:
+        tvm.target.Target(known)
+    except (TypeError, ValueError) as error:
+        raise _Damage(f"target is not one that TVM knows ({first_line(error):.200})") from None
 
 
 def _check_device(name: str) -> None:

@@ -68,6 +68,15 @@ def _open_pipe(path: Path) -> int:
     return handle
 
 
+def write_remedy(error: OSError) -> str:
+    """Say what to do about a file that could not be written."""
+    if error.errno == errno.EFBIG:
+        return "raise the limit on file sizes (ulimit -f)"
+    return (
+        "free some space or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another path"
+    )
+
+
 def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool = False) -> None:
     """Write a file so that it appears whole or not at all.
 
@@ -99,7 +108,7 @@ def write_atomically(path: str | Path, data: str | bytes, *, make_folders: bool 
             partial.write_bytes(payload)
             partial.replace(path)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; {write_remedy(error)}") from None
 
 
 @contextmanager
@@ -114,7 +123,7 @@ def exclusive(path: Path) -> Iterator[None]:
     try:
         file = path.open("a", encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; {write_remedy(error)}") from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -40,7 +40,19 @@ MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
 
 Result = TypeVar("Result")
 
-_pool = threading.local()
+
+class _Pool(threading.local):
+    """What is known of the calling thread's pool."""
+
+    process: int | None = None
+    """The process that the pool was made in; there is none without."""
+    of_main = False
+    """Whether the thread is the main one, which ends last."""
+    given_up: threading.Event | None = None
+
+
+_pool = _Pool()
+_process = os.getpid()
 _first = itertools.count()
 
 
@@ -67,11 +79,11 @@ def use_all_cores() -> None:
     A pool that the thread has already, because it ran kernels of another origin, keeps its size. So does that of a
     further thread where :data:`MOST_POOLS` threads beside the main one were given pools.
     """
-    if getattr(_pool, "process", None) is None and (_is_main() or next(_others) < MOST_POOLS):
+    if _pool.process is None and (_is_main() or next(_others) < MOST_POOLS):
         _make_pool()
 
 
-def with_pool(function: Callable[[], Result]) -> Result:
+def with_pool(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function that runs kernels, in a thread whose pool works.
 
     That is the calling thread if it is the main one, or has such a pool. TVM keeps the pool of a thread that ended, and
@@ -79,13 +91,15 @@ def with_pool(function: Callable[[], Result]) -> Result:
     have a worker of this module make the call. So has a thread of a process that was forked after it had made its pool:
     threads of a pool do not survive a fork, and kernels would wait for them forever.
     """
-    process = getattr(_pool, "process", None)
+    process = _pool.process
     if process is None and _is_main():
         _make_pool()
-    elif process != os.getpid():
+    elif process != _process:
         _running.wait_if_over()
-        return _workers.call(function)
-    return before_exit(function)
+        return _workers.call(lambda: function(*arguments))
+    if _pool.of_main:  # it is the one that waits for others at the end
+        return function(*arguments)
+    return before_exit(lambda: function(*arguments))
 
 
 def in_threads(count: int, function: Callable[[], Result]) -> Result:
@@ -121,8 +135,7 @@ def in_threads(count: int, function: Callable[[], Result]) -> Result:
 
 def is_given_up() -> bool:
     """Whether nobody waits for what the calling thread does any more."""
-    given_up = getattr(_pool, "given_up", None)
-    return given_up is not None and given_up.is_set()
+    return _pool.given_up is not None and _pool.given_up.is_set()
 
 
 def before_exit(function: Callable[[], Result]) -> Result:
@@ -246,7 +259,7 @@ def _make_pool(count: int | None = None) -> None:
                 configure(SHARED, count, processors)
     finally:
         os.sched_setaffinity(0, allowed)
-    _pool.process = os.getpid()
+    _pool.process, _pool.of_main = os.getpid(), _is_main()
 
 
 @lru_cache(maxsize=1)
@@ -277,8 +290,8 @@ def _is_main() -> bool:
 
 def _renew() -> None:
     """Start anew in a forked child, where none of the workers is."""
-    global _workers, _others, _running
-    _workers, _others, _running = _Workers(), itertools.count(), _Running()
+    global _workers, _others, _running, _process
+    _workers, _others, _running, _process = _Workers(), itertools.count(), _Running(), os.getpid()
 
 
 def _one_of_each_core() -> list[int]:
