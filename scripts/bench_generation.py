@@ -29,7 +29,7 @@ from scripts.results import add_json_option, add_keep_option, kept_or, result_pa
 from tvm_ext import Generator
 from tvm_ext.bench.decoder_peers import exported, rounded
 from tvm_ext.bench.peak import MultiplyAdds, Read
-from tvm_ext.generation.decoder import DecoderConfig
+from tvm_ext.generation.config import DecoderConfig
 from tvm_ext.generation.definitions import SIZES, made_up
 from tvm_ext.generation.quantization import weight_format
 from tvm_ext.system.threads import physical_cores, with_pool

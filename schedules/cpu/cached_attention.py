@@ -137,6 +137,41 @@ def append(rows: int | None, shape: HeadShape, rotary: bool, biased: bool, machi
     return written("append", rows, write)
 
 
+def head_norms(rows: int | None, shape: HeadShape, epsilon: float, biased: bool, machine: Machine) -> tirx.PrimFunc:
+    """Make the kernel that norms each head of queries and keys by its root mean square, and hands values on.
+
+    Arguments: projected ``[rows, (heads + 2 kv_heads) * head_size]``, its bias if there is one, gains of queries and of
+    keys ``[2 * head_size]``, the result, as projected.
+    """
+    size, heads = shape.head_size, shape.heads + shape.kv_heads
+
+    def write(count: Any) -> None:
+        data = argument("data", count, shape.projected)
+        bias = argument("bias", shape.projected) if biased else None
+        gain, out = argument("gain", 2 * size), argument("out", count, shape.projected)
+
+        def element(i: Any, x: Any) -> Any:
+            return data[i, x] if bias is None else data[i, x] + bias[x]
+
+        with each_row(count, "head_norms") as i:
+            square = local(1)
+            for begin, end, of_keys in ((0, shape.heads, 0), (shape.heads, heads, 1)):
+                with T.serial(0, end - begin) as number:
+                    first = (begin + number) * size
+                    T.buffer_store(square, T.float32(0), [0])
+                    with simd(size, machine) as x:
+                        T.buffer_store(square, square[0] + element(i, first + x) * element(i, first + x), [0])
+                    scale = T.float32(1) / T.sqrt(square[0] * T.float32(1 / size) + T.float32(epsilon))
+                    T.buffer_store(square, scale, [0])
+                    with simd(size, machine) as x:
+                        value = element(i, first + x) * square[0] * gain[of_keys * size + x]
+                        T.buffer_store(out, value, [i, first + x])
+            with simd(shape.kv_heads * size, machine) as x:
+                T.buffer_store(out, element(i, heads * size + x), [i, heads * size + x])
+
+    return written("head_norms", rows, write)
+
+
 def attend(rows: int | None, shape: HeadShape, machine: Machine) -> tirx.PrimFunc:
     """Make the kernel ``out = softmax(queries . keys) . values``, each token over itself and those before it.
 

@@ -112,20 +112,21 @@ def norm(rows: int | None, hidden: int, epsilon: float, centred: bool, last: boo
     return written("norm", rows, write)
 
 
-def gated(rows: int | None, inner: int, machine: Machine) -> tirx.PrimFunc:
-    """SwiGLU without its products: ``silu(data[i, x]) * data[i, inner + x]``."""
+def gated(rows: int | None, inner: int, activation: str, machine: Machine) -> tirx.PrimFunc:
+    """SwiGLU without its products: ``silu(data[i, x]) * data[i, inner + x]``; or ``gelu`` by its tangent."""
 
     def write(count: Any) -> None:
         data, out = argument("data", count, 2 * inner), argument("out", count, inner)
         with each_row(count, "gate") as i, simd(inner, machine) as x:
             gate = data[i, x]
-            T.buffer_store(out, gate / (T.float32(1) + T.exp(-gate)) * data[i, inner + x], [i, x])
+            power = gate if activation == "silu" else _twice_tangent(gate)
+            T.buffer_store(out, gate / (T.float32(1) + T.exp(-power)) * data[i, inner + x], [i, x])
 
     return written("gated", rows, write)
 
 
 def gelu(rows: int | None, inner: int, machine: Machine) -> tirx.PrimFunc:
-    """GELU by its tangent: ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x ** 3))``, after a bias is added.
+    """GELU by its tangent, after a bias is added.
 
     Arguments: data ``[rows, inner]``, bias, result.
     """
@@ -135,10 +136,14 @@ def gelu(rows: int | None, inner: int, machine: Machine) -> tirx.PrimFunc:
         out = argument("out", count, inner)
         with each_row(count, "gelu") as i, simd(inner, machine) as x:
             value = data[i, x] + bias[x]
-            power = value * (T.float32(1.5957691216057308) + T.float32(0.07135481282553437) * value * value)
-            T.buffer_store(out, value / (T.float32(1) + T.exp(-power)), [i, x])
+            T.buffer_store(out, value / (T.float32(1) + T.exp(-_twice_tangent(value))), [i, x])
 
     return written("gelu", rows, write)
+
+
+def _twice_tangent(value: Any) -> Any:
+    """``2 * sqrt(2 / pi) * (x + 0.044715 * x ** 3)``: ``x * sigmoid`` of it is GELU by its tangent."""
+    return value * (T.float32(1.5957691216057308) + T.float32(0.07135481282553437) * value * value)
 
 
 def residual(rows: int | None, hidden: int, biased: bool, machine: Machine) -> tirx.PrimFunc:

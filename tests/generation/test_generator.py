@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import tvm_ext
 from tests.commands import Commands
 from tvm_ext import Generator
 from tvm_ext.errors import InputError, ModelError, OptionError
-from tvm_ext.generation.decoder import Decoder, config_from_checkpoint
+from tvm_ext.generation.checkpoints import config_from_checkpoint
+from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.definitions import SIZES, Transformer, made_up
 from tvm_ext.generation.quantization import dequantized, quantized, weight_format
 
@@ -157,6 +159,16 @@ def test_damaged_weights_are_refused(artifact: Path, tmp_path: Path) -> None:
         Generator.load(copy)
 
 
+@pytest.mark.parametrize(("field", "value"), [("context", 10**6), ("caches", []), ("config", {}), ("sha256", "")])
+def test_changed_metadata_are_refused(artifact: Path, tmp_path: Path, field: str, value: object) -> None:
+    copy = Path(shutil.copytree(artifact, tmp_path / "copy"))
+    metadata = json.loads((copy / "metadata.json").read_text())
+    metadata["decoder"][field] = value
+    (copy / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ModelError, match="field decoder was changed"):
+        Generator.load(copy)
+
+
 def test_command(commands: Commands, artifact: Path, llama: tuple[Transformer, Generator]) -> None:
     prompt = ",".join(map(str, PROMPT))
     expected = list(llama[1].generate(PROMPT, 12))
@@ -260,11 +272,11 @@ GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_layer": 2, "vocab_si
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported; candidates are silu, swish"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .*only unscaled angles"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_parameters is .*only unscaled angles"),
-        ({"model_type": "gemma"}, "model_type 'gemma' is not supported"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; candidates are silu, swish, gelu_pyt"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, so that 3 of the 16 elements"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is .*candidates are default, linear"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "field 'low_freq_factor' is missing"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported"),
         ({"hidden_size": "wide"}, "a field is no number"),
         ({"rope_parameters": "default"}, "a field is no number"),
         ({"hidden_size": 0}, "field hidden is 0"),

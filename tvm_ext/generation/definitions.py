@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tvm_ext.generation.decoder import DecoderConfig
+from tvm_ext.generation.config import DecoderConfig
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, ``[1, kv_heads, positions, head_size]``."""
@@ -148,37 +148,44 @@ class LlamaAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden, config.kv_heads * size, biased)
         self.v_proj = nn.Linear(config.hidden, config.kv_heads * size, biased)
         self.o_proj = nn.Linear(config.heads * size, config.hidden, False)
+        if config.head_norms:
+            self.q_norm, self.k_norm = RMSNorm(size, config.epsilon), RMSNorm(size, config.epsilon)
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Attend; gives the result and the longer cache."""
         config = self.config
         begin = 0 if past is None else past[0].shape[2]
         powers = torch.arange(0, config.head_size, 2).float() / config.head_size
-        angles = (torch.arange(x.shape[1]) + begin).float()[:, None] * config.rotary_base ** -powers[None, :]
-        cosine, sine = angles.cos(), angles.sin()
+        rates = config.rotary_base**-powers if config.rates is None else torch.tensor(config.rates)
+        angles = (torch.arange(x.shape[1]) + begin).float()[:, None] * rates[None, :]
+        cosine, sine = angles.cos() * config.rotary_gain, angles.sin() * config.rotary_gain
 
         def turned(part: Tensor) -> Tensor:
             first, second = part.chunk(2, -1)
             return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
-        query = turned(heads_of(self.q_proj(x), config.heads))
-        key = turned(heads_of(self.k_proj(x), config.kv_heads))
-        result, key, value = attention(query, key, heads_of(self.v_proj(x), config.kv_heads), past)
+        query, key = heads_of(self.q_proj(x), config.heads), heads_of(self.k_proj(x), config.kv_heads)
+        if config.head_norms:
+            query, key = self.q_norm(query), self.k_norm(key)
+        result, key, value = attention(turned(query), turned(key), heads_of(self.v_proj(x), config.kv_heads), past)
         return self.o_proj(result), (key, value)
 
 
 class LlamaMLP(nn.Module):
-    """SwiGLU."""
+    """SwiGLU, or GELU in its place."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.activation = config.activation
         self.gate_proj = nn.Linear(config.hidden, config.inner, False)
         self.up_proj = nn.Linear(config.hidden, config.inner, False)
         self.down_proj = nn.Linear(config.inner, config.hidden, False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network."""
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        return self.down_proj(gate * self.up_proj(x))
 
 
 class LlamaBlock(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -23,7 +24,8 @@ from tvm_ext.artifact.metadata import FORMAT, REMEDY, check_file, file_record
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import generate_code, lower, recorded_versions
 from tvm_ext.errors import InputError, ModelError, OptionError, TargetError
-from tvm_ext.generation.decoder import Decoder, DecoderConfig
+from tvm_ext.generation.config import DecoderConfig
+from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.module import Layout, decoder_module
 from tvm_ext.generation.quantization import weight_format
 from tvm_ext.pipeline import checked_options
@@ -111,13 +113,13 @@ class Generator:
             raise OptionError(f"option context: {context!r} is no number of tokens from 1 to {config.positions}")
         resolved = resolve_target(target)
         machine = backend_of(resolved).machine
-        facts = None if machine is None else machine(resolved)
-        if not isinstance(facts, Machine):
+        found = None if machine is None else machine(resolved)
+        if not isinstance(found, Machine):
             raise TargetError(f"decoders are compiled for CPUs, and target {resolved.kind.name} is none")
         form = weight_format(weights)
         report = progress or (lambda step: None)
         biased = any(name.endswith("q_proj.bias") for name in decoder.weights)
-        layout = Layout(config, form, context, facts, biased)
+        layout = Layout(config, form, context, found, biased)
         report("write kernels")
         module = decoder_module(layout, min(MOST_TOKENS, context))
         start = time.perf_counter()
@@ -127,6 +129,14 @@ class Generator:
         seconds["generate code"] = time.perf_counter() - start
         report("pack weights")
         arrays = [_copied(array) for array in layout.arrays(decoder)]
+        facts = {
+            "config": config.to_json(),
+            "weights": str(form),
+            "context": context,
+            "caches": [list(shape) for shape in layout.caches],
+            "tensors": [[list(shape), dtype] for shape, dtype in layout.shapes],
+            "bytes_per_token": layout.bytes_per_token(),
+        }
         metadata = {
             "format": FORMAT,
             "name": decoder.name,
@@ -137,18 +147,11 @@ class Generator:
             "inputs": [],
             "outputs": [],
             "versions": recorded_versions(),
-            "decoder": {
-                "config": config.to_json(),
-                "weights": str(form),
-                "context": context,
-                "caches": [list(shape) for shape in layout.caches],
-                "tensors": [[list(shape), dtype] for shape, dtype in layout.shapes],
-                "bytes_per_token": layout.bytes_per_token(),
-            },
+            "decoder": facts | {"sha256": _digest(facts)},
             "decisions": {
                 "import": [],
                 "memory": {},
-                "machine": asdict(facts),
+                "machine": asdict(found),
                 "seconds": {name: round(value, 4) for name, value in seconds.items()},
                 "statistics": None if statistics is None else vars(statistics) | {},
             },
@@ -173,6 +176,9 @@ class Generator:
             raise ModelError(f"{path} holds no decoder; `tvm-ext compile FOLDER` of a checkpoint makes one")
         if WEIGHTS not in metadata["files"]:
             raise ModelError(f"{path / METADATA} is damaged, field files.{WEIGHTS} is missing; {REMEDY}")
+        if not isinstance(facts, dict) or facts.get("sha256") != _digest(facts):
+            # Kernels were made for these numbers, and would read beside what they are given.
+            raise ModelError(f"{path / METADATA} is damaged, field decoder was changed; {REMEDY}")
         check_file(path / WEIGHTS, metadata["files"][WEIGHTS])
         try:
             arrays = list(_read(path / WEIGHTS, facts["tensors"]))
@@ -330,6 +336,12 @@ class _DecoderModel(CompiledModel):
                 stream.write(bytes(-array.nbytes % ALIGNMENT))
         self.metadata["files"][WEIGHTS] = file_record(partial / WEIGHTS)
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Give the SHA-256 of what an artifact says of its decoder."""
+    text = json.dumps({key: value for key, value in facts.items() if key != "sha256"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:

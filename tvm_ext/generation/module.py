@@ -15,7 +15,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.generation.decoder import Decoder, DecoderConfig
+from tvm_ext.generation.config import DecoderConfig
+from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.quantization import stored
 from tvm_ext.schedules.compute.weight_words import WeightFormat, WeightShape
 from tvm_ext.schedules.cpu import cached_attention, decoder_kernels
@@ -128,9 +129,8 @@ def _llama(layout: Layout) -> Iterator[tuple[str, Stored]]:
     hidden, heads = config.hidden, layout.heads
     yield "embedding", _vector("model.embed_tokens.weight", config.vocabulary, hidden)
     half = config.head_size // 2
-    powers = np.arange(0, config.head_size, 2, dtype="float32") / np.float32(config.head_size)
-    angles = np.arange(layout.context, dtype="float32")[:, None] * (np.float32(config.rotary_base) ** -powers)
-    turns = [np.cos(angles), np.sin(angles)]
+    angles, gain = config.angles(layout.context), np.float32(config.rotary_gain)
+    turns = [np.cos(angles) * gain, np.sin(angles) * gain]
     yield "angles", Stored((((layout.context, half), "float32"),) * 2, lambda decoder: turns)
     for number in range(config.layers):
         prefix = f"model.layers.{number}."
@@ -142,6 +142,9 @@ def _llama(layout: Layout) -> Iterator[tuple[str, Stored]]:
         )
         if layout.biased:
             yield f"{number}.projection_bias", _joined([f"{name}.bias" for name in names], heads.projected)
+        if config.head_norms:
+            gains = [f"{prefix}self_attn.{part}_norm.weight" for part in "qk"]
+            yield f"{number}.head_norms", _joined(gains, 2 * config.head_size)
         yield (
             f"{number}.output",
             layout.matrix(config.heads * config.head_size, hidden, _columns(prefix + "self_attn.o_proj.weight")),
@@ -256,6 +259,10 @@ class _Function:
         size = config.heads * config.head_size
         projected = self._product(x, f"{number}.projection", config.hidden, heads.projected, self.rows)
         bias = self.weights.get(f"{number}.projection_bias", [])
+        if config.head_norms:
+            kernel = cached_attention.head_norms(self.rows, heads, config.epsilon, bool(bias), machine)
+            gains = self.weights[f"{number}.head_norms"]
+            projected, bias = self._call("head_norms", kernel, [projected, *bias, *gains], heads.projected), []
         caches = self.caches[2 * number : 2 * number + 2]
         angles = self.weights.get("angles", [])
         append = cached_attention.append(self.rows, heads, config.rotary, bool(bias), machine)
@@ -272,7 +279,8 @@ class _Function:
             inner = self._call("gelu", gelu, [inner, *self.weights[f"{number}.up_bias"]], config.inner)
         else:
             gates = self._product(x, f"{number}.gates", config.hidden, 2 * config.inner, self.rows)
-            inner = self._call("gated", decoder_kernels.gated(self.rows, config.inner, machine), [gates], config.inner)
+            gated = decoder_kernels.gated(self.rows, config.inner, config.activation, machine)
+            inner = self._call("gated", gated, [gates], config.inner)
         return self._product(inner, f"{number}.down", config.inner, config.hidden, self.rows)
 
     def _residual(self, past: Any, data: Any, bias: list[Any]) -> Any:

@@ -22,6 +22,8 @@ def decides_by_size(found: Propagation) -> bool:
     found : Propagation
         Comparisons that its ranges settle decide nothing.
     """
+    if any(condition.endswith(" != 1") for condition in found.conditions):
+        return True  # the rank of a result
     for operator in found.graph.operators:
         given = [found.facts.get(name, UNKNOWN) for name in operator.inputs if name]
         made = [found.facts.get(name, UNKNOWN) for name in operator.outputs if name]

@@ -110,6 +110,11 @@ class Step:
         if is_symbolic(size) and not self.at_least(size, number):
             self.assume(f"{size} >= {number}")
 
+    def needs_another_than(self, size: Element, number: int) -> None:
+        """Note that an extent must not be a number, where that is not plain."""
+        if is_symbolic(size) and not self.at_least(size, number + 1) and not self.at_most(size, number - 1):
+            self.assume(f"{size} != {number}")
+
     def at_least(self, size: Element, number: int) -> bool:
         """Whether a size is proved to be at least a number."""
         return is_dim(size) and bounds(dim_of(size), self.limits)[0] >= number

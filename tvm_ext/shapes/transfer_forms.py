@@ -110,18 +110,20 @@ def expand(step: Step) -> list[Fact]:
 
 
 def squeeze(step: Step) -> list[Fact]:
-    """``Squeeze``: of axes that are not named only those that are known to be 1."""
+    """``Squeeze``: of axes that are not named those known to be 1; others must not be, or the rank would change."""
     data, named = step.dims(0), "axes" in step.operator.attributes or step.given(1)
     axes = step.numbers(1, "axes")
     if step.waits(0, 1):
         return [UNKNOWN]
     if data is None or (named and axes is None):
         return [ANYTHING]
-    if axes is None:
-        if not all(isinstance(dim, int) or step.at_least(dim, 2) for dim in data):
-            return [ANYTHING]
-        axes = [axis for axis, dim in enumerate(data) if dim == 1]
+    if not axes:
+        for dim in data:
+            step.needs_another_than(dim, 1)
+        axes = [axis for axis, dim in enumerate(data) if isinstance(dim, int) and dim == 1]
     gone = {axis % len(data) for axis in axes} if data else set()
+    for axis in gone:
+        step.needs_equal(data[axis], 1)
     return _same_elements(step, [dim for axis, dim in enumerate(data) if axis not in gone])
 
 

@@ -301,6 +301,23 @@ def roi_align(step: Step) -> list[Fact]:
     return of_shape((regions[0], data[1], *size))
 
 
+def affine_grid(step: Step) -> list[Fact]:
+    """``AffineGrid``: coordinates of the pixels of a picture."""
+    matrices, size = step.dims(0), step.integers(1)
+    if matrices is None or not size:
+        return [UNKNOWN if step.waits(0, 1) else ANYTHING]
+    step.needs_equal(matrices[0], size[0])
+    return of_shape((matrices[0], *size[2:], len(size) - 2))
+
+
+def picture_of_columns(step: Step) -> list[Fact]:
+    """``Col2Im``: pictures whose windows are given."""
+    data, picture, block = step.dims(0), step.integers(1), step.numbers(2)
+    if data is None or len(data) != 3 or picture is None or block is None or not is_dim(data[1]):
+        return [UNKNOWN if step.waits(0, 1, 2) else ANYTHING]
+    return of_shape((data[0], dim_of(data[1]) // int(np.prod(block)), *picture))
+
+
 def fixed_shape(step: Step) -> list[Fact]:
     """``RandomNormal`` and ``RandomUniform``: an attribute."""
     shape: Any = step.attribute("shape", None)
@@ -317,6 +334,8 @@ TRANSFERS: dict[str, Transfer] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
     **dict.fromkeys(("MatMul", "MatMulInteger"), matmul),
     **dict.fromkeys(("RandomNormal", "RandomUniform"), fixed_shape),
+    "AffineGrid": affine_grid,
+    "Col2Im": picture_of_columns,
     "ConvTranspose": conv_transpose,
     "DepthToSpace": depth_to_space,
     "Einsum": einsum,

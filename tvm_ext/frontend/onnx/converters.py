@@ -9,6 +9,7 @@ from __future__ import annotations
 from tvm_ext.frontend.onnx.contrib import attention as contrib_attention
 from tvm_ext.frontend.onnx.contrib import fused, quantized
 from tvm_ext.frontend.onnx.ops import (
+    affine_grid,
     attention,
     blocked,
     casts,
@@ -25,6 +26,7 @@ from tvm_ext.frontend.onnx.ops import (
     selections,
     softmax,
     spectral,
+    squeezing,
     strict,
     suppression,
     training,
@@ -57,6 +59,8 @@ _FAMILIES = (
     extents,
     learners,
     trees,
+    squeezing,
+    affine_grid,
 )
 
 CONVERTERS: dict[tuple[str, str], type] = {

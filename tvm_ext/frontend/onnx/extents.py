@@ -31,8 +31,13 @@ from tvm_ext.frontend.onnx.ops.windows import indices as picked_indices
 
 TAKES_EXTENTS: Mapping[str, frozenset[int]] = {
     **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), frozenset([0])),
+    "AffineGrid": frozenset([1]),
+    "Col2Im": frozenset([1]),
     "ConstantOfShape": frozenset([0]),
+    "DFT": frozenset([1]),
     "Expand": frozenset([1]),
+    "MaxUnpool": frozenset([2]),
+    "MelWeightMatrix": frozenset([1]),
     "Range": frozenset([0, 1, 2]),
     "Reshape": frozenset([1]),
     "Resize": frozenset([2, 3]),
@@ -264,9 +269,11 @@ def _axes(inputs: list[Any], attributes: Mapping[str, Any]) -> list[int] | None:
 
 def _squeezed(inputs: list[Any], attributes: Mapping[str, Any]) -> Extents | None:
     data, axes = extents_of(inputs[0]), _axes(inputs, attributes)
-    if data is None or axes is None or len(data.values) != 1 or axes not in ([], [0], [-1]):
+    if data is None or axes is None or axes not in ([], [0], [-1]):
         return None
-    return Extents(data.values, True)
+    if len(data.values) == 1 or data.scalar:
+        return Extents(data.values, True) if not (data.scalar and axes) else None
+    return None if axes else data
 
 
 def _unsqueezed(inputs: list[Any], attributes: Mapping[str, Any]) -> Extents | None:

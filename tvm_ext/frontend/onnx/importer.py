@@ -118,7 +118,7 @@ class OnnxImporter(ControlFlowConverter):
         self.index_limits = index_limits(mod)
         if self._known is not None:
             self.conditions = self._known.conditions
-            self.notes = (self._known.note(), *self._known.found.dropped)
+            self.notes = (self._known.note(), *self._known.found.dropped, *self._known.refused_ones())
         mod = clip_indices(mod)
         if any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             mod = with_kept_origins(relax.transform.ConvertToDataflow(min_size=1))(mod)

@@ -93,6 +93,15 @@ class KnownExtents:
             f"{100 * found.known_operators:.0f} % of the operators ({classes}; dimensions: {kinds})"
         )
 
+    def refused_ones(self) -> tuple[str, ...]:
+        """Say in a sentence each which sizes a ``Squeeze`` without axes cannot take."""
+        return tuple(
+            f"{label} names no axes, so that a dimension of 1 would be left out: sizes with {condition[:-5]} == 1 are "
+            "refused"
+            for condition, label in self.found.conditions.items()
+            if condition.endswith(" != 1") and condition in self.conditions
+        )
+
     def needs_at_least(self, name: str, axis: int, least: int) -> None:
         """Note that an extent of a tensor must not be less than a number, where that is not plain."""
         dims = self.found.facts.get(name, Fact()).dims

@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm_ext.frontend.index_limits import unchanged_source
 from tvm_ext.frontend.onnx.graph import domain_of
 from tvm_ext.frontend.onnx.indices import ALONG_AN_AXIS, BY_PLACE
-from tvm_ext.frontend.onnx.ops.extents import can_prove
+from tvm_ext.frontend.onnx.ops.extents import as_tensor, can_prove, extents_in, reshaped
 from tvm_ext.frontend.relax.value_checks import Element, Requirement, checked, spelled
 
 RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
@@ -43,6 +43,9 @@ def with_checked_values(bb: relax.BlockBuilder, node: onnx.NodeProto, label: str
     fed : collection of relax.Var
         Inputs of the model whose values are compared with known limits when they are handed over.
     """
+    if domain_of(node) == "" and node.op_type == "Squeeze":
+        _check_squeezed(bb, node, label, inputs, fed)
+        return
     position = _POSITIONS.get(node.op_type) if domain_of(node) == "" else None
     if position is None or position >= len(inputs):
         return
@@ -57,6 +60,29 @@ def with_checked_values(bb: relax.BlockBuilder, node: onnx.NodeProto, label: str
         return
     message = f"{label}: its input {node.input[position]!r} must hold {requirement.said}"
     inputs[position] = checked(bb, value, requirement, message)
+
+
+def _check_squeezed(bb: relax.BlockBuilder, node: onnx.NodeProto, label: str, inputs: list[Any], fed: Any) -> None:
+    """Check extents that only a run tells where a 1 among them would go; of the others there are conditions."""
+    x = inputs[0]
+    shape = getattr(getattr(x, "ty", None), "shape", None)
+    names_axes = any(item.name == "axes" and item.ints for item in node.attribute) or any(node.input[1:])
+    if names_axes or not isinstance(shape, relax.ShapeExpr):
+        return
+    known = {
+        variable for value in fed for extent in value.ty.shape for variable in tirx.analysis.undefined_vars(extent)
+    }
+    told = [extent for extent in shape if not set(tirx.analysis.undefined_vars(extent)) <= known]
+    if not told:
+        return
+    message = (
+        f"{label}: a dimension of its input {node.input[0]!r} is 1 in this run and would be left out, because the node "
+        "names no axes; name them in the model"
+    )
+    requirement = Requirement(lambda element, at, extents: element(*at) != 1, "")
+    vector = as_tensor(bb, relax.ShapeExpr(told))
+    seen = iter(extents_in(bb, checked(bb, vector, requirement, message)).values)
+    inputs[0] = reshaped(bb, x, [next(seen) if any(extent.same_as(t) for t in told) else extent for extent in shape])
 
 
 def _requirement(

@@ -9,6 +9,15 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, dtype_of, emit, known
+from tvm_ext.frontend.onnx.ops.extents import (
+    can_prove,
+    extents_in,
+    is_computed_shape,
+    is_number,
+    listed,
+    normal,
+    taken_as,
+)
 from tvm_ext.frontend.relax.columns import picture_of_columns, window_steps
 
 
@@ -19,16 +28,25 @@ class Col2Im(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the picture."""
         x = emit(bb, inputs[0])
-        picture = [int(extent) for extent in node.constant(inputs[1], "image_shape")]
+        picture = listed(node, inputs[1])
+        if picture is None and is_computed_shape(inputs[1]):
+            picture = list(extents_in(bb, inputs[1]).values)
+        if picture is None:
+            picture = node.constant(inputs[1], "image_shape")
+        picture = [int(extent) if is_number(extent) else extent for extent in picture]
         block = [int(extent) for extent in node.constant(inputs[2], "block_shape")]
         rank = len(picture)
         ones, zeros = [1] * rank, [0] * 2 * rank
         strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
         pads = node.integers("pads", zeros)
         steps = window_steps(picture, block, strides, dilations, pads)
-        batch, rows, columns = node.shape(x, "input")
-        if columns != prod(steps) or rows % prod(block):
+        batch, rows, columns = node.dims(x, "input")
+        count = normal(prod(steps))
+        fits = not isinstance(columns, int) or not is_number(count) or columns == int(count)
+        if not fits or not isinstance(rows, int) or rows % prod(block):
             node.damaged(f"input of shape {(batch, rows, columns)} does not hold windows of {block} in {picture}")
+        if not can_prove(columns == count):
+            x = taken_as(bb, x, [x.ty.shape[0], x.ty.shape[1], count])
         return picture_of_columns(bb, x, picture, block, strides, dilations, pads)
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from tvm import relax, te, tirx
 
-from tvm_ext.frontend.onnx.ops.base import dtype_of, reshape
+from tvm_ext.frontend.onnx.ops.base import constant, dtype_of, reshape
+from tvm_ext.frontend.onnx.ops.extents import normal
+
+_ZERO, _ONE = tirx.const(0.0, "float64"), tirx.const(1.0, "float64")
 
 
 def fit_open_axis(bb: relax.BlockBuilder, x: Any, axis: int, length: Any) -> Any:
@@ -60,10 +64,10 @@ def open_transform(
     return reshape(bb, bb.emit(relax.op.matmul(x, waves)), (*lead, kept, 2))
 
 
-def open_real_inverse(bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], given: Any) -> Any:
-    """Go back from ``given`` frequencies to ``2 * (given - 1)`` real samples, shape (*lead, samples, 1)."""
+def open_real_inverse(bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], length: Any) -> Any:
+    """Go back from ``length // 2 + 1`` frequencies to ``length`` real samples, shape (*lead, samples, 1)."""
     dtype = dtype_of(x)
-    length = 2 * (given - 1)
+    given = normal(tirx.floordiv(length, 2) + 1)
 
     def matrix(table: te.Tensor) -> te.Tensor:
         count = table.shape[1]
@@ -74,7 +78,7 @@ def open_real_inverse(bb: relax.BlockBuilder, x: Any, lead: tuple[Any, ...], giv
             turn = tirx.floormod(sample * frequency, count)
             wave = tirx.Select(part == 0, table[0, turn], table[1, turn] * tirx.const(-1.0, "float64"))
             # Every frequency stands for its mirror image too, but the first and the middle one.
-            alone = tirx.any(frequency == 0, frequency == rows - 1)
+            alone = tirx.any(frequency == 0, frequency * 2 == count)
             weight = tirx.Select(alone, tirx.const(1.0, "float64"), tirx.const(2.0, "float64"))
             return (weight * wave / count.astype("float64")).astype(dtype)
 
@@ -101,6 +105,41 @@ def open_window(bb: relax.BlockBuilder, size: Any, periodic: bool, coefficients:
         return te.compute((count,), sample, name="window")
 
     return bb.emit_te(window, size, primfunc_name_hint="window")
+
+
+def open_mel_weights(bb: relax.BlockBuilder, edges: np.ndarray, length: Any, rate: int, dtype: str) -> Any:
+    """Weights from a spectrum of open length to mel bands, shape (length // 2 + 1, bands).
+
+    Parameters
+    ----------
+    edges : numpy.ndarray
+        In hertz; see :func:`tvm_ext.frontend.onnx.ops.spectral.mel_edges`.
+    length : tvm.tirx.Expr
+        Of the transform.
+    """
+
+    def matrix(hertz: te.Tensor, count: Any) -> te.Tensor:
+        per_second = tirx.const(float(rate), "float64")
+
+        def point(at: Any) -> Any:
+            scaled = (count + 1).astype("float64") * hertz[at]
+            whole = tirx.floor(scaled / per_second)  # which rounding may have lifted to the next number
+            return (whole - tirx.Select(whole * per_second > scaled, _ONE, _ZERO)).astype("int64")
+
+        points = te.compute((len(edges),), point, name="mel_points")
+
+        def weight(frequency: Any, band: Any) -> Any:
+            low, centre, high = points[band], points[band + 1], points[band + 2]
+            one = tirx.const(1, "int64")
+            rising = (frequency - low).astype("float64") / tirx.max(centre - low, one).astype("float64")
+            falling = (high - frequency).astype("float64") / tirx.max(high - centre, one).astype("float64")
+            value = tirx.Select(tirx.all(frequency >= low, frequency <= centre), rising, _ZERO)
+            value = tirx.Select(tirx.all(frequency >= centre, frequency < high), falling, value)
+            return tirx.Select(tirx.all(frequency == centre, high <= centre), _ONE, value).astype(dtype)
+
+        return te.compute((tirx.floordiv(count, 2) + 1, len(edges) - 2), weight, name="mel_weights")
+
+    return bb.emit_te(matrix, constant(edges, "float64"), length, primfunc_name_hint="mel_weights")
 
 
 def _table(bb: relax.BlockBuilder, length: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import reduce
+from operator import eq, mul
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +21,15 @@ from tvm_ext.frontend.onnx.ops.extents import (
     counted,
     is_computed_shape,
     is_number,
+    listed,
+    normal,
     number,
     reshape_to_computed,
     reshape_to_extents,
     slice_by_extents,
     taken_as,
 )
+from tvm_ext.frontend.onnx.ops.open_pooling import open_max_pool_with_indices
 
 
 def window_places(
@@ -70,10 +75,12 @@ def max_pool_with_indices(
     attributes : dict
         Of the node, with its padding written out.
     """
+    rank = len(node.dims(x, "X")) - 2
+    pads = [int(pad) for pad in attributes.get("pads", [0] * 2 * rank)]
+    if not all(isinstance(dim, int) for dim in (*node.dims(x, "X"), *node.dims(maxima, "Y"))):
+        return open_max_pool_with_indices(node, bb, x, maxima, pads)
     batch, channels, *sizes = node.shape(x, "X")
     steps = list(node.shape(maxima, "Y"))[2:]
-    rank = len(sizes)
-    pads = [int(pad) for pad in attributes.get("pads", [0] * 2 * rank)]
     kernel = node.integers("kernel_shape")
     strides, dilations = node.integers("strides", [1] * rank), node.integers("dilations", [1] * rank)
     places = window_places(sizes, steps, kernel, strides, dilations, pads[:rank])
@@ -105,20 +112,21 @@ class MaxUnpool(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the picture."""
         x, places = emit(bb, inputs[0]), emit(bb, inputs[1])
-        batch, channels, *sizes = node.shape(x, "X")
+        batch, channels, *sizes = node.dims(x, "X")
         kernel, rank = node.integers("kernel_shape"), len(sizes)
         strides, pads = node.integers("strides", [1] * rank), node.integers("pads", [0] * 2 * rank)
         inferred = [
             (sizes[axis] - 1) * strides[axis] - pads[axis] - pads[axis + rank] + kernel[axis] for axis in range(rank)
         ]
-        shape = [batch, channels, *inferred]
+        shape = [normal(extent) for extent in (batch, channels, *inferred)]
         if len(inputs) > 2 and inputs[2] is not None:
-            target = [int(extent) for extent in node.constant(inputs[2], "output_shape").ravel()]
-            if target != shape:
+            target = listed(node, inputs[2]) or list(node.constant(inputs[2], "output_shape").ravel())
+            if len(target) != len(shape) or not all(map(can_prove, map(eq, target, shape))):
+                target, shape = ([int(dim) if is_number(dim) else dim for dim in dims] for dims in (target, shape))
                 # ONNX's reference takes the indices for places in what the windows cover, onnxruntime for places in
                 # the output.
                 node.refuse(f"its output_shape is {target} and its windows cover {shape}; indices may be of either")
-        empty = constant(np.zeros(int(np.prod(shape))), dtype_of(x))
+        empty = bb.emit(relax.op.zeros(relax.ShapeExpr([normal(reduce(mul, shape))]), dtype_of(x)))
         flat = relax.op.scatter_elements(empty, reshape(bb, places, [-1]), reshape(bb, x, [-1]), 0)
         return reshape(bb, bb.emit(flat), shape)
 

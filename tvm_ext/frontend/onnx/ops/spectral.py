@@ -23,8 +23,14 @@ from tvm_ext.frontend.onnx.ops.base import (
     reshape,
     transpose,
 )
-from tvm_ext.frontend.onnx.ops.extents import is_extent, is_number
-from tvm_ext.frontend.onnx.ops.open_spectral import fit_open_axis, open_real_inverse, open_transform, open_window
+from tvm_ext.frontend.onnx.ops.extents import can_prove, is_extent, is_number
+from tvm_ext.frontend.onnx.ops.open_spectral import (
+    fit_open_axis,
+    open_mel_weights,
+    open_real_inverse,
+    open_transform,
+    open_window,
+)
 
 # Elements of a transform's matrix: above the first a length is split, above the second it cannot be had.
 _SPLIT_ABOVE = 2**23
@@ -173,7 +179,7 @@ class DFT(Converter):
             kind = "an inverse one-sided transform needs a complex" if inverse else "a one-sided transform needs a real"
             node.damaged(f"{kind} input, the last dimension is {parts}")
         if inputs[1] is not None:
-            length = int(node.scalar(inputs[1], "dft_length"))
+            length = _length(node, inputs[1], "dft_length")
         else:
             length = 2 * (shape[axis] - 1) if onesided and inverse else shape[axis]
         if isinstance(length, int) and length < 1:
@@ -183,9 +189,12 @@ class DFT(Converter):
         lead = tuple(shape[index] for index in order[:-2])
         given = length // 2 + 1 if onesided and inverse else length
         if not isinstance(length, int):
+            given = tirx.floordiv(length, 2) + 1 if onesided and inverse else length
+            if not can_prove(given == shape[axis]):
+                x = fit_open_axis(bb, emit(bb, x), axis, given)
             x = transpose(bb, emit(bb, x), order)
             if onesided and inverse:
-                x = open_real_inverse(bb, x, lead, shape[axis])
+                x = open_real_inverse(bb, x, lead, length)
             else:
                 x = open_transform(bb, x, lead, length, onesided, parts, inverse)
             return transpose(bb, x, back)
@@ -199,6 +208,15 @@ class DFT(Converter):
             kept = length // 2 + 1 if onesided else length
             x = fourier_transform(node, bb, x, lead, length, kept, parts, inverse)
         return transpose(bb, x, back)
+
+
+def _length(node: Node, value: Any, name: str) -> Any:
+    """Length that an input holds: a number, or an extent."""
+    if is_extent(value) and not is_number(value):
+        return value
+    if isinstance(value, relax.ShapeExpr) and len(value.values) == 1 and not is_number(value.values[0]):
+        return value.values[0]
+    return int(node.scalar(value, name))
 
 
 class STFT(Converter):
@@ -286,6 +304,14 @@ class BlackmanWindow(_Window):
     coefficients = (0.42, -0.5, 0.08)
 
 
+def mel_edges(bins: int, lowest: float, highest: float) -> np.ndarray:
+    """Edges and peaks of triangular filters in hertz, evenly spaced on the mel scale: ``bins + 2`` of them."""
+    first, last = (2595.0 * np.log10(1.0 + hertz / 700.0) for hertz in (lowest, highest))
+    # The operator spaces its points by 1 / (bins + 2), so that the last filter ends a little below the upper edge.
+    edges = first + np.arange(bins + 2) * ((last - first) / (bins + 2))
+    return np.asarray(700.0 * (10.0 ** (edges / 2595.0) - 1.0))
+
+
 def mel_weights(bins: int, length: int, rate: int, lowest: float, highest: float) -> np.ndarray:
     """Triangular filters, evenly spaced on the mel scale.
 
@@ -305,10 +331,7 @@ def mel_weights(bins: int, length: int, rate: int, lowest: float, highest: float
     np.ndarray
         float64, shape (length // 2 + 1, bins).
     """
-    first, last = (2595.0 * np.log10(1.0 + hertz / 700.0) for hertz in (lowest, highest))
-    # The operator spaces its points by 1 / (bins + 2), so that the last filter ends a little below the upper edge.
-    edges = first + np.arange(bins + 2) * ((last - first) / (bins + 2))
-    points = ((length + 1) * 700.0 * (10.0 ** (edges / 2595.0) - 1.0) // rate).astype(int)
+    points = ((length + 1) * mel_edges(bins, lowest, highest) // rate).astype(int)
     weights = np.zeros((length // 2 + 1, bins))
     for index in range(bins):
         low, centre, high = points[index : index + 3]
@@ -322,17 +345,21 @@ def mel_weights(bins: int, length: int, rate: int, lowest: float, highest: float
 
 
 class MelWeightMatrix(Converter):
-    """Weights from a spectrum to mel bands; all inputs have to be known, so that it is a constant."""
+    """Weights from a spectrum to mel bands: a constant where the length of the transform is known."""
 
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the matrix."""
         names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
-        bins, length, rate, low, high = (node.scalar(inputs[index], name) for index, name in enumerate(names))
+        length = _length(node, inputs[1], names[1])
+        bins, rate, low, high = (node.scalar(inputs[index], names[index]) for index in (0, 2, 3, 4))
         if not 0 <= low <= high <= rate / 2:
             node.damaged(f"the edges {low} and {high} Hz are not within 0 and half the sample rate of {rate} Hz")
-        weights = mel_weights(int(bins), int(length), int(rate), float(low), float(high))
-        return constant(weights, element_type(node.integer("output_datatype", 1)))
+        dtype = element_type(node.integer("output_datatype", 1))
+        if not isinstance(length, int):
+            return open_mel_weights(bb, mel_edges(int(bins), float(low), float(high)), length, int(rate), dtype)
+        weights = mel_weights(int(bins), length, int(rate), float(low), float(high))
+        return constant(weights, dtype)
 
 
 CONVERTERS = {
